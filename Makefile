@@ -1,0 +1,41 @@
+# `make demo` and `make test` are all the set-up there is; both share .venv.
+# A stamp file in .venv marks what is installed, so that the second call is quick.
+
+PYTHON ?= python3
+VENV   := .venv
+PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.stamp-package
+	$(VENV)/bin/treadle run "def fibonacci(n):"
+
+test: lint
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.stamp-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.stamp-dev
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Editable: a change to the sources needs no second install, a change to pyproject.toml does.
+$(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable .
+	touch $@
+
+# torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
+# transformers is then content with it instead of drawing in the newest build and its GPU libraries.
+$(VENV)/.stamp-dev: $(VENV)/.stamp-package
+	$(PIP) install torch==2.13.0
+	$(PIP) install --editable ".[dev]"
+	touch $@

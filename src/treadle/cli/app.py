@@ -1,0 +1,145 @@
+"""The command group: finds the command's file, and turns every outcome into an exit code.
+
+click alone, because a start must be quick: see docs/dependencies.md for what others cost.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from treadle.errors import TreadleError
+
+COMMANDS = ("run", "chat", "bench", "inspect", "plan", "kernels", "doctor", "tokenize")
+
+DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the signal's number
+
+
+class Commands(click.Group):
+    """Imports ``treadle/cli/NAME.py`` only when NAME is asked for, and takes its ``command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name every command, in the order of the help text."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"treadle.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one was probably meant."""
+        if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
+            raise click.UsageError(unknown_command(args[0]), ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a reader that went away and Ctrl-C become exit codes."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():  # the terminal has just shown ^C in the middle of a line
+                print(file=sys.stderr)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            discard_stdout()
+            raise click.exceptions.Exit(READER_GONE) from None
+
+
+def unknown_command(name: str) -> str:
+    """Say that there is no such command, and what may have been meant."""
+    from difflib import get_close_matches
+
+    if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
+        return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
+    near = get_close_matches(name, COMMANDS)
+    if near:
+        return f"no such command '{name}'; did you mean '{near[0]}'?"
+    return f"no such command '{name}'; there are {', '.join(COMMANDS)}"
+
+
+def discard_stdout() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
+    with open(os.devnull, "w") as nothing:
+        try:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        except (io.UnsupportedOperation, ValueError):  # a captured stream has no descriptor
+            sys.stdout = io.StringIO()
+
+
+def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Print the version and stop."""
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"treadle {version('treadle')}")
+        except PackageNotFoundError:
+            click.echo("treadle, run from its sources")
+        ctx.exit()
+
+
+@click.command(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version,
+    help="Print the version.",
+)  # fmt: skip
+def app() -> None:
+    """Run large language models on the machine you have.
+
+    A MODEL is a GGUF file, or hf:OWNER/REPO/FILE.gguf, which is downloaded once.
+    """
+
+
+def invoke(argv: Sequence[str] | None) -> int:
+    """Run the command line: text on standard output, all else on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")
+    args = None if argv is None else list(argv)
+    try:
+        result = app.main(args=args, prog_name="treadle", standalone_mode=False)
+        return result if isinstance(result, int) else DONE
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        return complain(error.format_message(), USAGE)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "treadle"
+        message = error.format_message().rstrip(".")
+        return complain(f"treadle: error: {message}\nSee '{command} --help'.", USAGE)
+    except click.ClickException as error:
+        return complain(f"treadle: error: {error.format_message()}", error.exit_code)
+    except TreadleError as error:
+        return complain(f"treadle: error: {error}", FAILED)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return complain(f"treadle: error: {place}{error.strerror or error}", FAILED)
+    except MemoryError:
+        return complain("treadle: error: out of memory", FAILED)
+
+
+def complain(message: str, code: int) -> int:
+    """Write ``message`` to standard error and pass ``code`` on."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:  # nobody reads standard error: the exit code still tells
+        sys.stderr = io.StringIO()
+    return code

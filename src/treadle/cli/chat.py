@@ -1,0 +1,150 @@
+"""``treadle chat``: a conversation in the terminal; the answers alone are standard output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
+from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
+from treadle.cli.terminal import Editor, Lines, PipedLines
+from treadle.errors import ContextFullError, TreadleError
+
+if TYPE_CHECKING:
+    from treadle import Model
+
+
+@click.command(cls=ModelCommand)
+@click.argument("model", required=False)
+@click.option(
+    "-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens of one answer."
+)
+@click.option("--system", default="", metavar="TEXT", help="The system prompt.")
+@click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
+@load_options
+@sampling_options
+def command(
+    model: str | None,
+    max_tokens: int | None,
+    system: str,
+    record: str | None,
+    load: dict[str, Any],
+    sampling: dict[str, Any],
+) -> None:
+    """Talk with MODEL, or with the small model that ships inside the package.
+
+    /help lists the commands: the system prompt, undo, retry, save, load, changed places, words put
+    into the model's mouth. Ctrl-C stops an answer, Ctrl-D leaves. Without a terminal each line of
+    standard input is a message.
+    """
+    from treadle.cli.load import load_model
+    from treadle.cli.progress import ProgressBar
+
+    settings = build_sampling(sampling)
+    conversation = Conversation()
+    if record:
+        conversation.system, conversation.messages = read_record(Path(record))
+    if system:
+        conversation.system = system
+    with ProgressBar() as progress:
+        loaded = load_model(model, progress, **load)
+        interactive = sys.stdin.isatty()
+        lines: Lines = Editor(COMMANDS) if interactive else PipedLines(sys.stdin)
+        chat = Chat(loaded, conversation, max_tokens=max_tokens, sampling=settings)
+        if interactive:
+            note(f"{loaded.path.name}, context of {loaded.n_ctx} tokens. /help for the commands.")
+        chat.run(lines, interactive=interactive)
+
+
+class Chat:
+    """The loop between a source of lines, a conversation and a model."""
+
+    def __init__(self, model: Model, conversation: Conversation, **settings: Any) -> None:
+        self.model = model
+        self.conversation = conversation
+        self.settings = settings
+        self.session = model.session()  # keeps the cache from one turn to the next
+
+    def run(self, lines: Lines, *, interactive: bool) -> None:
+        """Read, answer, and read again, until the lines end or the person leaves."""
+        while True:
+            try:
+                outcome = self.conversation.enter(lines.read())
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                note("Ctrl-D leaves.")
+                continue
+            if outcome.note:
+                note(outcome.note)
+            if outcome.leave:
+                return
+            if outcome.ask:
+                self.answer(interactive=interactive)
+
+    def answer(self, *, interactive: bool) -> None:
+        """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""
+        conversation = self.conversation
+        reply: Any = None
+        pieces: list[str] = []
+        try:
+            reply = self.model.chat(conversation.request(), session=self.session, **self.settings)
+            emit(conversation.prefill)
+            for piece in reply:
+                pieces.append(piece)
+                emit(piece)
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            if not pieces:
+                conversation.unanswered()
+                emit("\n")
+                note("stopped; the message was taken back")
+                return
+        except ContextFullError as error:
+            conversation.unanswered()
+            note(f"{error}\nThe message was taken back: /undo frees more, -c N gives more room.")
+            return
+        except TreadleError as error:  # a template that refuses these roles, say: talk goes on
+            conversation.unanswered()
+            note(str(error))
+            return
+        emit("\n")
+        if reply.finish_reason == "context":
+            note("the context is full: the answer stops here. /undo makes room.")
+        turn = turn_of(self.model, reply)
+        conversation.answered("".join(pieces), turn)
+        note(str(turn))
+
+
+def turn_of(model: Model, reply: Any) -> Turn:
+    """Take an answer's statistics from its `Generation`."""
+    timings = reply.timings
+    return Turn(
+        n_prompt=timings.n_prompt,
+        n_cached=timings.n_cached,
+        prefill_s=timings.prefill_s,
+        n_generated=timings.n_generated,
+        decode_s=timings.decode_s,
+        n_context=len(reply.prompt_ids) + len(reply.ids),
+        n_ctx=model.n_ctx,
+    )
+
+
+def emit(text: str) -> None:
+    """Write part of an answer, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Write a remark to standard error, dim on a terminal."""
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        text = f"\x1b[2m{text}\x1b[0m"
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,256 @@
+"""The conversation behind ``treadle chat``: messages, commands, statistics; no terminal, no model.
+
+Lines go in through `Conversation.enter`; an `Outcome` says what to show and whether it is the
+model's turn. The model's answer comes back through `Conversation.answered`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from treadle.errors import FileError
+
+Message = dict[str, str]  # role: "user" or "assistant"; content
+
+OTHER_ROLE = {"user": "assistant", "assistant": "user"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a line led to: a note for the person, and whether the model is to speak next."""
+
+    note: str = ""
+    ask: bool = False
+    leave: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one answer cost, in tokens and seconds."""
+
+    n_prompt: int  # tokens that were read for it
+    n_cached: int  # of the prompt's tokens, those that the cache still held
+    prefill_s: float
+    n_generated: int
+    decode_s: float
+    n_context: int  # tokens in the context after it
+    n_ctx: int  # tokens that the context can hold
+
+    def __str__(self) -> str:
+        """Write it as the line below an answer."""
+        return (
+            f"{self.n_generated} tokens, {rate(self.n_generated, self.decode_s)}; "
+            f"read {self.n_prompt - self.n_cached}, "
+            f"{rate(self.n_prompt - self.n_cached, self.prefill_s)}; "
+            f"context {self.n_context} of {self.n_ctx}"
+        )
+
+
+def rate(n_tokens: int, seconds: float) -> str:
+    """Write tokens per second."""
+    return f"{n_tokens / seconds:.1f} tokens/s" if seconds > 0 and n_tokens else "- tokens/s"
+
+
+@dataclass
+class Conversation:
+    """Everything said so far, and what the slash commands do to it."""
+
+    system: str = ""
+    messages: list[Message] = field(default_factory=list)
+    prefill: str = ""  # what the next answer must begin with
+    turns: list[Turn] = field(default_factory=list)
+
+    # -- lines in ------------------------------------------------------------------------------
+
+    def enter(self, line: str) -> Outcome:
+        """Take one entry: a message, or a command that starts with a slash ("//" is a slash)."""
+        if not line.strip():
+            return Outcome()
+        if line.startswith("/") and not line.startswith("//"):
+            name, _, argument = line[1:].partition(" ")
+            return self.command(name.strip().lower(), argument.strip())
+        self.messages.append({"role": "user", "content": line.removeprefix("/")})
+        return Outcome(ask=True)
+
+    def command(self, name: str, argument: str) -> Outcome:
+        """Carry out ``/name argument``."""
+        act = COMMANDS.get(name)
+        if act is None:
+            near = get_close_matches(name, COMMANDS)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
+            return Outcome(f"no command /{name}; {hint}")
+        return act(self, argument)
+
+    # -- what the model is asked, and what it said ---------------------------------------------
+
+    def request(self) -> list[Message]:
+        """Return the messages for the model; a prefill comes last, as the start of its answer."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        if self.messages and self.messages[0]["role"] == "assistant":  # after /swap
+            # Many templates refuse a conversation that the user does not open.
+            head.append({"role": "user", "content": ""})
+        tail = [{"role": "assistant", "content": self.prefill}] if self.prefill else []
+        return head + self.messages + tail
+
+    def answered(self, text: str, turn: Turn | None = None) -> None:
+        """Record the model's answer, without the prefill that it began with."""
+        self.messages.append({"role": "assistant", "content": self.prefill + text})
+        self.prefill = ""
+        if turn is not None:
+            self.turns.append(turn)
+
+    def unanswered(self) -> None:
+        """Take back the message that could not be answered."""
+        if self.messages and self.messages[-1]["role"] == "user":
+            self.messages.pop()
+
+    # -- the commands --------------------------------------------------------------------------
+
+    def set_system(self, text: str) -> Outcome:
+        """Set the system prompt; "" removes it, nothing shows it."""
+        if not text:
+            return Outcome(self.system or "no system prompt is set: /system TEXT sets one")
+        self.system = "" if text in ('""', "''") else text
+        return Outcome("system prompt set" if self.system else "system prompt removed")
+
+    def undo(self, _: str) -> Outcome:
+        """Forget the last message and its answer."""
+        if not self.messages:
+            return Outcome("nothing to undo")
+        while self.messages and self.messages.pop()["role"] != "user":
+            pass
+        return Outcome(f"undone; {self.count()}")
+
+    def retry(self, _: str) -> Outcome:
+        """Ask for another answer to the last message."""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if not self.messages:
+            return Outcome("nothing to answer yet")
+        return Outcome(ask=True)
+
+    def save(self, name: str) -> Outcome:
+        """Write the conversation to FILE, as JSON."""
+        if not name:
+            return Outcome("/save needs a file name")
+        path = Path(name).expanduser()
+        record = {"system": self.system, "messages": self.messages}
+        partial = path.with_name(path.name + ".part")
+        try:
+            partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            return Outcome(f"cannot write {path}: {error.strerror}")
+        return Outcome(f"{self.count()} saved to {path}")
+
+    def load(self, name: str) -> Outcome:
+        """Go on with the conversation in FILE."""
+        if not name:
+            return Outcome("/load needs a file name")
+        path = Path(name).expanduser()
+        try:
+            self.system, self.messages = read_record(path)
+        except OSError as error:
+            return Outcome(f"cannot read {path}: {error.strerror}")
+        except FileError as error:
+            return Outcome(str(error))
+        self.prefill = ""
+        return Outcome(f"{self.count()} loaded from {path}")
+
+    def swap(self, _: str) -> Outcome:
+        """Change places: you speak as the assistant did, the model speaks as you did."""
+        for message in self.messages:
+            message["role"] = OTHER_ROLE[message["role"]]
+        # After an answer the last word is now "yours", and it is the model's turn to reply to it.
+        ask = bool(self.messages) and self.messages[-1]["role"] == "user"
+        return Outcome("places changed", ask=ask)
+
+    def set_prefill(self, text: str) -> Outcome:
+        """Make the next answer begin with TEXT; without TEXT, let it begin as it likes."""
+        self.prefill = text
+        if not text:
+            return Outcome("the next answer begins as it likes")
+        return Outcome("the next answer begins with these words (/retry: the last one again)")
+
+    def stats(self, _: str) -> Outcome:
+        """Show the speed and the context used, of the last answer and in all."""
+        if not self.turns:
+            return Outcome("no answer yet")
+        n_read = sum(turn.n_prompt - turn.n_cached for turn in self.turns)
+        n_generated = sum(turn.n_generated for turn in self.turns)
+        prefill_s = sum(turn.prefill_s for turn in self.turns)
+        decode_s = sum(turn.decode_s for turn in self.turns)
+        n_cached = sum(turn.n_cached for turn in self.turns)
+        return Outcome(
+            f"last answer: {self.turns[-1]}\n"
+            f"{len(self.turns)} answers: wrote {n_generated} tokens, "
+            f"{rate(n_generated, decode_s)}; read {n_read}, {rate(n_read, prefill_s)}; "
+            f"{n_cached} tokens were still in the cache"
+        )
+
+    def help(self, _: str) -> Outcome:
+        """Show this list."""
+        lines = [f"/{name:<9}{act.__doc__}" for name, act in COMMANDS.items() if name != "exit"]
+        lines += [
+            "",
+            "Alt-Enter, or a backslash at the end of a line, starts a new line.",
+            "Ctrl-C stops the answer, Ctrl-D leaves. // at the start stands for a slash.",
+        ]
+        return Outcome("\n".join(lines))
+
+    def leave(self, _: str) -> Outcome:
+        """Leave (so does Ctrl-D)."""
+        return Outcome(leave=True)
+
+    def count(self) -> str:
+        """Count the messages, in words."""
+        n = len(self.messages)
+        return f"{n} message" if n == 1 else f"{n} messages"
+
+
+COMMANDS: dict[str, Callable[[Conversation, str], Outcome]] = {
+    "system": Conversation.set_system,
+    "undo": Conversation.undo,
+    "retry": Conversation.retry,
+    "save": Conversation.save,
+    "load": Conversation.load,
+    "swap": Conversation.swap,
+    "prefill": Conversation.set_prefill,
+    "stats": Conversation.stats,
+    "help": Conversation.help,
+    "quit": Conversation.leave,
+    "exit": Conversation.leave,
+}
+
+
+def read_record(path: Path) -> tuple[str, list[Message]]:
+    """Read what `Conversation.save` wrote; raises FileError if it is anything else, or OSError."""
+    expected = 'an object with "system" and "messages", as /save writes it'
+    try:
+        record: Any = json.loads(path.read_text("utf-8"))
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise FileError(f"not a conversation: {error}", path=path, expected=expected) from error
+    messages = record.get("messages") if isinstance(record, dict) else None
+    system = record.get("system", "") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not isinstance(system, str):
+        raise FileError("not a conversation", path=path, expected=expected)
+    for i, message in enumerate(messages):
+        sound = (
+            isinstance(message, dict)
+            and message.get("role") in OTHER_ROLE
+            and isinstance(message.get("content"), str)
+        )
+        if not sound:
+            raise FileError(
+                "not a message",
+                path=path,
+                where=f"messages[{i}]",
+                expected='a "role" of user or assistant, and a "content" of text',
+            )
+    return system, [{"role": m["role"], "content": m["content"]} for m in messages]

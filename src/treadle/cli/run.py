@@ -1,0 +1,136 @@
+"""``treadle run``: complete a prompt, and stream the completion alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.load import is_model, load_model
+from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import print_json
+
+if TYPE_CHECKING:
+    from treadle import Generation, Model
+
+EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(cls=ModelCommand)
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path())
+@click.option(
+    "-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens to write."
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
+@click.option(
+    "--grammar", type=EXISTING, metavar="FILE", help="Write only what this grammar allows."
+)
+@click.option("--json-schema", type=EXISTING, metavar="FILE", help="Write JSON of this schema.")
+@click.option(
+    "--raw", is_flag=True,
+    help="Take the prompt byte for byte: no BOS, no control tokens, no newline cut off.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@load_options
+@sampling_options
+def command(
+    words: tuple[str, ...],
+    max_tokens: int | None,
+    stop: tuple[str, ...],
+    grammar: Path | None,
+    json_schema: Path | None,
+    raw: bool,
+    as_json: bool,
+    load: dict[str, Any],
+    sampling: dict[str, Any],
+) -> None:
+    """Complete PROMPT, or standard input, and stream the completion alone.
+
+    A single word that is an existing file, ends in .gguf or begins with hf: is MODEL; anything else
+    is PROMPT. Without MODEL, the small model that ships inside the package completes Python code.
+    """
+    if grammar is not None and json_schema is not None:
+        raise click.UsageError("--grammar and --json-schema exclude each other")
+    model_ref, prompt = split_words(words)
+    settings = build_sampling(sampling)
+    if prompt is None:
+        prompt = read_prompt(raw=raw)
+    elif not is_utf8(prompt):
+        raise click.UsageError("PROMPT is not UTF-8")
+    with ProgressBar() as progress:
+        model = load_model(model_ref, progress, **load)
+        ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
+        generation = model.generate(
+            ids,
+            max_tokens=max_tokens,
+            sampling=settings,
+            stop=stop,
+            grammar=grammar.read_text("utf-8") if grammar else None,
+            json_schema=json_schema.read_text("utf-8") if json_schema else None,
+        )
+        if as_json:
+            print_json(report(model, prompt, generation))
+        else:
+            stream(generation)
+    if generation.finish_reason == "context":
+        print(f"treadle: stopped: the context of {model.n_ctx} tokens is full", file=sys.stderr)
+
+
+def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Tell MODEL and PROMPT apart; either may be absent."""
+    if len(words) > 2:
+        raise click.UsageError(
+            f"expected MODEL and PROMPT, got {len(words)} words: put the prompt in quotes"
+        )
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words:
+        return None, None
+    return (words[0], None) if is_model(words[0]) else (None, words[0])
+
+
+def read_prompt(*, raw: bool) -> str:
+    """Read the prompt from standard input; one newline at its end is the shell's, and is cut."""
+    if sys.stdin.isatty():
+        print("treadle: type the prompt; Ctrl-D ends it", file=sys.stderr)
+    try:
+        prompt = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"standard input is not UTF-8: byte {error.start}: {error.reason}"
+        raise click.ClickException(message) from error
+    return prompt if raw else prompt.removesuffix("\n")
+
+
+def is_utf8(argument: str) -> bool:
+    """Tell whether a command line argument was UTF-8: Python keeps other bytes as surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in argument)
+
+
+def stream(generation: Generation) -> None:
+    """Write each piece as it comes; a terminal gets a newline at the end, a pipe the exact text."""
+    write, flush = sys.stdout.write, sys.stdout.flush
+    for piece in generation:
+        write(piece)
+        flush()
+    if sys.stdout.isatty():
+        write("\n")
+
+
+def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:
+    """Run the generation to its end and tell all about it."""
+    for _ in generation:
+        pass
+    timings = generation.timings
+    return {
+        "model": str(model.path),
+        "prompt": prompt,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "prompt_ids": list(generation.prompt_ids),
+        "ids": list(generation.ids),
+        "timings": dataclasses.asdict(timings),
+    }

@@ -1,0 +1,71 @@
+"""What the commands print: tables and numbers for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under ``headers``; columns of numbers (header ends in a space) to the right.
+
+    On a terminal the cells fold to its width; in a pipe every row is one line, whole.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for header in headers:
+        justify: Literal["left", "right"] = "right" if header.endswith(" ") else "left"
+        table.add_column(Text(header.strip()), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    width = None if sys.stdout.isatty() else 1_000_000
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(table, soft_wrap=width is not None, crop=False)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document; bytes that were no UTF-8 become replacement characters in it."""
+    text = json.dumps(value, ensure_ascii=False)
+    print(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+
+def heading(text: str) -> None:
+    """Print a title line above a table."""
+    bold = sys.stdout.isatty()
+    print(f"\x1b[1m{text}\x1b[0m" if bold else text)
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which a file's strings may carry: they could steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut a long text, and say how long it was."""
+    return text if len(text) <= width else f"{text[: width - 1]}… ({len(text)} characters)"
+
+
+def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
+    """Write a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024 is Ki and Mi."""
+    prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+    power = 0
+    while abs(number) >= base and power < len(prefixes) - 1:
+        number /= base
+        power += 1
+    digits = 1 if power and abs(number) < 100 else 0
+    return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip()
+
+
+def n_bytes(number: float) -> str:
+    """Write a size in bytes: ``1.1 GiB``."""
+    return scaled(number, "B", base=1024)

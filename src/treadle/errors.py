@@ -1,0 +1,77 @@
+"""Every error that treadle raises on purpose.
+
+::
+
+    TreadleError
+    ├── FileError          a file that is damaged, hostile, or not what it says it is
+    ├── UnsupportedError   a sound file or request that treadle has no part for (architecture, format, tokenizer, ISA)
+    ├── ContextFullError   a prompt longer than the context, or no page of keys and values left
+    ├── TemplateError      a chat template that cannot be parsed or rendered
+    ├── GrammarError       a grammar or schema that cannot be honoured
+    ├── SamplingError      sampling settings out of their range (a ValueError as well)
+    ├── CompileError       a kernel that cannot be emitted or that LLVM refuses
+    └── CacheError         a kernel cache that is not the user's own, or a miss where compiling is forbidden
+
+A message says what was found, what was expected, and where: file, byte offset, tensor or key.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class TreadleError(Exception):
+    """The root of the tree: ``except TreadleError`` catches all that is not a bug."""
+
+
+class FileError(TreadleError):
+    """A file that is damaged, hostile, or not what it says it is.
+
+    ``offset`` is a byte offset into ``path``; ``where`` names the tensor, key or section;
+    ``expected`` says what a sound file would have had there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str],
+        offset: int | None = None,
+        where: str | None = None,
+        expected: str | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.offset = offset
+        self.where = where
+        self.expected = expected
+        place = self.path if offset is None else f"{self.path} at byte {offset}"
+        text = f"{place}: {where}: {message}" if where else f"{place}: {message}"
+        super().__init__(f"{text} (expected {expected})" if expected else text)
+
+
+class UnsupportedError(TreadleError):
+    """A sound file or request that treadle has no part for."""
+
+
+class ContextFullError(TreadleError):
+    """A prompt longer than the context, or no page of keys and values left."""
+
+
+class TemplateError(TreadleError):
+    """A chat template that cannot be parsed or rendered."""
+
+
+class GrammarError(TreadleError):
+    """A grammar or schema that cannot be honoured."""
+
+
+class SamplingError(TreadleError, ValueError):
+    """Sampling settings out of their range."""
+
+
+class CompileError(TreadleError):
+    """A kernel that cannot be emitted or that LLVM refuses."""
+
+
+class CacheError(TreadleError):
+    """A kernel cache that is not the user's own, or a miss where compiling is forbidden."""

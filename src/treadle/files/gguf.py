@@ -1,0 +1,114 @@
+"""Reading a model from GGUF: one file, or the shards of a split one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from treadle.errors import FileError
+from treadle.files.gguf_array import GGUFArray, Value, ValueType
+from treadle.files.gguf_header import Header
+from treadle.files.gguf_writer import GGUFWriter
+from treadle.files.splits import find_model, shard_path
+from treadle.files.tensor import Tensor
+
+__all__ = ["GGUF", "GGUFArray", "GGUFWriter", "Tensor", "Value", "ValueType", "open_gguf"]
+
+
+class GGUF:
+    """An open model: metadata (of the first shard) and tensors (of all), mapped read-only.
+
+    ``header_only`` is true when a file ends with its header: then ``Tensor.data`` raises.
+    """
+
+    def __init__(self, headers: list[Header]) -> None:
+        first = headers[0]
+        self.path: Path = first.path
+        self.paths: list[Path] = [header.path for header in headers]
+        self.version: int = first.version
+        self.alignment: int = first.alignment
+        self.n_bytes: int = sum(len(header.file) for header in headers)  # of all files
+        self.header_only: bool = any(header.header_only for header in headers)
+        self.metadata: Mapping[str, Value] = first.metadata
+        self.types: Mapping[str, ValueType] = first.types  # of an array: its elements'
+        self.tensors: dict[str, Tensor] = {}
+        for header in headers:
+            for name, tensor in header.tensors.items():
+                if name in self.tensors:
+                    raise FileError(
+                        f"is in {self.tensors[name].path.name} as well",
+                        path=header.path,
+                        where=name,
+                        expected="each tensor in one shard",
+                    )
+                self.tensors[name] = tensor
+        self._maps = [header.map for header in headers]
+
+    def close(self) -> None:
+        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
+        self.metadata, self.tensors = {}, {}
+        for mapped in self._maps:
+            try:
+                mapped.close()
+            except BufferError:
+                continue
+        self._maps = []
+
+    def __enter__(self) -> GGUF:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"GGUF({str(self.path)!r}, {len(self.tensors)} tensors, {self.n_bytes} bytes)"
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUF:
+    """Open GGUF version 2 or 3, with all its shards when it is split.
+
+    ``path`` is a file, a first shard, the name the shards have in common, or a folder with
+    one model in it. Raises FileError (damaged, or not GGUF) and UnsupportedError (version 1,
+    big-endian, a type that ggml removed).
+    """
+    first = Header(find_model(path))
+    count = first.integer("split.count", 1)
+    if count <= 1:
+        return GGUF([first])
+    no = first.integer("split.no", 0)
+    if no != 0:
+        start = shard_path(first.path, 0, count)
+        hint = str(start) if start else "the shard whose split.no is 0"
+        raise FileError(f"is shard {no + 1} of {count}", path=first.path, expected=hint)
+    headers = [first, *(_open_shard(first.path, i, count) for i in range(1, count))]
+    found = sum(len(header.tensors) for header in headers)
+    expected = first.integer("split.tensors.count", found)
+    if found != expected:
+        raise FileError(
+            f"the {count} shards hold {found} tensors",
+            path=first.path,
+            where="split.tensors.count",
+            expected=str(expected),
+        )
+    return GGUF(headers)
+
+
+def _open_shard(first: Path, no: int, count: int) -> Header:
+    path = shard_path(first, no, count)
+    if path is None:
+        raise FileError(
+            f"is the first of {count} shards, and its name does not lead to the others",
+            path=first,
+            expected=f"a name ending in -00001-of-{count:05d}.gguf",
+        )
+    header = Header(path)
+    says = header.integer("split.no", 0), header.integer("split.count", 1)
+    if says != (no, count):
+        raise FileError(
+            f"says that it is shard {says[0] + 1} of {says[1]}",
+            path=path,
+            where="split.no",
+            expected=f"shard {no + 1} of {count}",
+        )
+    return header

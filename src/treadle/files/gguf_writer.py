@@ -1,0 +1,241 @@
+"""Writing GGUF version 3, tensor by tensor, so that a converter holds one of them at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import FileError
+from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
+from treadle.formats import FORMATS, GGML_TYPES, Format, type_of
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+MAX_NAME = 63  # bytes: what ggml reads, one less than the specification allows
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+Data: TypeAlias = Buffer | Callable[[], Buffer | Iterable[Buffer]]
+
+
+class _Entry(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    ggml_type: int
+    n_bytes: int
+    data: Data
+
+
+class GGUFWriter:
+    """Collects metadata and tensors, then writes them in the order they were added.
+
+    ::
+
+        writer = GGUFWriter("model.gguf")
+        writer.add("general.architecture", "llama")
+        writer.add_tensor("output.weight", (32000, 2048), "Q8_0", lambda: convert("output"))
+        writer.write()
+
+    Raises FileError for whatever would not be a sound file, and when writing fails.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], alignment: int = 32) -> None:
+        self.path = Path(path)
+        self._alignment = 32
+        self._metadata: dict[str, bytes] = {}  # key -> type and value, as written
+        self._tensors: dict[str, _Entry] = {}
+        if alignment != 32:
+            self.add("general.alignment", alignment)
+
+    def add(self, key: str, value: Any, type: ValueType | None = None) -> None:
+        """Add a metadata entry; the same key again replaces it.
+
+        ``value``: bool, int, float, str, bytes (a string), a numpy scalar or 1-D array, a
+        sequence, or a GGUFArray, which is copied as it stands. ``type`` is the value's type
+        (of a sequence: its elements'). Without it a numpy value keeps its own; a Python
+        float is FLOAT32 unless too large, an int UINT32 (in a sequence INT32, as llama.cpp
+        expects) unless it needs another.
+        """
+        if key == "general.alignment":
+            if not isinstance(value, int) or not 0 < value < 1 << 32 or value & (value - 1):
+                raise self._error(f"is {value!r}", key, "a power of two")
+            self._alignment, type = value, ValueType.UINT32
+        try:
+            self._metadata[key] = _encode(value, type)
+        except (TypeError, ValueError, OverflowError, struct.error) as e:
+            raise self._error(f"cannot write {value!r:.80}: {e}", key) from e
+
+    def add_tensor(
+        self, name: str, shape: Sequence[int], fmt: Format | str | int, data: Data
+    ) -> None:
+        """Add a tensor: ``shape`` slowest dimension first, ``data`` in the format's own bytes.
+
+        ``fmt`` is a Format, its name, or a ggml type number (for bytes that treadle cannot
+        read but can pass on). ``data`` is an array or bytes, or a callable that returns
+        these, or an iterator of pieces of them; it is called once, while writing.
+        """
+        ggml_type = _ggml_type(fmt)
+        kind = type_of(ggml_type)
+        dims = tuple(int(dim) for dim in shape)
+        k = dims[-1] if dims else 1
+        if kind is None:
+            raise self._error(f"ggml type {ggml_type}", name, "a type that ggml has")
+        if name in self._tensors:
+            raise self._error("added twice", name)
+        if len(name.encode()) > MAX_NAME:
+            raise self._error("too long a name", name, f"at most {MAX_NAME} bytes")
+        if len(dims) > 4 or any(dim < 0 for dim in dims) or k % kind.block:
+            raise self._error(f"shape {dims} in {kind.name}", name, f"blocks of {kind.block}")
+        n_bytes = int(np.prod(dims, dtype=object)) // kind.block * kind.n_bytes
+        self._tensors[name] = _Entry(name, dims, ggml_type, n_bytes, data)
+
+    def write(self) -> None:
+        """Write the file: beside its place first, then moved into it, so never seen in part."""
+        part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
+        try:
+            with part.open("xb") as f:
+                f.write(self._header())
+                if self._tensors:
+                    self._pad(f)
+                for entry in self._tensors.values():
+                    self._write_tensor(f, entry)
+                    self._pad(f)
+                f.flush()
+                os.fsync(f.fileno())
+            part.replace(self.path)
+        except OSError as e:
+            raise FileError(f"cannot be written: {e}", path=self.path) from e
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _header(self) -> bytes:
+        out = bytearray(b"GGUF")
+        out += struct.pack("<IQQ", 3, len(self._tensors), len(self._metadata))
+        for key, value in self._metadata.items():
+            out += _string(key) + value
+        offset = 0
+        for entry in self._tensors.values():
+            out += _string(entry.name) + struct.pack("<I", len(entry.shape))
+            out += struct.pack(f"<{len(entry.shape)}Q", *reversed(entry.shape))
+            out += struct.pack("<IQ", entry.ggml_type, offset)
+            offset += -(-entry.n_bytes // self._alignment) * self._alignment
+        return bytes(out)
+
+    def _pad(self, f: IO[bytes]) -> None:
+        f.write(bytes(-f.tell() % self._alignment))
+
+    def _write_tensor(self, f: IO[bytes], entry: _Entry) -> None:
+        data = entry.data() if callable(entry.data) else entry.data
+        pieces: Iterable[Buffer]
+        pieces = [data] if isinstance(data, (bytes, bytearray, memoryview, np.ndarray)) else data
+        n = 0
+        for piece in pieces:
+            if isinstance(piece, np.ndarray):
+                own = FORMATS[entry.ggml_type].dtype if entry.ggml_type in FORMATS else np.uint8
+                if piece.dtype not in (np.uint8, own):  # weights still to be quantised, say
+                    raise self._error(f"data of {piece.dtype}", entry.name, f"{own} or uint8")
+                piece = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+            n += f.write(piece)
+        if n != entry.n_bytes:
+            raise self._error(f"{n} bytes of data", entry.name, f"{entry.n_bytes} bytes")
+
+    def _error(self, message: str, where: str, expected: str | None = None) -> FileError:
+        return FileError(message, path=self.path, where=where, expected=expected)
+
+
+def _ggml_type(fmt: Format | str | int) -> int:
+    """The ggml number of a format, known to treadle or not; -1 for a name that ggml lacks."""
+    if isinstance(fmt, Format):
+        return fmt.ggml_id
+    if isinstance(fmt, int):
+        return fmt
+    rows = [(n, row.name) for table in (FORMATS, GGML_TYPES) for n, row in table.items()]
+    return next((n for n, name in rows if name == fmt.upper()), -1)
+
+
+# -- values ---------------------------------------------------------------------------------
+
+_CODES = {  # of struct, which refuses what does not fit
+    ValueType.UINT8: "B",
+    ValueType.INT8: "b",
+    ValueType.UINT16: "H",
+    ValueType.INT16: "h",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOL: "?",
+    ValueType.UINT64: "Q",
+    ValueType.INT64: "q",
+    ValueType.FLOAT64: "d",
+}
+_BY_DTYPE = {(dtype.kind, dtype.itemsize): type for type, dtype in DTYPES.items()}
+
+
+def _string(text: Any) -> bytes:
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"{text!r:.40} is not a string")
+    raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _encode(value: Any, type: ValueType | None) -> bytes:
+    """Type number and value, as they stand in a file."""
+    if isinstance(value, GGUFArray):
+        return _array(value.type, len(value), value.payload.tobytes())
+    one = isinstance(value, (str, bytes, int, float, np.generic))
+    if not one and not isinstance(value, (Sequence, np.ndarray)):
+        raise TypeError("neither a scalar nor a sequence")
+    items: Sequence[Any] | npt.NDArray[Any] = [value] if one else value
+    if type is ValueType.ARRAY:
+        raise ValueError("the type of an array is that of its elements")
+    if type is None:
+        type = _infer(items, one)
+    if isinstance(items, np.ndarray):
+        if items.ndim != 1:
+            raise ValueError("an array of more than one dimension")
+        if items.dtype == DTYPES.get(type):
+            return _array(type, len(items), items.astype(DTYPES[type]).tobytes())
+        items = items.tolist()
+    if type is ValueType.STRING:
+        raw = b"".join(_string(item) for item in items)
+    else:
+        raw = struct.pack(f"<{len(items)}{_CODES[type]}", *items)
+    return struct.pack("<I", type) + raw if one else _array(type, len(items), raw)
+
+
+def _array(type: ValueType, n: int, raw: bytes) -> bytes:
+    return struct.pack("<IIQ", ValueType.ARRAY, type, n) + raw
+
+
+def _infer(items: Sequence[Any] | npt.NDArray[Any], one: bool) -> ValueType:
+    """The type of a value, or of the elements of a sequence, whose type was not given."""
+    dtype = getattr(items[0] if one else items, "dtype", None)
+    if dtype is not None and (dtype.kind, dtype.itemsize) in _BY_DTYPE:
+        return _BY_DTYPE[dtype.kind, dtype.itemsize]
+    if len(items) == 0:
+        raise ValueError("an empty array needs a type")
+    items = [item.item() if isinstance(item, np.generic) else item for item in items]
+    if all(isinstance(item, (str, bytes)) for item in items):
+        return ValueType.STRING
+    if all(isinstance(item, bool) for item in items):
+        return ValueType.BOOL
+    if all(isinstance(item, int) for item in items):
+        lo, hi = min(items), max(items)
+        order = [ValueType.INT32, ValueType.UINT32, ValueType.INT64, ValueType.UINT64]
+        if one and lo >= 0:
+            order = [ValueType.UINT32, ValueType.UINT64]
+        for type in order:
+            limits = np.iinfo(DTYPES[type])
+            if limits.min <= lo and hi <= limits.max:
+                return type
+        raise ValueError("beyond 64 bits")
+    if not all(isinstance(item, (int, float)) for item in items):
+        raise TypeError("no one type fits")
+    large = any(FLOAT32_MAX < abs(item) < math.inf for item in items)
+    return ValueType.FLOAT64 if large else ValueType.FLOAT32

@@ -1,0 +1,50 @@
+"""From what a user names to the files of one model: a file, its shards, or a folder of either."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from treadle.errors import FileError
+
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+def shard_path(path: Path, no: int, count: int) -> Path | None:
+    """Shard ``no`` (from 0) beside ``path``; None when that is not named as a shard."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        return None
+    return path.with_name(f"{match['stem']}-{no + 1:05d}-of-{count:05d}.gguf")
+
+
+def find_model(path: str | os.PathLike[str]) -> Path:
+    """The file to open for ``path``: a file (or first shard), a shard set's stem, or a folder.
+
+    ``model.gguf`` or ``model`` stands for ``model-00001-of-00003.gguf``; a folder, for the one
+    model inside. FileError when nothing, or more than one model, fits.
+    """
+    given = Path(os.path.expanduser(path))
+    if os.path.isdir(given):
+        firsts = [p for p in sorted(given.glob("*.gguf")) if _is_first(p)]
+        if len(firsts) == 1:
+            return firsts[0]
+        found = ", ".join(p.name for p in firsts) or "none"
+        raise FileError(f"is a folder ({found})", path=given, expected="one GGUF model inside")
+    if os.path.exists(given):
+        return given
+    stem = given.name.removesuffix(".gguf")
+    firsts = [
+        p
+        for p in given.parent.glob("*-00001-of-*.gguf")
+        if (match := _SHARD.fullmatch(p.name)) and match["stem"] == stem
+    ]
+    if len(firsts) == 1:
+        return firsts[0]
+    raise FileError("no such file", path=given, expected="a GGUF file or its first shard")
+
+
+def _is_first(path: Path) -> bool:
+    match = _SHARD.fullmatch(path.name)
+    return match is None or int(match["no"]) == 1

@@ -1,0 +1,61 @@
+"""A tensor as a file describes it, with a view of its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import FileError, UnsupportedError
+from treadle.formats import Format, type_of
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One tensor of a file. Nothing of its data is read before ``data`` is."""
+
+    name: str
+    shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
+    ggml_type: int
+    format: Format | None  # None: of known size, but treadle cannot compute with it yet
+    n_bytes: int
+    path: Path
+    offset: int  # absolute, in path
+    file: Bytes = field(repr=False)  # uint8 of the whole file, read-only and mapped
+
+    @property
+    def type_name(self) -> str:
+        """The name of the ggml type, such as ``Q8_0``."""
+        kind = type_of(self.ggml_type)
+        return kind.name if kind else f"type {self.ggml_type}"
+
+    @property
+    def data(self) -> Bytes:
+        """uint8 [n_bytes], read-only, zero copy; FileError when the file is a header alone."""
+        data = self.file[self.offset : self.offset + self.n_bytes]
+        if len(data) != self.n_bytes:
+            raise FileError(
+                "the file ends with its header: there is no tensor data",
+                path=self.path,
+                offset=self.offset,
+                where=self.name,
+                expected=f"{self.n_bytes} bytes",
+            )
+        return data
+
+    @property
+    def blocks(self) -> npt.NDArray[Any]:
+        """``format.dtype`` [..., K / block], read-only, zero copy.
+
+        Raises UnsupportedError when treadle has no such format.
+        """
+        if self.format is None:
+            raise UnsupportedError(f"{self.name}: treadle cannot read {self.type_name} weights yet")
+        *rows, k = self.shape or (1,)
+        blocks: npt.NDArray[Any] = self.data.view(self.format.dtype)
+        return blocks.reshape(*rows, k // self.format.block) if self.shape else blocks.reshape(())

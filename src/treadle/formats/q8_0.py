@@ -1,0 +1,42 @@
+"""Q8_0: 32 weights as signed bytes with one scale; ``w = d * q``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.rounding import half_away, inverse, to_f16, to_int
+from treadle.jit.types import u8
+
+if TYPE_CHECKING:
+    from treadle.jit.values import Builder, Val
+
+
+LAYOUT = np.dtype([("d", "<f2"), ("qs", "i1", (32,))])
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 32]."""
+    d = blocks["d"].astype(np.float32)
+    with np.errstate(invalid="ignore"):  # a scale of infinity times a quant of zero
+        return blocks["qs"].astype(np.float32) * d[..., None]
+
+
+def quantize(x: F32Array) -> Blocks:
+    """float32 [..., 32] -> blocks [...]; the largest magnitude becomes 127."""
+    out = np.empty(x.shape[:-1], LAYOUT)
+    d = np.abs(x).max(axis=-1) / np.float32(127)
+    out["d"] = to_f16(d)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out["qs"] = to_int(half_away(x * inverse(d)[..., None]), -128, 127)
+    return out
+
+
+def unpack(k: Builder, block: Val) -> Val:
+    """Codes ``q + 128`` of a block, ``u8 * 32``."""
+    return k.load(block, u8 * 32, offset=LAYOUT.fields["qs"][1]) ^ 0x80  # type: ignore[index]
+
+
+Q8_0 = Format("Q8_0", 8, 32, LAYOUT, dequantize, quantize, "q8", Codes(unpack, 128, 255))

@@ -1,0 +1,146 @@
+"""Text out of an engine: sampling, stop strings, streaming, timings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from treadle.errors import ContextFullError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from treadle.sampling import Sampler
+    from treadle.session import Session
+    from treadle.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Timings:
+    """Where the time of one generation went."""
+
+    n_prompt: int = 0  # tokens of the prompt
+    n_cached: int = 0  # of them, found in the cache
+    prefill_s: float = 0.0
+    n_generated: int = 0
+    decode_s: float = 0.0
+    load_s: float = 0.0
+
+    @property
+    def prefill_tok_s(self) -> float:
+        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens per second after the first, which comes out of the prefill."""
+        return (self.n_generated - 1) / self.decode_s if self.decode_s and self.n_generated > 1 else 0.0
+
+
+class Generation:
+    """An iterator over pieces of text, whole characters each; what came so far is in ``text`` and ``ids``.
+
+    ``finish_reason`` is "stop" (end of text, or a stop string), "length" (``max_tokens``) or "context" (the context is full)
+    once the iterator has ended, None before.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Tokenizer,
+        sampler: Sampler,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        load_s: float = 0.0,
+    ) -> None:
+        self.prompt_ids, self.ids, self.text = list(prompt_ids), [], ""
+        self.finish_reason: str | None = None
+        self.timings = Timings(n_prompt=len(prompt_ids), load_s=load_s)
+        self._session, self._tokenizer, self._sampler = session, tokenizer, sampler
+        self._max_tokens, self._stop = max_tokens, [s for s in stop if s]
+        self._held = ""  # text that may be the beginning of a stop string
+        if len(prompt_ids) > session.engine.n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds {session.engine.n_ctx}: "
+                "raise it with context= (-c), or shorten the prompt"
+            )
+        self._pieces = self._run()
+
+    ids: list[int]
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        piece = next(self._pieces)
+        self.text += piece
+        return piece
+
+    def finish(self) -> str:
+        """Generate to the end; the whole text."""
+        for _ in self:
+            pass
+        return self.text
+
+    def _run(self) -> Iterator[str]:
+        from treadle.text.stream import StreamDecoder
+
+        decoder = StreamDecoder(self._tokenizer)
+        limit = self._max_tokens if self._max_tokens is not None else self._session.engine.n_ctx
+        if limit <= 0:
+            self.finish_reason = "length"
+            return
+        logits = self._prefill()
+        while True:
+            token = self._sampler.sample(logits, self.prompt_ids + self.ids)
+            if token in self._tokenizer.eog:
+                self.finish_reason = "stop"
+                break
+            self.ids.append(token)
+            self.timings.n_generated = len(self.ids)
+            piece, stopped = self._until_stop(decoder.push(token))
+            if piece:
+                yield piece
+            if stopped:
+                self.finish_reason = "stop"
+                return
+            if len(self.ids) >= limit:
+                self.finish_reason = "length"
+                break
+            if self._session.n_past >= self._session.engine.n_ctx:
+                self.finish_reason = "context"
+                break
+            began = time.perf_counter()
+            logits = self._session.feed([token])
+            self.timings.decode_s += time.perf_counter() - began
+        piece, stopped = self._until_stop(decoder.flush())
+        piece += "" if stopped else self._held
+        if piece:
+            yield piece
+
+    def _prefill(self) -> np.ndarray:
+        began = time.perf_counter()
+        kept = self._session.engine.cache.match(self._session.seq, self.prompt_ids)
+        self.timings.n_cached = kept
+        logits = self._session.feed(self.prompt_ids[kept:])
+        self.timings.prefill_s = time.perf_counter() - began
+        return logits
+
+    def _until_stop(self, new: str) -> tuple[str, bool]:
+        """What of the held and new text may be shown, and whether a stop string ended it."""
+        text = self._held + new
+        found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        keep = max((_overlap(text, s) for s in self._stop), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,0 +1,40 @@
+"""The instruction sets treadle has a row for, and the choice among them.
+
+Add one: write a row (``docs/add-an-isa.md``), list it in ``ROWS`` with the better ones last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+
+from treadle.errors import UnsupportedError
+from treadle.isa.isa import Isa
+from treadle.isa.portable import PORTABLE
+from treadle.isa.x86 import AVX2, AVX2_VNNI, AVX512, AVX512_BF16, AVX512_VNNI
+
+ROWS: dict[str, Isa] = {
+    row.name: row for row in (PORTABLE, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_BF16)
+}
+
+
+def runnable(features: Set[str]) -> list[Isa]:
+    """The rows that a CPU with these features (LLVM's names) can run, the best last."""
+    return [row for row in ROWS.values() if row.needs <= features]
+
+
+def choose(features: Set[str], forced: str | None = None) -> Isa:
+    """The best row for a CPU with these features, or the one named by ``forced`` or ``TREADLE_ISA``.
+
+    Raises UnsupportedError for a name that is unknown or that this CPU cannot run.
+    """
+    forced = forced or os.environ.get("TREADLE_ISA")
+    if not forced:
+        return runnable(features)[-1]
+    row = ROWS.get(forced)
+    if row is None:
+        raise UnsupportedError(f"TREADLE_ISA={forced}: unknown; there are {', '.join(ROWS)}")
+    missing = sorted(row.needs - features)
+    if missing:
+        raise UnsupportedError(f"TREADLE_ISA={forced}: this CPU lacks {', '.join(missing)}")
+    return row

@@ -1,0 +1,72 @@
+"""The meaning of every operation, in plain vector arithmetic that each of LLVM's back ends can lower."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.isa.isa import Isa
+from treadle.jit.types import f16, f32, i16, i32, u16, u32
+
+if TYPE_CHECKING:
+    from treadle.jit.values import Builder, Val
+
+
+def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """Products fit i16 (255 * 127); sums of neighbours are taken in i32, twice."""
+    n = w.ty.lanes
+    wide_w, wide_x = w.to(i16), x.to(i16)
+    even, odd = range(0, n, 2), range(1, n, 2)
+
+    def part(v: Val, lanes: range) -> Val:
+        return k.shuffle(v, v, lanes).to(i32)
+
+    pairs = part(wide_w, even) * part(wide_x, even) + part(wide_w, odd) * part(wide_x, odd)
+    half = range(0, n // 2, 2), range(1, n // 2, 2)
+    return acc + (k.shuffle(pairs, pairs, half[0]) + k.shuffle(pairs, pairs, half[1]))
+
+
+def widen_f16(k: Builder, h: Val) -> Val:
+    """f16 to f32 by integer arithmetic: shift the fields into place, rescale by 2**112, then mend infinities and NaNs."""
+    bits = h.bits(u16.like(h.ty)).to(u32)
+    sign = (bits & 0x8000) << 16
+    field = (bits & 0x7FFF) << 13
+    scaled = (field.bits(f32.like(h.ty)) * 5.192296858534828e33).bits(u32.like(h.ty))
+    special = (bits & 0x7C00) >= 0x7C00
+    return (k.select(special, field | 0x7F800000, scaled) | sign).bits(f32.like(h.ty))
+
+
+def narrow_f16(k: Builder, x: Val) -> Val:
+    """f32 to f16, rounding to nearest even, by integer arithmetic."""
+    bits = x.bits(u32.like(x.ty))
+    sign = (bits & 0x80000000) >> 16
+    mag = bits & 0x7FFFFFFF
+    # Normal numbers: round the 13 lost bits to even, then shift the exponent's bias from 127 to 15.
+    even = (mag >> 13) & 1
+    normal = (mag + even + 0xFFF - (112 << 23)) >> 13
+    # Subnormal results: adding 0.5 makes the FPU round at bit 2**-24.
+    small = (mag.bits(f32.like(x.ty)) + 0.5).bits(u32.like(x.ty)) - 0x3F000000
+    magnitude = k.select(mag < (113 << 23), small, normal)
+    overflow = k.const(0x7C00, mag.ty)
+    magnitude = k.select(mag >= 0x47800000, overflow, magnitude)
+    magnitude = k.select(mag > 0x7F800000, k.const(0x7E00, mag.ty), magnitude)
+    return (magnitude | sign).to(i16).bits(f16.like(x.ty))
+
+
+def pause(k: Builder) -> None:
+    """Nothing, but the compiler may not take the loop away."""
+    k.fence()
+
+
+PORTABLE = Isa(
+    name="portable",
+    needs=frozenset(),
+    cpu="",
+    features="",
+    vector_bits=128,
+    regs=16,
+    dot4=dot4,
+    dot_bf16=None,
+    widen_f16=widen_f16,
+    narrow_f16=narrow_f16,
+    pause=pause,
+)

@@ -1,0 +1,102 @@
+"""x86-64 with AVX2 and the AVX-512 families: what each adds to the row before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.isa import portable
+from treadle.isa.isa import Isa
+from treadle.jit.types import bf16, f16, f32, i16, i32
+
+if TYPE_CHECKING:
+    from treadle.jit.values import Builder, Val
+
+
+def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """``vpmaddubsw`` saturates its i16 pair sums, so it serves only weights for which 2 * w_max * 127 fits."""
+    if 2 * w_max * 127 > 32767:
+        return portable.dot4(k, acc, w, x)
+    sums = []
+    for wp, xp in zip(k.split(w, min(32, w.ty.lanes)), k.split(x, min(32, x.ty.lanes)), strict=True):
+        n = wp.ty.lanes
+        name = "avx2.pmadd.ub.sw" if n == 32 else "ssse3.pmadd.ub.sw.128"
+        pairs = k.call(f"llvm.x86.{name}", i16 * (n // 2), [wp.ir, xp.ir])
+        name = "avx2.pmadd.wd" if n == 32 else "sse2.pmadd.wd"
+        ones = k.const(1, i16 * (n // 2))
+        sums.append(k.call(f"llvm.x86.{name}", i32 * (n // 4), [pairs.ir, ones.ir]))
+    return acc + k.concat(*sums)
+
+
+def dot4_vnni(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """``vpdpbusd`` at the width of the operands."""
+    bits = w.ty.lanes * 8
+    return k.call(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.ty, [acc.ir, w.ir, x.ir])
+
+
+def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
+    """``vdpbf16ps`` at the width of the operands."""
+    bits = a.ty.lanes * 16
+    ty = bf16 * a.ty.lanes
+    return k.call(
+        f"llvm.x86.avx512bf16.dpbf16ps.{bits}", acc.ty, [acc.ir, a.bits(ty).ir, b.bits(ty).ir]
+    )
+
+
+def widen_f16(k: Builder, h: Val) -> Val:
+    """``vcvtph2ps``."""
+    return h.bits(f16.like(h.ty)).to(f32)
+
+
+def narrow_f16(k: Builder, x: Val) -> Val:
+    """``vcvtps2ph``, rounding to nearest even."""
+    return x.to(f16)
+
+
+def pause(k: Builder) -> None:
+    """``pause``."""
+    k.call("llvm.x86.sse2.pause", None, [])
+
+
+AVX2 = replace(
+    portable.PORTABLE,
+    name="avx2",
+    needs=frozenset({"avx2", "fma", "f16c", "bmi2"}),
+    cpu="x86-64-v3",
+    vector_bits=256,
+    dot4=dot4_maddubs,
+    widen_f16=widen_f16,
+    narrow_f16=narrow_f16,
+    pause=pause,
+)
+AVX2_VNNI = replace(
+    AVX2,
+    name="avx2_vnni",
+    needs=AVX2.needs | {"avxvnni"},
+    features="+avxvnni",
+    dot4=dot4_vnni,
+)
+# x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
+AVX512 = replace(
+    AVX2,
+    name="avx512",
+    needs=AVX2.needs | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
+    cpu="x86-64-v4",
+    features="-prefer-256-bit",
+    vector_bits=512,
+    regs=32,
+)
+AVX512_VNNI = replace(
+    AVX512,
+    name="avx512_vnni",
+    needs=AVX512.needs | {"avx512vnni"},
+    features="-prefer-256-bit,+avx512vnni",
+    dot4=dot4_vnni,
+)
+AVX512_BF16 = replace(
+    AVX512_VNNI,
+    name="avx512_bf16",
+    needs=AVX512_VNNI.needs | {"avx512bf16"},
+    features="-prefer-256-bit,+avx512vnni,+avx512bf16",
+    dot_bf16=dot_bf16,
+)

@@ -1,0 +1,89 @@
+"""LLVM IR to machine code, and machine code to callable addresses."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import llvmlite.binding as llvm
+
+from treadle.errors import CompileError
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+
+
+@lru_cache(maxsize=1)
+def host_features() -> frozenset[str]:
+    """LLVM's names of the features that this CPU has and the operating system lets us use."""
+    return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+
+
+@lru_cache(maxsize=1)
+def _initialize(every_target: bool) -> None:
+    if every_target:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    else:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+
+
+@lru_cache(maxsize=8)
+def _target_machine(isa: Isa) -> Any:
+    _initialize(bool(isa.triple))
+    triple = isa.triple or llvm.get_process_triple()
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=isa.cpu, features=isa.features, opt=3, reloc="pic", jit=not isa.triple, abiname=isa.abi
+    )
+
+
+def optimise(ir_text: str, isa: Isa) -> Any:
+    """Parse and optimise one module. Loops are unrolled and vectorised by the kernel's own Python, not by LLVM."""
+    machine = _target_machine(isa)
+    try:
+        module = llvm.parse_assembly(ir_text)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(f"LLVM refuses the kernel's IR: {error}") from error
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    options = llvm.PipelineTuningOptions(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def emit_object(ir_text: str, isa: Isa) -> bytes:
+    """Machine code of one module, as a relocatable object file."""
+    module = optimise(ir_text, isa)
+    return bytes(_target_machine(isa).emit_object(module))
+
+
+def emit_assembly(ir_text: str, isa: Isa) -> str:
+    """The same as text."""
+    return str(_target_machine(isa).emit_assembly(optimise(ir_text, isa)))
+
+
+class Linker:
+    """Objects loaded into this process. Code stays loaded as long as the linker lives."""
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self._jit = llvm.create_lljit_compiler()
+        self._libraries: list[Any] = []
+
+    def link(self, symbol: str, code: bytes) -> int:
+        """Load an object and return the address of ``symbol`` in it."""
+        library = (
+            llvm.JITLibraryBuilder()
+            .add_object_img(code)
+            .add_current_process()
+            .export_symbol(symbol)
+            .link(self._jit, f"{symbol}#{len(self._libraries)}")
+        )
+        self._libraries.append(library)
+        return int(library[symbol])

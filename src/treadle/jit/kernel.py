@@ -1,0 +1,94 @@
+"""From a spec to an address: traced, compiled, kept, linked; each at most once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from treadle.errors import CacheError
+from treadle.jit import cache
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.kernels.spec import Spec
+
+Progress = Callable[[str, int, int], None]
+
+
+def trace(spec: Spec, isa: Isa) -> str:
+    """The kernel's LLVM IR, as the Python function emits it."""
+    from llvmlite import ir
+
+    from treadle.jit.types import i64, ptr
+    from treadle.jit.values import Builder, Val
+    from treadle.kernels.spec import Frame
+
+    module = ir.Module(name=spec.name)
+    signature = ir.FunctionType(ir.VoidType(), [ptr.ir, ptr.ir, i64.ir, i64.ir, ptr.ir])
+    function = ir.Function(module, signature, name=symbol(spec))
+    function.attributes.add("nounwind")
+    for arg in (function.args[0], function.args[1], function.args[4]):
+        arg.add_attribute("noalias")
+    k = Builder(function, isa)
+    args, run, begin, end, scratch = (
+        Val(k, arg, ty) for arg, ty in zip(function.args, (ptr, ptr, i64, i64, ptr), strict=True)
+    )
+    spec.build(k, isa, Frame(k, args, run, begin, end, scratch))
+    k.ret()
+    return str(module)
+
+
+def symbol(spec: Spec) -> str:
+    return f"treadle_{spec.name}".replace(".", "p").replace("-", "m")
+
+
+@lru_cache(maxsize=1)
+def _linker() -> object:
+    from treadle.jit.compile import Linker
+
+    return Linker()
+
+
+_linked: dict[tuple[str, str], int] = {}
+
+
+def isa_key(isa: Isa) -> str:
+    return "\0".join((isa.name, isa.triple, isa.cpu, isa.features))
+
+
+def object_code(spec: Spec, isa: Isa) -> bytes:
+    """A kernel's object: from the cache, else compiled and kept.
+
+    Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM refuses the kernel.
+    """
+    code = cache.read(spec.name, isa_key(isa))
+    if code is None:
+        if os.environ.get("TREADLE_NO_COMPILE") == "1":
+            raise CacheError(f"kernel {spec.name} is not in {cache.folder()}, and TREADLE_NO_COMPILE=1 forbids compiling")
+        from treadle.jit.compile import emit_object
+
+        code = emit_object(trace(spec, isa), isa)
+        cache.write(spec.name, isa_key(isa), code)
+    return code
+
+
+def load_kernels(specs: Sequence[Spec], isa: Isa, progress: Progress | None = None) -> dict[str, int]:
+    """Addresses of the kernels by name. ``progress("compile", done, total)`` is called before each one that is compiled."""
+    from treadle.jit.compile import Linker
+
+    unique = {spec.name: spec for spec in specs}
+    key = isa_key(isa)
+    for done, (name, spec) in enumerate(unique.items()):
+        if (key, name) in _linked:
+            continue
+        if progress:
+            progress("compile", done, len(unique))
+        code = object_code(spec, isa)
+        linker = _linker()
+        assert isinstance(linker, Linker)
+        _linked[key, name] = linker.link(symbol(spec), code)
+    if progress:
+        progress("compile", len(unique), len(unique))
+    return {name: _linked[key, name] for name in unique}

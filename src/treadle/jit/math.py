@@ -1,0 +1,55 @@
+"""Elementary functions for kernels: vectors in, vectors out, no libm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.jit.types import i32
+
+if TYPE_CHECKING:
+    from treadle.jit.values import Builder, Val
+
+LOG2_E = 1.4426950408889634
+# ln 2 in two parts: the first has trailing zeros, so n * LN2_HIGH is exact for every n in range.
+LN2_HIGH, LN2_LOW = 0.693145751953125, 1.428606765330187e-06
+# Taylor coefficients of (e**r - 1 - r) / r**2 up to r**5: on |r| <= ln(2)/2 the rest is below 3e-8.
+EXP_TAIL = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
+EXP_MIN, EXP_MAX = -87.0, 88.0
+
+
+def exp(k: Builder, x: Val) -> Val:
+    """``e**x`` in f32 to about 1 unit in the last place; 0 below -87, e**88 above 88.
+
+    Cody and Waite's reduction, ``x = n ln 2 + r``, then a polynomial in r and n put into the exponent.
+    """
+    bounded = k.min(k.max(x, EXP_MIN), EXP_MAX)
+    n = k.round(bounded * LOG2_E)
+    r = k.fma(n, k.const(-LN2_HIGH, x.ty), bounded)
+    r = k.fma(n, k.const(-LN2_LOW, x.ty), r)
+    p = k.const(EXP_TAIL[0], x.ty)
+    for c in EXP_TAIL[1:]:
+        p = k.fma(p, r, k.const(c, x.ty))
+    p = k.fma(p * r, r, r) + 1.0
+    power = ((n.to(i32) + 127) << 23).bits(x.ty)
+    return k.select(x < EXP_MIN, k.const(0.0, x.ty), p * power)
+
+
+def sigmoid(k: Builder, x: Val) -> Val:
+    """``1 / (1 + e**-x)``."""
+    return 1.0 / (exp(k, -x) + 1.0)
+
+
+def tanh(k: Builder, x: Val) -> Val:
+    """``2 sigmoid(2x) - 1``: absolute error of about 1e-7."""
+    return sigmoid(k, x * 2.0) * 2.0 - 1.0
+
+
+def silu(k: Builder, x: Val) -> Val:
+    """``x * sigmoid(x)``."""
+    return x * sigmoid(k, x)
+
+
+def gelu(k: Builder, x: Val) -> Val:
+    """GELU's tanh form: ``x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x**3))``, which is the same function."""
+    inner = x * k.fma(x * x, k.const(0.044715, x.ty), k.const(1.0, x.ty))
+    return x * sigmoid(k, inner * 1.5957691216057308)

@@ -1,0 +1,93 @@
+"""The types of the kernel language: scalars with a sign, vectors of them, and pointers.
+
+``f32``, ``i8`` and the rest are scalars; ``f32 * 16`` is a vector of sixteen. Signedness lives here and nowhere else:
+``u8`` and ``i8`` are the same bits to LLVM, but widen, divide and compare differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+
+@lru_cache(maxsize=1)
+def _scalars() -> dict[str, Any]:
+    """llvmlite's types by name; imported late, because a warm start emits nothing and needs none of it."""
+    from llvmlite import ir
+
+    class BFloat(ir.Type):  # type: ignore[misc]  # the one float llvmlite lacks
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, BFloat)
+
+        def __hash__(self) -> int:
+            return hash(BFloat)
+
+    floats = {"f16": ir.HalfType(), "bf16": BFloat(), "f32": ir.FloatType(), "f64": ir.DoubleType()}
+    return {**floats, "ptr": ir.PointerType()}
+
+
+@dataclass(frozen=True)
+class Ty:
+    """A scalar (``lanes == 0``), a vector of ``lanes`` scalars, or a pointer."""
+
+    kind: str  # "f", "bf", "i", "u", "bool" or "ptr"
+    bits: int
+    lanes: int = 0
+
+    @cached_property
+    def ir(self) -> Any:
+        """The llvmlite type."""
+        from llvmlite import ir
+
+        scalar = _scalars().get(self.scalar_name) or ir.IntType(self.bits)
+        return ir.VectorType(scalar, self.lanes) if self.lanes else scalar
+
+    @property
+    def scalar_name(self) -> str:
+        return self.kind if self.kind in ("ptr", "bool") else f"{self.kind}{self.bits}"
+
+    @property
+    def scalar(self) -> Ty:
+        return replace(self, lanes=0)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in memory (a vector of bool has none of its own and is never stored)."""
+        return self.bits // 8 * max(self.lanes, 1)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind in ("f", "bf")
+
+    @property
+    def is_signed(self) -> bool:
+        return self.kind == "i"
+
+    def __mul__(self, lanes: int) -> Ty:
+        if self.lanes:
+            raise TypeError(f"{self} is a vector already")
+        return replace(self, lanes=lanes)
+
+    def like(self, other: Ty) -> Ty:
+        """This scalar type with the lanes of ``other``."""
+        return replace(self, lanes=other.lanes)
+
+    def __str__(self) -> str:
+        return f"{self.scalar_name} * {self.lanes}" if self.lanes else self.scalar_name
+
+    @property
+    def mangled(self) -> str:
+        """The type's part of an LLVM intrinsic's name: ``v16f32``."""
+        letter = {"f": "f", "bf": "bf", "i": "i", "u": "i", "bool": "i"}[self.kind]
+        return f"{f'v{self.lanes}' if self.lanes else ''}{letter}{self.bits}"
+
+
+f16, bf16, f32, f64 = Ty("f", 16), Ty("bf", 16), Ty("f", 32), Ty("f", 64)
+i8, i16, i32, i64 = Ty("i", 8), Ty("i", 16), Ty("i", 32), Ty("i", 64)
+u8, u16, u32, u64 = Ty("u", 8), Ty("u", 16), Ty("u", 32), Ty("u", 64)
+boolean = Ty("bool", 1)
+ptr = Ty("ptr", 64)

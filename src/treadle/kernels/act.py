@@ -1,0 +1,174 @@
+"""Activations as a matrix product reads them: rows of one ``kind``, ``group`` tokens interleaved.
+
+The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. A group of g tokens is stored as
+``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from neighbouring addresses; g = 1 is plain
+row-major. ``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then
+``s = -128 * sum of the 32 quants`` as i32 ``[KB, g]``: where a weight's code is its value + 128, an accumulator that starts at
+``s`` ends as the true dot product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.jit.types import bf16, f32, i8, i16, i32, u32
+from treadle.kernels.spec import round_up
+
+if TYPE_CHECKING:
+    from treadle.jit.values import Builder, Val
+
+PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
+BLOCK = 32  # values that share a q8 scale
+CHUNK = 16  # dwords of a row that packing handles at once
+
+
+@dataclass(frozen=True)
+class Act:
+    """The layout of one activation buffer for rows of ``k`` values."""
+
+    kind: str  # "q8", "bf16" or "f32"
+    k: int
+    group: int = 1
+
+    @property
+    def kd(self) -> int:
+        """Dwords a row; rows are filled up to whole blocks with zeros."""
+        return round_up(self.k, BLOCK) // PER_DWORD[self.kind]
+
+    @property
+    def kb(self) -> int:
+        """q8 blocks a row."""
+        return -(-self.k // BLOCK) if self.kind == "q8" else 0
+
+    @property
+    def row_bytes(self) -> int:
+        return round_up(4 * self.kd + 8 * self.kb, 64)
+
+    @property
+    def group_bytes(self) -> int:
+        return self.row_bytes * self.group
+
+    @property
+    def d_off(self) -> int:
+        """Byte offset of the scales in a group."""
+        return 4 * self.kd * self.group
+
+    @property
+    def s_off(self) -> int:
+        return self.d_off + 4 * self.kb * self.group
+
+    def n_bytes(self, n_tokens: int) -> int:
+        return round_up(n_tokens, self.group) * self.row_bytes
+
+    # -- numpy's view ---------------------------------------------------------------------------
+
+    def write_ref(self, out: np.ndarray, x: np.ndarray) -> None:
+        """Write f32 ``x [N, k]`` into the bytes ``out`` in this layout."""
+        n, g = x.shape[0], self.group
+        groups = out[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        if self.kind == "q8":
+            q, d = quantize_ref(x)
+            values: np.ndarray = q
+        elif self.kind == "bf16":
+            values = to_bf16_bits(x)
+        else:
+            values = x.astype(np.float32)
+        row = np.zeros((groups.shape[0] * g, 4 * self.kd), np.uint8)
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(n, -1)
+        row[:n, : raw.shape[1]] = raw
+        dwords = row.view(np.int32).reshape(-1, g, self.kd).transpose(0, 2, 1)
+        groups[:, : self.d_off].view(np.int32)[:] = dwords.reshape(len(groups), -1)
+        if self.kind == "q8":
+            scale = np.zeros((groups.shape[0] * g, self.kb), np.float32)
+            total = np.zeros(scale.shape, np.int32)
+            scale[:n], total[:n] = d, -128 * q.reshape(n, -1, BLOCK).sum(-1, dtype=np.int32)
+            for off, part in ((self.d_off, scale), (self.s_off, total)):
+                part = part.reshape(-1, g, self.kb).transpose(0, 2, 1).reshape(len(groups), -1)
+                groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
+
+    def read_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
+        """The values of the first ``n`` tokens, float64 ``[n, k]``."""
+        g = self.group
+        groups = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        dwords = np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32).reshape(-1, self.kd, g)
+        rows = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, self.kd)[:n]
+        if self.kind == "f32":
+            return rows.view(np.float32)[:, : self.k].astype(np.float64)
+        if self.kind == "bf16":
+            bits = rows.view(np.uint16)[:, : self.k].astype(np.uint32) << 16
+            return bits.view(np.float32).astype(np.float64)
+        raw = np.ascontiguousarray(groups[:, self.d_off : self.s_off]).view(np.float32)
+        d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
+        q = rows.view(np.int8)[:, : self.kb * BLOCK].reshape(n, self.kb, BLOCK)
+        return (q * d[:, :, None].astype(np.float64)).reshape(n, -1)[:, : self.k]
+
+
+def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 ``[N, K]`` to int8 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| / 127``, ``q = round(x / d)``."""
+    blocks = x.astype(np.float32).reshape(x.shape[0], -1, BLOCK)
+    top = np.abs(blocks).max(-1)
+    d = top * np.float32(1 / 127)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    q = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
+    return q.reshape(x.shape), d
+
+
+def to_bf16_bits(x: np.ndarray) -> np.ndarray:
+    """f32 to the 16 bits of bf16, rounding to nearest even."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def bf16_bits(k: Builder, x: Val) -> Val:
+    """The same in a kernel: ``f32 * n`` to ``i16 * n``."""
+    bits = x.bits(u32.like(x.ty))
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
+
+
+def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
+    """Write 32 f32 values (vectors, in order) as block ``block`` of the token at ``place`` in the group at ``group``.
+
+    All of ``group``'s other tokens are left alone; the values past K must be zero.
+    """
+    stride = 4 * act.group
+    if act.kind == "q8":
+        top = k.fold(_reduce(k, [k.abs(v) for v in values]), k.max)
+        inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
+        scale = k.splat(inverse, values[0].ty)
+        rounded = [k.round(v * scale).to(i32) for v in values]
+        total = k.sum(_sum(k, rounded))
+        at = (block * act.group + place) * 4
+        k.store(group + act.d_off, top * (1 / 127), offset=at)
+        k.store(group + act.s_off, total * -128, offset=at)
+        dwords = k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)
+    elif act.kind == "bf16":
+        dwords = k.concat(*(bf16_bits(k, v) for v in values)).bits(i32 * 16)
+    else:
+        dwords = k.concat(*values).bits(i32 * 32)
+    n = dwords.ty.lanes
+    at = group + (block * n * stride + place * 4)
+    if act.group == 1:
+        k.store(at, dwords)
+    else:
+        for lane in range(n):
+            k.store(at, k.extract(dwords, lane), offset=lane * stride)
+
+
+def _reduce(k: Builder, values: list[Val]) -> Val:
+    top = values[0]
+    for v in values[1:]:
+        top = k.max(top, v)
+    return top
+
+
+def _sum(k: Builder, values: list[Val]) -> Val:
+    total = values[0]
+    for v in values[1:]:
+        total = total + v
+    return total
+
+
+__all__ = ["BLOCK", "CHUNK", "Act", "bf16", "bf16_bits", "emit_store", "quantize_ref", "to_bf16_bits"]

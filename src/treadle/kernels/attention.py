@@ -1,0 +1,395 @@
+"""Attention over pages of keys and values, with an online softmax (Milakov and Gimelshein, 2018).
+
+A tile of queries (tokens x the heads that share one key/value head) walks its keys a page at a time::
+
+    S = Q K^T, masked;  m' = max(m, rowmax S);  P = e**(S - m');  c = e**(m - m')
+    l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
+
+A long history is cut into runs of SPLIT keys, each an item of its own, so that every core has work while decoding; ``Merge``
+joins their (O, m, l). The cuts depend on positions alone, so the thread count never changes a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from treadle.jit import math
+from treadle.jit.types import boolean, f32, i32, i64, ptr
+from treadle.kernels.act import BLOCK
+from treadle.kernels.kv import PAGE, PageLayout
+from treadle.kernels.spec import Frame, Spec
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.values import Builder, Val, Var
+
+SPLIT = 512  # keys of one item while decoding
+ITEM = np.dtype(
+    [
+        (name, "i8")
+        for name in ("token", "n_tokens", "position", "key_begin", "key_end", "pages", "partial", "pad")
+    ]
+)
+MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_partials")])
+LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf - inf is NaN
+
+
+@dataclass(frozen=True)
+class Attention(Spec):
+    """``tokens`` query tokens a tile. Arguments: ``qkv, pool, out, partials, stride, out_stride, page_bytes, layer_off``.
+
+    ``partials`` is f32 ``[n_partials, n_groups, rows, head_dim + 2]`` (O, then m and l). Items: work items x head groups.
+    """
+
+    op: ClassVar[str] = "attention"
+    kv: str
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    tokens: int
+    window: int = 0
+    local: bool = False
+    softcap: float = 0.0  # scores become ``softcap * tanh(score / softcap)``
+
+    @property
+    def page(self) -> PageLayout:
+        return PageLayout(self.kv, self.n_head_kv, self.head_dim)
+
+    @property
+    def heads(self) -> int:
+        """Query heads a tile takes from one group: all that share a key head, or the largest part of at most 16."""
+        shared = self.n_head // self.n_head_kv
+        return next(n for n in range(min(shared, 16), 0, -1) if shared % n == 0)
+
+    @property
+    def n_groups(self) -> int:
+        return self.n_head // self.heads
+
+    @property
+    def rows(self) -> int:
+        return self.tokens * self.heads
+
+    @property
+    def partial_values(self) -> int:
+        """f32 values of one item's partial results, all groups."""
+        return self.n_groups * self.rows * (self.head_dim + 2)
+
+    @property
+    def scratch(self) -> int:
+        return 4 * self.rows * (2 * self.head_dim + PAGE) + 256
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        suffix = "_local" if self.local else "_global"
+        items = frame.run(f"attn_items{suffix}", ptr)
+        with k.loop(frame.end, start=frame.begin) as index:
+            item = items + index // self.n_groups * ITEM.itemsize
+            _Tile(k, isa, self, frame, item, index % self.n_groups).run()
+
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        qkv, pool, out, partials, stride, out_stride, page_bytes, layer_off = arrays[:8]
+        items = run.attn_items_local if self.local else run.attn_items_global
+        dims, per = self.head_dim, self.n_head // self.n_head_kv
+        q_all, out_all = qkv.reshape(-1, stride), out.reshape(-1, out_stride)
+        for item, pages in items:
+            first, last = int(item["key_begin"]), int(item["key_end"])
+            keys = np.arange(first // PAGE * PAGE, -(-last // PAGE) * PAGE)
+            for head in range(self.n_head):
+                cached = [
+                    self.page.read_ref(
+                        self.page.head_ref(pool, int(pages[p]), page_bytes, layer_off, head // per)
+                    )
+                    for p in range(first // PAGE, -(-last // PAGE))
+                ]
+                keep = (keys >= first) & (keys < last)
+                kk = np.concatenate([c[0] for c in cached])[keep]
+                vv = np.concatenate([c[1] for c in cached])[keep]
+                for t in range(int(item["n_tokens"])):
+                    token, pos = int(item["token"]) + t, int(item["position"]) + t
+                    q = q_all[token, head * dims : (head + 1) * dims].astype(np.float64)
+                    score = kk @ q
+                    if self.softcap:
+                        score = self.softcap * np.tanh(score / self.softcap)
+                    kept = keys[keep]
+                    hidden = kept > pos
+                    if self.window:
+                        hidden |= kept <= pos - self.window
+                    score = np.where(hidden, -np.inf, score)
+                    m = max(score.max(), LOWEST)
+                    p = np.exp(score - m)
+                    if item["partial"] < 0:
+                        out_all[token, head * dims : (head + 1) * dims] = p @ vv / p.sum()
+                    else:
+                        shape = (-1, self.n_groups, self.rows, dims + 2)
+                        group, member = divmod(head, self.heads)
+                        row = partials[: partials.size // self.partial_values * self.partial_values]
+                        row = row.reshape(shape)[int(item["partial"]), group, t * self.heads + member]
+                        row[:dims], row[dims], row[dims + 1] = p @ vv, m, p.sum()
+
+
+class _Tile:
+    """One item and one group of heads."""
+
+    def __init__(self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val) -> None:
+        self.k, self.isa, self.spec, self.frame, self.group = k, isa, spec, frame, group
+        assert ITEM.fields is not None
+        at = {name: int(field[1]) for name, field in ITEM.fields.items()}
+        self.item = {name: k.load(item, i64, offset=off, align=8) for name, off in at.items()}
+        self.pages = k.load(item, ptr, offset=at["pages"], align=8)
+        rows, dims = spec.rows, spec.head_dim
+        self.q = frame.scratch
+        self.o = self.q + 4 * rows * dims
+        self.p = self.o + 4 * rows * dims
+        self.stat = f32 * max(4, 1 << (rows - 1).bit_length())  # a lane for each row's m and l
+
+    def run(self) -> None:
+        k, spec = self.k, self.spec
+        self._load_queries()
+        m, total = k.var(k.const(LOWEST, self.stat)), k.var(k.zero(self.stat))
+        begin, end = self.item["key_begin"], self.item["key_end"]
+        page_bytes, layer_off = self.frame.int(6), self.frame.int(7)
+        shared = spec.n_head // spec.n_head_kv
+        head = self.group * spec.heads // shared * spec.page.head_bytes
+        pool = self.frame.ptr(1) + (layer_off + head)
+        with k.loop((end + (PAGE - 1)) // PAGE, start=begin // PAGE) as p:
+            home = pool + k.load(self.pages, i64, offset=p * 8, align=8) * page_bytes
+            key = p * PAGE
+            self._scores(home, key)
+            correction = self._softmax(m, total)
+            self._values(home + spec.page.v_off, k.min(end - key, PAGE), correction)
+        self._store(m.v, total.v)
+
+    def _token(self, t: int) -> Val:
+        """Token ``t`` of the tile; past its end, the last one again."""
+        return self.k.min(self.k.int(t), self.item["n_tokens"] - 1)
+
+    def _rows(self) -> list[tuple[int, int, int]]:
+        return [
+            (t * self.spec.heads + g, t, g) for t in range(self.spec.tokens) for g in range(self.spec.heads)
+        ]
+
+    def _load_queries(self) -> None:
+        """The tile's queries side by side in scratch, and zeros for its output."""
+        k, dims = self.k, self.spec.head_dim
+        width = _width(self.isa.lanes, dims)
+        stride = self.frame.int(4) * 4
+        for r, t, g in self._rows():
+            row = self.frame.ptr(0) + (self.item["token"] + self._token(t)) * stride
+            row = row + (self.group * self.spec.heads + g) * (dims * 4)
+            with k.loop(dims, step=width) as d:
+                k.store(self.q, k.load(row, f32 * width, offset=d * 4), offset=d * 4 + r * dims * 4)
+                k.store(self.o, k.zero(f32 * width), offset=d * 4 + r * dims * 4)
+
+    def _scores(self, home: Val, key: Val) -> None:
+        """P = masked Q K^T of one page."""
+        k, isa, spec = self.k, self.isa, self.spec
+        fmt, lanes, dims = spec.page.fmt, isa.lanes, spec.head_dim
+        vectors = PAGE // lanes
+        at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
+        while vectors % at_once:
+            at_once -= 1
+        for first in range(0, vectors, at_once):
+            columns = range(first, first + at_once)
+            sums = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
+
+            def dots(start: Val, count: int, into: list[list[Var]], columns: range = columns) -> None:
+                with k.loop(start + count, start=start) as d:
+                    keys = [
+                        fmt.load(k, isa, home + (d * PAGE + c * lanes) * fmt.n_bytes, lanes)
+                        for c in columns
+                    ]
+                    for r, row in enumerate(into):
+                        q = k.splat(k.load(self.q, f32, offset=d * 4 + r * dims * 4), f32 * lanes)
+                        for c, key_ in enumerate(keys):
+                            row[c].v = k.fma(q, key_, row[c].v)
+
+            if fmt.scaled:
+                scales = home + spec.page.codes_bytes
+                with k.loop(dims // BLOCK) as b:
+                    part = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
+                    dots(b * BLOCK, BLOCK, part)
+                    for i, c in enumerate(columns):
+                        d_k = k.load(scales, f32 * lanes, offset=(b * PAGE + c * lanes) * 4)
+                        for r in range(spec.rows):
+                            sums[r][i].v = k.fma(part[r][i].v, d_k, sums[r][i].v)
+            else:
+                dots(k.int(0), dims, sums)
+            for i, c in enumerate(columns):
+                self._mask_and_store(key, c * lanes, [row[i].v for row in sums])
+
+    def _mask_and_store(self, key: Val, column: int, rows: list[Val]) -> None:
+        k, lanes = self.k, self.isa.lanes
+        iota = k.const(range(column, column + lanes), i32 * lanes)
+        position = k.splat(key.to(i32), iota.ty) + iota
+        begin = k.splat(self.item["key_begin"].to(i32), iota.ty)
+        end = k.splat(self.item["key_end"].to(i32), iota.ty)
+        inside = (position >= begin) & (position < end)
+        lowest = k.const(float("-inf"), f32 * lanes)
+        for r, t, _ in self._rows():
+            here = k.splat((self.item["position"] + self._token(t)).to(i32), iota.ty)
+            seen = inside & (position <= here)
+            if self.spec.window:
+                seen = seen & (position > here - self.spec.window)
+            assert seen.ty.scalar == boolean
+            score = rows[r]
+            if self.spec.softcap:
+                score = math.tanh(k, score * (1 / self.spec.softcap)) * self.spec.softcap
+            k.store(self.p, k.select(seen, score, lowest), offset=4 * (r * PAGE + column))
+
+    def _softmax(self, m: Var, total: Var) -> Val:
+        """P = e**(S - m'); updates m and l, returns the correction of what was summed before."""
+        k, lanes = self.k, self.isa.lanes
+        rows, vectors = range(self.spec.rows), range(PAGE // lanes)
+        scores = [
+            [k.load(self.p, f32 * lanes, offset=4 * (r * PAGE + c * lanes)) for c in vectors] for r in rows
+        ]
+        top = k.const(LOWEST, self.stat)
+        for r in rows:
+            best = scores[r][0]
+            for v in scores[r][1:]:
+                best = k.max(best, v)
+            top = k.insert(top, k.fold(best, k.max), r)
+        old = m.v
+        new = k.max(old, top)
+        m.v = new
+        correction = math.exp(k, old - new)
+        sums = k.zero(self.stat)
+        for r in rows:
+            shift = k.splat(k.extract(new, r), f32 * lanes)
+            parts = [math.exp(k, v - shift) for v in scores[r]]
+            for c, p in enumerate(parts):
+                k.store(self.p, p, offset=4 * (r * PAGE + c * lanes))
+            line = parts[0]
+            for p in parts[1:]:
+                line = line + p
+            sums = k.insert(sums, k.sum(line), r)
+        total.v = k.fma(total.v, correction, sums)
+        return correction
+
+    def _values(self, home: Val, n_keys: Val, correction: Val) -> None:
+        """O = O c + P V. Keys past the last one are not read: what lies there may be anything."""
+        k, isa, spec = self.k, self.isa, self.spec
+        fmt, dims = spec.page.fmt, spec.head_dim
+        width = _width(isa.lanes, BLOCK if fmt.scaled else dims)
+        vectors = dims // width
+        at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
+        while vectors % at_once:
+            at_once -= 1
+        scales = home + spec.page.codes_bytes
+        with k.loop(vectors, step=at_once) as first:
+            sums = []
+            for r in range(spec.rows):
+                c = k.splat(k.extract(correction, r), f32 * width)
+                sums.append(
+                    [
+                        k.var(k.load(self.o, f32 * width, offset=(first + i) * (4 * width) + r * dims * 4) * c)
+                        for i in range(at_once)
+                    ]
+                )
+            with k.loop(n_keys) as j:
+                values = []
+                for i in range(at_once):
+                    column = (first + i) * width
+                    v = fmt.load(k, isa, home + (j * dims + column) * fmt.n_bytes, width)
+                    if fmt.scaled:
+                        at = (j * (dims // BLOCK) + column // BLOCK) * 4
+                        v = v * k.splat(k.load(scales, f32, offset=at), v.ty)
+                    values.append(v)
+                for r in range(spec.rows):
+                    p = k.splat(k.load(self.p, f32, offset=j * 4 + r * PAGE * 4), f32 * width)
+                    for i, v in enumerate(values):
+                        sums[r][i].v = k.fma(p, v, sums[r][i].v)
+            for r in range(spec.rows):
+                for i in range(at_once):
+                    k.store(self.o, sums[r][i].v, offset=(first + i) * (4 * width) + r * dims * 4)
+
+    def _store(self, m: Val, total: Val) -> None:
+        k, spec, dims = self.k, self.spec, self.spec.head_dim
+        width = _width(self.isa.lanes, dims)
+        partial = self.item["partial"]
+        with k.if_else(partial < 0) as (whole, part):
+            with whole:
+                inverse = 1.0 / total
+                for r, t, g in self._rows():
+                    row = self.frame.ptr(2) + (self.item["token"] + self._token(t)) * self.frame.int(5) * 4
+                    row = row + (self.group * spec.heads + g) * (dims * 4)
+                    factor = k.splat(k.extract(inverse, r), f32 * width)
+                    with k.loop(dims, step=width) as d:
+                        o = k.load(self.o, factor.ty, offset=d * 4 + r * dims * 4)
+                        k.store(row, o * factor, offset=d * 4)
+            with part:
+                record = (partial * spec.n_groups + self.group) * (spec.rows * (dims + 2) * 4)
+                for r in range(spec.rows):
+                    row = self.frame.ptr(3) + (record + r * (dims + 2) * 4)
+                    with k.loop(dims, step=width) as d:
+                        k.store(row, k.load(self.o, f32 * width, offset=d * 4 + r * dims * 4), offset=d * 4)
+                    k.store(row, k.extract(m, r), offset=dims * 4)
+                    k.store(row, k.extract(total, r), offset=dims * 4 + 4)
+
+
+@dataclass(frozen=True)
+class Merge(Spec):
+    """Joins the items of one tile: ``out = sum O_i e**(m_i - m) / sum l_i e**(m_i - m)``, in the order of the keys.
+
+    Arguments: ``partials, out, out_stride``. Items: merges x head groups.
+    """
+
+    op: ClassVar[str] = "merge"
+    n_groups: int
+    heads: int
+    tokens: int
+    head_dim: int
+    local: bool = False
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        partials, out, out_stride = frame.ptr(0), frame.ptr(1), frame.int(2)
+        merges = frame.run(f"attn_merges_{'local' if self.local else 'global'}", ptr)
+        rows, dims = self.tokens * self.heads, self.head_dim
+        width = _width(isa.lanes, dims)
+        floats = f32 * width
+        record = self.n_groups * rows * (dims + 2) * 4
+        with k.loop(frame.end, start=frame.begin) as index:
+            merge, group = merges + index // self.n_groups * MERGE.itemsize, index % self.n_groups
+            token, n_tokens, first, n = (k.load(merge, i64, offset=8 * i) for i in range(4))
+            with k.loop(n_tokens * self.heads) as r:
+                source = partials + (first * record + (group * rows + r) * ((dims + 2) * 4))
+                m, total = k.var(k.const(LOWEST, f32)), k.var(k.const(0.0, f32))
+                with k.loop(n) as i:
+                    m.v = k.max(m.v, k.load(source, f32, offset=i * record + dims * 4))
+                row = out + (token + r // self.heads) * out_stride * 4
+                row = row + (group * self.heads + r % self.heads) * (dims * 4)
+                with k.loop(dims, step=width) as d:
+                    o = k.var(k.zero(floats))
+                    total.v = k.const(0.0, f32)
+                    with k.loop(n) as i:
+                        at = source + i * record
+                        gain = math.exp(k, k.splat(k.load(at, f32, offset=dims * 4) - m.v, floats))
+                        o.v = k.fma(k.load(at, floats, offset=d * 4), gain, o.v)
+                        total.v = k.fma(k.load(at, f32, offset=dims * 4 + 4), k.extract(gain, 0), total.v)
+                    k.store(row, o.v * k.splat(1.0 / total.v, floats), offset=d * 4)
+
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        partials, out, out_stride = arrays[:3]
+        dims, rows = self.head_dim, self.tokens * self.heads
+        record = self.n_groups * rows * (dims + 2)
+        data = partials[: partials.size // record * record].reshape(-1, self.n_groups, rows, dims + 2)
+        out = out.reshape(-1, out_stride)
+        for merge in run.attn_merges_local if self.local else run.attn_merges_global:
+            part = data[int(merge["partial"]) :][: int(merge["n_partials"])].astype(np.float64)
+            gain = np.exp(part[..., dims] - part[..., dims].max(0))
+            o = (part[..., :dims] * gain[..., None]).sum(0) / (part[..., dims + 1] * gain).sum(0)[..., None]
+            for t in range(int(merge["n_tokens"])):
+                for group in range(self.n_groups):
+                    column = group * self.heads * dims
+                    block = o[group, t * self.heads : (t + 1) * self.heads]
+                    out[int(merge["token"]) + t, column : column + block.size] = block.ravel()
+
+
+def _width(most: int, n: int) -> int:
+    width = most
+    while n % width:
+        width //= 2
+    return width

@@ -1,0 +1,168 @@
+"""Pages of keys and values: how one is laid out, and the formats that it may hold.
+
+A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head it keeps the keys
+transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by one value of the query with no sum across
+lanes, then the values ``[PAGE, head_dim]``. ``q8_0`` has f32 scales per token and 32 dims behind each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.errors import UnsupportedError
+from treadle.jit.types import f16, f32, i8, i32, u16, u32
+from treadle.kernels.act import BLOCK, bf16_bits, to_bf16_bits
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.values import Builder, Val
+
+PAGE = 32  # tokens: with f16 a row of transposed keys is one cache line
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """A way to hold keys and values. ``load(k, isa, p, n)`` gives ``f32 * n`` (codes, where scaled); ``narrow`` the inverse."""
+
+    name: str
+    n_bytes: int  # a value
+    scaled: bool
+    load: Callable[[Builder, Isa, Val, int], Val]
+    narrow: Callable[[Builder, Isa, Val], Val]
+    to_numpy: Callable[[np.ndarray], np.ndarray]  # bytes to float64 values or codes
+    from_numpy: Callable[[np.ndarray], np.ndarray]
+
+
+def _load_f16(k: Builder, isa: Isa, p: Val, n: int) -> Val:
+    wide: Val = isa.widen_f16(k, k.load(p, f16 * n))
+    return wide
+
+
+def _narrow_f16(k: Builder, isa: Isa, x: Val) -> Val:
+    # Clamped: an infinity kept here would turn every masked key (0 * inf) into NaN.
+    half: Val = isa.narrow_f16(k, k.max(k.min(x, 65504.0), -65504.0))
+    return half
+
+
+F16_KV = KVFormat(
+    "f16",
+    2,
+    False,
+    _load_f16,
+    _narrow_f16,
+    lambda b: b.view(np.float16).astype(np.float64),
+    lambda x: np.clip(x, -65504, 65504).astype(np.float16).view(np.uint8),
+)
+BF16_KV = KVFormat(
+    "bf16",
+    2,
+    False,
+    lambda k, isa, p, n: (k.load(p, u16 * n).to(u32) << 16).bits(f32 * n),
+    lambda k, isa, x: bf16_bits(k, x),
+    lambda b: (b.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64),
+    lambda x: to_bf16_bits(x).view(np.uint8),
+)
+F32_KV = KVFormat(
+    "f32",
+    4,
+    False,
+    lambda k, isa, p, n: k.load(p, f32 * n),
+    lambda k, isa, x: x,
+    lambda b: b.view(np.float32).astype(np.float64),
+    lambda x: x.astype(np.float32).view(np.uint8),
+)
+Q8_0_KV = KVFormat(
+    "q8_0",
+    1,
+    True,
+    lambda k, isa, p, n: k.load(p, i8 * n).to(f32),
+    lambda k, isa, x: k.round(x).to(i32).to(i8),
+    lambda b: b.view(np.int8).astype(np.float64),
+    lambda x: np.rint(x).astype(np.int8).view(np.uint8),
+)
+KV_FORMATS = {row.name: row for row in (F16_KV, BF16_KV, F32_KV, Q8_0_KV)}
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Byte offsets inside one layer's part of a page."""
+
+    kv: str
+    n_head_kv: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        if self.kv not in KV_FORMATS:
+            raise UnsupportedError(f"no KV format {self.kv!r}; there are {', '.join(KV_FORMATS)}")
+        if self.fmt.scaled and self.head_dim % BLOCK:
+            raise UnsupportedError(
+                f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, not {self.head_dim}"
+            )
+
+    @property
+    def fmt(self) -> KVFormat:
+        return KV_FORMATS[self.kv]
+
+    @property
+    def codes_bytes(self) -> int:
+        return PAGE * self.head_dim * self.fmt.n_bytes
+
+    @property
+    def scales_bytes(self) -> int:
+        return PAGE * self.head_dim // BLOCK * 4 if self.fmt.scaled else 0
+
+    @property
+    def v_off(self) -> int:
+        """Where a head's values start."""
+        return self.codes_bytes + self.scales_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        return 2 * self.v_off
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.n_head_kv * self.head_bytes
+
+    # -- numpy's view ---------------------------------------------------------------------------
+
+    def head_ref(self, pool: np.ndarray, page: int, page_bytes: int, layer_off: int, head: int) -> np.ndarray:
+        """The bytes of one head in one page."""
+        start = page * page_bytes + layer_off + head * self.head_bytes
+        return pool[start : start + self.head_bytes]
+
+    def read_ref(self, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of one head, float64 ``[PAGE, head_dim]`` each."""
+        out = []
+        for off, shape in ((0, (self.head_dim, PAGE)), (self.v_off, (PAGE, self.head_dim))):
+            x = self.fmt.to_numpy(head[off : off + self.codes_bytes]).reshape(shape)
+            x = x.T if off == 0 else x
+            if self.fmt.scaled:
+                at = off + self.codes_bytes
+                scale = head[at : at + self.scales_bytes].view(np.float32).astype(np.float64)
+                scale = scale.reshape(-1, PAGE).T if off == 0 else scale.reshape(PAGE, -1)
+                x = (x.reshape(PAGE, -1, BLOCK) * scale[:, :, None]).reshape(PAGE, -1)
+            out.append(x)
+        return out[0], out[1]
+
+    def write_ref(self, head: np.ndarray, place: int, key: np.ndarray, value: np.ndarray) -> None:
+        """Write one token's key and value ``[head_dim]``."""
+        for off, x, transposed in ((0, key, True), (self.v_off, value, False)):
+            x = x.astype(np.float32)
+            if self.fmt.scaled:
+                blocks = x.reshape(-1, BLOCK)
+                d = np.abs(blocks).max(-1) * np.float32(1 / 127)
+                inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
+                x = (blocks * inverse[:, None]).reshape(-1)
+                at = off + self.codes_bytes
+                scales: Any = head[at : at + self.scales_bytes].view(np.float32)
+                scales = scales.reshape(-1, PAGE).T if transposed else scales.reshape(PAGE, -1)
+                scales[place] = d
+            codes = head[off : off + self.codes_bytes].reshape(-1, self.fmt.n_bytes)
+            index = np.arange(self.head_dim)
+            index = index * PAGE + place if transposed else place * self.head_dim + index
+            codes[index] = self.fmt.from_numpy(x).reshape(-1, self.fmt.n_bytes)

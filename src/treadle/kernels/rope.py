@@ -1,0 +1,165 @@
+"""Rotary positions, and the keys and values into their pages: all that happens between qkv and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from treadle.jit.types import f32, ptr
+from treadle.kernels.act import BLOCK
+from treadle.kernels.elementwise import mean_square
+from treadle.kernels.kv import PAGE, PageLayout
+from treadle.kernels.spec import Frame, Spec
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.values import Builder, Val
+
+
+@dataclass(frozen=True)
+class RopeStore(Spec):
+    """For every token and key/value head: norm (if any) and rotate its queries and its key; put key and value into the cache.
+
+    Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair; pairs are neighbours
+    ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by ``scale`` and stay, f32, where they were.
+    Arguments: ``qkv, q_norm, k_norm, pool, stride, k_column, v_column, page_bytes, layer_off``. Items: tokens x n_head_kv.
+    """
+
+    op: ClassVar[str] = "rope"
+    style: str
+    kv: str
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    rope_dims: int
+    scale: float
+    eps: float = 0.0  # of the q/k norm; 0: there is none
+    local: bool = False  # the sliding-window layers' tables and pool
+
+    @property
+    def page(self) -> PageLayout:
+        return PageLayout(self.kv, self.n_head_kv, self.head_dim)
+
+    @property
+    def scratch(self) -> int:
+        return 2 * 4 * (self.head_dim + 64)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        names = "local" if self.local else "global"
+        qkv, q_norm, k_norm, pool = (frame.ptr(i) for i in range(4))
+        stride, k_column, v_column, page_bytes, layer_off = (frame.int(i) for i in range(4, 9))
+        tables, slots = frame.run(f"rope_{names}", ptr), frame.run(f"kv_slots_{names}", ptr)
+        queries = self.n_head // self.n_head_kv
+        tmp = frame.scratch
+        with k.loop(frame.end, start=frame.begin) as item:
+            n, head = item // self.n_head_kv, item % self.n_head_kv
+            row = qkv + n * stride * 4
+            table = tables + n * (self.rope_dims * 4)
+            with k.loop(queries) as g:
+                q = row + (head * queries + g) * (self.head_dim * 4)
+                self._rotate(k, isa, q, q, table, q_norm, self.scale)
+            at = row + (k_column + head * self.head_dim) * 4
+            self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
+            slot = k.load(slots, n.ty, offset=n * 8)
+            home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
+            self._store(k, isa, tmp, home, slot % PAGE, transposed=True)
+            value = row + (v_column + head * self.head_dim) * 4
+            self._store(k, isa, value, home + self.page.v_off, slot % PAGE, transposed=False)
+
+    def _rotate(
+        self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
+    ) -> None:
+        """One head, ``x`` to ``out`` (which may be the same)."""
+        half, dims = self.rope_dims // 2, self.head_dim
+        gain = None
+        if self.eps:
+            gain = 1.0 / k.sqrt(mean_square(k, x, dims, isa.lanes) + self.eps) * scale
+
+        def scaled(v: Val, at: int) -> Val:
+            if gain is not None:
+                return v * k.splat(gain, v.ty) * k.load(weight, v.ty, offset=at * 4)
+            return v * scale if scale != 1.0 else v
+
+        width = _width(isa.lanes, half)
+        pairs = f32 * width
+        for i in range(0, half, width):
+            cos = k.load(table, pairs, offset=i * 4)
+            sin = k.load(table, pairs, offset=(half + i) * 4)
+            if self.style == "neox":
+                a = scaled(k.load(x, pairs, offset=i * 4), i)
+                b = scaled(k.load(x, pairs, offset=(half + i) * 4), half + i)
+            else:
+                both = scaled(k.load(x, f32 * (2 * width), offset=i * 8), 2 * i)
+                a = k.shuffle(both, both, range(0, 2 * width, 2))
+                b = k.shuffle(both, both, range(1, 2 * width, 2))
+            first, second = a * cos - b * sin, a * sin + b * cos
+            if self.style == "neox":
+                k.store(out, first, offset=i * 4)
+                k.store(out, second, offset=(half + i) * 4)
+            else:
+                order = [j + width * odd for j in range(width) for odd in range(2)]
+                k.store(out, k.shuffle(first, second, order), offset=i * 8)
+        width = _width(isa.lanes, dims - 2 * half) if dims > 2 * half else 1
+        for i in range(2 * half, dims, width):
+            k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
+
+    def _store(self, k: Builder, isa: Isa, x: Val, home: Val, place: Val, *, transposed: bool) -> None:
+        """One head's key or value, narrowed, into its page."""
+        fmt, dims = self.page.fmt, self.head_dim
+        width = BLOCK if fmt.scaled else _width(2 * isa.lanes, dims)
+        scales = home + self.page.codes_bytes
+        with k.loop(dims // width) as b:
+            v = k.load(x, f32 * width, offset=b * (4 * width))
+            if fmt.scaled:
+                d = k.fold(k.abs(v), k.max) * (1 / 127)
+                inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
+                v = v * k.splat(inverse, v.ty)
+                at = b * PAGE + place if transposed else place * (dims // BLOCK) + b
+                k.store(scales, d, offset=at * 4)
+            narrow = fmt.narrow(k, isa, v)
+            if not transposed:
+                k.store(home, narrow, offset=(place * dims + b * width) * fmt.n_bytes)
+            else:
+                to = home + (b * (width * PAGE) + place) * fmt.n_bytes
+                for lane in range(width):
+                    k.store(to, k.extract(narrow, lane), offset=lane * PAGE * fmt.n_bytes)
+
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        qkv, q_norm, k_norm, pool, stride, k_column, v_column, page_bytes, layer_off = arrays[:9]
+        n, dims, half = int(run["n_tokens"]), self.head_dim, self.rope_dims // 2
+        rows = qkv.reshape(-1, stride)[:n]
+        tables = (run.rope_local if self.local else run.rope_global).astype(np.float64)
+        slots = run.kv_slots_local if self.local else run.kv_slots_global
+
+        def rotate(x: np.ndarray, weight: Any) -> np.ndarray:
+            x = x.astype(np.float64)
+            if self.eps:
+                x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight[:dims]
+            y = x.copy()
+            ia = np.arange(half) if self.style == "neox" else np.arange(0, 2 * half, 2)
+            ib = ia + (half if self.style == "neox" else 1)
+            cos, sin = tables[:, None, 0], tables[:, None, 1]
+            y[..., ia] = x[..., ia] * cos - x[..., ib] * sin
+            y[..., ib] = x[..., ia] * sin + x[..., ib] * cos
+            return y
+
+        q = rows[:, : self.n_head * dims].reshape(n, self.n_head, dims)
+        key = rows[:, k_column : k_column + self.n_head_kv * dims].reshape(n, self.n_head_kv, dims)
+        value = rows[:, v_column : v_column + self.n_head_kv * dims].reshape(key.shape)
+        keys = rotate(key, k_norm)
+        rows[:, : self.n_head * dims] = (rotate(q, q_norm) * self.scale).reshape(n, -1)
+        for i, slot in enumerate(slots[:n]):
+            for head in range(self.n_head_kv):
+                home = self.page.head_ref(pool, int(slot) // PAGE, page_bytes, layer_off, head)
+                self.page.write_ref(home, int(slot) % PAGE, keys[i, head], value[i, head])
+
+
+def _width(most: int, n: int) -> int:
+    """The widest vector, of at most ``most`` lanes, that divides ``n``."""
+    width = most
+    while n % width:
+        width //= 2
+    return width

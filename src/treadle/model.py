@@ -1,0 +1,259 @@
+"""A model as a library user sees it: text in, text out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.errors import ContextFullError, TemplateError, TreadleError
+from treadle.files.gguf import open_gguf
+from treadle.generation import Generation
+from treadle.models.config import load_config
+from treadle.runtime.machine import usable_threads
+from treadle.sampling import Sampler, Sampling
+from treadle.session import Engine, Part, Session
+
+if TYPE_CHECKING:
+    from treadle.plan import Plan
+    from treadle.text.template import ChatTemplate
+    from treadle.text.tokenizer import Tokenizer
+
+DEFAULT_CONTEXT = 4096  # tokens; the model's own, where that is smaller
+Progress = Callable[[str, int, int], None]
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    threads: int | None = None,
+    context: int | None = None,
+    deterministic: bool = False,
+    kv: str = "f16",
+    n_sequences: int = 1,
+    isa: str | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Open a GGUF file (or the first shard of one); without a path, the small model inside the package.
+
+    The file is mapped, not read. ``threads``: None for as many as this machine has performance cores to use; ``context``:
+    tokens a sequence may hold, None for the model's own up to 4096; ``deterministic``: results do not depend on what else
+    is in a batch; ``kv``: keys and values as "f16", "bf16" or "q8_0"; ``n_sequences``: full sequences to hold at once;
+    ``isa``: an instruction set's name, None for the best here; ``progress(stage, done, total)`` is called during long work.
+
+    Raises FileError, UnsupportedError, and TreadleError for settings out of range.
+    """
+    return Model(
+        path,
+        threads=threads,
+        context=context,
+        deterministic=deterministic,
+        kv=kv,
+        n_sequences=n_sequences,
+        isa=isa,
+        progress=progress,
+    )
+
+
+class Model:
+    """A loaded model; see ``load``. Use it as a context manager, or ``close`` it, to stop its threads."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        threads: int | None,
+        context: int | None,
+        deterministic: bool,
+        kv: str,
+        n_sequences: int,
+        isa: str | None,
+        progress: Progress | None,
+    ) -> None:
+        from treadle.isa import choose
+        from treadle.jit.compile import host_features
+
+        began = time.perf_counter()
+        if threads is not None and not 1 <= threads <= 1024:
+            raise TreadleError(f"threads={threads}: expected 1 to 1024")
+        if context is not None and context < 1:
+            raise TreadleError(f"context={context}: expected at least 1")
+        self.path = packaged_model() if path is None else Path(path)
+        self.gguf = open_gguf(self.path)
+        self.config = load_config(self.gguf)
+        self.n_threads = threads or usable_threads()[0]
+        self.n_ctx = context or min(self.config.n_ctx_train, DEFAULT_CONTEXT)
+        self.isa = choose(host_features(), isa)
+        self.engine = Engine(
+            self.gguf,
+            self.config,
+            self.isa,
+            n_threads=self.n_threads,
+            n_ctx=self.n_ctx,
+            kv=kv,
+            n_sequences=n_sequences,
+            deterministic=deterministic,
+            progress=progress,
+        )
+        self.load_s = time.perf_counter() - began
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer, built when it is first needed."""
+        from treadle.text.tokenizer import load_tokenizer
+
+        return load_tokenizer(self.gguf)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The file's chat template, or the built-in one of its family."""
+        from treadle.text.template import load_template
+
+        return load_template(self.gguf, self.config.arch.name)
+
+    @cached_property
+    def _session(self) -> Session:
+        """Where ``generate`` and ``chat`` keep what they have read, so that a next prompt with the same start is quick."""
+        return self.session()
+
+    def session(self) -> Session:
+        """A new sequence of tokens of its own. Close it to give its pages back."""
+        return Session(self.engine)
+
+    # -- text -----------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
+        """Token ids. ``bos`` None: as the file says; ``special``: names of control tokens in the text become those tokens."""
+        return self.tokenizer.encode(text, bos=bos, special=special)
+
+    def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Text of token ids; control tokens only with ``special``."""
+        return self.tokenizer.decode(list(ids), special=special)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        grammar: str | None = None,
+        json_schema: str | dict[str, Any] | None = None,
+        session: Session | None = None,
+    ) -> Generation:
+        """Complete a prompt: an iterator of pieces of text.
+
+        ``stop``: the text ends before any of these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a
+        schema it must satisfy; ``session``: whose pages to use, None for the model's own.
+
+        Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
+        """
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise TreadleError("the prompt is empty, and this model has no token to begin a text with")
+        constraint = self._constraint(grammar, json_schema)
+        tokenizer = self.tokenizer
+        sampler = Sampler(
+            sampling or Sampling(),
+            self.config.n_vocab,
+            eog=tokenizer.eog,
+            tokenizer=tokenizer,
+            constraint=constraint,
+        )
+        return Generation(
+            session or self._session,
+            tokenizer,
+            sampler,
+            ids,
+            max_tokens=max_tokens,
+            stop=stop,
+            load_s=self.load_s,
+        )
+
+    def chat(
+        self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **settings: Any
+    ) -> Generation:
+        """Answer a conversation: ``messages`` of ``{"role", "content"}``; ``settings`` are those of ``generate``.
+
+        A last message of the assistant is gone on with: words put into the model's mouth. Raises TemplateError too.
+        """
+        if not messages:
+            raise TemplateError("a conversation without a message")
+        text = self.chat_prompt(messages, tools=tools)
+        bos = self.tokenizer.bos
+        starts = bos is not None and text.startswith(self.tokenizer.piece(bos))
+        return self.generate(self.tokenize(text, bos=False if starts else None), **settings)
+
+    def chat_prompt(
+        self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """The text that the model's template makes of a conversation."""
+        *earlier, last = messages
+        if last["role"] != "assistant" or not earlier:
+            return self.template.render(list(messages), add_generation_prompt=True, tools=tools)
+        return self.template.render(earlier, add_generation_prompt=True, tools=tools) + last["content"]
+
+    def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
+        if grammar is None and json_schema is None:
+            return None
+        from treadle.errors import GrammarError
+        from treadle.text.grammar import Grammar
+
+        if grammar is not None and json_schema is not None:
+            raise GrammarError("a grammar and a JSON schema at once: choose one")
+        if grammar is not None:
+            return Grammar.from_gbnf(grammar, self.tokenizer).matcher()
+        return Grammar.from_json_schema(json_schema, self.tokenizer).matcher()
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
+        if not len(ids):
+            raise TreadleError("no tokens")
+        if len(ids) > self.n_ctx:
+            raise ContextFullError(f"{len(ids)} tokens do not fit the context of {self.n_ctx}")
+        session = self.session()
+        try:
+            return session.logits(list(ids))
+        finally:
+            session.close()
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Mean of the last layer's normed states over each text's tokens, scaled to length 1: float32 ``[n_texts, n_embd]``."""
+        rows = [self.engine.embed(self.tokenize(text)) for text in texts]
+        return np.stack(rows) if rows else np.zeros((0, self.config.n_embd), np.float32)
+
+    def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
+        """The steps that a batch of ``n_tokens`` runs."""
+        return self.engine.plan(n_tokens, n_outputs)
+
+    def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
+        """Seconds of each step, by label, of one run of ``n_tokens`` (at most 512) behind ``depth`` others."""
+        session = self.session()
+        try:
+            if depth:
+                session.feed([0] * depth)
+            return self.engine.run_timed([Part(session.seq, [0] * n_tokens)])
+        finally:
+            session.close()
+
+    def close(self) -> None:
+        """Stop the threads and let go of the file."""
+        self.engine.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def packaged_model() -> Path:
+    """The small model that ships inside the package."""
+    return Path(__file__).resolve().parent / "data" / "demo.gguf"

@@ -1,0 +1,180 @@
+"""The compiled step loop: what every thread of the team runs, from the first step of a plan to the last.
+
+One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and the next item of it. A thread takes
+items by moving that word on with a compare-and-swap, which fails if the step is no longer current; whoever finishes a step's
+last item moves the word to the next step. So a step ends when its items are done, not when all threads have come by: a thread
+that the kernel has put aside, or that is still waking up, delays nobody as long as it holds no item.
+
+Between runs a worker spins for a while and then sleeps on a futex; an idle team costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from treadle.jit.types import i32, i64, ptr
+from treadle.kernels.spec import Frame, Spec
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.values import Builder, Val
+
+ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
+STEP_FIELDS = ("kernel", "args", "base", "count_off", "per", "chunk")
+STEP = np.dtype([(name, "i8") for name in STEP_FIELDS])
+JOB_FIELDS = (
+    "epoch",  # of the run's first step
+    "n_steps",
+    "steps",  # *STEP
+    "run",  # *RUN_STATE
+    "times",  # *timespec, where each step's start is noted, or 0
+    "stop",  # workers leave
+    "spins",  # polls without work before a worker sleeps
+    "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
+    "offer",  # void (*)(): offer the processor to somebody else
+    "clock",  # int (*)(int, timespec *)
+)
+LINE = 64  # claim, done, generation and sleepers have a cache line each
+CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
+TEAM_BYTES = JOB + 8 * len(JOB_FIELDS)
+OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
+TIMESPEC = 16  # bytes
+MONOTONIC = 1  # clock_gettime's clock
+
+
+@dataclass(frozen=True)
+class Work(Spec):
+    """``args`` is the team; ``begin`` is 1 for the caller of a run, who returns at its end, and 0 for a worker, who waits."""
+
+    op: ClassVar[str] = "work"
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        _Loop(k, isa, frame).emit()
+
+
+class _Loop:
+    def __init__(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        self.k, self.isa = k, isa
+        self.team, self.is_caller, self.scratch = frame.args, frame.begin.eq(1), frame.scratch
+        names = ("poll", "look", "enter", "empty", "idle", "claim", "full", "finish", "leave")
+        self.at = {name: k.label(name) for name in names}
+        zero = k.int(0)
+        self.epoch, self.polls = k.var(k.int(-1)), k.var(zero)
+        self.step, self.run, self.first = k.var(self.team), k.var(self.team), k.var(zero)
+        self.total, self.chunk, self.seen = k.var(zero), k.var(k.int(1)), k.var(k.const(0, i32))
+
+    def emit(self) -> None:
+        k, at = self.k, self.at
+        k.goto(at["poll"])
+        k.at(at["poll"])
+        # Read before the claim: if a run starts in between, the futex sees another generation and does not sleep.
+        self.seen.v = k.atomic_load(self.team + GENERATION, i32)
+        word = k.atomic_load(self.team + CLAIM, i64)
+        epoch = word >> ITEM_BITS
+        k.branch(epoch.eq(self.epoch.v), at["look"], at["enter"])
+
+        k.at(at["enter"])
+        self._enter(epoch)
+
+        k.at(at["look"])
+        item = word & ((1 << ITEM_BITS) - 1)
+        k.branch(item < self.total.v, at["claim"], at["full"])
+
+        k.at(at["claim"])
+        took = k.compare_swap(self.team + CLAIM, word, word + self.chunk.v)
+        execute = k.label("execute")
+        k.branch(took, execute, at["poll"])
+        k.at(execute)
+        self._execute(item)
+
+        k.at(at["full"])
+        self.isa.pause(k)
+        self.polls.v = self.polls.v + 1
+        with k.if_((self.polls.v % OFFER_EVERY).eq(0)):
+            self._call("offer", [])
+        k.goto(at["poll"])
+
+        k.at(at["idle"])
+        self._idle()
+        k.at(at["leave"])
+
+    def _job(self, field: str, ty: Any = i64) -> Val:
+        return self.k.load(self.team, ty, offset=JOB + 8 * JOB_FIELDS.index(field), align=8)
+
+    def _step(self, field: str, ty: Any = i64) -> Val:
+        return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
+
+    def _enter(self, epoch: Val) -> None:
+        """A step not seen before: read it, unless there is none."""
+        k, at = self.k, self.at
+        first, n_steps, steps, run = (
+            self._job("epoch"),
+            self._job("n_steps"),
+            self._job("steps", ptr),
+            self._job("run", ptr),
+        )
+        # What was read belongs together only if the step it describes is still the current one.
+        again = k.atomic_load(self.team + CLAIM, i64) >> ITEM_BITS
+        index = epoch - first
+        whole, ready = k.label("whole"), k.label("ready")
+        k.branch(again.eq(epoch), whole, at["poll"])
+        k.at(whole)
+        k.branch((index >= 0) & (index < n_steps), ready, at["idle"])
+        k.at(ready)
+        self.epoch.v, self.first.v, self.run.v, self.polls.v = epoch, first, run, k.int(0)
+        self.step.v = steps + index * STEP.itemsize
+        self.chunk.v = self._step("chunk")
+        self.total.v = self._step("base")
+        with k.if_(self._step("count_off") >= 0):
+            count, per = k.load(run + self._step("count_off"), i64, align=8), self._step("per")
+            self.total.v = self.total.v * ((count + (per - 1)) // per)
+        k.branch(self.total.v.eq(0), at["empty"], at["poll"])
+        k.at(at["empty"])
+        here = epoch << ITEM_BITS
+        self._stamp()
+        k.compare_swap(self.team + CLAIM, here, here + (1 << ITEM_BITS))
+        k.goto(at["poll"])
+
+    def _execute(self, item: Val) -> None:
+        """Run the items claimed; if they were the step's last to end, go to the next step."""
+        k, at = self.k, self.at
+        end = k.min(item + self.chunk.v, self.total.v)
+        args = [self._step("args", ptr), self.run.v, item, end, self.scratch]
+        k.call_pointer(self._step("kernel", ptr), None, args)
+        before = k.atomic_add(self.team + DONE, end - item)
+        k.branch((before + (end - item)).eq(self.total.v), at["finish"], at["poll"])
+        k.at(at["finish"])
+        self._stamp()
+        k.atomic_set(self.team + DONE, k.int(0))
+        k.atomic_set(self.team + CLAIM, (self.epoch.v + 1) << ITEM_BITS)
+        k.goto(at["poll"])
+
+    def _idle(self) -> None:
+        """No step to work on: the caller's run is over; a worker waits, at first awake."""
+        k, at = self.k, self.at
+        wait, stay = k.label("wait"), k.label("stay")
+        k.branch(self.is_caller, at["leave"], wait)
+        k.at(wait)
+        k.branch(self._job("stop").eq(0), stay, at["leave"])
+        k.at(stay)
+        self.isa.pause(k)
+        self.polls.v = self.polls.v + 1
+        with k.if_(self.polls.v > self._job("spins")):
+            k.atomic_add(self.team + SLEEPERS, k.int(1))
+            self._call("wait", [self.team + GENERATION, self.seen.v])
+            k.atomic_add(self.team + SLEEPERS, k.int(-1))
+            self.polls.v = k.int(0)
+        k.goto(at["poll"])
+
+    def _stamp(self) -> None:
+        """When profiling, note when the step after this one begins."""
+        k = self.k
+        with k.if_(self._job("times") > 0):
+            at = self._job("times", ptr) + (self.epoch.v + 1 - self.first.v) * TIMESPEC
+            self._call("clock", [k.const(MONOTONIC, i32), at])
+
+    def _call(self, field: str, args: list[Val]) -> None:
+        self.k.call_pointer(self._job(field, ptr), None, args)

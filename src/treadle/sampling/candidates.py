@@ -1,0 +1,101 @@
+"""The tokens still in play, and the exact selection of the k largest that keeps sampling cheap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import SamplingError
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+
+_STACK = 64  # logits that share one maximum in `largest`: both of its passes are then short
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens and their logits; a stage of the chain takes one and returns another.
+
+    A logit of -inf rules its token out: such a token counts for nothing (not in an entropy, not
+    among the k best) and leaves with the first stage that drops any.
+    """
+
+    logits: Floats  # [n]
+    ids: Ints | None = None  # [n] token ids; None: the whole vocabulary, logits[i] is token i's
+    descending: bool = False  # logits sorted, highest first
+
+    @property
+    def peak(self) -> float:
+        """The highest logit."""
+        return float(self.logits[0] if self.descending else self.logits.max())
+
+    def take(self, at: Ints, *, descending: bool = False) -> Candidates:
+        """The candidates at positions ``at``, in that order."""
+        return Candidates(self.logits[at], at if self.ids is None else self.ids[at], descending)
+
+    def head(self, n: int) -> Candidates:
+        """The first ``n`` candidates."""
+        ids = np.arange(n) if self.ids is None else self.ids[:n]
+        return Candidates(self.logits[:n], ids, self.descending)
+
+    def token(self, at: int) -> int:
+        """The token id at position ``at``."""
+        return int(at if self.ids is None else self.ids[at])
+
+    def alive(self) -> Candidates:
+        """The candidates without those ruled out."""
+        if self.logits.min() > -np.inf:
+            return self
+        return self.take(np.flatnonzero(self.logits > -np.inf), descending=self.descending)
+
+
+def largest(keys: npt.NDArray[Any], k: int) -> Ints:
+    """The positions of the k largest of ``keys`` [n], largest first; of equals, the first first.
+
+    Fewer than k where -inf keys leave fewer. Exact. The keys are seen as a grid of 64 rows, so that
+    every column has one maximum: the k-th largest of these is a floor that at least k keys reach,
+    and only columns whose maximum reaches it can hold one of the k. Sorting is left to those.
+    """
+    n = len(keys)
+    k = min(k, n)
+    lowest = np.finfo(keys.dtype).min  # a floor of -inf would let in what is ruled out
+    n_columns = n // _STACK
+    if k <= 0:
+        return np.empty(0, np.intp)
+    if n <= 1024:
+        at = np.flatnonzero(keys >= lowest)
+    elif 2 * k <= n_columns:
+        body = _STACK * n_columns
+        grid = keys[:body].reshape(_STACK, n_columns)
+        maxima = grid.max(axis=0)
+        floor = max(np.partition(maxima, n_columns - k)[n_columns - k], lowest)
+        columns = np.flatnonzero(maxima >= floor)
+        rows, among = np.nonzero(grid[:, columns] >= floor)
+        rest = np.flatnonzero(keys[body:] >= floor) + body
+        at = np.concatenate([rows * n_columns + columns[among], rest])
+    else:
+        at = np.flatnonzero(keys >= max(np.partition(keys, n - k)[n - k], lowest))
+    order: Ints = at[np.argsort(-keys[at], kind="stable")[:k]]
+    return order
+
+
+def weights(logits: Floats) -> Doubles:
+    """``exp(logit - highest)`` [n]: probabilities before they are divided by their sum."""
+    w = logits.astype(np.float64)
+    peak = w.max(initial=-np.inf)
+    if not np.isfinite(peak):
+        raise SamplingError("the samplers ruled out every token")
+    w -= peak
+    return np.exp(w, out=w)
+
+
+def probabilities(logits: Floats) -> Doubles:
+    """The softmax of ``logits`` [n]."""
+    p = weights(logits)
+    p /= p.sum()
+    return p

@@ -1,0 +1,245 @@
+"""The sampler chain: which stages run, in which order, over the logits of one sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import SamplingError
+from treadle.sampling.candidates import Candidates, Floats
+from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
+from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
+from treadle.sampling.settings import CustomSampler, Sampling
+from treadle.sampling.temperature import dynamic_temperature, temperature
+from treadle.sampling.truncation import min_p, top_k, top_n_sigma, top_p, typical, xtc
+
+
+class Constraint(Protocol):
+    """A grammar, as the chain sees it."""
+
+    def mask(self, logits: Floats, /) -> npt.NDArray[np.float32] | None:
+        """Put -inf where a token cannot follow: in ``logits`` [n_vocab], or in what it returns."""
+
+    def accept(self, id: int, /) -> object:
+        """Step past the token that was chosen."""
+
+
+class Sampler:
+    """Chooses the tokens of one sequence.
+
+    ``settings`` for a vocabulary of ``n_vocab``. ``eog``: the ids that end a text (ignore_eos
+    forbids them). ``tokenizer``: needed by DRY for its sequence breakers alone. ``constraint``:
+    masks the logits before each choice and is told of it (``accept``) after.
+
+    The order: custom samplers, logit bias, constraint, then the stages of ``settings.samplers``,
+    then the choice. Raises SamplingError for settings that do not fit the vocabulary.
+    """
+
+    def __init__(
+        self,
+        settings: Sampling,
+        n_vocab: int,
+        *,
+        eog: Collection[int] = (),
+        tokenizer: Vocabulary | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.settings, self.n_vocab, self._constraint = settings, n_vocab, constraint
+        self._tokenizer = tokenizer
+        self._bias = _bias(settings, n_vocab, eog)
+        self._custom = tuple(settings.custom or ())  # type: ignore[arg-type]
+        self._stages = _plan(settings, self)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was sampled: the seed, mirostat and adaptive-p start over."""
+        self._uniforms = Uniforms(self.settings.seed)
+        self._select = _selector(self.settings, self.n_vocab)
+
+    @property
+    def seed(self) -> int:
+        """The seed in use; give it to Sampling to get the same text again."""
+        return self._uniforms.seed
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The names of what runs, in order; a stage whose setting switches it off is absent."""
+        first = ["custom"] * (bool(self._custom) and "custom" not in self.settings.samplers)
+        first += ["logit_bias"] * (self._bias is not None)
+        first += ["constraint"] * (self._constraint is not None)
+        last = type(self._select).__name__.lower()
+        return (*first, *(name for name, _ in self._stages), last)
+
+    def sample(self, logits: npt.NDArray[np.floating[Any]], ids: list[int]) -> int:
+        """The next token id, from ``logits`` [n_vocab] (not changed) after the tokens ``ids``.
+
+        ``ids`` is everything so far, the prompt included: the penalties look at it. Raises
+        SamplingError for logits of the wrong shape, for NaN or +inf among them, and where every
+        token is ruled out.
+        """
+        c = Candidates(self._prepare(logits, ids))
+        for _, stage in self._stages:
+            c = stage(c, ids, self._uniforms)
+        token = self._select(c, ids, self._uniforms)
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        return token
+
+    def _prepare(self, logits: npt.NDArray[np.floating[Any]], ids: list[int]) -> Floats:
+        x = _checked(logits, self.n_vocab, "the model's logits")
+        if "custom" not in self.settings.samplers:
+            for custom in self._custom:
+                x = _checked(custom(x.copy(), ids), self.n_vocab, _name(custom))
+        if self._bias is not None:
+            tokens, amounts = self._bias
+            x = x.copy()
+            x[tokens] += amounts
+            x = _checked(x, self.n_vocab, "the logits after logit_bias")
+        if self._constraint is not None:
+            masked = x.copy()
+            answer = self._constraint.mask(masked)
+            x = _checked(masked if answer is None else answer, self.n_vocab, "the grammar's mask")
+        return x
+
+    def _run_custom(self, c: Candidates, ids: list[int]) -> Candidates:
+        """The custom samplers within the chain: what earlier stages ruled out stays so."""
+        for custom in self._custom:
+            x = np.full(self.n_vocab, -np.inf, np.float32)
+            at = slice(None) if c.ids is None else c.ids
+            x[at] = c.logits
+            new = _checked(custom(x, ids), self.n_vocab, _name(custom))[at]
+            c = Candidates(np.where(c.logits == -np.inf, c.logits, new), c.ids)
+        return c
+
+    def _breakers(self) -> Breakers:
+        texts = self.settings.dry_sequence_breakers
+        if not texts:
+            return {}
+        if self._tokenizer is None:
+            raise SamplingError("DRY needs the tokenizer, to find its sequence breakers")
+        return find_breakers(self._tokenizer, texts)
+
+
+def _checked(values: npt.NDArray[Any], n_vocab: int, source: str) -> Floats:
+    """``values`` as float32 [n_vocab]; one pass finds NaN, +inf and nothing but -inf."""
+    x = np.asarray(values)
+    if x.shape != (n_vocab,) or x.dtype.kind not in "fiu":
+        raise SamplingError(
+            f"{source}: expected {n_vocab} real numbers, found {x.dtype} of shape {x.shape}"
+        )
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32, copy=False)
+    peak = float(x.max())
+    if math.isnan(peak):
+        raise SamplingError(f"{source}: NaN at token {int(np.isnan(x).argmax())}")
+    if peak == math.inf:
+        raise SamplingError(f"{source}: +inf at token {int(x.argmax())}")
+    if peak == -math.inf:
+        raise SamplingError(f"{source}: every token is ruled out")
+    return x
+
+
+def _name(custom: CustomSampler) -> str:
+    return f"the custom sampler {getattr(custom, '__name__', type(custom).__name__)}"
+
+
+def _bias(
+    s: Sampling, n_vocab: int, eog: Collection[int]
+) -> tuple[npt.NDArray[np.intp], Floats] | None:
+    biases = dict(s.logit_bias) | dict.fromkeys(eog if s.ignore_eos else (), -math.inf)
+    for token in biases:
+        if not 0 <= token < n_vocab:
+            raise SamplingError(f"logit_bias: token {token} is outside the vocabulary of {n_vocab}")
+    if not biases:
+        return None
+    return np.array(list(biases), np.intp), np.array(list(biases.values()), np.float32)
+
+
+# --- the stages, one row each: from the settings to what runs, or None where they switch it off
+
+Stage = Callable[[Candidates, list[int], Uniforms], Candidates]
+
+
+def _tail(ids: list[int], n: int) -> list[int]:
+    return ids if n < 0 else ids[-n:]
+
+
+def _penalties(s: Sampling, sampler: Sampler) -> Stage | None:
+    amounts = (s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
+    if s.repeat_last_n == 0 or amounts == (1, 0, 0):
+        return None
+    return lambda c, ids, u: penalties(c, _tail(ids, s.repeat_last_n), *amounts)
+
+
+def _dry(s: Sampling, sampler: Sampler) -> Stage | None:
+    if s.dry_multiplier == 0 or s.dry_base < 1 or s.dry_penalty_last_n == 0:
+        return None
+    knobs = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, sampler._breakers())
+    return lambda c, ids, u: dry(c, _tail(ids, s.dry_penalty_last_n), *knobs)
+
+
+def _xtc(s: Sampling, sampler: Sampler) -> Stage | None:
+    if s.xtc_probability == 0 or s.xtc_threshold > 0.5:
+        return None
+
+    def stage(c: Candidates, ids: list[int], u: Uniforms) -> Candidates:
+        if len(c.logits) < 2 or u.next() > s.xtc_probability:
+            return c
+        return xtc(c, s.xtc_threshold, s.min_keep)
+
+    return stage
+
+
+def _temperature(s: Sampling, sampler: Sampler) -> Stage | None:
+    if s.dynatemp_range > 0 and not s.mirostat:
+        knobs = (s.temperature, s.dynatemp_range, s.dynatemp_exponent)
+        return lambda c, ids, u: dynamic_temperature(c, *knobs)
+    return None if s.temperature == 1 else lambda c, ids, u: temperature(c, s.temperature)
+
+
+_STAGES: dict[str, Callable[[Sampling, Sampler], Stage | None]] = {
+    "penalties": _penalties,
+    "dry": _dry,
+    "top_n_sigma": lambda s, _: (
+        None if s.top_n_sigma <= 0 else lambda c, ids, u: top_n_sigma(c, s.top_n_sigma)
+    ),
+    "top_k": lambda s, _: None if s.top_k <= 0 else lambda c, ids, u: top_k(c, s.top_k),
+    "typ_p": lambda s, _: (
+        None if s.typical_p >= 1 else lambda c, ids, u: typical(c, s.typical_p, s.min_keep)
+    ),
+    "top_p": lambda s, _: None if s.top_p >= 1 else lambda c, ids, u: top_p(c, s.top_p, s.min_keep),
+    "min_p": lambda s, _: None if s.min_p <= 0 else lambda c, ids, u: min_p(c, s.min_p, s.min_keep),
+    "xtc": _xtc,
+    "temperature": _temperature,
+    "custom": lambda s, sampler: (
+        None if not s.custom else lambda c, ids, u: sampler._run_custom(c, ids)
+    ),
+    "adaptive_p": lambda s, _: None,  # it takes the last step: see _selector
+}
+_KEEP_THE_BEST = {"top_n_sigma", "top_k", "top_p", "min_p"}
+
+
+def _plan(s: Sampling, sampler: Sampler) -> list[tuple[str, Stage]]:
+    names = tuple(s.samplers)
+    if s.mirostat:
+        names = (*(["custom"] if "custom" in names else []), "temperature")
+    if s.greedy:  # temperature leaves one token, so no stage matters from there on
+        names = names[: names.index("temperature")] if "temperature" in names else names
+    stages = [(name, stage) for name in names if (stage := _STAGES[name](s, sampler))]
+    while s.greedy and stages and stages[-1][0] in _KEEP_THE_BEST:
+        stages.pop()  # what they would keep, the argmax finds in one pass
+    return stages
+
+
+def _selector(s: Sampling, n_vocab: int) -> Selector:
+    if s.greedy:
+        return Greedy()
+    if s.mirostat:
+        return Mirostat(s.mirostat, s.mirostat_tau, s.mirostat_eta, n_vocab)
+    if "adaptive_p" in s.samplers:
+        return AdaptiveP(s.adaptive_target, s.adaptive_decay)
+    return Dist()

@@ -1,0 +1,170 @@
+"""Samplers that look back: repeat, frequency and presence penalties; DRY and its breakers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.sampling.candidates import Candidates, Doubles, Ints
+
+Breakers = Mapping[int, Sequence[tuple[int, ...]]]
+"""A token that begins a sequence breaker, and the tokens that may follow to complete it."""
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_LONGEST_TAIL = 20  # tokens of a breaker after its first; more would be compared at every token
+
+
+class Vocabulary(Protocol):
+    """What DRY needs of a tokenizer to find its sequence breakers."""
+
+    @property
+    def n_vocab(self) -> int:
+        """How many tokens there are."""
+
+    def token_bytes(self, id: int, /) -> bytes:
+        """The text of one token."""
+
+    def encode(self, text: str, /, *, bos: bool | None = None) -> list[int]:
+        """The tokens of a text."""
+
+
+def penalties(
+    c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float
+) -> Candidates:
+    """Lower the logits of the tokens in ``window``.
+
+    A positive logit is divided by ``repeat`` and another multiplied by it (dividing alone, as in
+    Keskar et al. 2019, would favour tokens with negative logits); then ``count * frequency +
+    presence`` is taken off.
+    """
+    tokens, counts = np.unique(np.asarray(window, np.intp), return_counts=True)
+    at, which = _find(c, tokens)
+    old = c.logits[at].astype(np.float64)
+    new = np.where(old <= 0, old * repeat, old / repeat) - (counts[which] * frequency + presence)
+    return _replace(c, at, new)
+
+
+def dry(
+    c: Candidates,
+    window: Sequence[int],
+    multiplier: float,
+    base: float,
+    allowed_length: int,
+    breakers: Breakers,
+) -> Candidates:
+    """Take ``multiplier * base ** (L - allowed_length)`` off tokens that continue a repetition.
+
+    L is the length of the longest sequence, at least ``allowed_length``, that ends ``window``,
+    occurs in it before, and was followed there by the token; it does not reach across a breaker.
+    """
+    n = len(window)
+    limit = _since_breaker(window, breakers)
+    if n <= allowed_length or limit < allowed_length:
+        return c
+    # Longer repetitions than this cost no more: base ** exponent ends below float32's maximum.
+    exponent_max = int(math.log(_FLOAT32_MAX) / math.log(base)) if base > 1.000001 else 0
+    history = np.asarray(window, np.intp)
+    lengths = _repeats(history, min(limit, allowed_length + exponent_max))
+    at = np.flatnonzero(lengths >= allowed_length)
+    longest: dict[int, int] = {}
+    for token, length in zip(history[at + 1].tolist(), lengths[at].tolist(), strict=True):
+        if () not in breakers.get(token, ()):  # a breaker itself may always be repeated
+            longest[token] = max(length, longest.get(token, 0))
+    tokens = np.array(sorted(longest), np.intp)
+    exponents = np.array([longest[token] - allowed_length for token in tokens.tolist()])
+    at, which = _find(c, tokens)
+    taken = np.minimum(multiplier * float(base) ** exponents[which], _FLOAT32_MAX)
+    return _replace(c, at, c.logits[at] - taken)
+
+
+def _repeats(history: Ints, cap: int) -> Ints:
+    """How many tokens up to each position but the last equal the end of history; cap at most.
+
+    All positions advance together, and drop out at their first difference.
+    """
+    n = len(history)
+    lengths = np.zeros(n - 1, np.intp)
+    at = np.arange(n - 1)
+    for length in range(cap):
+        at = at[at >= length]
+        at = at[history[at - length] == history[n - 1 - length]]
+        if not len(at):
+            break
+        lengths[at] = length + 1
+    return lengths
+
+
+def _since_breaker(window: Sequence[int], breakers: Breakers) -> int:
+    """How many tokens follow the last breaker in ``window``; all of them if it has none."""
+    n = len(window)
+    for back in range(n) if breakers else ():
+        tails = breakers.get(window[n - 1 - back], ())
+        following = tuple(window[n - back : n - back + _LONGEST_TAIL])
+        matched = [len(t) for t in tails if t == following[: len(t)]]
+        if matched:
+            return back - max(matched)
+    return n
+
+
+def _find(c: Candidates, tokens: Ints) -> tuple[Ints, Ints]:
+    """Where the ``tokens`` (sorted) are among the candidates: positions, and index of the token."""
+    if c.ids is None:
+        which = np.flatnonzero((tokens >= 0) & (tokens < len(c.logits)))
+        return tokens[which], which
+    at = np.flatnonzero(np.isin(c.ids, tokens))
+    return at, np.searchsorted(tokens, c.ids[at])
+
+
+def _replace(c: Candidates, at: Ints, new: Doubles | npt.NDArray[np.float32]) -> Candidates:
+    logits = c.logits.copy()
+    with np.errstate(over="ignore"):  # a penalty beyond float32 rules the token out
+        logits[at] = new
+    return Candidates(logits, c.ids)
+
+
+_FOUND: WeakKeyDictionary[Vocabulary, dict[str, dict[int, set[tuple[int, ...]]]]] = (
+    WeakKeyDictionary()
+)
+
+
+def find_breakers(vocabulary: Vocabulary, texts: Sequence[str]) -> Breakers:
+    """The token sequences that contain one of ``texts``: first token to the possible rests.
+
+    A token that contains the text has an empty rest; one that ends as the text begins needs the
+    tokens of what is missing. The work, about 2 us a token, is done once for a vocabulary and text.
+    """
+    found = _FOUND.setdefault(vocabulary, {})
+    missing = [text for text in texts if text not in found]
+    if missing:
+        pieces = [vocabulary.token_bytes(token) for token in range(vocabulary.n_vocab)]
+        for text in missing:
+            found[text] = _heads(vocabulary, pieces, text.encode())
+    merged: dict[int, set[tuple[int, ...]]] = {}
+    for text in texts:
+        for token, tails in found[text].items():
+            merged.setdefault(token, set()).update(tails)
+    return {token: tuple(tails) for token, tails in merged.items()}
+
+
+def _heads(
+    vocabulary: Vocabulary, pieces: Sequence[bytes], text: bytes
+) -> dict[int, set[tuple[int, ...]]]:
+    heads: dict[int, set[tuple[int, ...]]] = {
+        token: {()} for token, piece in enumerate(pieces) if text in piece
+    }
+    for n in range(1, len(text)):
+        rest = text[n:].decode(errors="ignore")
+        if rest.encode() != text[n:]:
+            continue  # within a character: no tokenizer could be asked for the rest
+        tail: tuple[int, ...] | None = None
+        for token, piece in enumerate(pieces):
+            if piece.endswith(text[:n]) and text not in piece:
+                if tail is None:
+                    tail = tuple(vocabulary.encode(rest, bos=False)[:_LONGEST_TAIL])
+                heads.setdefault(token, set()).add(tail)
+    return heads

@@ -1,0 +1,144 @@
+"""The end of the chain: one token out of the candidates. And the random numbers it takes."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from treadle.errors import SamplingError
+from treadle.sampling.candidates import Candidates, Doubles, largest, probabilities, weights
+
+
+class Uniforms:
+    """Random numbers in [0, 1) from a seed, the same on every machine and with every numpy.
+
+    Philox is a counter through a fixed cipher; numpy keeps its raw 64-bit stream for ever but may
+    change how it makes floats of it, so that is done here. ``seed``: 0 to 2**64 - 1, None: any.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = secrets.randbits(32) if seed is None else seed
+        self._stream = np.random.Philox(key=self.seed)
+
+    def next(self) -> float:
+        """The next number: 53 random bits."""
+        return float(int(self._stream.random_raw()) >> 11) * 2.0**-53
+
+
+class Selector(Protocol):
+    """Takes the last step, and may remember what it did."""
+
+    def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
+        """The token id; ``ids`` are the tokens so far."""
+
+
+def draw(w: Doubles, u: float) -> int:
+    """A position of ``w`` [n], each as likely as its weight, for a random number u in [0, 1)."""
+    cumulated = np.cumsum(w)
+    if not 0 < cumulated[-1] < math.inf:
+        raise SamplingError("the samplers ruled out every token")
+    at = int(np.searchsorted(cumulated, u * cumulated[-1], side="right"))
+    return at if at < len(w) else int(np.flatnonzero(w)[-1])  # u * sum may round up to the sum
+
+
+class Greedy:
+    """The most likely token; of equals, the first."""
+
+    def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
+        """The token id."""
+        return c.token(int(c.logits.argmax()))
+
+
+class Dist:
+    """A token drawn from the distribution."""
+
+    def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
+        """The token id."""
+        return c.token(draw(weights(c.logits), uniforms.next()))
+
+
+class Mirostat:
+    """Hold the surprise near ``tau`` bits: mu, twice tau at first, falls by eta times the excess.
+
+    Basu et al., Mirostat, 2020. Version 1 estimates the Zipf exponent from the best 100 tokens and
+    keeps as many as should give surprise mu; version 2 keeps the tokens with a surprise up to mu.
+    """
+
+    def __init__(self, version: int, tau: float, eta: float, n_vocab: int) -> None:
+        self._keep = self._keep_1 if version == 1 else self._keep_2
+        self._tau, self._eta, self._n_vocab = tau, eta, n_vocab
+        self.mu = 2 * tau
+
+    def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
+        """The token id."""
+        c = self._keep(c.alive())
+        p = probabilities(c.logits)
+        at = draw(p, uniforms.next())
+        self.mu -= self._eta * (-math.log2(p[at]) - self._tau)
+        return c.token(at)
+
+    def _keep_1(self, c: Candidates) -> Candidates:
+        best = c.logits[largest(c.logits, 100)].astype(np.float64)
+        ranks = np.arange(1, len(best))
+        t = np.log((ranks + 1) / ranks)
+        s = float((t * -np.diff(best)).sum() / (t * t).sum()) if len(t) else 0.0
+        k = _zipf_count(s, self.mu, self._n_vocab)
+        return c.take(largest(c.logits, min(k, len(c.logits))), descending=True)
+
+    def _keep_2(self, c: Candidates) -> Candidates:
+        p = probabilities(c.logits)
+        at = np.flatnonzero(p >= 2.0 ** min(-self.mu, 0.0))
+        return c.take(at if len(at) else largest(c.logits, 1))
+
+
+def _zipf_count(s: float, mu: float, n_vocab: int) -> int:
+    """How many tokens to keep for surprise mu, if the r-th likeliest has probability ~ r**-s.
+
+    ``((s - 1) * 2**mu / (1 - n_vocab**(1 - s))) ** (1 / s)``, in logarithms; at s = 1 its limit.
+    """
+    e, log_n = s - 1, math.log(max(n_vocab, 2))
+    if s <= 1e-6:  # as good as flat: the base is below or above 1, and its power 0 or infinite
+        return n_vocab if 2.0 ** min(mu, 64.0) > n_vocab - 1 else 1
+    ratio = 1 / log_n if abs(e) < 1e-9 else e / -math.expm1(-e * log_n)
+    log_k = (math.log(ratio) + mu * math.log(2)) / s
+    return max(1, int(math.exp(min(log_k, log_n))))
+
+
+class AdaptiveP:
+    """Prefer tokens near a probability, and correct for what the last tokens' average was.
+
+    llama.cpp's adaptive-p. With p a token's probability and a = 2 * target - (the decaying average
+    of the chosen tokens' p), clipped to [0, 1], the new logit is 5 - 10 d² / (1 + d),
+    d = |p - a| / 0.3. A negative target: a plain draw.
+    """
+
+    def __init__(self, target: float, decay: float) -> None:
+        self._target, self._decay = target, decay
+        self._sum = target / (1 - decay)  # as though the past had been on target
+        self._weight = 1 / (1 - decay)
+        self._pending: tuple[int, float] | None = None
+
+    def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
+        """The token id."""
+        p = probabilities(c.logits)
+        if self._target < 0:
+            return c.token(draw(p, uniforms.next()))
+        self._learn(ids)
+        aim = min(max(2 * self._target - self._sum / self._weight, 0.0), 1.0)
+        d = np.abs(p - aim) / 0.3
+        w = np.exp(-10 * d * d / (1 + d))  # the constant 5 falls out of every ratio
+        w[c.logits == -np.inf] = 0
+        at = draw(w, uniforms.next())
+        self._pending = (c.token(at), float(p[at]))
+        return c.token(at)
+
+    def _learn(self, ids: Sequence[int]) -> None:
+        """Count the last token drawn, if the sequence indeed went on with it."""
+        if self._pending and ids and ids[-1] == self._pending[0]:
+            self._sum = self._pending[1] + self._decay * self._sum
+            self._weight = 1 + self._decay * self._weight
+        self._pending = None

@@ -1,0 +1,217 @@
+"""Every knob of the sampler chain, under the names that llama.cpp's server gives them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import SamplingError
+
+CustomSampler = Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[Any]]
+"""``(logits [n_vocab], ids of all tokens so far) -> logits [n_vocab]``; -inf rules a token out."""
+
+DEFAULT_ORDER = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+NAMES = (*DEFAULT_ORDER, "adaptive_p", "custom")
+_OTHER_NAMES = {"nucleus": "top_p", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"} | {
+    "temp": "temperature"
+}
+
+_FLOATS = {  # name: (lowest, highest), both allowed
+    "temperature": (-math.inf, math.inf),
+    "dynatemp_range": (0, 1e6),
+    "dynatemp_exponent": (0, 1e6),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "top_n_sigma": (-math.inf, 1e6),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "repeat_penalty": (1e-6, 1e6),
+    "frequency_penalty": (-math.inf, math.inf),
+    "presence_penalty": (-math.inf, math.inf),
+    "dry_multiplier": (0, math.inf),
+    "dry_base": (0, math.inf),
+    "mirostat_tau": (0, 1e6),
+    "mirostat_eta": (0, 1e6),
+    "adaptive_target": (-math.inf, 1),
+    "adaptive_decay": (0, 0.99),
+}
+_INTS = {
+    "top_k": (-(2**31), 2**31 - 1),
+    "min_keep": (0, 2**31 - 1),
+    "repeat_last_n": (-1, 2**31 - 1),
+    "dry_allowed_length": (0, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "mirostat": (0, 2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen. Names and defaults are those of llama.cpp.
+
+    Raises :class:`~treadle.errors.SamplingError` for a value out of range, a number that is no
+    number, or a sampler that does not exist.
+    """
+
+    seed: int | None = None
+    """None or -1: a new seed every time; :attr:`Sampler.seed` tells which."""
+    samplers: Sequence[str] | str = DEFAULT_ORDER
+    """The stages in order; also as one string, ``"top_k;top_p;temperature"``. What is not named
+    does not run. ``adaptive_p`` always acts last, ``custom`` where it is named (else first)."""
+    temperature: float = 0.8
+    """Logits are divided by it; 0 or less is greedy."""
+    dynatemp_range: float = 0.0
+    """Above 0: temperature ± this much, low where the model is sure, high where it is not."""
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    """Keep the k most likely tokens; 0 or less keeps all."""
+    top_p: float = 0.95
+    """Keep the most likely tokens until their probabilities reach p; 1 keeps all."""
+    min_p: float = 0.05
+    """Keep tokens at least this fraction as likely as the likeliest; 0 keeps all."""
+    typical_p: float = 1.0
+    """Keep the tokens whose surprise is nearest the entropy until they reach p; 1 keeps all."""
+    top_n_sigma: float = -1.0
+    """Keep logits within n standard deviations of the best; 0 or less keeps all."""
+    min_keep: int = 0
+    """Top-p, min-p, typical and XTC leave at least this many tokens."""
+    xtc_probability: float = 0.0
+    """How often XTC removes all but the least likely of the tokens above its threshold."""
+    xtc_threshold: float = 0.1
+    """Above 0.5, XTC is off: two tokens cannot both be that likely."""
+    repeat_last_n: int = 64
+    """How many tokens back the three penalties look; 0 none, -1 everything."""
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    """Above 0: a token that would continue a sequence of L ≥ dry_allowed_length tokens seen before
+    loses ``dry_multiplier * dry_base ** (L - dry_allowed_length)``."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    """How many tokens back DRY looks; 0 none, -1 everything (which llama.cpp dropped in 2026)."""
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    """Text that no repetition reaches across."""
+    mirostat: int = 0
+    """1 or 2: hold the surprise of the text near mirostat_tau bits; only temperature, the logit
+    bias and custom samplers then run beside it."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    """Prefer tokens near this probability; needs "adaptive_p" among the samplers. Below 0: off."""
+    adaptive_decay: float = 0.9
+    """How slowly the running average forgets: about 1 / (1 - decay) tokens."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id to a number added to its logit; -inf forbids the token."""
+    ignore_eos: bool = False
+    """Forbid every token that would end the text."""
+    custom: CustomSampler | Sequence[CustomSampler] | None = None
+    """Any callable ``(logits, ids) -> logits``, or several."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _FLOATS.items():
+            self._set(name, _number(name, getattr(self, name), low, high))
+        for name, (least, most) in _INTS.items():
+            self._set(name, _integer(name, getattr(self, name), least, most))
+        seed = None if self.seed is None else _integer("seed", self.seed, -1, 2**64 - 1)
+        self._set("seed", None if seed == -1 else seed)
+        self._set("samplers", _order(self.samplers))
+        self._set("dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
+        self._set("logit_bias", _biases(self.logit_bias))
+        self._set("custom", _callables(self.custom))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the one place that normalises a frozen field
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken each time."""
+        return self.temperature <= 0
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise SamplingError(f"{name} must be a number, not {value!r}")
+    number = float(value)
+    if not math.isfinite(number) or not low <= number <= high:
+        raise SamplingError(f"{name} = {value} is out of range (expected {_span(low, high)})")
+    return number
+
+
+def _integer(name: str, value: Any, least: int, most: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise SamplingError(f"{name} must be a whole number, not {value!r}") from None
+    if not least <= number <= most:
+        raise SamplingError(f"{name} = {number} is out of range (expected {least} to {most})")
+    return number
+
+
+def _span(low: float, high: float) -> str:
+    if math.isinf(high):
+        return "a finite number" if math.isinf(low) else f"{low:g} or more"
+    return f"{high:g} or less" if math.isinf(low) else f"{low:g} to {high:g}"
+
+
+def _order(names: Sequence[str] | str) -> tuple[str, ...]:
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(";") if name.strip()]
+    order = []
+    for given in names:
+        name = given.lower().replace("-", "_") if isinstance(given, str) else ""
+        name = _OTHER_NAMES.get(name, name)
+        if name not in NAMES:
+            raise SamplingError(f"no sampler is called {given!r} (there are {', '.join(NAMES)})")
+        order.append(name)
+    return tuple(order)
+
+
+def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(texts, str):
+        raise SamplingError("dry_sequence_breakers must be a list of texts, not one text")
+    for text in texts:
+        if not isinstance(text, str) or not 1 <= len(text.encode()) <= 40:
+            raise SamplingError(f"a DRY sequence breaker must be 1 to 40 bytes of text: {text!r}")
+    return tuple(texts)
+
+
+def _biases(biases: Mapping[int, float]) -> dict[int, float]:
+    if not isinstance(biases, Mapping):
+        raise SamplingError(f"logit_bias must map token ids to numbers, not {biases!r}")
+    checked = {}
+    for token, bias in biases.items():
+        token = _integer("a token id in logit_bias", token, 0, 2**31 - 1)
+        name = f"the logit_bias of token {token}"
+        checked[token] = -math.inf if bias == -math.inf else _number(name, bias, -1e30, 1e30)
+    return checked
+
+
+def _callables(custom: CustomSampler | Sequence[CustomSampler] | None) -> tuple[CustomSampler, ...]:
+    if custom is None:
+        return ()
+    several = tuple(custom) if isinstance(custom, Sequence) else (custom,)
+    for one in several:
+        if not callable(one):
+            raise SamplingError(f"a custom sampler must be callable: {one!r}")
+    return several

@@ -1,0 +1,37 @@
+"""Temperature: how sharp the distribution is, fixed or steered by its entropy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from treadle.sampling.candidates import Candidates, probabilities
+
+_FLOAT32 = np.finfo(np.float32)
+
+
+def temperature(c: Candidates, t: float) -> Candidates:
+    """Every logit divided by t. At 0 or below (or so small that a logit overflows) one is left."""
+    if t == 1:
+        return c
+    if t <= max(abs(c.peak) / float(_FLOAT32.max), float(_FLOAT32.tiny)):
+        return c.take(np.array([int(c.logits.argmax())]), descending=True)
+    with np.errstate(over="ignore"):  # far below the peak, -inf is what is meant
+        return Candidates(c.logits / np.float32(t), c.ids, c.descending)
+
+
+def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> Candidates:
+    """Temperature from t - spread (sure) to t + spread (all candidates equally likely).
+
+    ``low + (high - low) * (H / H_max) ** exponent``, H the entropy, H_max that of equal chances.
+    """
+    c = c.alive()
+    n = len(c.logits)
+    if n <= 1:
+        return c
+    p = probabilities(c.logits)
+    p = p[p > 0]
+    share = min(max(-float((p * np.log(p)).sum()) / math.log(n), 0.0), 1.0)
+    low, high = max(0.0, t - spread), t + spread
+    return temperature(c, low + (high - low) * share**exponent)

@@ -1,0 +1,119 @@
+"""Samplers that decide which tokens stay: top-n-sigma, top-k, typical, top-p, min-p, XTC."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.sampling.candidates import (
+    Candidates,
+    Doubles,
+    Ints,
+    largest,
+    probabilities,
+    weights,
+)
+
+
+def top_k(c: Candidates, k: int) -> Candidates:
+    """The k candidates with the highest logits, sorted; all of them if k is 0 or less."""
+    if k <= 0 or k >= len(c.logits):
+        return c
+    return c.head(k) if c.descending else c.take(largest(c.logits, k), descending=True)
+
+
+def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
+    """The fewest most likely candidates whose probabilities sum to at least p (nucleus sampling).
+
+    Holtzman et al., The Curious Case of Neural Text Degeneration, 2019.
+    """
+    if p >= 1:
+        return c
+    mass = probabilities(c.logits)
+    if c.descending:
+        reached = int(np.searchsorted(np.cumsum(mass), p)) + 1
+        return c.head(min(max(reached, min_keep), len(mass)))
+    return c.take(_leaders(c.logits, mass, p, min_keep, above=False))
+
+
+def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
+    """The fewest candidates whose surprise is nearest the entropy and that sum to more than p.
+
+    Meister et al., Locally Typical Sampling, 2022.
+    """
+    if p >= 1:
+        return c
+    c = c.alive()
+    w = weights(c.logits)
+    log_p = c.logits.astype(np.float64) - (c.peak + math.log(w.sum()))
+    mass = np.exp(log_p)
+    entropy = -float((mass * log_p).sum())
+    return c.take(_leaders(-np.abs(-log_p - entropy), mass, p, min_keep, above=True))
+
+
+_FEW = 256  # most distributions put p into fewer tokens; sorting them is nothing
+_BINS, _NATS = 4096, 32  # beyond 32 nats below the best key, less than 1e-13 of a chance is left
+
+
+def _leaders(
+    keys: npt.NDArray[np.float32] | Doubles, mass: Doubles, p: float, min_keep: int, *, above: bool
+) -> Ints:
+    """Positions by falling key until their mass reaches p, or exceeds it if ``above``.
+
+    Where the first few do not suffice, a histogram of the mass tells in which bin of keys the limit
+    falls. Positions in better bins stay unsorted; only those of that one bin are put in order.
+    """
+    side: Literal["left", "right"] = "right" if above else "left"
+    order = largest(keys, max(_FEW, min_keep))
+    reached = int(np.searchsorted(np.cumsum(mass[order]), p, side))
+    if reached < len(order) or len(order) == len(keys):
+        return order[: max(reached + 1, min_keep)]
+    with np.errstate(over="ignore"):
+        bins = np.minimum((keys.max() - keys) * (_BINS / _NATS), _BINS - 1).astype(np.intp)
+    cumulated = np.cumsum(np.bincount(bins, mass, _BINS))
+    last = min(int(np.searchsorted(cumulated, p, side)), _BINS - 1)
+    edge = np.flatnonzero(bins == last)
+    edge = edge[np.argsort(-keys[edge], kind="stable")]
+    missing = p - (cumulated[last - 1] if last else 0.0)
+    reached = int(np.searchsorted(np.cumsum(mass[edge]), missing, side))
+    return np.concatenate([np.flatnonzero(bins < last), edge[: reached + 1]])
+
+
+def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
+    """The candidates at least p times as likely as the likeliest (which always stays)."""
+    if p <= 0:
+        return c
+    at = np.flatnonzero(c.logits >= c.peak + math.log(p))
+    least = max(min_keep, 1)
+    if len(at) < least:
+        return c.take(largest(c.logits, least), descending=True)
+    return c.take(at, descending=c.descending)
+
+
+def top_n_sigma(c: Candidates, n: float) -> Candidates:
+    """The candidates whose logit is within n standard deviations of the highest.
+
+    Tang et al., Top-nσ: Not All Logits Are You Need, 2024.
+    """
+    if n <= 0 or len(c.logits) <= 1:
+        return c
+    c = c.alive()
+    sigma = float(np.std(c.logits, dtype=np.float64))
+    return c.take(np.flatnonzero(c.logits >= c.peak - n * sigma), descending=c.descending)
+
+
+def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
+    """Exclude top choices: of the candidates at or above threshold, only the least likely stays.
+
+    One such candidate, or none: nothing changes. How often this happens is the chain's to decide.
+    """
+    p = probabilities(c.logits)
+    top = np.flatnonzero(p >= threshold)
+    if len(top) < 2 or len(p) - (len(top) - 1) < min_keep:
+        return c
+    stays = np.ones(len(p), bool)
+    stays[top[largest(c.logits[top], len(top))[:-1]]] = False
+    return c.take(np.flatnonzero(stays), descending=c.descending)

@@ -1,0 +1,126 @@
+"""Byte-pair vocabularies over bytes (``gpt2``): GPT-2's scheme, run by ``tokenizers``."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..files.gguf_array import GGUFArray
+from .pretokenizers import DEFAULT, PRE_OF_ARCH, PRE_OF_PIECE, PRE_TOKENIZERS, PreTokenizer
+from .tokenizer import Tokenizer
+from .vocab import TokenType, Vocab, joined, texts
+
+_PRE = "tokenizer.ggml.pre"
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letter for each byte: itself where it prints, else the next free one from U+0100."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printing]
+    return {chr(b): b for b in printing} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+BYTE_OF_LETTER = _byte_letters()
+
+
+class BpeTokenizer(Tokenizer):
+    """Words cut by the family's expression, then merged pair by pair, over bytes as letters."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.pre, family = _family(vocab)
+        super().__init__(vocab, add_bos=family.add_bos, add_sep=family.add_sep)
+        self._tokenizer = _build(vocab, family)
+        # tokenizers would drop bytes that have no piece, silently. UTF-8 itself never has some.
+        never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+        find = self._tokenizer.token_to_id
+        lost = [b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None]
+        self._lost = set(lost)
+
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        """Ids through tokenizers; where a text starts makes no difference here."""
+        if self._lost and not self._lost.isdisjoint(text.encode()):
+            raise UnsupportedError(
+                f"{self.vocab.path}: the vocabulary cannot spell {text[:40]!r}: "
+                f"it has no piece for bytes {sorted(self._lost)}"
+            )
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        """The bytes whose letters the piece has; its own UTF-8 if it was added as text."""
+        if self._kinds[token] == TokenType.NORMAL:
+            try:
+                return raw.decode().translate(self._latin).encode("latin-1")
+            except UnicodeError:  # not all of it is letters for bytes
+                return raw
+        return raw
+
+    @cached_property
+    def _latin(self) -> dict[int, int]:
+        """From the letter to the character whose Latin-1 code is the byte; others past Latin-1."""
+        table = {ord(letter): byte for letter, byte in BYTE_OF_LETTER.items()}
+        return {c: 0x2FF for c in range(256)} | table
+
+
+def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
+    """The pre-tokenizer of the file, or the best guess and a warning where the key is missing."""
+    name = vocab.text(_PRE, "")
+    if not name:
+        pieces = vocab.find(PRE_OF_PIECE)
+        guesses = (PRE_OF_PIECE[piece] for piece in PRE_OF_PIECE if piece in pieces)
+        name = PRE_OF_ARCH.get(vocab.arch) or next(guesses, DEFAULT)
+        vocab.warnings.append(
+            f"{_PRE} is missing: {name!r} is a guess, and a wrong one would cut words differently "
+            "from what the model was trained on"
+        )
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedError(
+            f"{vocab.path}: {_PRE} is {name!r}, which treadle does not have: any other would feed "
+            "the model wrong tokens without a sign"
+        )
+    return name, PRE_TOKENIZERS[name]
+
+
+def _build(vocab: Vocab, family: PreTokenizer) -> Any:
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    pieces = texts(vocab.tokens)
+    ids = dict(zip(pieces, range(len(pieces)), strict=True))
+    if len(ids) != len(pieces):
+        vocab.warnings.append(f"{len(pieces) - len(ids)} pieces are duplicates: the first ones win")
+        ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
+    merges = merge_pairs(vocab.merges())
+    try:
+        model = BPE(ids, merges, ignore_merges=family.ignore_merges)
+    except Exception as e:  # tokenizers raises Exception itself
+        raise vocab.error(str(e), "tokenizer.ggml.merges", "merges of and into pieces") from None
+    tokenizer = Tokenizer(model)
+    splits = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
+    letters = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = Sequence([*splits, letters])
+    return tokenizer
+
+
+def merge_pairs(merges: GGUFArray) -> list[tuple[str, str]]:
+    """The merges "left right" as pairs, in order of rank; a merge without a space is left out."""
+    lines = joined(merges)
+    marks = lines[(lines == 0x20) | (lines == 0x0A)]
+    if len(marks) == 2 * len(merges) - 1 and (marks[::2] == 0x20).all():
+        if not (marks[1::2] == 0x0A).all():
+            return _pairs_one_by_one(merges)
+        words = lines.tobytes().decode("utf-8", "replace").replace("\n", " ").split(" ")
+        return list(zip(words[::2], words[1::2], strict=True))
+    return _pairs_one_by_one(merges)
+
+
+def _pairs_one_by_one(merges: GGUFArray) -> list[tuple[str, str]]:
+    pairs = []
+    for i in range(len(merges)):
+        line = merges.raw(i).decode("utf-8", "replace")
+        cut = line.find(" ", 1)  # a left side may be a space
+        if cut > 0:
+            pairs.append((line[:cut], line[cut + 1 :]))
+    return pairs

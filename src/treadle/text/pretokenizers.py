@@ -1,0 +1,162 @@
+"""How each BPE family cuts text into words before it merges: GGUF's ``tokenizer.ggml.pre``.
+
+A row is one family: its regular expressions, applied one after another, each to what the ones
+before left whole. The expressions are those of the families' own tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """``patterns``: each match and each gap becomes a word. ``ignore_merges``: a word that is a
+    piece is that piece, whatever the merges say. ``add_bos``, ``add_sep``: what GGUF files of
+    the family leave unsaid."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+    add_sep: bool = False
+
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
+    """The GPT-4 expression with as many digits to a word as ``digits`` says."""
+    return (
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}"
+        rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|{_SPACES}"
+    )
+
+
+def _cased(digits: str, suffix: str) -> str:
+    """The GPT-4o expression: a word is capitals, then small letters."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    )
+
+
+# The cased letters as DeepSeek's tokenizer lists them.
+_DEEPSEEK_LETTERS = (
+    r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    r"\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    r"\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
+    r"\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    r"\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    r"\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3"
+    r"\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115"
+    r"\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"
+    r"\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
+    r"\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    r"\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\x{10400}-\x{1044f}"
+    r"\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}\x{10c80}-\x{10cb2}\x{10cc0}-\x{10cf2}"
+    r"\x{118a0}-\x{118df}\x{1e900}-\x{1e943}"
+)
+_DEEPSEEK_CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
+
+_LLAMA3 = _gpt4(r"\p{N}{1,3}")
+_QWEN2 = PreTokenizer((_gpt4(r"\p{N}"),))
+_LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+_GPT_2 = PreTokenizer((_GPT2,))
+_ONE_DIGIT = PreTokenizer((r"\p{N}", _GPT2))
+_TEKKEN = PreTokenizer((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True)
+_GPT_4O = PreTokenizer((_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
+_DEEPSEEK_V3 = PreTokenizer(
+    (
+        r"\p{N}{1,3}",
+        r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    )
+)
+
+DEFAULT = "default"
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    DEFAULT: PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    # Llama 3 and those who took its tokenizer over
+    "llama3": _LLAMA_BPE,
+    "llama-v3": _LLAMA_BPE,
+    "llama-bpe": _LLAMA_BPE,
+    "falcon3": _LLAMA_BPE,
+    "falcon-h1": _LLAMA_BPE,
+    "pixtral": _LLAMA_BPE,
+    "lfm2": _LLAMA_BPE,
+    "midm-2.0": _LLAMA_BPE,
+    "smaug-bpe": PreTokenizer((_LLAMA3,)),
+    "dbrx": PreTokenizer((_LLAMA3,)),
+    "glm4": PreTokenizer((_LLAMA3,)),
+    "chatglm-bpe": PreTokenizer((_LLAMA3,)),
+    # Qwen
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "stablelm2": _QWEN2,
+    "hunyuan": _QWEN2,
+    "megrez": _QWEN2,
+    "kormo": _QWEN2,
+    "qwen35": PreTokenizer((_gpt4(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),)),
+    # Mistral
+    "tekken": _TEKKEN,
+    # GPT-2
+    "gpt-2": _GPT_2,
+    "phi-2": _GPT_2,
+    "mpt": _GPT_2,
+    "olmo": _GPT_2,
+    "jais": _GPT_2,
+    "exaone4": _GPT_2,
+    "mellum": _GPT_2,
+    "gigachat": _GPT_2,
+    "a.x-4.0": _GPT_2,
+    "trillion": _GPT_2,
+    "granite-docling": _GPT_2,
+    "modern-bert": _GPT_2,
+    "jina-es": _GPT_2,
+    "jina-de": _GPT_2,
+    "jina-v2-es": _GPT_2,
+    "jina-v2-de": _GPT_2,
+    "jina-v1-en": PreTokenizer((_GPT2,), add_sep=True),
+    "jina-v2-code": PreTokenizer((_GPT2,), add_sep=True),
+    "roberta-bpe": PreTokenizer((_GPT2,), add_sep=True),
+    # GPT-2 with every digit a word
+    "starcoder": _ONE_DIGIT,
+    "refact": _ONE_DIGIT,
+    "command-r": _ONE_DIGIT,
+    "smollm": _ONE_DIGIT,
+    "codeshell": _ONE_DIGIT,
+    "exaone": _ONE_DIGIT,
+    "minerva-7b": _ONE_DIGIT,
+    "mellum2": _ONE_DIGIT,
+    # GPT-4o
+    "gpt-4o": _GPT_4O,
+    "llama4": _GPT_4O,
+    "kanana2": _GPT_4O,
+    # the others
+    "falcon": PreTokenizer((_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?[{_DEEPSEEK_LETTERS}]+",
+            r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+$",
+            _DEEPSEEK_CJK,
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-coder": PreTokenizer(
+        (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")
+    ),
+    "deepseek-v3": _DEEPSEEK_V3,
+    "hunyuan-dense": _DEEPSEEK_V3,
+}
+
+# Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.
+PRE_OF_ARCH = {"qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2", "gpt2": "gpt-2"}
+PRE_OF_PIECE = {b"<|begin_of_text|>": "llama-bpe", b"<|im_start|>": "qwen2"}

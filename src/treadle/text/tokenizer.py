@@ -1,0 +1,190 @@
+"""Text to token ids and back, for every kind of vocabulary that GGUF files carry."""
+
+from __future__ import annotations
+
+import abc
+import codecs
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..errors import UnsupportedError
+from .specials import Specials
+from .stream import StreamDecoder
+from .vocab import TokenType, Vocab
+
+if TYPE_CHECKING:
+    from ..files.gguf import GGUF
+
+# tokenizer.ggml.model -> the module and class that read it; imported when a file asks for it.
+MODELS = {
+    "llama": ("spm", "SpmTokenizer"),
+    "gpt2": ("bpe", "BpeTokenizer"),
+    "bert": ("wordpiece", "WordPieceTokenizer"),
+}
+
+
+def load_tokenizer(gguf: GGUF) -> Tokenizer:
+    """The tokenizer that an open model file describes.
+
+    Raises FileError (its arrays are missing, damaged or at odds) or UnsupportedError (a kind of
+    vocabulary or a pre-tokenizer that treadle does not have, or no vocabulary at all).
+    """
+    if "tokenizer.ggml.model" not in gguf.metadata:
+        raise UnsupportedError(
+            f"{gguf.path}: the file has no tokenizer (no key tokenizer.ggml.model)"
+        )
+    vocab = Vocab(gguf)
+    if vocab.model not in MODELS:
+        raise UnsupportedError(
+            f"{gguf.path}: tokenizer.ggml.model is {vocab.model!r}, "
+            f"which treadle does not have ({', '.join(MODELS)})"
+        )
+    module, name = MODELS[vocab.model]
+    loader: Callable[[Vocab], Tokenizer] = getattr(import_module(f".{module}", __package__), name)
+    return loader(vocab)
+
+
+class Tokenizer(abc.ABC):
+    """Text to ids and back. Token ids are ints in [0, n_vocab).
+
+    ``bos eos eot unk pad sep`` are ids or None; ``eog`` is every id that ends generation;
+    ``add_bos``, ``add_eos``, ``add_sep`` say what the file wants around a text; ``warnings``
+    tells what about the file is doubtful; ``model`` and ``pre`` are GGUF's names of the kind.
+    """
+
+    adds_space = False  # the tokenizer puts a space of its own before a text
+    pre = ""
+
+    def __init__(self, vocab: Vocab, *, add_bos: bool, add_sep: bool = False) -> None:
+        self.vocab = vocab
+        self.model = vocab.model
+        self.n_vocab = vocab.n
+        self.warnings = vocab.warnings
+        special = vocab.specials.get
+        self.bos = special("bos", special("cls"))
+        self.eos, self.eot, self.unk = special("eos"), special("eot"), special("unk")
+        self.pad, self.sep = special("pad"), special("sep")
+        self.eog = vocab.eog
+        self._kinds = vocab.types.astype("u1").tobytes()  # quicker than numpy, one at a time
+        self._seen: dict[int, bytes] = {}
+        prefix = "tokenizer.ggml.add_"
+        self.add_bos = vocab.flag(f"{prefix}bos_token", add_bos) and self.bos is not None
+        self.add_eos = vocab.flag(f"{prefix}eos_token", False) and self.eos is not None
+        self.add_sep = vocab.flag(f"{prefix}sep_token", add_sep) and self.sep is not None
+
+    # -- what a kind of vocabulary must say -----------------------------------------------
+
+    @abc.abstractmethod
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        """The ids of text in which no special token is looked for; ``start``: nothing but a
+        special token stands before it."""
+
+    @abc.abstractmethod
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        """What the token, spelt ``raw``, adds to a text; for control tokens, their names."""
+
+    # -- text to ids ----------------------------------------------------------------------
+
+    def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
+        """The ids of ``text``.
+
+        ``bos``: None adds what the file wants around a text (and no second BOS to a text that
+        spells one), False adds nothing, True begins with BOS in any case. ``special``: control
+        tokens spelled in the text become those tokens; otherwise they are plain text, which is
+        what text from strangers must be. User-defined pieces are found either way.
+        """
+        text = _without_surrogates(text)
+        ids: list[int] = []
+        start = True
+        for part in self._specials[special].split(text):
+            start = start or isinstance(part, int)
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self.encode_plain(part, start=start)
+                start = False
+        return ids if bos is False else self._surround(ids, bos)
+
+    def _surround(self, ids: list[int], bos: bool | None) -> list[int]:
+        first: list[int] = []
+        if self.bos is not None and (bos or (self.add_bos and ids[:1] != [self.bos])):
+            first = [self.bos]
+        last = [self.eos] if self.add_eos and self.eos is not None else []
+        if self.add_sep and self.sep is not None:
+            last = [self.sep]
+        return [*first, *ids, *last]
+
+    @cached_property
+    def _specials(self) -> dict[bool, Specials]:
+        """What to cut out of text, by whether control tokens are parsed."""
+        always = self._spellings(TokenType.USER_DEFINED)
+        parsed = always | self._spellings(TokenType.CONTROL, TokenType.UNKNOWN)
+        return {False: Specials(always), True: Specials(parsed)}
+
+    def _spellings(self, *types: TokenType) -> dict[str, int]:
+        """The texts of such tokens; those with U+2581 stand for a space that belongs to the text
+        around it, and are the encoder's business."""
+        texts = ((self.vocab.raw(i).decode("utf-8", "replace"), i) for i in self._ids(*types))
+        return {text: token for text, token in texts if "▁" not in text}
+
+    def _ids(self, *types: TokenType) -> list[int]:
+        return self.vocab.of_type(*types)
+
+    # -- ids to text ----------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, special: bool = False, start: bool = True) -> str:
+        """The text of ``ids``; control tokens vanish unless ``special``.
+
+        The inverse of ``encode`` wherever the vocabulary keeps all of a text: the space that
+        encoding put before a text is taken away. ``start`` False keeps it, for ids that continue
+        a text. Bytes that are no UTF-8 become U+FFFD. IndexError for an id outside the vocabulary.
+        """
+        decoder = StreamDecoder(self, special=special, start=start)
+        return "".join([*map(decoder.push, ids), decoder.flush()])
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to a text, in bytes that may be part of a character; for control
+        tokens, their names. IndexError for an id outside the vocabulary."""
+        data = self._seen.get(token)
+        if data is None:
+            data = self._seen[token] = self._bytes_of(token, self.vocab.raw(token))
+        return data
+
+    def all_token_bytes(self) -> list[bytes]:
+        """``token_bytes`` of every token, [n_vocab]."""
+        return [self._bytes_of(token, raw) for token, raw in enumerate(self.vocab.raws())]
+
+    def piece(self, token: int) -> str:
+        """The token as the file spells it, for people to read: "▁the", "Ġthe", "<0x0A>"."""
+        return self.vocab.raw(token).decode("utf-8", "replace")
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token stands for something other than text. IndexError as ``piece``."""
+        if not 0 <= token < self.n_vocab:
+            raise IndexError(f"token {token}: the vocabulary has {self.n_vocab}")
+        return self._kinds[token] == TokenType.CONTROL
+
+    def is_special(self, token: int) -> bool:
+        """Whether ``encode`` cuts text at this token, and so begins anew behind it."""
+        return token in self._cuts
+
+    @cached_property
+    def _cuts(self) -> frozenset[int]:
+        controls = self._ids(TokenType.CONTROL)
+        return frozenset(controls).union(self._spellings(TokenType.USER_DEFINED).values())
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of the piece that is spelt so in the file, or None."""
+        name = piece.encode()
+        return self.vocab.find([name]).get(name) if name else None
+
+
+def _without_surrogates(text: str) -> str:
+    """Lone surrogates, which no encoding has, as U+FFFD; pairs as the character they mean."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return codecs.decode(text.encode("utf-16", "surrogatepass"), "utf-16", "replace")
+    return text

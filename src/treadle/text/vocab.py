@@ -1,0 +1,278 @@
+"""The vocabulary of a GGUF file: its pieces, their types, and the ids that mean something.
+
+The arrays stay in the mapped file; what is asked of all pieces at once is done by numpy on
+their bytes, for a vocabulary of 262,144 pieces must not cost 262,144 Python objects.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FileError, UnsupportedError
+from ..files.gguf_array import GGUFArray, ValueType
+
+if TYPE_CHECKING:
+    from ..files.gguf import GGUF
+
+
+class TokenType(enum.IntEnum):
+    """GGUF's own numbers for the types of tokens; sentencepiece's are the same."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Names under which models end a turn, a text or a tool call: files name only one or two of them
+# by key, and often type them as ordinary pieces. The first that exists is the end of a turn.
+END_OF_TURN = (
+    b"<|eot_id|>",
+    b"<|im_end|>",
+    b"<end_of_turn>",
+    b"<|end|>",
+    b"<|end_of_text|>",
+    b"<|endoftext|>",
+    b"<EOT>",
+    b"_<EOT>",
+    b"[EOT]",
+    "<｜end▁of▁sentence｜>".encode(),
+    b"<end_of_utterance>",
+)
+END_OF_GENERATION = (
+    *END_OF_TURN,
+    b"<|eom_id|>",
+    b"<|return|>",
+    b"<|call|>",
+    b"[EOS]",
+    b"</s>",
+    b"<|fim_pad|>",
+    b"<fim-pad>",
+    b"<fim_pad>",
+    b"<|repo_name|>",
+    b"<|fim_repo|>",
+    b"<fim-repo>",
+    b"<reponame>",
+    b"<|file_sep|>",
+)
+# Keys whose token ends generation too, if the file has them.
+_EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+
+
+class Vocab:
+    """What ``tokenizer.ggml.*`` of a file says, checked; ids are positions in its arrays.
+
+    ``types`` int32 [n] (TokenType), ``scores`` float32 [n] or None, ``n`` pieces; ``specials``
+    maps ``bos``, ``eos``, ``unk`` ... to ids; ``eog`` is every id that ends generation.
+    Raises FileError (keys missing, damaged, or at odds) and UnsupportedError (no vocabulary).
+    """
+
+    def __init__(self, gguf: GGUF) -> None:
+        self.path = gguf.path
+        self._metadata = gguf.metadata
+        self.arch = self.text("general.architecture", "")
+        self.model = self.text("tokenizer.ggml.model")
+        if self.model in ("no_vocab", "none"):
+            raise UnsupportedError(f"{self.path}: the model has no vocabulary ({self.model})")
+        self.tokens = self._array("tokenizer.ggml.tokens", ValueType.STRING)
+        self.n = len(self.tokens)
+        if self.n == 0:
+            raise self.error("is empty", "tokenizer.ggml.tokens", "at least one piece")
+        self.starts, self.sizes = self.tokens.offsets()
+        self.types = self._types()
+        self.scores = self._scores()
+        self.warnings: list[str] = []
+        self.specials = self._specials()
+        self.eog = self._find_eog()
+
+    # -- metadata -----------------------------------------------------------------------
+
+    def error(self, message: str, key: str, expected: str | None = None) -> FileError:
+        """A FileError about ``key`` of this file."""
+        return FileError(message, path=self.path, where=key, expected=expected)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string of the metadata; FileError when it is missing without a default."""
+        value = self._metadata.get(key, default)
+        if value is None:
+            raise self.error("is missing", key, "a string")
+        if not isinstance(value, str):
+            raise self.error(f"is {value!r}", key, "a string")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean of the metadata."""
+        value = self._metadata.get(key, default)
+        if not isinstance(value, (bool, int)):
+            raise self.error(f"is {value!r}", key, "a boolean")
+        return bool(value)
+
+    def _array(self, key: str, *types: ValueType) -> GGUFArray:
+        value = self._metadata.get(key)
+        wanted = " or ".join(f"[{t.name}]" for t in types)
+        if value is None:
+            raise self.error("is missing", key, wanted)
+        if not isinstance(value, GGUFArray) or value.type not in types:
+            raise self.error(f"is {value!r}", key, wanted)
+        return value
+
+    def merges(self) -> GGUFArray:
+        """The BPE merges, one "left right" a string."""
+        return self._array("tokenizer.ggml.merges", ValueType.STRING)
+
+    def _column(self, key: str, *types: ValueType) -> npt.NDArray[Any] | None:
+        """A numeric array with an entry for every token, or None where the file has none."""
+        if key not in self._metadata:
+            return None
+        array = self._array(key, *types)
+        if len(array) < self.n:
+            raise self.error(f"has {len(array)} entries", key, f"one for each of {self.n} tokens")
+        return array.numpy()[: self.n]
+
+    def _types(self) -> npt.NDArray[np.int32]:
+        types = self._column("tokenizer.ggml.token_type", ValueType.INT32, ValueType.UINT32)
+        if types is None:
+            return np.full(self.n, TokenType.NORMAL, np.int32)
+        types = types.astype(np.int32)
+        types[(types < 1) | (types > 6)] = TokenType.NORMAL  # 0 is ggml's "undefined"
+        return types
+
+    def _scores(self) -> npt.NDArray[np.float32] | None:
+        key = "tokenizer.ggml.scores"
+        scores = self._column(key, ValueType.FLOAT32, ValueType.FLOAT64, ValueType.INT32)
+        if scores is None:
+            return None
+        if not np.isfinite(scores).all():
+            raise self.error("has a score that is not finite", key)
+        return scores.astype(np.float32)
+
+    # -- pieces -------------------------------------------------------------------------
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of a piece as the file spells it; IndexError for a negative or absent id."""
+        if not 0 <= token < self.n:
+            raise IndexError(f"token {token}: the vocabulary has {self.n}")
+        return self.tokens.raw(token)
+
+    def raws(self) -> list[bytes]:
+        """The bytes of all pieces, [n]."""
+        payload, first = self.tokens.payload.tobytes(), int(self.starts[0])
+        starts = (self.starts - first + 8).tolist()
+        sizes = self.sizes.tolist()
+        return [payload[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+
+    def of_type(self, *types: TokenType) -> list[int]:
+        """The ids of these types, ascending."""
+        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return ids
+
+    def find(self, names: Iterable[bytes]) -> dict[bytes, int]:
+        """The ids of the pieces that are spelt exactly so; the first of duplicates."""
+        wanted = {name for name in names if name}
+        first = np.array(sorted({name[0] for name in wanted}), np.uint8)
+        sizes = np.array(sorted({len(name) for name in wanted}))
+        near = np.flatnonzero(np.isin(self.sizes, sizes))
+        near = near[np.isin(self.tokens.buffer[self.starts[near]], first)]
+        found: dict[bytes, int] = {}
+        for token in near.tolist():
+            raw = self.tokens.raw(token)
+            if raw in wanted:
+                found.setdefault(raw, token)
+        return found
+
+    def _specials(self) -> dict[str, int]:
+        prefix, suffix = "tokenizer.ggml.", "_token_id"
+        found: dict[str, int] = {}
+        for key in self._metadata:
+            if not (key.startswith(prefix) and key.endswith(suffix)):
+                continue
+            value = self._metadata[key]
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise self.error(f"is {value!r}", key, "a token id")
+            name = key[len(prefix) : -len(suffix)]
+            if 0 <= value < self.n:
+                found[_SPELLINGS.get(name, name)] = value
+            elif value not in (-1, 0xFFFFFFFF):  # converters write these for "none"
+                self.warnings.append(f"{key} is {value}, outside the vocabulary: ignored")
+        names = {k: v for k, v in _NAMES.get(self.model, {}).items() if k not in found}
+        by_name = self.find(names.values()) if names else {}
+        found.update((key, by_name[name]) for key, name in names.items() if name in by_name)
+        return found
+
+    def _find_eog(self) -> frozenset[int]:
+        named = self.find(END_OF_GENERATION)
+        slash_s = named.get(b"</s>")
+        if slash_s is not None and self.types[slash_s] != TokenType.CONTROL:
+            del named[b"</s>"]  # Gemma's is the HTML tag
+        if b"<|end|>" in named and (b"<|return|>" in named and b"<|call|>" in named):
+            del named[b"<|end|>"]  # in the harmony format it ends a message, not the answer
+        # Such a name is a control token whatever the file says: text must not spell it.
+        self.types[list(named.values())] = TokenType.CONTROL
+        if "eot" not in self.specials:
+            for name in END_OF_TURN:
+                if name in named:
+                    self.specials["eot"] = named[name]
+                    break
+        keyed = (self.specials[key] for key in _EOG_KEYS if key in self.specials)
+        return frozenset(named.values()).union(keyed)
+
+
+# The misspelt key is GGUF's official one; older files have the names on the left.
+_SPELLINGS = {
+    "seperator": "sep",
+    "separator": "sep",
+    "padding": "pad",
+    "unknown": "unk",
+}
+
+# Where a file names no id by key: the pieces that play the part in every such vocabulary.
+_NAMES = {
+    "llama": {"bos": b"<s>", "eos": b"</s>", "unk": b"<unk>"},
+    "bert": {"cls": b"[CLS]", "sep": b"[SEP]", "unk": b"[UNK]", "pad": b"[PAD]"},
+}
+
+
+def joined(array: GGUFArray) -> npt.NDArray[np.uint8]:
+    """All strings of an array with a newline between each two, as bytes."""
+    if len(array) == 0:
+        return np.empty(0, np.uint8)
+    payload = array.payload.copy()
+    heads = array.offsets()[0] - 8
+    heads -= heads[0]
+    # The eight length bytes before each string are cut down to one newline.
+    payload[heads + 7] = ord("\n")
+    keep = np.ones(len(payload), np.uint8)
+    windows(keep, 8)[heads] = np.array([0, 0, 0, 0, 0, 0, 0, 1], np.uint8).view("V8")[0]
+    kept: npt.NDArray[np.uint8] = payload[keep.view(np.bool_)]
+    return kept[1:]
+
+
+def texts(array: GGUFArray) -> list[str]:
+    """All strings of an array as text, fast; U+FFFD for what is not UTF-8."""
+    lines = joined(array).tobytes().decode("utf-8", "replace").split("\n")
+    if len(lines) == len(array):
+        return lines
+    return [array.raw(i).decode("utf-8", "replace") for i in range(len(array))]
+
+
+def string_array(strings: Sequence[bytes]) -> GGUFArray:
+    """Strings as an array of a GGUF file that is not there."""
+    heads = np.cumsum([0, *(len(s) + 8 for s in strings)], dtype=np.int64)
+    payload = b"".join(len(s).to_bytes(8, "little") + s for s in strings)
+    buffer = np.frombuffer(payload, np.uint8)
+    return GGUFArray(ValueType.STRING, buffer, 0, len(strings), heads)
+
+
+def windows(buffer: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.void]:
+    """Every run of ``size`` bytes of ``buffer``, overlapping, as void [len - size + 1]: a view.
+
+    Indexed by offsets, it reads or writes one record of ``size`` bytes at each of them.
+    """
+    return np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer.data, strides=(1,))

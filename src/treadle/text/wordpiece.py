@@ -1,0 +1,60 @@
+"""WordPiece vocabularies (``bert``), run by ``tokenizers``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .tokenizer import Tokenizer
+from .vocab import TokenType, Vocab, texts
+
+_WORD_START = "▁"
+
+
+class WordPieceTokenizer(Tokenizer):
+    """Words in lower case, each the longest pieces from its left; [CLS] before, [SEP] after.
+
+    Much of a text is lost by design (case, accents, spaces): ``decode`` gives it readable.
+    """
+
+    adds_space = True  # every word's first piece brings the space before it
+    pre = "bert"
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__(vocab, add_bos=True, add_sep=True)
+        if self.unk is None:
+            raise vocab.error("is missing", "tokenizer.ggml.unknown_token_id", "a token id")
+        self._tokenizer = _build(vocab, self.unk)
+
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        """Ids through tokenizers; words that no pieces make are the unknown token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        """The piece, with a space before it where it begins a word."""
+        control = self._kinds[token] == TokenType.CONTROL
+        return raw if control else raw.replace(_WORD_START.encode(), b" ", 1)
+
+
+def _build(vocab: Vocab, unk: int) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    # GGUF marks the pieces that begin a word; WordPiece, those that do not.
+    ids: dict[str, int] = {}
+    pieces = texts(vocab.tokens)
+    for token, piece in enumerate(pieces):
+        begins = piece.startswith(_WORD_START) or vocab.types[token] == TokenType.CONTROL
+        ids.setdefault(piece.removeprefix(_WORD_START) if begins else f"##{piece}", token)
+    unknown = pieces[unk] if vocab.types[unk] == TokenType.CONTROL else f"##{pieces[unk]}"
+    ids[unknown] = unk
+    lowercase = vocab.flag("tokenizer.ggml.normalizer.lowercase", True)
+    strip = vocab.flag("tokenizer.ggml.normalizer.strip_accents", lowercase)
+    tokenizer = Tokenizer(WordPiece(ids, unk_token=unknown))
+    tokenizer.normalizer = BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return tokenizer

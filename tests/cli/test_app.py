@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.fake import FakeModel
+from treadle.cli import app
+from treadle.errors import TreadleError
+
+
+def test_help_names_every_command(run: Run) -> None:
+    ran = run("--help")
+    assert (ran.code, ran.err) == (0, "")
+    for name in app.COMMANDS:
+        assert f"\n  {name} " in ran.out
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_has_help(run: Run, name: str) -> None:
+    ran = run(name, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"Usage: treadle {name}")
+
+
+def test_no_command_is_wrong_usage(run: Run) -> None:
+    ran = run()
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("Usage: treadle")
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["rum"], "did you mean 'run'?"),
+        (["inspct", "x"], "did you mean 'inspect'?"),
+        (["zzz"], "there are run, chat"),
+        (["story.gguf", "Once"], "try 'treadle run story.gguf PROMPT'"),
+        (["run", "--tmep", "1"], "--temp"),
+        (["bench", "--jsn", "m"], "--json"),
+    ],
+)
+def test_misspelt_names_get_suggestions(run: Run, args: list[str], hint: str) -> None:
+    ran = run(*args)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("treadle: error: ")
+    assert hint in ran.err
+    assert "--help'" in ran.err
+
+
+@pytest.mark.parametrize("args", [["run", "-n", "0", "x"], ["run", "-n"], ["run", "--top-p", "2"]])
+def test_wrong_values_are_wrong_usage(run: Run, args: list[str]) -> None:
+    ran = run(*args)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("treadle: error: ")
+
+
+def test_version(run: Run) -> None:
+    ran = run("--version")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("treadle")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (TreadleError("no such luck"), 1, "treadle: error: no such luck\n"),
+        (OSError(errno.EACCES, "Permission denied", "m.gguf"), 1,
+         "treadle: error: m.gguf: Permission denied\n"),
+        (MemoryError(), 1, "treadle: error: out of memory\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), 141, ""),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_has_its_exit_code(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, code: int, message: str,
+) -> None:  # fmt: skip
+    def fail(*args: object, **settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FakeModel, "generate", fail)
+    ran = run("run", gguf, "Once")
+    assert (ran.code, ran.out, ran.err) == (code, "", message)
+
+
+def test_our_own_bugs_keep_their_traceback(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(FakeModel, "generate")
+    with pytest.raises(AttributeError):
+        run("run", gguf, "Once")

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from treadle.formats import FORMATS, by_name
+
+
+def test_a_real_model(run: Run, data: Path) -> None:
+    ran = run("inspect", str(data / "models" / "stories260K.gguf"), "--json")
+    assert (ran.code, ran.err) == (0, "")
+    report = json.loads(ran.out)
+    assert len(report["tensors"]) == 48
+    assert report["metadata"]["llama.block_count"] == 5
+    assert report["metadata"]["tokenizer.ggml.tokens"]["length"] == 512
+    assert report["metadata"]["tokenizer.ggml.tokens"]["type"] == "string"
+    assert [row["format"] for row in report["formats"]] == ["F32"]
+    assert report["problems"] == ["chat: the file has no chat template"]
+
+
+def test_the_tables(run: Run, data: Path) -> None:
+    ran = run("inspect", str(data / "models" / "stories260K.gguf"))
+    assert (ran.code, ran.err) == (0, "")
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert ["blk.4.ffn_up.weight", "172×64", "F32", "43.0", "KiB"] in lines
+    assert ["llama.block_count", "5"] in lines
+
+
+def test_formats_that_treadle_lacks_are_named(
+    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(FORMATS, by_name("Q8_0").ggml_id)
+    ran = run("inspect", str(data / "models" / "babyllama105_pad256" / "Q8_0.gguf"))
+    assert (ran.code, ran.err) == (0, "")
+    problems = ran.out.partition("missing or unknown\n")[2].splitlines()
+    assert problems == [
+        "chat: the file has no chat template",
+        "tensors: treadle has no format Q8_0 yet",
+    ]
+
+
+def test_a_file_that_is_no_model(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "README.gguf"
+    path.write_text("# nothing of the kind")
+    ran = run("inspect", str(path))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(f"treadle: error: {path}")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["other", "malformed"])
+def test_every_file_gets_a_report_or_one_clear_line(run: Run, data: Path, name: str) -> None:
+    folder = data / name if name == "malformed" else data / "models" / name
+    paths = sorted(folder.glob("*.gguf"))
+    assert paths
+    for path in paths:
+        ran = run("inspect", str(path), "--json")
+        if ran.code:
+            assert (ran.code, ran.out) == (1, "")
+            assert ran.err.startswith("treadle: error: ")
+        else:
+            assert json.loads(ran.out)["path"] == str(path)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from treadle.cli import load
+from treadle.errors import FileError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("TinyLlama-Q8_0.gguf", "gemma-3-1b.gguf", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("ref", "hint"),
+    [
+        ("tinyllama-q8_0.gguf", "did you mean TinyLlama-Q8_0.gguf?"),
+        ("gemma-3-1b", "did you mean gemma-3-1b.gguf?"),
+        ("something-else.gguf", "there are TinyLlama-Q8_0.gguf, gemma-3-1b.gguf"),
+        ("nowhere/x.gguf", "nor the folder nowhere"),
+        ("empty/x.gguf", "no such file"),
+        (".", "is a folder"),
+    ],
+)
+def test_a_model_that_is_not_there(folder: Path, ref: str, hint: str) -> None:
+    with pytest.raises(FileError) as caught:
+        load.find_model(ref)
+    assert hint in str(caught.value)
+    assert str(caught.value).startswith(ref)
+
+
+def test_the_command_says_so_too(run: Run, folder: Path) -> None:
+    ran = run("inspect", "gemma-3-1b.guf")
+    assert (ran.code, ran.out) == (1, "")
+    expected = "gemma-3-1b.guf: no such file; did you mean gemma-3-1b.gguf?"
+    assert ran.err == f"treadle: error: {expected}\n"
+
+
+def test_a_long_listing_is_cut(tmp_path: Path) -> None:
+    for i in range(9):
+        (tmp_path / f"{i}.gguf").touch()
+    assert load.listing(tmp_path).endswith(" and 4 more")
+
+
+def test_without_a_model_the_packaged_one_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "packaged_model", lambda: Path("packaged.gguf"))
+    assert load.find_model(None) == Path("packaged.gguf")

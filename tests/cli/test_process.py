@@ -1,0 +1,93 @@
+"""The command line as a real process: signals, pipes, what is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = [sys.executable, "-m", "tests.cli.fake"]  # endless words, a millisecond each
+
+
+@pytest.fixture
+def endless(gguf: str) -> subprocess.Popen[bytes]:
+    """A run that goes on and on, and has written something already."""
+    process = subprocess.Popen(
+        [*FAKE, "run", gguf, "Once"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(5) == b"word0"
+    return process
+
+
+def test_ctrl_c_ends_a_run_without_a_traceback(endless: subprocess.Popen[bytes]) -> None:
+    endless.send_signal(signal.SIGINT)
+    _, err = endless.communicate(timeout=60)
+    assert (endless.returncode, err) == (130, b"")
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(endless: subprocess.Popen[bytes]) -> None:
+    assert endless.stdout is not None
+    assert endless.stderr is not None
+    endless.stdout.close()
+    err = endless.stderr.read()
+    endless.stderr.close()
+    assert (endless.wait(timeout=60), err) == (141, b"")
+
+
+def test_standard_error_that_is_closed_does_not_matter(gguf: str) -> None:
+    command = [*FAKE, "run", gguf + "x", "Once"]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=write, timeout=60)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+
+
+def test_output_stays_text_whatever_the_encoding(gguf: str) -> None:
+    program = (
+        "import sys; from tests.cli.fake import *; from treadle.cli import main;"
+        "install(FakeModel(text='caf\\xe9 \\u732b')); sys.exit(main())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "run", gguf, "Once"],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"caf\xe9 ?", b"")
+
+
+def test_python_dash_m() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "treadle", "--help"], cwd=ROOT, capture_output=True, timeout=60
+    )
+    assert ended.returncode == 0
+    assert ended.stdout.startswith(b"Usage: treadle ")
+
+
+def test_a_run_imports_nothing_that_it_does_not_need(gguf: str) -> None:
+    program = (
+        "import sys; from tests.cli.fake import *; from treadle.cli import main;"
+        f"install(FakeModel(text='')); main(['run', {gguf!r}, 'Once']);"
+        "print(*sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60, check=True
+    )
+    imported = set(ended.stdout.decode().split())
+    slow = {"rich", "prompt_toolkit", "huggingface_hub", "jinja2", "pydantic", "typer", "asyncio"}
+    assert imported & slow == set()
+    assert "click" in imported

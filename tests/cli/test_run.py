@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.fake import BOS, FakeModel
+from treadle.cli.load import is_model
+from treadle.cli.run import split_words
+
+
+def test_the_completion_alone_is_on_standard_output(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("run", gguf, "Once upon a time")
+    assert (ran.code, ran.out, ran.err) == (0, "the quick brown fox", "")
+    assert model.calls[1] == ("tokenize", "Once upon a time", None, True)
+
+
+def test_max_tokens(run: Run, model: FakeModel, gguf: str) -> None:
+    assert run("run", gguf, "Once", "-n", "2").out == "the quick"
+
+
+@pytest.mark.parametrize(
+    ("flags", "stdin", "prompt", "bos"),
+    [
+        ([], "two\nlines\n", "two\nlines", None),
+        ([], "no newline", "no newline", None),
+        ([], "", "", None),
+        (["--raw"], "two\nlines\n", "two\nlines\n", False),
+    ],
+)
+def test_prompt_from_standard_input(
+    run: Run, model: FakeModel, gguf: str, flags: list[str], stdin: str, prompt: str, bos: bool
+) -> None:
+    assert run("run", gguf, *flags, stdin=stdin).code == 0
+    assert model.calls[1] == ("tokenize", prompt, bos, not flags)
+
+
+def test_standard_input_that_is_not_text(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("run", gguf, stdin=b"abc\xff")
+    assert (ran.code, ran.out) == (1, "")
+    assert "not UTF-8: byte 3" in ran.err
+
+
+def test_json(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("run", gguf, "é", "--json")
+    report = json.loads(ran.out)
+    assert ran.err == ""
+    assert report["text"] == "the quick brown fox"
+    assert report["prompt"] == "é"
+    assert report["prompt_ids"] == [BOS, 0xC3, 0xA9]
+    assert report["ids"] == [0, 1, 2, 3]
+    assert report["finish_reason"] == "stop"
+    assert report["timings"]["n_generated"] == 4
+    assert report["model"] == gguf
+
+
+def test_a_full_context_is_said(run: Run, model: FakeModel, gguf: str) -> None:
+    model.n_ctx = 7
+    ran = run("run", gguf, "abcd")
+    assert (ran.code, ran.out) == (0, "the quick")
+    assert ran.err == "treadle: stopped: the context of 7 tokens is full\n"
+
+
+def test_a_prompt_that_does_not_fit_is_one_clear_line(
+    run: Run, model: FakeModel, gguf: str
+) -> None:
+    ran = run("run", gguf, "x" * 100)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "treadle: error: 101 tokens do not fit in a context of 64\n"
+
+
+def test_settings_reach_the_engine(run: Run, model: FakeModel, gguf: str, tmp_path: Path) -> None:
+    grammar = tmp_path / "list.gbnf"
+    grammar.write_text('root ::= "- " [a-z]+')
+    flags = ["-t", "3", "-c", "128", "--temp", "0", "--stop", "\n", "--stop", "END"]
+    ran = run("run", gguf, "x", *flags, "--grammar", str(grammar))
+    assert ran.code == 0
+    assert model.calls[0] == ("load", gguf, {"threads": 3, "context": 128})
+    settings = model.calls[2][2]
+    assert settings["sampling"].greedy
+    assert settings["stop"] == ("\n", "END")
+    assert settings["grammar"] == grammar.read_text()
+    assert settings["json_schema"] is None
+    assert settings["max_tokens"] is None
+
+
+def test_json_schema_is_read_from_its_file(
+    run: Run, model: FakeModel, gguf: str, tmp_path: Path
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    assert run("run", gguf, "x", "--json-schema", str(schema)).code == 0
+    assert model.calls[2][2]["json_schema"] == '{"type": "object"}'
+    assert run("run", gguf, "x", "--json-schema", str(schema), "--grammar", str(schema)).code == 2
+
+
+def test_which_word_is_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a file with blanks.gguf").touch()
+    Path("no-suffix").touch()
+    Path("folder").mkdir()
+    for word in ("hf:a/b/c.gguf", "absent.gguf", "a file with blanks.gguf", "no-suffix"):
+        assert is_model(word)
+        assert split_words((word,)) == (word, None)
+    for word in ("Once upon a time", "folder", "open the file model.gguf", "def f(n):", ""):
+        assert not is_model(word)
+        assert split_words((word,)) == (None, word)
+    assert split_words(()) == (None, None)
+    assert split_words(("absent", "Once")) == ("absent", "Once")
+
+
+def test_words_beyond_model_and_prompt_are_wrong_usage(run: Run, model: FakeModel) -> None:
+    ran = run("run", "Once", "upon", "a", "time")
+    assert ran.code == 2
+    assert "quotes" in ran.err
+    assert model.calls == []

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from treadle.cli import terminal
+from treadle.cli.terminal import Editor, PipedLines, history_file
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def keyboard(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PipeInput]:
+    monkeypatch.setattr("prompt_toolkit.output.create_output", lambda stdout: DummyOutput())
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        yield keys
+
+
+def typed(keyboard: PipeInput, keys: str) -> str:
+    keyboard.send_text(keys)
+    return Editor(["undo", "retry"]).read()
+
+
+@pytest.mark.parametrize(
+    ("keys", "entry"),
+    [
+        ("hello\r", "hello"),
+        ("one\x1b\rtwo\r", "one\ntwo"),  # Alt-Enter
+        ("one\\\rtwo\r", "one\ntwo"),  # a backslash, Enter
+        ("\x1b[200~one\ntwo\nthree\x1b[201~\r", "one\ntwo\nthree"),  # a paste
+        ("helo\x1b[Dl\r", "hello"),  # the left arrow
+    ],
+)
+def test_keys(keyboard: PipeInput, keys: str, entry: str) -> None:
+    assert typed(keyboard, keys) == entry
+
+
+def test_history_goes_from_one_program_to_the_next(keyboard: PipeInput, state: Path) -> None:
+    assert typed(keyboard, "first\r") == "first"
+    assert typed(keyboard, "\x1b[A\r") == "first"  # the up arrow, in another editor
+    path = state / "treadle" / "chat_history"
+    assert "first" in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_ctrl_d_and_ctrl_c(keyboard: PipeInput) -> None:
+    with pytest.raises(EOFError):
+        typed(keyboard, "\x04")
+    with pytest.raises(KeyboardInterrupt):
+        typed(keyboard, "half a line\x03")
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_history(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (state / "treadle").touch()
+    assert history_file() is None
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(state / "home"))
+    assert history_file() == state / "home" / ".local" / "state" / "treadle" / "chat_history"
+
+
+def test_lines_of_a_pipe() -> None:
+    lines = PipedLines(["one\n", "two\\\n", "\\\n", "three\r\n", "\n", "end\\"])
+    assert [lines.read() for _ in range(4)] == ["one", "two\n\nthree", "", "end"]
+    with pytest.raises(EOFError):
+        lines.read()
+
+
+def test_the_editor_is_only_imported_when_it_is_used() -> None:
+    assert not hasattr(terminal, "PromptSession")

@@ -1,0 +1,163 @@
+"""One kernel, called as the compiled step loop calls it, in memory that shows every step outside.
+
+A buffer ends at a page that can neither be read nor written, so an access past it faults at once (pytest's faulthandler then
+names the test). In front of it lie canary bytes, checked after each call; before the call, outputs and scratch are NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from treadle.isa.isa import Isa
+from treadle.jit.kernel import load_kernels
+from treadle.kernels.spec import COUNTS, RUN_STATE, Spec
+
+U32 = 2.0**-24  # unit roundoff of f32
+CANARY = 0xA5
+_SIGNATURE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+)
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Memory:
+    """Guarded buffers of one test."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, np.ndarray, int, int]] = []
+
+    def array(
+        self, shape: int | tuple[int, ...], dtype: Any = np.uint8, *, name: str = "", front: bool = False
+    ) -> np.ndarray:
+        """A buffer of 0xFF bytes (NaN in every float format), flush with an inaccessible page.
+
+        That page lies behind it, or before it with ``front``.
+        """
+        dtype = np.dtype(dtype)
+        n_bytes = int(np.prod(shape)) * dtype.itemsize
+        inner = -(-max(n_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = mmap.mmap(-1, inner + mmap.PAGESIZE)
+        whole = np.frombuffer(pages, np.uint8)
+        closed = 0 if front else inner
+        if _libc.mprotect(whole.ctypes.data + closed, mmap.PAGESIZE, 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+        usable = whole[mmap.PAGESIZE :] if front else whole[:inner]
+        start = 0 if front else inner - n_bytes
+        usable[:] = CANARY
+        usable[start : start + n_bytes] = 0xFF
+        self._parts.append((name or f"buffer {len(self._parts)}", usable, start, start + n_bytes))
+        return usable[start : start + n_bytes].view(dtype).reshape(shape)
+
+    def copy(self, values: np.ndarray, *, name: str = "", front: bool = False) -> np.ndarray:
+        """A guarded copy."""
+        made = self.array(values.shape, values.dtype, name=name, front=front)
+        made[...] = values
+        return made
+
+    def check(self) -> None:
+        """Fails where a byte outside a buffer was written."""
+        for name, usable, start, stop in self._parts:
+            outside = np.concatenate([usable[:start], usable[stop:]])
+            if (outside != CANARY).any():
+                at = int(np.flatnonzero(outside != CANARY)[0])
+                at = at - start if at < start else at - start + stop
+                raise AssertionError(f"{name}: byte {at} was written, outside 0..{stop - start}")
+
+
+@dataclass
+class Run:
+    """The state of one run, for the kernel (``record``) and for its twin (counts by name, arrays as attributes)."""
+
+    n_tokens: int = 0
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    output_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    rope_global: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    rope_local: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    kv_slots_global: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    kv_slots_local: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    attn_items_global: list[tuple[np.void, np.ndarray]] = field(default_factory=list)
+    attn_items_local: list[tuple[np.void, np.ndarray]] = field(default_factory=list)
+    attn_merges_global: list[np.void] = field(default_factory=list)
+    attn_merges_local: list[np.void] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> int:
+        assert name in COUNTS, name
+        return {
+            "one": 1,
+            "n_tokens": self.n_tokens,
+            "n_outputs": len(self.output_rows),
+            "n_attn_items": len(self.attn_items_global),
+            "n_attn_merges": len(self.attn_merges_global),
+            "n_attn_items_local": len(self.attn_items_local),
+            "n_attn_merges_local": len(self.attn_merges_local),
+        }[name]
+
+    def record(self, memory: Memory) -> np.ndarray:
+        """What the kernel reads by pointer."""
+        made = memory.array(1, RUN_STATE, name="run")
+        for name in COUNTS[1:]:
+            made[name] = self[name]
+        for name in ("tokens", "output_rows"):
+            made[name] = _address(memory.copy(getattr(self, name).astype(np.int32), name=name))
+        for pool in ("global", "local"):
+            rope, slots = getattr(self, f"rope_{pool}"), getattr(self, f"kv_slots_{pool}")
+            made[f"rope_{pool}"] = _address(memory.copy(rope.astype(np.float32), name="rope"))
+            made[f"kv_slots_{pool}"] = _address(memory.copy(slots.astype(np.int64), name="slots"))
+            records = []
+            for item, pages in getattr(self, f"attn_items_{pool}"):
+                item = item.copy()
+                item["pages"] = _address(memory.copy(pages.astype(np.int64), name="pages"))
+                records.append(item)
+            for name, rows in (("items", records), ("merges", getattr(self, f"attn_merges_{pool}"))):
+                values = np.array(rows) if rows else np.zeros(0, np.int64)
+                made[f"attn_{name}_{pool}"] = _address(memory.copy(values, name=name))
+        return made
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def call(
+    spec: Spec, isa: Isa, memory: Memory, args: Sequence[Any], run: Run, n_items: int, *, pieces: int = 3
+) -> None:
+    """Run the whole grid, in uneven ranges and backwards, as threads that race for items might."""
+    kernel = _SIGNATURE(load_kernels([spec], isa)[spec.name])
+    slots = [_address(a) if isinstance(a, np.ndarray) else int(a or 0) for a in args]
+    packed = memory.copy(np.array(slots, np.int64), name="args")
+    record = run.record(memory)
+    # As much as was asked for and no more; 64-byte aligned as the runtime's is.
+    scratch = memory.array(-(-spec.scratch // 64) * 64, name="scratch")
+    cuts = sorted({0, n_items, *(n_items * i * i // (pieces * pieces) for i in range(pieces))})
+    for begin, end in reversed(list(zip(cuts, cuts[1:], strict=False))):
+        scratch[:] = 0xFF
+        kernel(_address(packed), _address(record), begin, end, _address(scratch))
+    memory.check()
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: np.ndarray | float, what: str) -> None:
+    """Every element within its own tolerance; a failure names the one that exceeds it most."""
+    __tracebackhide__ = True
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    if not actual.size:
+        return
+    tolerance = np.broadcast_to(np.asarray(tolerance, np.float64), actual.shape)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        excess = np.where(same, 0.0, np.abs(actual - expected) / tolerance)
+    excess = np.where(np.isnan(excess), np.inf, excess)
+    worst = np.unravel_index(int(excess.argmax()), actual.shape)
+    if excess[worst] > 1:
+        raise AssertionError(
+            f"{what}: worst at {tuple(int(i) for i in worst)}: {actual[worst]:.9g}, expected "
+            f"{expected[worst]:.9g}; off by {abs(actual[worst] - expected[worst]):.3g}, allowed "
+            f"{tolerance[worst]:.3g}; {int((excess > 1).sum())} of {actual.size} are wrong"
+        )

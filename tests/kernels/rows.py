@@ -1,0 +1,21 @@
+"""The instruction sets that this machine can run, as test parameters."""
+
+from __future__ import annotations
+
+from treadle.isa import runnable
+from treadle.isa.isa import Isa
+from treadle.jit.compile import host_features
+
+ALL: list[Isa] = runnable(host_features())
+
+
+def _distinct() -> list[Isa]:
+    """One row of each vector width and way to convert f16: all that a kernel without dot products can tell apart."""
+    return list({(row.vector_bits, row.widen_f16, row.narrow_f16): row for row in ALL}.values())
+
+
+DISTINCT: list[Isa] = _distinct()
+
+
+def name(row: Isa) -> str:
+    return row.name

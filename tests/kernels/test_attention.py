@@ -1,0 +1,167 @@
+"""Attention and Merge against their numpy twins: several sequences, windows, ragged tiles, histories cut into parts.
+
+Tolerance. A score is a chain of D products: |dS| <= gamma_(D+4) max_j sum|q||k_j| =: s. A weight e**(S - m) is then off by a
+factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a weighted mean of n values, is off by at most
+2 (s + 2 u max|S - m| + 4 u + gamma_n) max|v|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.kernels import rows
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from treadle.isa.isa import Isa
+from treadle.kernels.attention import ITEM, MERGE, Attention, Merge
+from treadle.kernels.kv import PAGE
+
+PART = 64  # keys of a part, here: small, so that short histories are cut too
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """``n`` new tokens behind ``history`` cached ones; ``split``: its keys are cut into parts."""
+
+    history: int
+    n: int
+    split: bool = False
+
+
+BATCH = (Sequence(0, 9), Sequence(70, 5, split=True), Sequence(31, 1), Sequence(150, 1, split=True))
+
+SPECS = [
+    Attention("f16", 8, 2, 64, 1),
+    Attention("f16", 4, 4, 8, 4),
+    Attention("f16", 20, 1, 16, 1),  # 20 heads on one key head: two groups of 10
+    Attention("f16", 8, 1, 128, 1, 100, True),
+    Attention("f16", 4, 2, 20, 4),
+    Attention("bf16", 6, 2, 80, 2, 40, True),
+    Attention("q8_0", 4, 1, 256, 4, 33, True),
+    Attention("q8_0", 2, 2, 32, 8),
+    Attention("bf16", 3, 3, 48, 3, 1),
+]
+
+
+class Cache:
+    """Pages of random keys and values; what no token has written stays 0xFF, NaN wherever it is a float."""
+
+    def __init__(self, spec: Attention, rng: np.random.Generator) -> None:
+        self.spec, page = spec, spec.page
+        self.layer_off = 128
+        self.page_bytes = self.layer_off + page.layer_bytes
+        self.pages: list[np.ndarray] = []
+        counts = [-(-(s.history + s.n) // PAGE) for s in BATCH]
+        self.pool = np.full(sum(counts) * self.page_bytes, 0xFF, np.uint8)
+        order = rng.permutation(sum(counts))
+        for sequence, count in zip(BATCH, counts, strict=True):
+            mine, order = order[:count], order[count:]
+            self.pages.append(mine)
+            for t in range(sequence.history + sequence.n):
+                for head in range(spec.n_head_kv):
+                    home = page.head_ref(self.pool, mine[t // PAGE], self.page_bytes, self.layer_off, head)
+                    key, value = rng.standard_normal((2, spec.head_dim)).astype(np.float32)
+                    page.write_ref(home, t % PAGE, key, value)
+
+
+def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run, int]:
+    """The work items of BATCH, and the number of partial results."""
+    items, merges, token, n_partials = [], [], 0, 0
+    for sequence, pages in zip(BATCH, cache.pages, strict=True):
+        for first in range(0, sequence.n, spec.tokens):
+            n, position = min(spec.tokens, sequence.n - first), sequence.history + first
+            begin = max(0, position - spec.window + 1) if spec.window else 0
+            end = position + n
+            cuts = [begin, *range(begin // PART * PART + PART, end, PART), end]
+            parts = list(zip(cuts, cuts[1:], strict=False))
+            if not (split and sequence.split):
+                parts = [(begin, end)]
+            at = n_partials if len(parts) > 1 else -1
+            if at >= 0:
+                merges.append(np.array((token + first, n, at, len(parts)), MERGE)[()])
+                n_partials += len(parts)
+            for i, (b, e) in enumerate(parts):
+                record = (token + first, n, position, b, e, 0, at + i if at >= 0 else -1, 0)
+                items.append((np.array(record, ITEM)[()], pages))
+        token += sequence.n
+    suffix = "local" if spec.local else "global"
+    return Run(n_tokens=token, **{f"attn_items_{suffix}": items, f"attn_merges_{suffix}": merges}), n_partials
+
+
+def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
+    """The bound above for the whole batch, with the largest |k| and |v| of all."""
+    page = spec.page
+    largest = [0.0, 0.0]
+    for home in cache.pool.reshape(-1, cache.page_bytes)[:, cache.layer_off :].reshape(-1, page.head_bytes):
+        for i, x in enumerate(page.read_ref(home)):
+            largest[i] = max(largest[i], float(np.nanmax(np.abs(x))) if not np.isnan(x).all() else 0.0)
+    product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest[0]
+    score = (spec.head_dim + 4) * U32 * product
+    n = max(s.history + s.n for s in BATCH)
+    return 2 * (score + 2 * U32 * 2 * product + 4 * U32 + n * U32) * largest[1]
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    cache = Cache(spec, rng)
+    run, n_partials = build_run(spec, cache)
+    n, width = run.n_tokens, spec.n_head * spec.head_dim
+    stride, out_stride = width + 7, width + 3
+    x = rng.standard_normal((n, stride)).astype(np.float32) * spec.head_dim**-0.5
+    x[:, width:] = np.nan
+    ints = [stride, out_stride, cache.page_bytes, cache.layer_off]
+
+    # The twin does not split; that splitting changes nothing is what is tested.
+    whole, _ = build_run(spec, cache, split=False)
+    expected = np.full((n, out_stride), np.nan)
+    spec.run_ref([x, cache.pool, expected, np.zeros(0), *ints], whole)
+    allowed = tolerance(spec, x[:, :width], cache)
+
+    merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.head_dim, spec.local)
+    suffix = "_local" if spec.local else ""
+    for front in (False, True):
+        qkv = memory.copy(x, name="qkv", front=front)
+        pool = memory.copy(cache.pool, name="pool", front=front)
+        out = memory.array((n, out_stride), np.float32, name="out", front=front)
+        partials = memory.array(n_partials * spec.partial_values, np.float32, name="partials", front=front)
+        n_items = run[f"n_attn_items{suffix}"] * spec.n_groups
+        call(spec, isa, memory, [qkv, pool, out, partials, *ints], run, n_items)
+        n_merges = run[f"n_attn_merges{suffix}"] * merge.n_groups
+        call(merge, isa, memory, [partials, out, out_stride], run, n_merges)
+        assert_close(out[:, :width], expected[:, :width], allowed, spec.name)
+        assert np.isnan(out[:, width:]).all()
+        assert (pool == cache.pool).all()
+
+
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[5], SPECS[7]], ids=lambda s: s.name)
+def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
+    cache = Cache(spec, rng)
+    n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.head_dim
+    x = rng.standard_normal((n_tokens, width))
+    outs = []
+    for split in (False, True):
+        run, n_partials = build_run(spec, cache, split=split)
+        out, partials = np.full((n_tokens, width), np.nan), np.full(n_partials * spec.partial_values, np.nan)
+        spec.run_ref([x, cache.pool, out, partials, width, width, cache.page_bytes, cache.layer_off], run)
+        merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.head_dim, spec.local)
+        merge.run_ref([partials, out, width], run)
+        outs.append(out)
+    assert_close(outs[1], outs[0], 1e-12, spec.name)
+
+
+def test_large_scores_do_not_overflow(memory: Memory, rng: np.random.Generator) -> None:
+    """Scores of +-1e4 differ by far more than e**x can hold: one key takes all the weight."""
+    spec, isa = SPECS[0], rows.DISTINCT[-1]
+    cache = Cache(spec, rng)
+    run, _ = build_run(spec, cache, split=False)
+    width = spec.n_head * spec.head_dim
+    x = (rng.standard_normal((run.n_tokens, width)) * 1000).astype(np.float32)
+    args = [width, width, cache.page_bytes, cache.layer_off]
+    expected, out = np.empty((run.n_tokens, width)), memory.array((run.n_tokens, width), np.float32)
+    spec.run_ref([x, cache.pool, expected, np.zeros(0), *args], run)
+    call(spec, isa, memory, [memory.copy(x), memory.copy(cache.pool), out, None, *args], run,
+         run["n_attn_items"] * spec.n_groups)
+    assert_close(out, expected, tolerance(spec, x, cache), spec.name)

@@ -1,0 +1,232 @@
+"""Embed, Norm and Pack against their numpy twins.
+
+Tolerances. With u = 2**-24 a sum of n terms in chains of length c has an error of at most gamma_c = c u / (1 - c u) times the
+sum of magnitudes; all terms of a mean square are positive, so that is its relative error. What a row of q8 stores is within
+half a step, ``max|x| / 254``, of its value; bf16 (8 bits) within 2**-8 of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kernels import rows
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from treadle.formats import FORMATS
+from treadle.isa.isa import Isa
+from treadle.kernels.act import BLOCK, Act, quantize_ref
+from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
+
+EPS = 1e-6
+
+
+def norm_error(k: int, lanes: int) -> float:
+    """Relative error of one normed value: half of the mean square's, then eps, sqrt, 1 / and two products."""
+    chain = -(-k // (4 * lanes)) + 2 + lanes.bit_length()
+    return (chain / 2 + 8) * U32
+
+
+def check_act(
+    out: np.ndarray,
+    act: Act,
+    exact: np.ndarray,
+    relative: float,
+    what: str,
+    absolute: np.ndarray | float = 1e-37,
+) -> None:
+    """What ``out`` holds is ``exact [N, k]`` to the precision of its kind, and its sums belong to its quants."""
+    n = len(exact)
+    stored = act.read_ref(out, n)
+    tolerance = np.abs(exact) * relative + absolute
+    if act.kind == "bf16":
+        tolerance += np.abs(exact) * 2.0**-8 * (1 + relative) + 2.0**-134
+    if act.kind == "q8":
+        top = np.abs(exact).reshape(n, -1, BLOCK).max(-1, keepdims=True)
+        step = np.broadcast_to(top / 127, (n, act.kb, BLOCK)).reshape(n, -1)
+        # d and 127 / max are each rounded twice: 127 quants of 4 u each, beside the half step.
+        tolerance += step * (0.5 + 127 * (4 * U32 + relative))
+        check_sums(out, act, n, what)
+    assert_close(stored, exact, tolerance, what)
+    check_padding(out, act, n)
+
+
+def check_sums(out: np.ndarray, act: Act, n: int, what: str) -> None:
+    groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
+    sums = groups[:, act.s_off : act.s_off + 4 * act.kb * act.group].copy().view(np.int32)
+    sums = sums.reshape(-1, act.kb, act.group).transpose(0, 2, 1).reshape(-1, act.kb)[:n]
+    dwords = groups[:, : act.d_off].copy().view(np.int32).reshape(-1, act.kd, act.group)
+    quants = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, act.kd).view(np.int8)[:n]
+    assert quants.min(initial=0) >= -127, f"{what}: a quant of -128"
+    expected = -128 * quants.reshape(n, act.kb, BLOCK).sum(-1, dtype=np.int32)
+    assert_close(sums, expected, 0.5, f"{what}: sums")
+
+
+def check_padding(out: np.ndarray, act: Act, n: int) -> None:
+    """Zeros from K to the end of the last block: a product runs over them."""
+    groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
+    dwords = groups[:, : act.d_off].copy().view(np.int32).reshape(-1, act.kd, act.group)
+    rows_ = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, act.kd)[:n].view(np.uint8)
+    assert not rows_[:, act.k * {"q8": 1, "bf16": 2, "f32": 4}[act.kind] :].any()
+
+
+def ids(specs: list[object]) -> list[str]:
+    return [getattr(spec, "name", str(spec)) for spec in specs]
+
+
+# -- Embed ----------------------------------------------------------------------------------------
+
+EMBEDS = [Embed(f.name, k) for f in FORMATS.values() for k in (32, 352)]
+EMBEDS += [Embed("F32", 172), Embed("F16", 172, 2.5), Embed("BF16", 172), Embed("Q4_1", 64, 33.94)]
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", EMBEDS, ids=ids(EMBEDS))
+def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    from treadle.formats import by_name
+
+    fmt, n_vocab, stride = by_name(spec.w), 7, spec.k + 5
+    tokens = np.array([6, 0, 3, 3, 6], np.int32)
+    run = Run(n_tokens=5, tokens=tokens)
+    w = fmt.quantize_rows(rng.standard_normal((n_vocab, spec.k)).astype(np.float32))
+    expected = np.full((5, stride), np.nan)
+    spec.run_ref([w, expected, stride], run)
+    for front in (False, True):
+        x = memory.array((5, stride), np.float32, name="x", front=front)
+        weights = memory.copy(w, name="w", front=front)
+        call(spec, isa, memory, [weights, x, stride], run, 5)
+        # The code times d, plus m, times scale: three roundings, the sum's relative to its larger part.
+        size = np.abs(expected[:, : spec.k]) + np.abs(fmt.dequantize_rows(w)).max() * spec.scale
+        assert_close(x[:, : spec.k], expected[:, : spec.k], 3 * U32 * size, spec.name)
+        assert np.isnan(x[:, spec.k :]).all()
+
+
+# -- Norm -----------------------------------------------------------------------------------------
+
+NORMS = [
+    Norm("q8", 32, 1, EPS),
+    Norm("q8", 352, 6, EPS),
+    Norm("q8", 2048, 4, EPS, outputs=True),
+    Norm("bf16", 172, 1, EPS),
+    Norm("bf16", 352, 6, EPS),
+    Norm("f32", 172, 6, EPS),
+    Norm("f32", 352, 1, EPS, outputs=True),
+    Norm("f32", 172, 1, EPS, add=True),
+    Norm("f32", 2048, 1, EPS, add=True),
+    Norm("f32", 5, 1, EPS),
+    Norm("f32", 33, 1, EPS, add=True),
+]
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", NORMS, ids=ids(NORMS))
+def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    n_tokens, stride = 7, spec.k + 3
+    run = Run(n_tokens=n_tokens, output_rows=np.array([6, 2, 5], np.int32))
+    n = run["n_outputs" if spec.outputs else "n_tokens"]
+    x = rng.standard_normal((n_tokens, stride)).astype(np.float32) * 3
+    x[1] = 0  # a row of zeros has no direction
+    w = rng.standard_normal(spec.k).astype(np.float32)
+    residual = rng.standard_normal((n_tokens, stride)).astype(np.float32)
+    x[:, spec.k :] = residual[:, spec.k :] = np.nan
+    act = spec.layout()
+
+    # The twin's exact values: f32 activations hold them to u.
+    plain = replace(spec, act="f32", group=1)
+    exact_out = np.full(plain.layout().n_bytes(n), 0xFF, np.uint8)
+    if spec.add:
+        exact_out = np.full((n, stride), np.nan)
+    plain.run_ref([x, w, exact_out, residual, stride], run)
+    exact = exact_out[:, : spec.k] if spec.add else plain.layout().read_ref(exact_out, n)
+
+    for front in (False, True):
+        guarded = [memory.copy(a, name=s, front=front) for a, s in ((x, "x"), (w, "w"), (residual, "r"))]
+        if spec.add:
+            out = memory.array((n, stride), np.float32, name="out", front=front)
+        else:
+            out = memory.array(act.n_bytes(n), name="out", front=front)
+        call(spec, isa, memory, [guarded[0], guarded[1], out, guarded[2], stride], run, n)
+        relative = norm_error(spec.k, isa.lanes) + U32
+        if spec.add:
+            before = residual[:n, : spec.k].astype(np.float64)
+            tolerance = np.abs(exact - before) * relative + U32 * np.abs(exact)
+            assert_close(out[:, : spec.k], exact, tolerance, spec.name)
+            assert np.isnan(out[:, spec.k :]).all()
+        else:
+            check_act(out, act, exact, relative, spec.name)
+
+
+def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
+    """``add`` may write over its own residual: the plan does."""
+    spec, isa = NORMS[7], rows.DISTINCT[-1]
+    x = memory.copy(rng.standard_normal((3, spec.k)).astype(np.float32))
+    w = memory.copy(np.ones(spec.k, np.float32))
+    residual = memory.copy(rng.standard_normal((3, spec.k)).astype(np.float32))
+    expected = np.empty((3, spec.k))
+    run = Run(n_tokens=3)
+    spec.run_ref([x, w, expected, residual, spec.k], run)
+    call(spec, isa, memory, [x, w, residual, residual, spec.k], run, 3)
+    assert_close(residual, expected, 1e-5, spec.name)
+
+
+# -- Pack -----------------------------------------------------------------------------------------
+
+PACKS = [
+    Pack("copy", "q8", 32, 1),
+    Pack("copy", "bf16", 172, 6),
+    Pack("copy", "f32", 352, 1),
+    Pack("silu", "q8", 352, 6),
+    Pack("silu", "bf16", 352, 1),
+    Pack("silu", "f32", 172, 6),
+    Pack("gelu", "q8", 2048, 1),
+    Pack("gelu", "bf16", 172, 1),
+    Pack("gelu", "f32", SLICE + 172, 6),
+    Pack("silu", "q8", SLICE + 32, 1),
+]
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", PACKS, ids=ids(PACKS))
+def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    n, up = 8, spec.k + 2
+    stride = up + spec.k + 1
+    x = rng.standard_normal((n, stride)).astype(np.float32) * 4
+    x[2] = 0
+    run = Run(n_tokens=n)
+    act = spec.layout()
+    plain = replace(spec, act="f32", group=1)
+    exact_out = np.empty(plain.layout().n_bytes(n), np.uint8)
+    plain.run_ref([x, exact_out, stride, up], run)
+    exact = plain.layout().read_ref(exact_out, n)
+    # e**y is good to 2 u of its own plus, where the machine has no FMA, the reduction's; then 1 +, 1 /, and two products.
+    # GELU's inner polynomial is rounded before the exponential: |y| <= 87 times 3 u.
+    relative = {"copy": 0.0, "silu": 10 * U32, "gelu": (10 + 3 * 87) * U32}[spec.fn] + 2 * U32
+    # The twin's 1 + tanh cancels for negative y, where the kernel's sigmoid does not.
+    absolute = np.abs(x[:, : spec.k] * x[:, up : up + spec.k]) * 2.0**-53 + 1e-37
+    for front in (False, True):
+        rows_ = memory.copy(x, name="x", front=front)
+        out = memory.array(act.n_bytes(n), name="out", front=front)
+        call(spec, isa, memory, [rows_, out, stride, up], run, n * spec.slices)
+        check_act(out, act, exact, relative, spec.name, absolute)
+
+
+# -- the layout's own twin ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [1, 6])
+@pytest.mark.parametrize("kind", ["q8", "bf16", "f32"])
+def test_act_round_trip(kind: str, group: int, rng: np.random.Generator) -> None:
+    act = Act(kind, 96, group)
+    x = rng.standard_normal((7, 96)).astype(np.float32)
+    out = np.full(act.n_bytes(7), 0xFF, np.uint8)
+    act.write_ref(out, x)
+    check_act(out, act, x.astype(np.float64), 0.0, f"{kind} x {group}")
+
+
+def test_quantize_ref_never_gives_minus_128() -> None:
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64) * np.float32(3.3e38)
+    q, d = quantize_ref(x)
+    assert q.min() == -127
+    assert q.max() == 127
+    assert np.isfinite(d).all()

@@ -1,0 +1,307 @@
+"""gemm and gemv of every format on every instruction set, against their numpy twin.
+
+Two kinds of data. *Whole numbers* (scales of one, every product and partial sum below 2**24) leave nothing to round: the
+kernel must agree exactly, whatever its order of summation, and one wrong quant shows. *Random numbers* check scales and
+order: with u = 2**-24 and gamma_c = c u / (1 - c u) the error of a sum in chains of c additions is at most gamma_c times the
+sum of magnitudes, c counted below for each kernel; integer parts are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import rows
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from treadle.isa.isa import Isa
+from treadle.kernels.act import Act
+from treadle.kernels.gemm import Gemm
+from treadle.kernels.gemv import Gemv
+from treadle.kernels.matmul import Matmul
+from treadle.kernels.spec import round_up
+
+HEIGHTS = (1, 5, 50, 105)
+
+GEMMS = [
+    Gemm("Q8_0", "q8", 352, 2, 4),
+    Gemm("Q8_0", "q8", 32, 1, 6, bias=True),
+    Gemm("Q8_0", "q8", 2048, 2, 6, segments=3, bias=True),
+    Gemm("Q4_0", "q8", 352, 2, 5, residual=True),
+    Gemm("Q4_1", "q8", 352, 2, 6, segments=2),
+    Gemm("F32", "f32", 172, 2, 6, residual=True),
+    Gemm("F16", "f32", 172, 1, 4, segments=2, bias=True, residual=True),
+    Gemm("BF16", "f32", 32, 2, 3, outputs=True),
+    Gemm("Q4_0", "f32", 64, 1, 4),
+    Gemm("BF16", "bf16", 172, 2, 6, segments=2, bias=True),
+    Gemm("F32", "bf16", 352, 1, 5),
+    Gemm("Q4_1", "bf16", 96, 1, 4),
+]
+GEMVS = [
+    Gemv("Q8_0", "q8", 352, 4, 1, segments=3, bias=True),
+    Gemv("Q8_0", "q8", 2048, 2, 3),
+    Gemv("Q8_0", "q8", 32, 1, 5, residual=True),
+    Gemv("Q4_0", "q8", 352, 4, 1, segments=2),
+    Gemv("Q4_0", "q8", 32, 2, 2, bias=True, residual=True),
+    Gemv("Q4_1", "q8", 352, 4, 1),
+    Gemv("Q4_1", "q8", 64, 1, 7, outputs=True),
+    Gemv("F32", "f32", 172, 4, 1, segments=2, bias=True),
+    Gemv("F16", "f32", 172, 2, 4, residual=True),
+    Gemv("BF16", "f32", 172, 1, 1),
+    Gemv("F16", "f32", 2048, 4, 1),
+    Gemv("F32", "f32", 5, 1, 2),
+]
+CASES = [
+    pytest.param(spec, isa, id=f"{spec.name}-{isa.name}")
+    for spec in (*GEMMS, *GEMVS)
+    for isa in rows.ALL
+    if spec.act != "bf16" or isa.dot_bf16
+]
+
+
+def heights(spec: Matmul) -> list[list[int]]:
+    """Heights of the segments: every M alone, or several at once."""
+    if spec.segments == 1:
+        return [[m] for m in HEIGHTS]
+    return [list(HEIGHTS[-spec.segments :]), list(HEIGHTS[: spec.segments])]
+
+
+def counts(spec: Matmul) -> list[int]:
+    """Numbers of tokens: gemv is made for one; gemm takes any."""
+    return [spec.nr] if isinstance(spec, Gemv) else [1, spec.nr - 1, spec.nr, 13]
+
+
+@dataclass
+class Problem:
+    """Inputs and outputs of one product, as the plan lays them out."""
+
+    spec: Matmul
+    isa: Isa
+    n: int
+    heights: list[int]
+    x: np.ndarray  # f32 [n, k]
+    weights: list[np.ndarray]  # bytes [m, row_bytes], one for each segment
+    biases: list[np.ndarray]
+    residual: np.ndarray
+    front: bool = False
+
+    def __post_init__(self) -> None:
+        rows_ = self.spec.rows_per_item(self.isa.lanes)
+        self.padded = [round_up(m, rows_) for m in self.heights]
+        self.columns = [sum(self.padded[:i]) for i in range(len(self.heights))]
+        self.stride = sum(self.padded) + 3
+        self.strips = sum(self.padded) // rows_
+
+    @property
+    def run(self) -> Run:
+        if self.spec.outputs:
+            return Run(n_tokens=99, output_rows=np.arange(self.n, dtype=np.int32))
+        return Run(n_tokens=self.n)
+
+    def _args(self, x: Any, residual: Any, y: Any, chunk: int, weights: Any, biases: Any) -> list[Any]:
+        args = [x, residual, y, self.stride, chunk]
+        for w, b, m, column in zip(weights, biases, self.heights, self.columns, strict=True):
+            args += [w, b, m, column]
+        return args
+
+    def reference(self) -> np.ndarray:
+        layout = self.spec.layout()
+        x = np.zeros(layout.n_bytes(self.n), np.uint8)
+        layout.write_ref(x, self.x)
+        y = np.full((self.n, self.stride), np.nan)
+        with np.errstate(invalid="ignore", over="ignore"):
+            args = self._args(x, self.residual, y, 0, self.weights, self.biases)
+            self.spec.run_ref(args, self.run)
+        return y
+
+    def compute(self, memory: Memory, chunk: int = 0) -> np.ndarray:
+        """y by the kernel, ``[n, stride]``; NaN where nothing is to be written."""
+        spec = self.spec
+        layout, n_rows = spec.layout(), round_up(self.n, spec.nr)
+        raw = np.full(layout.n_bytes(self.n), 0xFF, np.uint8)
+        layout.write_ref(raw, self.x)
+        poison(raw, layout, self.n)
+        x = memory.copy(raw, name="x", front=self.front)
+        y = memory.array((n_rows, self.stride), np.float32, name="y", front=self.front)
+        residual = np.full(y.shape, np.nan, np.float32)
+        residual[: self.n] = self.residual
+        weights = [memory.copy(w, name="w", front=self.front) for w in self.weights]
+        biases = [memory.array(p, np.float32, name="bias", front=self.front) for p in self.padded]
+        for b, values in zip(biases, self.biases, strict=True):
+            b[: len(values)] = values
+        chunk = chunk or n_rows
+        n_items = self.strips * (-(-self.n // chunk) if isinstance(spec, Gemm) else 1)
+        kept = memory.copy(residual, name="residual", front=self.front)
+        args = self._args(x, kept, y, chunk, weights, biases)
+        call(spec, self.isa, memory, args, self.run, n_items)
+        written = y[: self.n].copy()
+        for m, padded, column in zip(self.heights, self.padded, self.columns, strict=True):
+            written[:, column + m : column + padded] = np.nan
+        assert np.isnan(y[:, self.stride - 3 :]).all(), "columns past the last panel were written"
+        return written
+
+    def check(self, memory: Memory, tolerance: np.ndarray | float, chunk: int = 0) -> None:
+        got, want = self.compute(memory, chunk), self.reference()
+        what = f"{self.spec.name} on {self.isa.name}, M={self.heights}, N={self.n}, chunk={chunk}"
+        assert_close(got, want, tolerance, what)
+
+
+def poison(raw: np.ndarray, layout: Act, n: int) -> None:
+    """The rows that fill up the last group hold whatever an earlier run left: NaN, here."""
+    if layout.group > 1 and n % layout.group:
+        last = raw.reshape(-1, layout.group_bytes)[-1]
+        dwords = last[: layout.d_off].view(np.uint32).reshape(layout.kd, layout.group)
+        dwords[:, n % layout.group :] = 0xFFFFFFFF
+        scales = last[layout.d_off : layout.s_off].view(np.uint32).reshape(layout.kb, layout.group)
+        scales[:, n % layout.group :] = 0xFFFFFFFF
+
+
+def whole(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[int]) -> Problem:
+    """Data that leaves nothing to round."""
+    fmt, k = spec.fmt, spec.k
+
+    def weights(m: int) -> np.ndarray:
+        if fmt.codes is None:
+            return fmt.quantize_rows(rng.integers(-8, 9, (m, k)).astype(np.float32))
+        blocks = np.zeros((m, k // 32), fmt.dtype)
+        for field in fmt.dtype.names or ():
+            shape = blocks[field].shape
+            blocks[field] = {
+                "d": np.ones(shape),
+                "m": rng.integers(-7, 8, shape),
+                "qs": rng.integers(-128, 128, shape) if fmt.name == "Q8_0" else rng.integers(0, 256, shape),
+            }[field]
+        return blocks.view(np.uint8).reshape(m, -1)
+
+    top = 127 if spec.act == "q8" else 8
+    x = rng.integers(-top, top + 1, (n, k)).astype(np.float32)
+    if spec.act == "q8":
+        x[:, ::32] = 127  # so that every scale is one
+    biases = [rng.integers(-99, 100, m).astype(np.float32) for m in ms]
+    made = Problem(spec, isa, n, ms, x, [weights(m) for m in ms], biases, np.zeros(0))
+    made.residual = rng.integers(-99, 100, (n, made.stride)).astype(np.float32)
+    return made
+
+
+@pytest.mark.parametrize(("spec", "isa"), CASES)
+def test_whole_numbers_are_exact(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    for front, ms in enumerate(heights(spec)):
+        for n in counts(spec):
+            problem = whole(spec, isa, rng, n, ms)
+            problem.front = front % 2 == 1
+            problem.check(memory, 0)
+    if isinstance(spec, Gemm):  # chunks of tokens share nothing but the panels they each pack
+        whole(spec, isa, rng, 13, heights(spec)[0]).check(memory, 0, chunk=spec.nr)
+        whole(spec, isa, rng, 13, heights(spec)[0]).check(memory, 0, chunk=2 * spec.nr)
+
+
+@pytest.mark.parametrize(("spec", "isa"), [c for c in CASES if c.values[0].act == "q8" and c.values[0].k <= 352])
+def test_extreme_codes(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """Codes 0 and 255 against +-127: a 16-bit pair sum would saturate, ``|w| sign(x, w)`` would lose -128."""
+    for code in (0x00, 0x7F, 0x80, 0xFF):
+        problem = whole(spec, isa, rng, spec.nr, heights(spec)[0])
+        for w in problem.weights:
+            w.reshape(-1).view(spec.fmt.dtype)["qs"] = np.uint8(code).astype(spec.fmt.dtype["qs"].base)
+        problem.x[:] = 127
+        problem.x[1::2] = -127
+        problem.check(memory, 0)
+
+
+def random(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[int]) -> Problem:
+    scale = rng.lognormal(0, 1, (n, 1))
+    x = (rng.standard_normal((n, spec.k)) * scale).astype(np.float32)
+    weights = [spec.fmt.quantize_rows(rng.standard_normal((m, spec.k)).astype(np.float32)) for m in ms]
+    biases = [rng.standard_normal(m).astype(np.float32) for m in ms]
+    made = Problem(spec, isa, n, ms, x, weights, biases, np.zeros(0))
+    made.residual = rng.standard_normal((n, made.stride)).astype(np.float32)
+    return made
+
+
+def bound(problem: Problem) -> np.ndarray:
+    """The derived error of every y.
+
+    q8: a term is an exact integer (below 2**24) times d_w d_x, rounded once; blocks are added in a chain, in gemv also
+    across 8 lanes, in one of which the correction ``offset * sum(x)`` begins. A minimum adds a term and two roundings to
+    each block. Floats: gemm adds K products in a chain; gemv fewer. bf16 weights that arrive as another format are rounded
+    first, by 2**-8 at most. At the end come bias and residual.
+    """
+    spec = problem.spec
+    layout = spec.layout()
+    raw = np.zeros(layout.n_bytes(problem.n), np.uint8)
+    layout.write_ref(raw, problem.x)
+    x = np.abs(layout.read_ref(raw, problem.n))
+    codes = spec.fmt.codes
+    chain = spec.k if spec.act != "q8" else (2 if codes and codes.m else 1) * layout.kb + 8
+    out = np.full((problem.n, problem.stride), np.nan)
+    for w, b, m, column in zip(
+        problem.weights, problem.biases, problem.heights, problem.columns, strict=True
+    ):
+        values = np.abs(spec.fmt.dequantize_rows(w)).astype(np.float64)
+        rounding = 2.0**-8 if spec.act == "bf16" and spec.w != "BF16" else 0.0
+        if codes:
+            blocks = w.reshape(-1).view(spec.fmt.dtype).reshape(m, -1)
+            fields = {name: np.abs(blocks[name].astype(np.float64)) for name in ("d", codes.m) if name}
+            per_block = fields["d"] * 2 * codes.offset + (2 * fields[codes.m] if codes.m else 0)
+            values = values + per_block.repeat(32, -1)
+        total = (x @ values.T) * ((chain + 4) * U32 + rounding)
+        total += 2 * U32 * (np.abs(b) + np.abs(problem.residual[:, column : column + m]))
+        out[:, column : column + m] = total + 2 * U32 * (x @ values.T)
+    return out
+
+
+@pytest.mark.parametrize(("spec", "isa"), CASES)
+def test_random_numbers(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    problem = random(spec, isa, rng, counts(spec)[-1], heights(spec)[0][-1:] * spec.segments)
+    problem.check(memory, bound(problem))
+
+
+@pytest.mark.parametrize(("spec", "isa"), [c for c in CASES if not c.values[0].residual])
+def test_not_a_number_stays_in_its_row(
+    spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    """A NaN or infinite weight or scale spoils its row of y, a NaN token its own; all others stay right."""
+    n = counts(spec)[-1]
+    problem = whole(spec, isa, rng, n, [50] * spec.segments)
+    w = problem.weights[0].view(spec.fmt.dtype).reshape(50, -1)
+    bad = {"F32": (np.nan, np.inf), "F16": (np.nan, np.inf), "BF16": (0x7FC0, 0x7F80)}
+    for row, value in zip((3, 48), bad.get(spec.w, (np.nan, np.inf)), strict=True):
+        if spec.fmt.codes:
+            w[row, 0]["d"] = value
+        else:
+            w[row, spec.k // 2] = value
+    want = problem.reference()
+    got = problem.compute(memory)
+    assert (np.isfinite(got) == np.isfinite(want)).all()
+    assert_close(np.where(np.isfinite(got), got, 0), np.where(np.isfinite(want), want, 0), 0, spec.name)
+    assert not np.isfinite(got[:, [3, 48]]).any()
+
+
+def test_same_bits_for_every_cut(memory: Memory, rng: np.random.Generator) -> None:
+    """Neither the chunk of tokens nor the ranges of items may change a bit."""
+    isa = rows.ALL[-1]
+    for spec in (GEMMS[0], GEMMS[4], GEMMS[5]):
+        problem = random(spec, isa, rng, 13, heights(spec)[0])
+        first = problem.compute(memory)
+        for chunk in (spec.nr, 2 * spec.nr):
+            again = problem.compute(memory, chunk)
+            assert (again.view(np.uint32) == first.view(np.uint32)).all(), spec.name
+
+
+def test_a_failure_names_the_worst_element() -> None:
+    got = np.ones((3, 4))
+    got[1, 2] = 1.5
+    got[2, 0] = np.nan
+    with pytest.raises(AssertionError, match=r"worst at \(2, 0\): nan, expected 1"):
+        assert_close(got, np.ones((3, 4)), 0.25, "it")
+    got[2, 0] = 1.1
+    with pytest.raises(AssertionError, match=r"worst at \(1, 2\): 1.5.*1 of 12"):
+        assert_close(got, np.ones((3, 4)), 0.25, "it")
+
+
+def test_names_are_the_specs_own() -> None:
+    names = [s.name for s in (*GEMMS, *GEMVS)]
+    assert len(set(names)) == len(names)
+    assert GEMMS[1].name == "gemm_Q8_0_q8_k32_mr1_nr6_segments1_bias"
+    assert replace(GEMMS[0], bias=True).name != GEMMS[0].name

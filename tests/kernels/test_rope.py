@@ -1,0 +1,128 @@
+"""RopeStore against its numpy twin, and the pages of keys and values that it fills."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels import rows
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from treadle.errors import UnsupportedError
+from treadle.isa.isa import Isa
+from treadle.kernels.act import BLOCK
+from treadle.kernels.kv import PAGE, PageLayout
+from treadle.kernels.rope import RopeStore
+
+SPECS = [
+    RopeStore("norm", "f16", 4, 2, 8, 8, 8**-0.5),
+    RopeStore("norm", "bf16", 8, 8, 48, 48, 1.0),
+    RopeStore("norm", "q8_0", 8, 2, 64, 64, 0.125),
+    RopeStore("neox", "f16", 4, 1, 256, 256, 0.0625, eps=1e-6),
+    RopeStore("neox", "q8_0", 4, 4, 32, 32, 0.25, eps=1e-6, local=True),
+    RopeStore("neox", "bf16", 6, 2, 80, 32, 0.3, local=True),  # partial: 48 dims pass unturned
+    RopeStore("norm", "f16", 3, 3, 20, 12, 0.5, eps=1e-5),
+]
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    n, dims, page = 5, spec.head_dim, spec.page
+    k_column = spec.n_head * dims
+    v_column = k_column + spec.n_head_kv * dims
+    stride = v_column + spec.n_head_kv * dims + 1
+    n_pages, layer_off = 4, 64
+    page_bytes = layer_off + 2 * page.layer_bytes
+    angles = rng.uniform(0, 100, (n, spec.rope_dims // 2))
+    table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    slots = np.array([2 * PAGE + 3, 0, PAGE - 1, 3 * PAGE + 31, PAGE + 7])
+    suffix = "local" if spec.local else "global"
+    run = Run(n_tokens=n, **{f"rope_{suffix}": table, f"kv_slots_{suffix}": slots})
+    x = rng.standard_normal((n, stride)).astype(np.float32)
+    x[0, v_column : v_column + dims] = 0  # a block of zeros has scale 0
+    norms = [(1 + rng.random(dims)).astype(np.float32) for _ in range(2)]
+    ints = [stride, k_column, v_column, page_bytes, layer_off]
+
+    x_ref = x.astype(np.float64)
+    pool_ref = np.full(n_pages * page_bytes, 0xFF, np.uint8)
+    spec.run_ref([x_ref, *norms, pool_ref, *ints], run)
+    for front in (False, True):
+        qkv = memory.copy(x, name="qkv", front=front)
+        pool = memory.array(n_pages * page_bytes, name="pool", front=front)
+        weights = [memory.copy(w, name="norm", front=front) for w in norms]
+        call(spec, isa, memory, [qkv, *weights, pool, *ints], run, n * spec.n_head_kv)
+
+        # Norm: gamma of the mean square's chain, halved by the root, and six products; a turn adds three roundings
+        # of two terms, and the twin's own table is the f32 one.
+        relative = ((dims / 8 + 12) / 2 + 10) * U32
+        q, q_ref = qkv[:, :k_column], x_ref[:, :k_column]
+        heads = np.abs(q_ref).reshape(n, -1, dims).max(-1).repeat(dims, -1)
+        assert_close(q, q_ref, 2 * heads * relative, f"{spec.name}: queries")
+        assert (qkv[:, k_column:] == x[:, k_column:]).all(), "keys and values stay where they were"
+        check_pool(spec, page, pool, pool_ref, slots, (page_bytes, layer_off), relative)
+
+
+def check_pool(
+    spec: RopeStore,
+    page: PageLayout,
+    pool: np.ndarray,
+    expected: np.ndarray,
+    slots: np.ndarray,
+    places: tuple[int, int],
+    relative: float,
+) -> None:
+    untouched = np.ones(len(pool), bool)
+    for slot in slots:
+        for head in range(spec.n_head_kv):
+            at = (int(slot) // PAGE, *places, head)
+            got, want = (page.head_ref(p, *at) for p in (pool, expected))
+            start = got.ctypes.data - pool.ctypes.data
+            untouched[start : start + page.head_bytes] = False
+            poisoned = np.isnan(page.read_ref(want)[0]) if not page.fmt.scaled else None
+            for name, a, b in zip("kv", page.read_ref(got), page.read_ref(want), strict=True):
+                a, b = a[int(slot) % PAGE], b[int(slot) % PAGE]
+                # Rounding to the page's format may fall either way: one whole unit of it.
+                unit = {"f16": np.abs(b) * 2.0**-10 + 2.0**-24, "bf16": np.abs(b) * 2.0**-7, "q8_0": None}[spec.kv]
+                if unit is None:
+                    top = np.abs(b).reshape(-1, BLOCK).max(-1).repeat(BLOCK)
+                    unit = top / 127 * (1 + 4 * relative)
+                assert_close(a, b, unit + 2 * relative * np.abs(b).max(), f"{spec.name}: {name} at {slot}")
+            if poisoned is not None:
+                others = np.isnan(page.read_ref(got)[0])
+                assert (others == poisoned).all(), "another place in the page was written"
+    assert (pool[untouched] == 0xFF).all(), "another head's or layer's bytes were written"
+
+
+def test_f16_pages_clamp(memory: Memory) -> None:
+    """An infinity would turn a masked key's zero weight into NaN."""
+    spec, isa = SPECS[0], rows.DISTINCT[-1]
+    stride = (spec.n_head + 2 * spec.n_head_kv) * spec.head_dim
+    qkv = memory.copy(np.full((1, stride), 1e6, np.float32))
+    table = np.stack([np.ones((1, 4)), np.zeros((1, 4))], 1).astype(np.float32)
+    run = Run(n_tokens=1, rope_global=table, kv_slots_global=np.zeros(1, np.int64))
+    pool = memory.array(spec.page.layer_bytes)
+    k_column = spec.n_head * spec.head_dim
+    v_column = k_column + spec.n_head_kv * spec.head_dim
+    args = [qkv, None, None, pool, stride, k_column, v_column, spec.page.layer_bytes, 0]
+    call(spec, isa, memory, args, run, spec.n_head_kv)
+    for head in range(spec.n_head_kv):
+        for part in spec.page.read_ref(spec.page.head_ref(pool, 0, spec.page.layer_bytes, 0, head)):
+            assert (part[0] == 65504).all()
+
+
+def test_page_layout_refuses() -> None:
+    with pytest.raises(UnsupportedError, match="q4_0"):
+        PageLayout("q4_0", 2, 64)
+    with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 80"):
+        PageLayout("q8_0", 2, 80)
+
+
+@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
+def test_page_twin_round_trip(kv: str, rng: np.random.Generator) -> None:
+    page = PageLayout(kv, 1, 64)
+    head = np.zeros(page.head_bytes, np.uint8)
+    key, value = rng.standard_normal((2, 64)).astype(np.float32)
+    page.write_ref(head, 5, key, value)
+    for stored, x in zip(page.read_ref(head), (key, value), strict=True):
+        assert_close(stored[5], x, np.abs(x).max() * 2.0**-7, kv)
+        assert not stored[4].any()

@@ -1,0 +1,348 @@
+"""Small random ``transformers`` models, written as GGUF the way llama.cpp's converter would.
+
+``tiny_models()`` names them; ``write_tiny(name, path)`` writes one and returns what transformers
+itself computes for a prompt, so that the reference and the compiled path have a truth that neither
+of them wrote. Widths are multiples of 32: every weight format fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from treadle.files.gguf import GGUFWriter
+from treadle.formats import by_name
+
+N_TOKENS = 48  # of the prompt: three times the sliding window
+N_VOCAB = 320
+EPS = float(np.float32(1e-5))  # GGUF stores float32: transformers must use the very same number
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model: transformers' class by its name's stem, GGUF's architecture, and what differs."""
+
+    family: str
+    arch: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+def _gemma_rope(**full: Any) -> dict[str, Any]:
+    """Two bases; ``full`` is what the global layers have."""
+    return {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6, **full},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }
+    }
+
+
+_GEMMA = {
+    "num_hidden_layers": 8,  # layer 5 is global, the others have the window
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "num_key_value_heads": 1,
+    "sliding_window": 16,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+
+CASES: dict[str, Case] = {
+    "llama": Case("Llama", "llama"),
+    "llama-bias": Case(
+        "Llama",
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama-linear": Case("Llama", "llama", _rope("linear", factor=4.0)),
+    "llama3": Case(
+        "Llama",
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,  # so small that the prompt feels it
+        ),
+    ),
+    "mistral": Case("Mistral", "llama", {"head_dim": 32, "sliding_window": None}),
+    "qwen2": Case("Qwen2", "qwen2"),
+    "qwen2-yarn": Case(
+        "Qwen2",
+        "qwen2",
+        {
+            "tie_word_embeddings": True,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=32),
+        },
+    ),
+    "qwen3": Case("Qwen3", "qwen3", {"head_dim": 32}),
+    "gemma3": Case("Gemma3", "gemma3", {**_GEMMA, **_gemma_rope()}),
+    "gemma3-linear": Case(
+        "Gemma3", "gemma3", {**_GEMMA, **_gemma_rope(rope_type="linear", factor=8.0)}
+    ),
+    "gemma3-softcap": Case(
+        "Gemma3",
+        "gemma3",
+        {
+            **_GEMMA,
+            **_gemma_rope(),
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+}
+
+NAMES = {  # GGUF's stems, by transformers' names
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+GEMMA_NAMES = {  # four norms a layer: the same words, other places
+    **NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def tiny_models() -> list[tuple[str, Callable[[], Any]]]:
+    """Every case: its name, and a builder of the transformers model (float64, evaluation mode)."""
+    return [(name, functools.partial(build, case)) for name, case in CASES.items()]
+
+
+def write_tiny(name: str, path: Path) -> tuple[list[int], npt.NDArray[np.float64]]:
+    """Write case ``name`` as an F32 GGUF; returns the prompt's ids and its logits by transformers.
+
+    The logits, float64 [n_tokens, n_vocab], are computed in float64 throughout. Skips the test
+    where torch or transformers is absent, and fails it under CI.
+    """
+    require_transformers()
+    model = build(CASES[name])
+    ids = np.random.default_rng(7).integers(3, N_VOCAB, N_TOKENS).tolist()
+    write_gguf(CASES[name], model, path)
+    return ids, compute_logits(model, ids)
+
+
+def compute_logits(model: Any, ids: list[int]) -> npt.NDArray[np.float64]:
+    """What transformers computes for one prompt: float64 [n_tokens, n_vocab]."""
+    import torch
+    from transformers.models.gemma3 import modeling_gemma3
+
+    with float64_only(), torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        cap = getattr(model.config, "attn_logit_softcapping", None)
+        if cap is not None:
+            # transformers 5.23 keeps Gemma 3's setting but forgets to hand it to its own attention
+            attention = functools.partial(modeling_gemma3.eager_attention_forward, softcap=cap)
+            patch.setattr(modeling_gemma3, "eager_attention_forward", attention)
+        logits: npt.NDArray[np.float64] = model(torch.tensor([ids])).logits[0].numpy()
+    assert logits.dtype == np.float64
+    return logits
+
+
+def require_transformers() -> None:
+    """Skip, or under CI fail, unless torch and transformers can be imported."""
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            message = f"{package} is not installed: no model to compare with"
+            if os.environ.get("CI") == "true":
+                pytest.fail(message)
+            pytest.skip(message)
+
+
+@contextlib.contextmanager
+def float64_only() -> Iterator[None]:
+    """Compute what transformers pins to float32 (norms, rope angles, softmax) in float64 too."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)
+
+
+def build(case: Case) -> Any:
+    """The transformers model in float64; its weights (Gemma's norms + 1) are exact in float32."""
+    import torch
+    import transformers
+
+    options = {
+        "vocab_size": N_VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": EPS,
+        "tie_word_embeddings": False,
+        "attn_implementation": "eager",
+        **case.options,
+    }
+    text = "Text" if case.family == "Gemma3" else ""
+    config = getattr(transformers, f"{case.family}{text}Config")(**options)
+    with float64_only():
+        model = getattr(transformers, f"{case.family}ForCausalLM")(config).eval()
+    rng = np.random.default_rng(sum(case.family.encode()))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            value = _draw(rng, name, tuple(parameter.shape), model.config.tie_word_embeddings)
+            shift = 1.0 if case.family == "Gemma3" and "norm" in name else 0.0
+            parameter.copy_(torch.from_numpy(value.astype(np.float64) - shift))
+    return model
+
+
+def _draw(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], tied: bool
+) -> npt.NDArray[np.float32]:
+    """Weights that keep activations near 1, attention uneven, and logits of about 3."""
+    x = rng.standard_normal(shape)
+    if "norm" in name:
+        x = 1.0 + 0.25 * x
+    elif name.endswith("bias"):
+        x = 0.5 * x
+    elif "embed_tokens" in name:
+        x = 0.35 * x if tied else x
+    else:
+        x = x * (3.0 if "lm_head" in name else 1.4) / math.sqrt(shape[1])
+    return x.astype(np.float32)
+
+
+def write_gguf(case: Case, model: Any, path: Path) -> None:
+    """Write names, order of rows and offsets as llama.cpp's converter does."""
+    config = model.config
+    f32 = by_name("F32")
+    writer = GGUFWriter(path)
+    writer.add("general.architecture", case.arch)
+    for key, value in hyper_parameters(config).items():
+        writer.add(f"{case.arch}.{key}", value)
+    for key, value in byte_vocabulary().items():
+        writer.add(f"tokenizer.ggml.{key}", value)
+    for name, parameter in model.named_parameters():
+        data = parameter.detach().numpy()
+        if case.family == "Gemma3" and "norm" in name:
+            data = data + 1.0  # Gemma multiplies by 1 + weight, GGUF by weight
+        if case.arch == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
+            data = halves_to_pairs(data, getattr(config, heads))
+        data = data.astype(np.float32)
+        writer.add_tensor(gguf_name(case, name), data.shape, f32, data)
+    factors = llama3_factors(config)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors.shape, f32, factors)
+    writer.write()
+
+
+def gguf_name(case: Case, name: str) -> str:
+    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``."""
+    stem, kind = name.rsplit(".", 1)
+    names = GEMMA_NAMES if case.family == "Gemma3" else NAMES
+    if stem.startswith("model.layers."):
+        _, _, i, stem = stem.split(".", 3)
+        return f"blk.{i}.{names[stem]}.{kind}"
+    return f"{names[stem]}.{kind}"
+
+
+def halves_to_pairs(rows: npt.NDArray[Any], n_head: int) -> npt.NDArray[Any]:
+    """Reorder each head's rows: transformers turns (i, i + d/2) together, llama.cpp (2i, 2i+1)."""
+    halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def hyper_parameters(config: Any) -> dict[str, Any]:
+    """GGUF's keys, without the architecture's prefix."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = config.rope_parameters  # of every layer, or for Gemma by the layer's type
+    rope = layers.get("full_attention", layers)
+    keys: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": rope["rope_theta"],
+    }
+    if rope["rope_type"] in ("linear", "yarn"):
+        keys["rope.scaling.type"] = rope["rope_type"]
+        keys["rope.scaling.factor"] = rope["factor"]
+    if rope["rope_type"] == "yarn":
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    for key, attribute in {
+        "attention.sliding_window": "sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    }.items():
+        if (value := getattr(config, attribute, None)) is not None:
+            keys[key] = value
+    return keys
+
+
+def llama3_factors(config: Any) -> npt.NDArray[np.float32] | None:
+    """What each pair's frequency is divided by in Llama 3.1; None for other models.
+
+    Long waves by ``factor``, short ones by 1, those between by the smooth step of Meta's code.
+    """
+    rope = config.rope_parameters
+    if rope.get("rope_type") != "llama3":
+        return None
+    dims = config.hidden_size // config.num_attention_heads
+    wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, dims, 2) / dims)  # tokens per turn
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["original_max_position_embeddings"] / wave
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    factors = 1.0 / ((1.0 - smooth) / rope["factor"] + smooth)
+    return np.asarray(factors, np.float32)
+
+
+def byte_vocabulary() -> dict[str, Any]:
+    """An SPM vocabulary without merges: controls, the 256 bytes, and pieces to fill N_VOCAB."""
+    controls = ["<unk>", "<s>", "</s>"]
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    fill = [f"\u2581{i}" for i in range(N_VOCAB - len(controls) - len(pieces))]
+    return {
+        "model": "llama",
+        "tokens": controls + pieces + fill,
+        "scores": [0.0] * N_VOCAB,
+        "token_type": [2, 3, 3] + [6] * len(pieces) + [1] * len(fill),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        "add_bos_token": False,
+    }

@@ -1,0 +1,321 @@
+"""load_config: llama.cpp's keys and defaults, and a typed error for every number that is wrong."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.gguf import open_gguf
+from treadle.models.archs import ARCHS, LAYER_TENSORS
+from treadle.models.config import Config, load_config
+
+KEYS: dict[str, Any] = {
+    "block_count": 7,
+    "embedding_length": 48,
+    "feed_forward_length": 80,
+    "context_length": 512,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def fake(arch: str = "llama", optional: tuple[str, ...] = (), **changes: Any) -> Any:
+    """A GGUF without a file: sound keys, then ``changes`` ("__" for ".", None deletes)."""
+    keys = {**KEYS, **{key.replace("__", "."): value for key, value in changes.items()}}
+    metadata = {f"{arch}.{key}": value for key, value in keys.items() if value is not None}
+    metadata |= {"general.architecture": arch, "tokenizer.ggml.tokens": ["a"] * 32}
+    head = keys.get("attention.key_length") or 12
+    size = {"n_embd": 48, "n_ff": 80, "head_dim": head, "n_q": 4 * head, "n_attn": 48}
+    n_head_kv = 4 if keys["attention.head_count_kv"] is None else 2
+    size |= {"n_k": n_head_kv * head, "n_v": n_head_kv * 12}
+    shapes = {"token_embd.weight": (32, 48), "output_norm.weight": (48,)}
+    needs = ARCHS[arch].needs if arch in ARCHS else frozenset()
+    for row in LAYER_TENSORS:
+        if not row.optional or row.name in needs or row.name in optional:
+            for i in range(7):
+                shapes[f"blk.{i}.{row.name}"] = tuple(size[word] for word in row.shape)
+    tensors = {name: tensor(name, shape) for name, shape in shapes.items()}
+    return SimpleNamespace(path=Path("fake.gguf"), metadata=metadata, tensors=tensors)
+
+
+def tensor(name: str, shape: tuple[int, ...], values: Any = (), ggml_type: int = 0) -> Any:
+    data = np.asarray(values, "<f4").view(np.uint8)
+    return SimpleNamespace(name=name, shape=shape, ggml_type=ggml_type, data=data, offset=64)
+
+
+def test_defaults_are_llama_cpps() -> None:
+    config = load_config(fake())
+    assert (config.n_layer, config.n_embd, config.n_ff, config.n_vocab) == (7, 48, 80, 32)
+    assert (config.n_head, config.n_head_kv, config.head_dim, config.head_dim_v) == (4, 2, 12, 12)
+    assert (config.rope_dims, config.rope_base, config.rope_scaling) == (12, 10000.0, "none")
+    assert (config.rope_scale, config.rope_attn_factor, config.rope_factors) == (1.0, 1.0, None)
+    assert (config.embd_scale, config.attn_scale) == (1.0, 1 / math.sqrt(12))
+    assert (config.attn_softcap, config.logit_softcap, config.sliding_window) == (0.0, 0.0, 0)
+    assert config.local_layers == (False,) * 7
+    assert config.tied
+    assert config.optional == frozenset()
+    assert config.ignored == ()
+    assert load_config(fake(attention__head_count_kv=None)).n_head_kv == 4
+
+
+def test_gemma3_rows_of_traits() -> None:
+    config = load_config(fake("gemma3", attention__sliding_window=64, rope__freq_base=1e6,
+                              final_logit_softcapping=30.0))  # fmt: skip
+    assert config.local_layers == (True,) * 5 + (False, True)
+    assert config.sliding_window == 64
+    assert (config.rope_base, config.rope_base_local) == (1e6, 10000.0)
+    assert config.embd_scale == math.sqrt(48)
+    assert config.logit_softcap == 30.0
+    assert config.optional == ARCHS["gemma3"].needs
+
+
+def test_gemma3_27b_scales_attention_by_width() -> None:
+    """62 layers: the converter writes no key for it."""
+    gguf = fake("gemma3", block_count=62, attention__key_length=32)
+    for name in [n for n in gguf.tensors if n.startswith("blk.0.")]:
+        for i in range(62):
+            gguf.tensors[name.replace(".0.", f".{i}.")] = gguf.tensors[name]
+    assert load_config(gguf).attn_scale == 1 / math.sqrt(48 / 4)
+    assert load_config(fake("gemma3", attention__key_length=32)).attn_scale == 1 / math.sqrt(32)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "local"),
+    [
+        (3, [1, 1, 0, 1, 1, 0, 1]),
+        (1, [0] * 7),
+        (0, [1] * 7),
+        ([0, 1, 1, 0, 1, 0, 0], [0, 1, 1, 0, 1, 0, 0]),
+        ([True] * 7, [1] * 7),
+    ],
+)
+def test_sliding_window_pattern(pattern: Any, local: list[int]) -> None:
+    changes = {"attention__sliding_window": 64, "attention__sliding_window_pattern": pattern}
+    assert load_config(fake("gemma3", **changes)).local_layers == tuple(map(bool, local))
+
+
+def test_window_of_an_architecture_that_has_none_is_ignored() -> None:
+    config = load_config(fake("qwen2", attention__sliding_window=64))
+    assert config.sliding_window == 0
+    assert not any(config.local_layers)
+    assert load_config(fake("gemma3")).sliding_window == 0
+
+
+def test_arrays_of_equal_layers_are_one_number() -> None:
+    arrays: dict[str, Any] = {"attention__head_count_kv": [2] * 7, "feed_forward_length": [80] * 7}
+    assert load_config(fake(**arrays)) == load_config(fake())
+    with pytest.raises(
+        UnsupportedError, match=r"head_count_kv differs between layers \(from 1 to 2\)"
+    ):
+        load_config(fake(attention__head_count_kv=[2] * 6 + [1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "scaling", "scale"),
+    [
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, "linear", 4.0),
+        ({"rope__scale_linear": 4.0}, "linear", 4.0),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, "none", 1.0),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, "none", 1.0),
+        ({"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, "yarn", 4.0),
+    ],
+)
+def test_rope_scaling(changes: dict[str, Any], scaling: str, scale: float) -> None:
+    config = load_config(fake(**changes))
+    assert (config.rope_scaling, config.rope_scale) == (scaling, scale)
+    assert (config.yarn_ext_factor, config.yarn_beta_fast, config.yarn_beta_slow) == (1, 32, 1)
+    assert config.n_ctx_orig == 512
+
+
+def test_rope_factors_are_read() -> None:
+    gguf = fake(rope__scaling__type="llama3")
+    with pytest.raises(FileError, match="llama3, which needs its factors"):
+        load_config(gguf)
+    gguf.tensors["rope_freqs.weight"] = tensor("rope_freqs.weight", (6,), [1, 1, 1, 2, 8, 8])
+    config = load_config(gguf)
+    assert config.rope_factors == (1, 1, 1, 2, 8, 8)
+    assert (config.rope_scaling, config.optional) == ("none", frozenset({"rope_freqs.weight"}))
+    gguf.tensors["rope_freqs.weight"].data = np.asarray([1, 1, 0, 1, 1, 1], "<f4").view(np.uint8)
+    with pytest.raises(FileError, match=r"at byte 64: rope_freqs\.weight"):
+        load_config(gguf)
+    gguf.tensors["rope_freqs.weight"] = tensor("rope_freqs.weight", (6,), ggml_type=1)
+    with pytest.raises(FileError, match="ggml type 1"):
+        load_config(gguf)
+
+
+BAD: list[tuple[str, Any]] = [
+    ("block_count", None),
+    ("block_count", 0),
+    ("block_count", 1 << 40),
+    ("block_count", "7"),
+    ("block_count", True),
+    ("embedding_length", -48),
+    ("embedding_length", 47),
+    ("feed_forward_length", [80] * 6),
+    ("feed_forward_length", [80.0] * 7),
+    ("feed_forward_length", [0] * 7),
+    ("context_length", None),
+    ("attention.head_count", 0),
+    ("attention.head_count", 5),
+    ("attention.head_count_kv", 3),
+    ("attention.head_count_kv", 0),
+    ("attention.key_length", 0),
+    ("attention.causal", 1),
+    ("attention.layer_norm_rms_epsilon", None),
+    ("attention.layer_norm_rms_epsilon", math.nan),
+    ("attention.layer_norm_rms_epsilon", -1.0),
+    ("attention.scale", math.inf),
+    ("rope.dimension_count", 11),
+    ("rope.dimension_count", 14),
+    ("rope.freq_base", 0.0),
+    ("rope.scaling.factor", math.nan),
+    ("rope.scaling.type", 3),
+    ("rope.scaling.original_context_length", 0),
+    ("rope.scaling.yarn_beta_fast", 0.0),
+    ("final_logit_softcapping", -1.0),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD, ids=[f"{key}={value}" for key, value in BAD])
+def test_a_wrong_number_names_its_key(key: str, value: Any) -> None:
+    with pytest.raises(FileError) as caught:
+        load_config(fake(**{key: value}))
+    assert caught.value.where is not None
+    assert caught.value.where.startswith("llama.")
+    assert key in caught.value.where or key == "embedding_length"  # whose divisor is named instead
+
+
+def test_sliding_pattern_of_the_wrong_length() -> None:
+    with pytest.raises(
+        FileError, match=r"sliding_window_pattern: has 3 entries \(expected 7 flags"
+    ):
+        load_config(fake("gemma3", attention__sliding_window=8,
+                         attention__sliding_window_pattern=[1, 0, 1]))  # fmt: skip
+
+
+def test_missing_and_misshapen_tensors_are_named() -> None:
+    gguf = fake("qwen3")
+    del gguf.tensors["blk.3.attn_k_norm.weight"]
+    with pytest.raises(
+        FileError, match=r"blk\.3\.attn_k_norm\.weight: the tensor is missing .*\[12\]"
+    ):
+        load_config(gguf)
+    gguf = fake()
+    gguf.tensors["blk.6.ffn_down.weight"].shape = (80, 48)
+    with pytest.raises(FileError, match=r"blk\.6\.ffn_down\.weight: shape \[80, 48\] .*\[48, 80\]"):
+        load_config(gguf)
+    gguf = fake(optional=("attn_q.bias",))
+    del gguf.tensors["blk.0.attn_q.bias"]
+    with pytest.raises(FileError, match=r"blk\.0\.attn_q\.bias: the tensor is missing"):
+        load_config(gguf)
+    gguf = fake()
+    gguf.tensors.clear()
+    with pytest.raises(FileError, match="a vocabulary only"):
+        load_config(gguf)
+
+
+def test_vocabulary_agrees_with_the_embeddings() -> None:
+    gguf = fake()
+    gguf.metadata["tokenizer.ggml.tokens"] = ["a"] * 31
+    with pytest.raises(FileError, match=r"token_embd\.weight: has 32 rows \(expected 31"):
+        load_config(gguf)
+    del gguf.metadata["tokenizer.ggml.tokens"]
+    assert load_config(gguf).n_vocab == 32
+    gguf.metadata["llama.vocab_size"] = 33
+    with pytest.raises(FileError, match="expected 33"):
+        load_config(gguf)
+    del gguf.tensors["token_embd.weight"]
+    with pytest.raises(FileError, match=r"token_embd\.weight: is missing"):
+        load_config(gguf)
+
+
+def test_unknown_tensors_are_listed() -> None:
+    gguf = fake(optional=("ffn_up.bias",))
+    gguf.tensors["blk.0.mystery.weight"] = tensor("blk.0.mystery.weight", (3,))
+    config = load_config(gguf)
+    assert config.ignored == ("blk.0.mystery.weight",)
+    assert config.optional == frozenset({"ffn_up.bias"})
+
+
+@pytest.mark.parametrize(
+    ("gguf", "message"),
+    [
+        (
+            fake("qwen3moe"),
+            r"'qwen3moe': treadle has llama, qwen2, qwen3, gemma3; the closest: qwen3",
+        ),
+        (fake("superpoint"), r"'superpoint': treadle has llama, qwen2, qwen3, gemma3$"),
+        (fake(expert_count=8), "mixture of 8 experts"),
+        (fake(attention__causal=False), "an encoder"),
+        (fake(rope__scaling__type="longrope"), "'longrope': treadle has none, linear, yarn"),
+    ],
+    ids=["close name", "no close name", "experts", "encoder", "longrope"],
+)
+def test_unsupported(gguf: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        load_config(gguf)
+
+
+@pytest.mark.parametrize("name", [None, 3])
+def test_architecture_must_be_named(name: Any) -> None:
+    gguf = fake()
+    gguf.metadata["general.architecture"] = name
+    with pytest.raises(FileError, match=r"general\.architecture"):
+        load_config(gguf)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.integers(-(1 << 63), 1 << 64),
+    st.integers(0, 64),
+    st.floats(),
+    st.booleans(),
+    st.sampled_from(["", "2", "yarn", "none"]),
+    st.lists(st.one_of(st.integers(-2, 8), st.floats(), st.just("2")), max_size=8),
+)
+FUZZED = sorted({key for key, _ in BAD} | {"attention.sliding_window_pattern", "expert_count"})
+
+
+@given(st.sampled_from(sorted(ARCHS)), st.dictionaries(st.sampled_from(FUZZED), VALUES, max_size=4))
+def test_any_value_gives_a_config_or_a_typed_error(arch: str, changes: dict[str, Any]) -> None:
+    try:
+        config = load_config(fake(arch, **changes))
+    except TreadleError:
+        return
+    assert isinstance(config, Config)
+    assert config.n_head % config.n_head_kv == 0
+    assert math.isfinite(config.attn_scale)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stories260K.gguf",
+        "stories260K_split/stories260K-00001-of-00003.gguf",
+        "babyllama105/babyllama105-Q4_1.gguf",
+        "other/gridcore_test.gguf",
+        "other/llama-2-tiny-random.gguf",
+    ],
+)
+def test_real_files_load(data: Path, name: str) -> None:
+    with open_gguf(data / "models" / name) as gguf:
+        config = load_config(gguf)
+    assert config.arch is ARCHS["llama"]
+    assert config.ignored == ()
+
+
+def test_a_file_that_is_no_language_model_is_refused(data: Path) -> None:
+    with (
+        open_gguf(data / "models/other/superpoint.gguf") as gguf,
+        pytest.raises(UnsupportedError, match="superpoint"),
+    ):
+        load_config(gguf)

@@ -1,0 +1,199 @@
+"""The demo model's text: the Python standard library, split, tokenised and laid out in streams."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import re
+import sysconfig
+import textwrap
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+BOS, EOS = "<|begin|>", "<|end|>"
+# About 3 % of the text stays held out once near-duplicates are taken back.
+CANDIDATE_SHARE = 0.05
+# A held-out file may share this part of its telling lines with all training files together.
+MAX_SHARED_LINES = 0.13
+MEAN_CUT = 700
+
+# Tests, third-party code, and tables that programs wrote: little to learn about writing Python.
+_SKIP_FOLDERS = {
+    *("test", "tests", "idle_test", "site-packages", "encodings", "pydoc_data", "_bundled"),
+    *("lib-dynload", "__pycache__"),
+}
+_SKIP_FILES = re.compile(r"_sysconfigdata.*|config-.*|html/entities\.py|pydoc_data/.*|this\.py")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One source file: its path below the library's root, with forward slashes, and its text."""
+
+    path: str
+    text: str
+
+
+def read_library(root: Path | None = None) -> list[Document]:
+    """Every Python source of the standard library worth learning from, sorted by path."""
+    root = root or Path(sysconfig.get_path("stdlib"))
+    documents = []
+    for file in sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix()):
+        path = file.relative_to(root).as_posix()
+        parts = path.split("/")
+        if _SKIP_FOLDERS.intersection(parts) or _SKIP_FILES.match(path):
+            continue
+        try:
+            with tokenize.open(file) as stream:
+                text = stream.read()
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        text = text.replace("\f", "").expandtabs(8)
+        if len(text) > 80:
+            documents.append(Document(path, text))
+    return documents
+
+
+def fingerprint(documents: Sequence[Document]) -> str:
+    """A hash of all paths and texts: it says which library a model was trained on."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(f"{document.path}\0{document.text}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
+    """Training and held-out documents.
+
+    The choice is by a hash of the path alone. A candidate that repeats lines of the training files
+    (posixpath beside ntpath, say) would flatter the perplexity: it goes back to the training files.
+    """
+    limit = int(CANDIDATE_SHARE * 2**32)
+    held: list[Document] = []
+    train: list[Document] = []
+    for document in documents:
+        mark = int.from_bytes(hashlib.sha256(document.path.encode()).digest()[:4], "big")
+        (held if mark < limit else train).append(document)
+    seen: Counter[str] = Counter()
+    for document in train:
+        seen.update(set(_telling_lines(document.text)))
+    clean: list[Document] = []
+    for document in held:
+        lines = _telling_lines(document.text)
+        shared = sum(seen[line] > 0 for line in lines)
+        # A short file proves nothing and measures nothing.
+        fresh = len(lines) >= 10 and shared <= MAX_SHARED_LINES * len(lines)
+        (clean if fresh else train).append(document)
+    return sorted(train, key=lambda document: document.path), clean
+
+
+def _telling_lines(text: str) -> list[str]:
+    """Lines long enough that two files do not share them by chance."""
+    return [line for raw in text.splitlines() if len(line := raw.strip()) > 24]
+
+
+def train_tokenizer(documents: Sequence[Document], n_vocab: int) -> Tokenizer:
+    """A byte-level BPE with GPT-2's pre-tokeniser: a line break and its indentation stay together.
+
+    Its pattern splits "\\n        return" into the break with seven spaces and " return", so the
+    commonest indentations become single tokens.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=n_vocab,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for document in documents), trainer)
+    if tokenizer.get_vocab_size() != n_vocab:
+        raise ValueError(f"{tokenizer.get_vocab_size()} pieces where {n_vocab} were asked for")
+    return tokenizer
+
+
+def encode_document(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a whole text after its BOS."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return [id_of(tokenizer, BOS), *ids]
+
+
+def id_of(tokenizer: Tokenizer, piece: str) -> int:
+    """The id of a piece that must exist; KeyError when it does not."""
+    id = tokenizer.token_to_id(piece)
+    if id is None:
+        raise KeyError(piece)
+    return int(id)
+
+
+def make_stream(
+    documents: Sequence[Document], tokenizer: Tokenizer, seed: int
+) -> npt.NDArray[np.uint16]:
+    """All documents once, in an order of their own for each seed: BOS, text, EOS, BOS, ...
+
+    Three things vary with the seed, so that an epoch never repeats the last one exactly: some
+    files begin after their docstring; some functions and classes stand again as documents of
+    their own, as a prompt "def f(n):" does; and the text is cut here and there before it is
+    tokenised, for a prompt may end inside what would have been one token.
+    """
+    rng = random.Random(seed)
+    texts = []
+    for document in documents:
+        head, parts = _outline(document.text)
+        texts.append(document.text[head:] if rng.random() < 0.3 else document.text)
+        texts.extend(part for part in parts if rng.random() < 0.4)
+    rng.shuffle(texts)
+    segments = [list(_cuts(text, rng)) for text in texts]
+    flat = [segment for group in segments for segment in group]
+    encoded = iter(tokenizer.encode_batch(flat, add_special_tokens=False))
+    begin, end = id_of(tokenizer, BOS), id_of(tokenizer, EOS)
+    stream: list[int] = []
+    for group in segments:
+        stream.append(begin)
+        for _ in group:
+            stream.extend(next(encoded).ids)
+        stream.append(end)
+    return np.array(stream, dtype=np.uint16)
+
+
+def _cuts(text: str, rng: random.Random) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        stop = start + 1 + int(rng.expovariate(1 / MEAN_CUT))
+        yield text[start:stop]
+        start = stop
+
+
+def _outline(text: str) -> tuple[int, list[str]]:
+    """Where the code begins after the module's docstring, and its functions and classes."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return 0, []
+    lines = text.splitlines(keepends=True)
+    starts = np.cumsum([0, *(len(line) for line in lines)])
+    head = 0
+    if len(body) > 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        head = int(starts[body[1].lineno - 1])
+    parts = []
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            parts.append("".join(lines[node.lineno - 1 : node.end_lineno]))
+            if isinstance(node, ast.ClassDef):
+                parts.extend(_methods(node, lines))
+    return head, [part for part in parts if len(part) > 80]
+
+
+def _methods(node: ast.ClassDef, lines: list[str]) -> Iterator[str]:
+    """Every fourth method of a class, moved to the left margin."""
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    for method in methods[::4]:
+        yield textwrap.dedent("".join(lines[method.lineno - 1 : method.end_lineno]))

@@ -1,0 +1,310 @@
+"""Train the small model that ships inside treadle, and write it as GGUF.
+
+    python tools/train_demo.py --out src/treadle/data/demo.gguf --work DIR [--steps N] [--resume]
+
+Everything follows from the library's text, the seed and the step number, so a run that was stopped
+and resumed is the run that was never stopped. A resume may lower or raise --steps while the
+learning rate is still constant (the first half): the decay then ends with the new number.
+docs/demo-model.md says what the shipped file was made from and how good it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import demo_data
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from demo_export import complete, export, read_back
+from demo_model import Optimizer, Size, Weights, dropout_masks, forward, initial_weights, rope_table
+from tokenizers import Tokenizer
+from torch import Tensor
+
+CHECKPOINT_SECONDS = 180.0
+LOG_EVERY, EVALUATE_EVERY = 20, 500
+PROMPTS = ("def fibonacci(n):", "class Stack:", "import os\n\ndef ")
+SAMPLE_TOKENS = 120
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the weights, besides the text and the number of steps."""
+
+    size: Size
+    batch_tokens: int
+    short_context: int  # windows of this length for the first 70 % of the steps,
+    long_context: int  # of this length for the rest
+    n_streams: int
+    warmup: int
+    dropout: float
+    seed: int = 2
+
+
+DEMO = Recipe(Size(2560, 8, 256, 512, 4, 2, 1024), 12288, 256, 1024, 8, 100, 0.1)
+TINY = Recipe(Size(288, 2, 64, 96, 2, 1, 64), 256, 32, 64, 2, 1, 0.1)
+
+
+@dataclass(frozen=True)
+class Text:
+    """The library as the trainer sees it."""
+
+    tokenizer: Tokenizer
+    streams: list[npt.NDArray[np.uint16]]
+    held_out: list[demo_data.Document]
+    fingerprint: str
+
+
+def prepare(recipe: Recipe, work: Path, tiny: bool) -> Text:
+    """Read, split and tokenise the library; the tokenizer and the streams are kept in work."""
+    documents = demo_data.read_library()
+    train, held_out = demo_data.split(documents)
+    if tiny:
+        train, held_out = train[:12], held_out[:1]
+    fingerprint = demo_data.fingerprint([*train, *held_out])
+    saved = work / f"tokenizer-{fingerprint}-{recipe.size.n_vocab}.json"
+    if not saved.exists():
+        tokenizer = demo_data.train_tokenizer(train, recipe.size.n_vocab)
+        tokenizer.save(str(saved))
+    tokenizer = Tokenizer.from_file(str(saved))
+    streams = []
+    for n in range(recipe.n_streams):
+        file = saved.with_name(f"{saved.stem}-stream{n}-{recipe.seed}.npy")
+        if not file.exists():
+            np.save(file, demo_data.make_stream(train, tokenizer, recipe.seed * 1000 + n))
+        streams.append(np.load(file))
+    return Text(tokenizer, streams, held_out, fingerprint)
+
+
+def batch_of(recipe: Recipe, text: Text, step: int, context: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets [windows, context] of a step.
+
+    Each pass over the text takes the next stream. Windows begin at multiples of the golden ratio,
+    modulo one: they cover the stream evenly, whatever their length, and need no saved state.
+    """
+    n = len(text.streams[0])
+    stream = text.streams[step * recipe.batch_tokens // n % len(text.streams)]
+    windows = recipe.batch_tokens // context
+    index = np.arange(step * windows, (step + 1) * windows, dtype=np.float64)
+    starts = (index * ((math.sqrt(5) - 1) / 2) % 1.0 * (len(stream) - context - 1)).astype(np.int64)
+    taken = stream[starts[:, None] + np.arange(context + 1)].astype(np.int64)
+    both = torch.from_numpy(taken)
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def rate_at(recipe: Recipe, step: int, steps: int) -> float:
+    """Warm-up, constant to the half, then straight down to zero."""
+    return min(1.0, (step + 1) / recipe.warmup, 2.0 * (steps - step) / steps)
+
+
+def train(
+    recipe: Recipe, text: Text, work: Path, steps: int, resume: bool, compiled: bool, stop: int
+) -> Weights:
+    """Train to the last step (or to stop, leaving a checkpoint) and return the float32 weights."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    weights = {k: v.to(device) for k, v in initial_weights(recipe.size, recipe.seed).items()}
+    optimizer = Optimizer(weights)
+    first = _load(work, recipe, text, weights, optimizer) if resume else 0
+    for value in weights.values():
+        value.requires_grad_()
+    loss_of = torch.compile(_loss, dynamic=False) if compiled else _loss
+    saved = time.monotonic()
+    for step in range(first, min(steps, stop)):
+        loss = _train_step(recipe, text, weights, optimizer, loss_of, step, steps)
+        if step % LOG_EVERY == 0:
+            _log(work, step=step, steps=steps, loss=round(loss.item(), 4))
+        if step % EVALUATE_EVERY == EVALUATE_EVERY - 1:
+            _log(work, step=step, held_out=held_out_loss(weights, recipe.size, text))
+        if time.monotonic() - saved > CHECKPOINT_SECONDS or step + 1 == min(steps, stop):
+            _save(work, recipe, text, weights, optimizer, step + 1)
+            saved = time.monotonic()
+    return {stem: value.detach().cpu() for stem, value in weights.items()}
+
+
+def _train_step(
+    recipe: Recipe,
+    text: Text,
+    weights: Weights,
+    optimizer: Optimizer,
+    loss_of: Callable[..., Tensor],
+    step: int,
+    steps: int,
+) -> Tensor:
+    device = weights["token_embd"].device
+    context = recipe.short_context if step < 0.7 * steps else recipe.long_context
+    ids, targets = (t.to(device) for t in batch_of(recipe, text, step, context))
+    cos, sin = (t.to(device) for t in rope_table(recipe.size, context))
+    masks = dropout_masks(recipe.size, context, recipe.dropout, recipe.seed * 10**6 + step)
+    loss = loss_of(weights, recipe.size, ids, targets, (cos, sin), masks.to(device))
+    gradients = torch.autograd.grad(loss, list(weights.values()))
+    pairs = dict(zip(weights, gradients, strict=True))
+    optimizer.step(pairs, step, rate_at(recipe, step, steps))
+    return loss.detach()
+
+
+def _loss(
+    weights: Weights,
+    size: Size,
+    ids: Tensor,
+    targets: Tensor,
+    rope: tuple[Tensor, Tensor],
+    masks: Tensor,
+) -> Tensor:
+    logits = forward(weights, size, ids, rope, masks)
+    return F.cross_entropy(logits.view(-1, size.n_vocab).float(), targets.view(-1))
+
+
+def held_out_loss(
+    weights: Weights, size: Size, text: Text, dtype: torch.dtype = torch.bfloat16
+) -> dict[str, float]:
+    """Mean loss in nats over every token of the held-out files, its perplexity, bits per byte.
+
+    Windows of the whole context move by half a window; only their later half counts, except at
+    the beginning of a file.
+    """
+    device = weights["token_embd"].device
+    total, n_tokens, n_bytes = 0.0, 0, 0
+    half = size.n_ctx // 2
+    rope = tuple(t.to(device) for t in rope_table(size, size.n_ctx))
+    for document in text.held_out:
+        ids = torch.tensor(demo_data.encode_document(text.tokenizer, document.text))
+        for start in range(0, max(1, len(ids) - 1 - half), half):
+            window = ids[start : start + size.n_ctx + 1].to(device)
+            n = len(window) - 1
+            table = (rope[0][:n], rope[1][:n])
+            with torch.no_grad():
+                logits = forward(weights, size, window[None, :-1], table, None, dtype)
+            losses = F.cross_entropy(logits[0].float(), window[1:], reduction="none")
+            counted = losses[half if start else 0 :]
+            total += counted.sum().item()
+            n_tokens += len(counted)
+        n_bytes += len(document.text.encode())
+    mean = total / n_tokens
+    return {
+        "loss": mean,
+        "perplexity": math.exp(mean),
+        "bits_per_byte": total / math.log(2) / n_bytes,
+        "n_tokens": n_tokens,
+        "n_bytes": n_bytes,
+    }
+
+
+def _identity(recipe: Recipe, text: Text) -> str:
+    return json.dumps([asdict(recipe), text.fingerprint], sort_keys=True)
+
+
+def _save(
+    work: Path, recipe: Recipe, text: Text, weights: Weights, optimizer: Optimizer, step: int
+) -> None:
+    state = {
+        "identity": _identity(recipe, text),
+        "step": step,
+        "weights": {stem: value.detach() for stem, value in weights.items()},
+        "optimizer": optimizer.state,
+    }
+    new = work / "checkpoint.new"
+    torch.save(state, new)
+    os.replace(new, work / "checkpoint.pt")
+
+
+def _load(work: Path, recipe: Recipe, text: Text, weights: Weights, optimizer: Optimizer) -> int:
+    state = torch.load(work / "checkpoint.pt", map_location="cpu", weights_only=True)
+    if state["identity"] != _identity(recipe, text):
+        raise SystemExit(f"{work}/checkpoint.pt belongs to another recipe or another library")
+    for stem, value in weights.items():
+        value.copy_(state["weights"][stem])
+    for name, value in optimizer.state.items():
+        value.copy_(state["optimizer"][name])
+    return int(state["step"])
+
+
+def _log(work: Path, **fields: Any) -> None:
+    line = json.dumps({"time": round(time.time()), **fields})
+    with (work / "log.jsonl").open("a") as log:
+        log.write(line + "\n")
+    print(line, file=sys.stderr, flush=True)
+
+
+def facts_of(recipe: Recipe, text: Text, steps: int) -> dict[str, str]:
+    """What the file says about itself, under general.*."""
+    version = platform.python_version()
+    return {
+        "name": "treadle-demo",
+        "size_label": f"{n_parameters(recipe.size) / 1e6:.1f}M",
+        "license": "PSF-2.0",
+        "license.link": "https://docs.python.org/3/license.html",
+        "description": (
+            "A small model that completes Python code, shipped inside treadle. Trained by "
+            f"tools/train_demo.py: {steps} steps of {recipe.batch_tokens} tokens."
+        ),
+        "dataset.0.name": "The Python standard library: sources and docstrings",
+        "dataset.0.version": f"CPython {version}, text {text.fingerprint}",
+        "dataset.0.organization": "Python Software Foundation",
+    }
+
+
+def n_parameters(size: Size) -> int:
+    """Weights of the model, the tied embeddings counted once."""
+    return sum(value.numel() for value in initial_weights(size, 0).values())
+
+
+def report(out: Path, work: Path, weights: Weights, recipe: Recipe, text: Text, steps: int) -> None:
+    """Log the held-out loss of the weights before and after the file's rounding, and samples."""
+    size = recipe.size
+    rounded = read_back(out, size)
+    samples = {
+        f"{prompt} @ {temperature}": complete(
+            rounded, size, text.tokenizer, prompt, SAMPLE_TOKENS, temperature
+        )
+        for prompt in PROMPTS
+        for temperature in (0.0, 0.7)
+    }
+    _log(
+        work,
+        parameters=n_parameters(size),
+        tokens_seen=steps * recipe.batch_tokens,
+        stream_tokens=[len(stream) for stream in text.streams],
+        file_bytes=out.stat().st_size,
+        float32=held_out_loss(weights, size, text, torch.float32),
+        rounded=held_out_loss(rounded, size, text, torch.float32),
+        samples=samples,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, train, export."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
+    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and logs")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--stop", type=int, default=sys.maxsize, help="stop early, without a file")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(2)
+    torch.use_deterministic_algorithms(True)
+    args.work.mkdir(parents=True, exist_ok=True)
+    recipe = TINY if args.tiny else DEMO
+    text = prepare(recipe, args.work, args.tiny)
+    compiled = not (args.no_compile or args.tiny)
+    weights = train(recipe, text, args.work, args.steps, args.resume, compiled, args.stop)
+    if args.stop >= args.steps:
+        export(args.out, weights, recipe.size, text.tokenizer, facts_of(recipe, text, args.steps))
+        report(args.out, args.work, weights, recipe, text, args.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
