@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV   := .venv
-PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 .PHONY: demo test lint format clean
 
@@ -25,8 +25,10 @@ format: $(VENV)/.stamp-dev
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# Debian keeps ensurepip in a package of its own; where it is missing, the outer pip installs pip.
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
 
 # Editable: a change to the sources needs no second install, a change to pyproject.toml does.
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python

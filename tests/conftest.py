@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,3 +21,40 @@ def data() -> Path:
             pytest.fail(f"{folder} is absent under CI")
         pytest.skip(f"{folder} is absent: this test needs the shared models")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One for the whole run: no kernel is compiled twice, and the user's own stays untouched.
+
+    TREADLE_TEST_CACHE names one to keep, for a quicker edit-and-test loop.
+    """
+    own = os.environ.get("TREADLE_TEST_CACHE")
+    folder = Path(own) if own else tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TREADLE_CACHE", str(folder))
+        patch.setenv("TREADLE_TEST_CACHE", str(folder))
+        patch.delenv("TREADLE_ISA", raising=False)
+        patch.delenv("TREADLE_NO_COMPILE", raising=False)
+        yield folder
+
+
+WriteTiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> WriteTiny:
+    """``tiny(arch, fmt, **sizes)``: the path of a small random model; see ``tests/tiny.py``."""
+    from tests.tiny import write_model
+
+    made: dict[object, Path] = {}
+    folder = tmp_path_factory.mktemp("tiny")
+
+    def write(arch: str = "llama", fmt: str = "F32", **sizes: Any) -> Path:
+        key = (arch, fmt, *sorted(sizes.items()))
+        if key not in made:
+            made[key] = folder / f"{arch}-{fmt}-{len(made)}.gguf"
+            write_model(made[key], arch, fmt, **sizes)
+        return made[key]
+
+    return write

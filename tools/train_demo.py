@@ -33,6 +33,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 CHECKPOINT_SECONDS = 180.0
+LONG_FROM = 0.8  # the share of the steps after which windows have the long context
 LOG_EVERY, EVALUATE_EVERY = 20, 500
 PROMPTS = ("def fibonacci(n):", "class Stack:", "import os\n\ndef ")
 SAMPLE_TOKENS = 120
@@ -44,7 +45,7 @@ class Recipe:
 
     size: Size
     batch_tokens: int
-    short_context: int  # windows of this length for the first 70 % of the steps,
+    short_context: int  # windows of this length until LONG_FROM,
     long_context: int  # of this length for the rest
     n_streams: int
     warmup: int
@@ -142,7 +143,7 @@ def _train_step(
     steps: int,
 ) -> Tensor:
     device = weights["token_embd"].device
-    context = recipe.short_context if step < 0.7 * steps else recipe.long_context
+    context = recipe.short_context if step < LONG_FROM * steps else recipe.long_context
     ids, targets = (t.to(device) for t in batch_of(recipe, text, step, context))
     cos, sin = (t.to(device) for t in rope_table(recipe.size, context))
     masks = dropout_masks(recipe.size, context, recipe.dropout, recipe.seed * 10**6 + step)
@@ -287,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and logs")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="stop early, without a file")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treadle.errors import ContextFullError
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -39,10 +37,10 @@ class Timings:
 
 
 class Generation:
-    """An iterator over pieces of text, whole characters each; what came so far is in ``text`` and ``ids``.
+    """An iterator over pieces of text, whole characters each; so far they make ``text``, of ``ids``.
 
-    ``finish_reason`` is "stop" (end of text, or a stop string), "length" (``max_tokens``) or "context" (the context is full)
-    once the iterator has ended, None before.
+    ``finish_reason`` is "stop" (end of text, or a stop string), "length" (``max_tokens``) or
+    "context" (the context is full) once the iterator has ended, None before.
     """
 
     def __init__(
@@ -56,20 +54,16 @@ class Generation:
         stop: Sequence[str],
         load_s: float = 0.0,
     ) -> None:
-        self.prompt_ids, self.ids, self.text = list(prompt_ids), [], ""
+        self.prompt_ids: list[int] = list(prompt_ids)
+        self.ids: list[int] = []
+        self.text = ""
         self.finish_reason: str | None = None
         self.timings = Timings(n_prompt=len(prompt_ids), load_s=load_s)
         self._session, self._tokenizer, self._sampler = session, tokenizer, sampler
         self._max_tokens, self._stop = max_tokens, [s for s in stop if s]
         self._held = ""  # text that may be the beginning of a stop string
-        if len(prompt_ids) > session.engine.n_ctx:
-            raise ContextFullError(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {session.engine.n_ctx}: "
-                "raise it with context= (-c), or shorten the prompt"
-            )
+        session.engine.cache.check_context(len(prompt_ids))
         self._pieces = self._run()
-
-    ids: list[int]
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -88,7 +82,8 @@ class Generation:
     def _run(self) -> Iterator[str]:
         from treadle.text.stream import StreamDecoder
 
-        decoder = StreamDecoder(self._tokenizer)
+        begins = all(map(self._tokenizer.is_control, self.prompt_ids))  # nothing but a <bos>
+        decoder = StreamDecoder(self._tokenizer, start=begins)
         limit = self._max_tokens if self._max_tokens is not None else self._session.engine.n_ctx
         if limit <= 0:
             self.finish_reason = "length"
@@ -102,32 +97,42 @@ class Generation:
             self.ids.append(token)
             self.timings.n_generated = len(self.ids)
             piece, stopped = self._until_stop(decoder.push(token))
+            if stopped:
+                self.finish_reason = "stop"
             if piece:
                 yield piece
             if stopped:
-                self.finish_reason = "stop"
                 return
             if len(self.ids) >= limit:
                 self.finish_reason = "length"
                 break
-            if self._session.n_past >= self._session.engine.n_ctx:
+            if len(self.prompt_ids) + len(self.ids) > self._session.engine.n_ctx:
                 self.finish_reason = "context"
                 break
             began = time.perf_counter()
-            logits = self._session.feed([token])
+            logits = self._next(token)
             self.timings.decode_s += time.perf_counter() - began
         piece, stopped = self._until_stop(decoder.flush())
-        piece += "" if stopped else self._held
+        if stopped:
+            self.finish_reason = "stop"
+        piece += self._held
         if piece:
             yield piece
 
     def _prefill(self) -> np.ndarray:
         began = time.perf_counter()
-        kept = self._session.engine.cache.match(self._session.seq, self.prompt_ids)
-        self.timings.n_cached = kept
-        logits = self._session.feed(self.prompt_ids[kept:])
+        with self._session.engine.lock:
+            kept = self.timings.n_cached = self._session.match(self.prompt_ids)
+            logits = self._session.feed(self.prompt_ids[kept:])
         self.timings.prefill_s = time.perf_counter() - began
         return logits
+
+    def _next(self, token: int) -> np.ndarray:
+        with self._session.engine.lock:
+            text = self.prompt_ids + self.ids
+            if self._session.seq.ids == text[:-1]:
+                return self._session.feed([token])
+            return self._session.prefill(text)  # someone else has used the session since
 
     def _until_stop(self, new: str) -> tuple[str, bool]:
         """What of the held and new text may be shown, and whether a stop string ended it."""
@@ -136,11 +141,12 @@ class Generation:
         if found:
             self._held = ""
             return text[: min(found)], True
-        keep = max((_overlap(text, s) for s in self._stop), default=0)
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that begins ``stop``."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

@@ -124,6 +124,7 @@ def reporter(name: str, progress: ProgressCallback | None) -> Any:
     class Report:
         def __init__(self, *, total: float | None = None, initial: float = 0, **_: Any) -> None:
             self.total, self.n = total, initial
+            self.update(0)
 
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0

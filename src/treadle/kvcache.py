@@ -1,9 +1,10 @@
 """Pages of keys and values: who holds which, and what may be shared.
 
-Layers that see everything and layers with a sliding window have a pool each. A sequence holds a list of pages per pool, one for
-every PAGE tokens; in the window's pool it gives back those that no later token can see. A page that is full never changes, so
-sequences with the same beginning share it (``_Prefix``), and a finished sequence's pages stay to be found again until
-somebody needs the room.
+Layers that see everything and layers with a sliding window have a pool each. A sequence holds a
+list of pages per pool, one for every PAGE tokens; in the window's pool it gives back those that no
+later token can see. A page that is full never changes, so sequences with the same beginning share
+it: a tree of such pages (``_Node``) is found by their tokens, and a finished sequence's pages stay
+in it until somebody needs the room.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from treadle.models.archs import layer_window
 from treadle.models.config import Config
 from treadle.plan import Const
 
-GONE = -1  # in a page list: given back, because it lies before the window
+GONE = -1  # in a list of pages: given back, because it lies before the window
+N_BATCH = 512  # tokens of a sequence that are written before it gives pages back
 
 
 class Pool:
-    """Pages for some of the layers. Memory is reserved at once and used as pages are first written."""
+    """Pages for some of the layers. Memory is reserved at once, and used when first written."""
 
-    def __init__(self, name: str, layout: PageLayout, layers: list[int], n_pages: int, window: int) -> None:
+    def __init__(
+        self, name: str, layout: PageLayout, layers: list[int], n_pages: int, window: int
+    ) -> None:
         self.layout, self.window, self.n_pages = layout, window, n_pages
         self._index = {layer: i for i, layer in enumerate(layers)}
         self.page_bytes = layout.layer_bytes * max(len(layers), 1)
@@ -37,9 +41,11 @@ class Pool:
         self.holders = [0] * n_pages
 
     def layer_off(self, layer: int) -> int:
+        """Byte offset of a layer's part in a page."""
         return self._index[layer] * self.layout.layer_bytes
 
     def take(self) -> int | None:
+        """A free page, held once; None if there is none."""
         if not self.free:
             return None
         page = self.free.pop()
@@ -47,17 +53,31 @@ class Pool:
         return page
 
     def hold(self, page: int) -> None:
-        self.holders[page] += 1
+        """One holder more; a page that is GONE has none."""
+        if page != GONE:
+            self.holders[page] += 1
 
     def drop(self, page: int) -> None:
-        self.holders[page] -= 1
-        if not self.holders[page]:
-            self.free.append(page)
+        """One holder less; a page without any is free."""
+        if page != GONE:
+            self.holders[page] -= 1
+            if not self.holders[page]:
+                self.free.append(page)
 
     def copy(self, page: int, to: int) -> None:
         """Copy a page's contents."""
         data = self.const.array.reshape(self.n_pages, self.page_bytes)
         data[to] = data[page]
+
+
+@dataclass(eq=False)
+class _Node:
+    """A full page of every pool, found from the page before it by its own tokens."""
+
+    parent: _Node | None
+    ids: tuple[int, ...]
+    pages: list[int]  # per pool; in the window's pool GONE once its room was needed
+    next: dict[tuple[int, ...], _Node] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -67,21 +87,14 @@ class Sequence:
     cache: KVCache
     ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
     pages: list[list[int]] = field(default_factory=list)  # per pool
-    kept: int = 0  # full pages already entered in the index of prefixes
+    nodes: list[_Node] = field(default_factory=list)  # its full pages in the tree, from the root on
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def close(self) -> None:
-        """Give the pages back; full ones stay findable as a prefix until their room is needed."""
+        """Give the pages back; full ones stay findable until their room is needed."""
         self.cache.truncate(self, 0)
-
-
-@dataclass
-class _Prefix:
-    """A full page of every pool, found by all tokens from the beginning to its end."""
-
-    pages: list[int]
 
 
 class KVCache:
@@ -93,15 +106,21 @@ class KVCache:
         windows = [layer_window(config, i) for i in range(config.n_layer)]
         seen = [i for i, w in enumerate(windows) if not w]
         local = [i for i, w in enumerate(windows) if w]
-        per = -(-n_ctx // PAGE)
-        self.pools = [Pool("kv_global", layout, seen, (per + 1) * n_sequences, 0)]
+        per = -(-n_ctx // PAGE) + 1
+        self.pools = [Pool("kv_global", layout, seen, per * n_sequences, 0)]
         self.window = max(windows)
         if local:
-            self.pools.append(Pool("kv_local", layout, local, (per + 1) * n_sequences, self.window))
+            # A window, what is written before pages are given back, and as much as a window to
+            # leave behind for whoever begins with the same text.
+            per = min(per, -(-(2 * self.window + N_BATCH) // PAGE) + 2)
+            self.pools.append(Pool("kv_local", layout, local, per * n_sequences, self.window))
         self._pool_of = {i: self.pools[-1 if w else 0] for i, w in enumerate(windows)}
-        self._prefixes: OrderedDict[tuple[int, ...], _Prefix] = OrderedDict()
+        self._root = _Node(None, (), [])
+        self._leaves: OrderedDict[_Node, None] = OrderedDict()  # the least recently used first
+        self._windowed: OrderedDict[_Node, None] = OrderedDict()  # nodes with a page in that pool
 
     def pool_of(self, layer: int) -> Pool:
+        """Where a layer's keys and values are."""
         return self._pool_of[layer]
 
     @property
@@ -113,80 +132,175 @@ class KVCache:
         """Attention items that ``n_tokens`` decoding tokens can need at most."""
         return n_tokens * (-(-self.n_ctx // split) + 1)
 
+    # -- beginnings that are known --------------------------------------------------------------
+
     def sequence(self, ids: Ids[int] = ()) -> Sequence:
-        """A new sequence that already holds the longest known prefix of ``ids`` (whole pages; see ``len``)."""
+        """A new sequence, with the longest known beginning of ``ids`` (``len``, whole pages)."""
         made = Sequence(self, [], [[] for _ in self.pools])
         self.match(made, ids)
         return made
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
-        """Make ``seq`` hold the longest prefix of ``ids`` that it or the cache has; returns its length.
+        """Make ``seq`` hold the longest beginning of ``ids`` that it or the cache has; its length.
 
         At least the last token is left to be computed, so that there are logits.
         """
-        limit = len(ids) - 1
-        own = 0
+        limit, own = len(ids) - 1, 0
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
             own += 1
-        own = self._visible(seq, max(own, 0))
-        self.truncate(seq, own)
-        while len(seq.ids) % PAGE == 0 and len(seq.ids) + PAGE <= limit:
-            end = len(seq.ids) + PAGE
-            found = self._prefixes.get(tuple(ids[:end]))
-            if found is None:
-                break
-            for pool, pages, page in zip(self.pools, seq.pages, found.pages, strict=True):
-                pool.hold(page)
-                pages.append(page)
-            self._prefixes.move_to_end(tuple(ids[:end]))
-            seq.ids.extend(ids[end - PAGE : end])
-            seq.kept = end // PAGE
+        own = self.visible(seq, own)
+        found = self._find(ids, limit)
+        if len(found) * PAGE <= own:
+            self.truncate(seq, own)
+        else:
+            self._adopt(seq, found)
         return len(seq.ids)
 
-    def _visible(self, seq: Sequence, n: int) -> int:
-        """The longest length up to ``n`` to which ``seq`` can go back: its window must still be there."""
+    def visible(self, seq: Sequence, n: int) -> int:
+        """``n``, or 0 where ``seq`` cannot go back to ``n`` tokens: the window's pages are gone."""
         if not self.window or n == len(seq.ids):
             return n
-        first = next((p for p, page in enumerate(seq.pages[-1]) if page != GONE), 0)
-        return n if first * PAGE <= max(0, n - self.window) else 0
+        return n if GONE not in seq.pages[-1][self._window_start(n) : -(-n // PAGE)] else 0
+
+    def _window_start(self, n: int) -> int:
+        """The first page that a token behind ``n`` others may see in a layer with a window."""
+        return max(0, n - self.window) // PAGE
+
+    def _find(self, ids: Ids[int], limit: int) -> list[_Node]:
+        """The longest chain of nodes for ``ids[:limit]`` whose window is whole."""
+        node: _Node | None = self._root
+        chain: list[_Node] = []
+        usable, gone = 0, -1
+        for end in range(PAGE, limit + 1, PAGE):
+            node = node.next.get(tuple(ids[end - PAGE : end])) if node else None
+            if node is None:
+                break
+            if node.pages[-1] == GONE:
+                gone = len(chain)
+            chain.append(node)
+            if not self.window or self._window_start(end) > gone:
+                usable = len(chain)
+        return chain[:usable]
+
+    def _adopt(self, seq: Sequence, chain: list[_Node]) -> None:
+        """Make ``seq`` hold the pages of ``chain`` instead of its own."""
+        old = [list(pages) for pages in seq.pages]
+        first = self._window_start(len(chain) * PAGE) if self.window else 0
+        for pool, pages, which in zip(self.pools, seq.pages, range(len(old)), strict=True):
+            pages[:] = [node.pages[which] for node in chain]
+            if pool.window:
+                pages[:first] = [GONE] * first
+            for page in pages:
+                pool.hold(page)
+            for page in old[which]:
+                pool.drop(page)
+        seq.ids[:] = [token for node in chain for token in node.ids]
+        seq.nodes[:] = chain
+        if chain[-1] in self._leaves:
+            self._leaves.move_to_end(chain[-1])
+        for node in chain[first:]:
+            if node in self._windowed:
+                self._windowed.move_to_end(node)
+
+    def commit(self, seq: Sequence) -> None:
+        """After a run: enter full pages in the tree, give back those before the window."""
+        for p in range(len(seq.nodes), len(seq.ids) // PAGE):
+            parent = seq.nodes[-1] if seq.nodes else self._root
+            ids = tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
+            node = parent.next.get(ids)
+            if node is None:
+                node = parent.next[ids] = _Node(parent, ids, [GONE] * len(self.pools))
+                self._leaves.pop(parent, None)
+                self._leaves[node] = None
+            self._share(seq, p, node)
+            seq.nodes.append(node)
+        if self.window:
+            pages = seq.pages[-1]
+            for p in range(self._window_start(len(seq.ids)) - 1, -1, -1):
+                if pages[p] == GONE:
+                    break
+                self.pools[-1].drop(pages[p])
+                pages[p] = GONE
+
+    def _share(self, seq: Sequence, p: int, node: _Node) -> None:
+        """Sequence and node keep one page between them: the node's, or if it has none the other."""
+        for which, (pool, pages) in enumerate(zip(self.pools, seq.pages, strict=True)):
+            if node.pages[which] == GONE:
+                node.pages[which] = pages[p]
+                pool.hold(pages[p])
+                if pool.window and pages[p] != GONE:
+                    self._windowed[node] = None
+            elif pages[p] not in (GONE, node.pages[which]):
+                pool.hold(node.pages[which])
+                pool.drop(pages[p])
+                pages[p] = node.pages[which]
+
+    # -- room -----------------------------------------------------------------------------------
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Forget all but the first ``n`` tokens."""
+        """Forget all but the first ``n`` tokens; see ``visible``."""
         keep = -(-n // PAGE)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             for page in pages[keep:]:
-                if page != GONE:
-                    pool.drop(page)
+                pool.drop(page)
             del pages[keep:]
         del seq.ids[n:]
-        seq.kept = min(seq.kept, n // PAGE)
+        del seq.nodes[n // PAGE :]
 
     def fork(self, seq: Sequence) -> Sequence:
-        """A second sequence with the same history; full pages are shared, the last one is copied when written."""
-        made = Sequence(self, list(seq.ids), [list(pages) for pages in seq.pages], seq.kept)
+        """A second sequence with the same history; who first writes to the last page gets a copy."""
+        made = Sequence(self, list(seq.ids), [list(p) for p in seq.pages], list(seq.nodes))
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
-                if page != GONE:
-                    pool.hold(page)
+                pool.hold(page)
         return made
+
+    def check_context(self, n: int) -> None:
+        """Raise ContextFullError if a sequence cannot hold ``n`` tokens."""
+        if n > self.n_ctx:
+            raise ContextFullError(
+                f"{n} tokens do not fit the context of {self.n_ctx}: "
+                "raise it with context= (-c), or shorten the prompt"
+            )
+
+    def check_room(self, seq: Sequence, n: int) -> None:
+        """Raise ContextFullError if ``n`` tokens more do not fit the context, or the pages left."""
+        new = len(seq.ids) + n
+        self.check_context(new)
+        pool, wanted = self.pools[0], -(-new // PAGE) - len(seq.pages[0])
+        if wanted > len(pool.free) and wanted > len(pool.free) + self._unused():
+            raise self._no_page(pool)
+
+    def _unused(self) -> int:
+        """Pages of the first pool that only the tree holds."""
+        holders, waiting, count = self.pools[0].holders, [self._root], 0
+        while waiting:
+            for node in waiting.pop().next.values():
+                count += holders[node.pages[0]] == 1
+                waiting.append(node)
+        return count
+
+    def _no_page(self, pool: Pool) -> ContextFullError:
+        full = f"{self.n_sequences} x {self.n_ctx} tokens"
+        return ContextFullError(
+            f"no page of keys and values left in {pool.const.name}, which has room for {full}: "
+            "close a session, or load the model with a larger n_sequences"
+        )
 
     def extend(self, seq: Sequence, ids: Ids[int]) -> None:
         """Make room for ``ids`` behind ``seq``'s tokens and count them in.
 
-        Raises ContextFullError, with nothing changed, when they do not fit the context or no page is left.
+        Raises ContextFullError, with nothing changed, where they do not fit; see ``check_room``.
         """
         old, new = len(seq.ids), len(seq.ids) + len(ids)
-        if new > self.n_ctx:
-            raise ContextFullError(
-                f"{new} tokens do not fit the context of {self.n_ctx}: raise it with context= (-c), or shorten the prompt"
-            )
+        self.check_room(seq, len(ids))
         self._own_last_page(seq)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             while len(pages) * PAGE < new:
                 page = self._take(pool)
                 if page is None:
                     self.truncate(seq, old)
-                    raise ContextFullError(f"no page of keys and values left in {pool.const.name}")
+                    raise self._no_page(pool)
                 pages.append(page)
         seq.ids.extend(ids)
 
@@ -197,40 +311,49 @@ class KVCache:
             return
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             page = pages[last]
-            if page != GONE and pool.holders[page] > 1:
+            if pool.holders[page] > 1:
                 own = self._take(pool)
                 if own is None:
-                    raise ContextFullError(f"no page of keys and values left in {pool.const.name}")
+                    raise self._no_page(pool)
                 pool.copy(page, own)
                 pool.drop(page)
                 pages[last] = own
 
     def _take(self, pool: Pool) -> int | None:
-        """A free page, at the price of the prefix that was not asked for the longest time."""
+        """A free page, at the price of one of the tree's that was not used for the longest time."""
         page = pool.take()
-        while page is None and self._prefixes:
-            self._evict()
+        while page is None and self._evict(pool):
             page = pool.take()
         return page
 
-    def _evict(self) -> None:
-        _, old = self._prefixes.popitem(last=False)
-        for pool, page in zip(self.pools, old.pages, strict=True):
-            pool.drop(page)
+    def forget(self) -> None:
+        """Drop every page that no sequence holds."""
+        for pool in reversed(self.pools):
+            while self._evict(pool):
+                pass
 
-    def commit(self, seq: Sequence) -> None:
-        """After a run: enter full pages in the index, give back those before the window."""
-        for p in range(seq.kept, len(seq.ids) // PAGE):
-            pages = [pages[p] for pages in seq.pages]
-            key = tuple(seq.ids[: (p + 1) * PAGE])
-            if GONE not in pages and key not in self._prefixes:
-                for pool, page in zip(self.pools, pages, strict=True):
-                    pool.hold(page)
-                self._prefixes[key] = _Prefix(pages)
-            seq.kept = p + 1
-        if self.window:
-            pages = seq.pages[-1]
-            for p in range(max(0, len(seq.ids) - self.window) // PAGE):
-                if pages[p] != GONE:
-                    self.pools[-1].drop(pages[p])
-                    pages[p] = GONE
+    def _evict(self, pool: Pool) -> bool:
+        """Free a page that only the tree holds, and say whether there was one.
+
+        A chain goes from its end; in the window's pool from its beginning, and the rest stays.
+        """
+        which = self.pools.index(pool)
+        nodes = self._windowed if pool.window else self._leaves
+        node = next((n for n in nodes if pool.holders[n.pages[which]] == 1), None)
+        if node is None:
+            return False
+        del nodes[node]
+        if pool.window:
+            pool.drop(node.pages[which])
+            node.pages[which] = GONE
+            return True
+        self._windowed.pop(node, None)
+        for each, page in zip(self.pools, node.pages, strict=True):
+            each.drop(page)
+        parent = node.parent
+        assert parent is not None
+        del parent.next[node.ids]
+        if parent is not self._root and not parent.next:
+            self._leaves[parent] = None
+            self._leaves.move_to_end(parent, last=False)
+        return True

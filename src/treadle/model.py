@@ -153,9 +153,9 @@ class Model:
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
         """
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self._read(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
-            raise TreadleError("the prompt is empty, and this model has no token to begin a text with")
+            raise TreadleError("no tokens")
         constraint = self._constraint(grammar, json_schema)
         tokenizer = self.tokenizer
         sampler = Sampler(
@@ -214,10 +214,7 @@ class Model:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
-        if not len(ids):
-            raise TreadleError("no tokens")
-        if len(ids) > self.n_ctx:
-            raise ContextFullError(f"{len(ids)} tokens do not fit the context of {self.n_ctx}")
+        self._make_room(len(ids))
         session = self.session()
         try:
             return session.logits(list(ids))
@@ -225,9 +222,30 @@ class Model:
             session.close()
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Mean of the last layer's normed states over each text's tokens, scaled to length 1: float32 ``[n_texts, n_embd]``."""
-        rows = [self.engine.embed(self.tokenize(text)) for text in texts]
-        return np.stack(rows) if rows else np.zeros((0, self.config.n_embd), np.float32)
+        """Mean of the last layer's normed states over each text's tokens, of length 1.
+
+        float32 ``[n_texts, n_embd]``. Raises ContextFullError.
+        """
+        out = np.zeros((len(texts), self.config.n_embd), np.float32)
+        for row, text in zip(out, texts, strict=True):
+            ids = self._read(text)
+            self._make_room(len(ids))
+            row[:] = self.engine.embed(ids)
+        return out
+
+    def _read(self, text: str) -> list[int]:
+        ids = self.tokenize(text)
+        if not ids:
+            raise TreadleError("the text is empty, and this model has no token to begin one with")
+        return ids
+
+    def _make_room(self, n_tokens: int) -> None:
+        """If only the model's own session is in the way, its text can be read again later."""
+        try:
+            self.engine.cache.check_room(self.engine.cache.sequence(), n_tokens)
+        except ContextFullError:
+            if "_session" in vars(self):
+                self._session.reset()
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The steps that a batch of ``n_tokens`` runs."""
@@ -235,6 +253,7 @@ class Model:
 
     def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
         """Seconds of each step, by label, of one run of ``n_tokens`` (at most 512) behind ``depth`` others."""
+        self._make_room(depth + n_tokens)
         session = self.session()
         try:
             if depth:
@@ -246,6 +265,7 @@ class Model:
     def close(self) -> None:
         """Stop the threads and let go of the file."""
         self.engine.close()
+        self.gguf.close()
 
     def __enter__(self) -> Model:
         return self

@@ -80,7 +80,9 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
     arena_bytes: int = 0
+    tensors: frozenset[str] = frozenset()  # of the file
     tensors_used: set[str] = field(default_factory=set)
+    tensors_ignored: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -124,7 +126,11 @@ class Plan:
             self.arena_bytes = max(self.arena_bytes, at + buffer.n_bytes)
 
     def check(self) -> None:
-        """Assert what every plan must hold: unique labels, reads after writes, disjoint memory. Our own bugs only."""
+        """Assert what every plan must hold; whatever fails is a bug of ours.
+
+        Labels are unique, reads follow writes, buffers that live at once share no byte, and every
+        tensor of the file is used or listed as ignored.
+        """
         labels = [step.label for step in self.steps]
         assert len(set(labels)) == len(labels), f"a label twice: {sorted(labels)}"
         written: set[Buffer] = set()
@@ -134,6 +140,10 @@ class Plan:
             written.update(step.writes)
             for buffer in (*step.reads, *step.writes):
                 assert buffer in step.args, f"{step.label}: {buffer.name} is no argument"
+        lost = self.tensors ^ (self.tensors_used | self.tensors_ignored)
+        assert not lost, f"tensors that are neither used nor ignored, or not there: {sorted(lost)}"
+        twice = self.tensors_used & self.tensors_ignored
+        assert not twice, f"tensors both used and ignored: {sorted(twice)}"
         spans = self.lifetimes()
         for a in spans:
             for b in spans:

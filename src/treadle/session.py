@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from treadle.batch import Part, Run
-from treadle.errors import ContextFullError, TreadleError
+from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.choice import GEMV_TOKENS
-from treadle.kvcache import KVCache, Sequence
+from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.models.archs import rope_frequencies
 from treadle.models.decoder import TILE_ROWS, Weights, build_plan
 from treadle.plan import Plan
 from treadle.runtime.runner import STEP
-from treadle.runtime.threads import Memory, Team, step_times
+from treadle.runtime.threads import Memory, Team, interrupts_held, step_times
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.isa.isa import Isa
     from treadle.models.config import Config
 
-CHUNK = 512  # tokens of a prefill that one run takes
+CHUNK = N_BATCH  # tokens of a prefill that one run takes
 OUTPUTS = 128  # rows of logits that one run gives at most
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 
 class _Ready:
@@ -44,8 +46,9 @@ class _Ready:
 class Engine:
     """Runs batches of sequences through one model.
 
-    ``run([Part(seq, ids)])`` puts ids behind what each sequence holds and gives logits float32 ``[n_outputs, n_vocab]``, in the
-    order of the parts. Raises ContextFullError when a part does not fit; then nothing has changed.
+    ``run([Part(seq, ids)])`` puts ids behind what each sequence holds and gives logits float32
+    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError when a part does not
+    fit; then nothing has changed. Several threads may call it: they take turns.
     """
 
     def __init__(
@@ -68,6 +71,9 @@ class Engine:
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._arena = Memory(0)
         self._team: Team | None = None
+        self._last: Run | None = None  # a thread that comes late may still look at its counts
+        self._closed = False
+        self.lock = threading.RLock()  # for whoever must find the cache as they left it
         self._inverse = [rope_frequencies(config, local) for local in (False, True)]
         self.max_tokens = min(CHUNK, max(n_ctx, GEMV_TOKENS[-1] + 1))
 
@@ -100,6 +106,8 @@ class Engine:
     def _grow(self, plan: Plan) -> None:
         """One arena and one team serve all plans; a plan that needs more gets them anew, and the others are placed again."""
         if len(self._arena.bytes) < plan.arena_bytes:
+            if self._team is not None:
+                self._team.close()  # or a thread may still be reading the old tables
             self._arena = Memory(plan.arena_bytes)
             for key, ready in self._ready.items():
                 kernels = load_kernels(ready.plan.specs(), self.isa)
@@ -113,61 +121,131 @@ class Engine:
 
     def run(self, parts: Ids[Part]) -> np.ndarray:
         """One pass over at most ``max_tokens`` tokens; see the class."""
-        ready, run = self._prepare(parts)
-        assert self._team is not None
-        records = ready.records
-        self._team.run(int(records.ctypes.data), len(records), int(run.state.ctypes.data))
-        for part in parts:
-            self.cache.commit(part.seq)
-        return self._read_logits(ready, run)
+        return self._run(parts, self._read_logits)
 
     def run_timed(self, parts: Ids[Part]) -> list[tuple[str, float]]:
         """The same, giving each step's label and seconds instead of logits."""
-        ready, run = self._prepare(parts)
-        assert self._team is not None
-        times = np.zeros((len(ready.records) + 1, 2), np.int64)
-        records = ready.records
-        self._team.run(
-            int(records.ctypes.data), len(records), int(run.state.ctypes.data), int(times.ctypes.data)
-        )
-        for part in parts:
-            self.cache.commit(part.seq)
-        labels = [step.label for step in ready.plan]
-        return list(zip(labels, step_times(times).tolist(), strict=True))
+        with self.lock:
+            plan = self._plan_of(parts).plan
+            times = np.zeros((len(plan) + 1, 2), np.int64)
+            self._run(parts, lambda ready, run: None, int(times.ctypes.data))
+        return list(zip([step.label for step in plan], step_times(times).tolist(), strict=True))
 
     def run_reference(self, parts: Ids[Part], until: str | None = None) -> tuple[Plan, np.ndarray]:
-        """The same through the kernels' numpy twins; gives the plan and its arena, to compare step by step."""
-        ready, run = self._prepare(parts)
-        arena = np.zeros_like(ready.arena.bytes)
-        ready.plan.run_reference(arena, run, until)
-        return ready.plan, arena
+        """The same through the kernels' numpy twins, up to and with the step labelled ``until``.
 
-    def _prepare(self, parts: Ids[Part]) -> tuple[_Ready, Run]:
+        Gives the plan and its arena, to compare step by step.
+        """
+        with self.lock:
+            ready = self._plan_of(parts)
+            run = self._prepare(ready, parts)
+            arena = np.zeros_like(ready.arena.bytes)
+            ready.plan.run_reference(arena, run, until)
+            return ready.plan, arena
+
+    def embed(self, ids: Ids[int]) -> np.ndarray:
+        """Mean over ``ids`` of the last layer's normed states, of length 1: float32 ``[n_embd]``.
+
+        Raises ContextFullError when they do not fit.
+        """
+        if not len(ids):
+            raise TreadleError("no tokens")
+        with self.lock:
+            seq = self.cache.sequence()
+            try:
+                self.cache.check_room(seq, len(ids))
+                total = np.zeros(self.config.n_embd)
+                for at in range(0, len(ids), self.max_tokens):
+                    part = Part(seq, ids[at : at + self.max_tokens], n_outputs=0)
+                    total += self._run([part], self._read_states).sum(0)
+            finally:
+                with interrupts_held():
+                    seq.close()
+        return (total / (np.linalg.norm(total) or 1.0)).astype(np.float32)
+
+    def match(self, seq: Sequence, ids: Ids[int]) -> int:
+        """Make ``seq`` hold the longest beginning of ``ids`` that the cache has; its length."""
+        with self.lock, interrupts_held():
+            return self.cache.match(seq, ids)
+
+    def truncate(self, seq: Sequence, n: int) -> None:
+        """Make ``seq`` forget all but its first ``n`` tokens.
+
+        Where a layer's window no longer reaches back so far, they are read again.
+        """
+        with self.lock:
+            again: list[int] = []
+            with interrupts_held():
+                if self.cache.visible(seq, n) < n:
+                    again = seq.ids[:n]
+                    n = self.cache.match(seq, [*again, -1])
+                self.cache.truncate(seq, n)
+            for at in range(n, len(again), self.max_tokens):
+                self.run([Part(seq, again[at : at + self.max_tokens], n_outputs=0)])
+
+    def _run(self, parts: Ids[Part], read: Callable[[_Ready, Run], T], times: int = 0) -> T:
+        with self.lock:
+            ready = self._plan_of(parts)  # compiling takes seconds, and may be interrupted
+            records, starts = ready.records, [len(part.seq) for part in parts]
+            assert self._team is not None
+            with interrupts_held():
+                run = self._last = self._prepare(ready, parts)
+                try:
+                    self._team.run(
+                        int(records.ctypes.data), len(records), int(run.state.ctypes.data), times
+                    )
+                except BaseException:  # from a signal handler of the user's own
+                    for part, start in zip(parts, starts, strict=True):
+                        self.cache.truncate(part.seq, start)
+                    raise
+                for part in parts:
+                    self.cache.commit(part.seq)
+            return read(ready, run)
+
+    def _plan_of(self, parts: Ids[Part]) -> _Ready:
+        """The plan for a batch, once its sizes and ids are known to be sound."""
+        if self._closed:
+            raise TreadleError("the model is closed")
         n_tokens = sum(len(part.ids) for part in parts)
         n_outputs = sum(part.n_outputs for part in parts)
         if not 0 < n_tokens <= self.max_tokens or n_outputs > OUTPUTS:
-            raise TreadleError(f"a batch of {n_tokens} tokens and {n_outputs} outputs; at most {self.max_tokens} and {OUTPUTS}")
+            raise TreadleError(
+                f"a batch of {n_tokens} tokens and {n_outputs} outputs; "
+                f"at most {self.max_tokens} and {OUTPUTS}"
+            )
+        if any(not 0 <= part.n_outputs <= len(part.ids) for part in parts):
+            raise TreadleError("a part of a batch that wants more logits than it has tokens")
+        if len({id(part.seq) for part in parts}) < len(parts):
+            raise TreadleError("two parts of a batch for one sequence")
+        for part in parts:
+            if not 0 <= min(part.ids, default=0) <= max(part.ids, default=0) < self.config.n_vocab:
+                raise TreadleError(f"a token id outside 0..{self.config.n_vocab - 1}")
+        return self._plan_for(n_tokens, n_outputs)
+
+    def _prepare(self, ready: _Ready, parts: Ids[Part]) -> Run:
+        """Make room for a batch, all of it or nothing, and lay out what its steps read."""
         tokens = np.array([t for part in parts for t in part.ids], np.int32)
-        if tokens.min() < 0 or tokens.max() >= self.config.n_vocab:
-            raise TreadleError(f"a token id outside 0..{self.config.n_vocab - 1}")
-        ready = self._plan_for(n_tokens, n_outputs)
         starts = [len(part.seq) for part in parts]
         done: list[tuple[Sequence, int]] = []
         try:
             for part, start in zip(parts, starts, strict=True):
                 self.cache.extend(part.seq, part.ids)
                 done.append((part.seq, start))
-        except ContextFullError:
+        except TreadleError:
             for seq, start in done:
                 self.cache.truncate(seq, start)
             raise
-        positions = np.concatenate([np.arange(s, s + len(p.ids)) for p, s in zip(parts, starts, strict=True)])
+        positions = np.concatenate(
+            [np.arange(s, s + len(p.ids)) for p, s in zip(parts, starts, strict=True)]
+        )
         ropes = [self._rope(positions, which) for which in range(len(self.cache.pools))]
         run = Run(parts, starts, ropes, tokens)
         small = ready.plan.n_tokens in GEMV_TOKENS and not self.deterministic
         shared = self.config.n_head // self.config.n_head_kv
-        run.lay_out(self.cache, parts, starts, 1 if small else max(1, TILE_ROWS // shared), small)
-        return ready, run
+        run.lay_out(
+            self.cache, parts, starts, 1 if small else max(1, TILE_ROWS // shared), small
+        )
+        return run
 
     def _rope(self, positions: np.ndarray, which: int) -> np.ndarray:
         """Cosines and sines, f32 ``[n_tokens, 2, rope_dims / 2]``, exact to f32."""
@@ -180,11 +258,29 @@ class Engine:
         cap = self.config.logit_softcap
         return np.tanh(logits / cap) * np.float32(cap) if cap else logits
 
+    def _read_states(self, ready: _Ready, run: Run) -> np.ndarray:
+        """What the output norm makes of each token, float64 ``[n_tokens, n_embd]``.
+
+        A run without outputs leaves the residual stream where that step would have read it.
+        """
+        step = next(step for step in ready.plan if step.label == "output_norm")
+        x, weight = step.reads[0], self._weights.floats("output_norm.weight").array
+        at, n_embd = ready.plan.offsets[x], self.config.n_embd
+        rows = ready.arena.bytes[at : at + x.rows * x.row_bytes].view(np.float32)
+        states = rows.reshape(x.rows, -1)[: run["n_tokens"], :n_embd].astype(np.float64)
+        scale = np.sqrt(np.mean(states**2, axis=-1, keepdims=True) + self.config.norm_eps)
+        normed: np.ndarray = states / scale * weight[:n_embd]
+        return normed
+
     def close(self) -> None:
-        """Stop the threads. The engine may not run again."""
-        if self._team is not None:
-            self._team.close()
-            self._team = None
+        """Stop the threads and let go of the weights. The engine may not run again."""
+        with self.lock:
+            self._closed = True
+            if self._team is not None:
+                self._team.close()
+                self._team = None
+            self._ready.clear()
+            self._weights.consts.clear()
 
 
 class Session:
@@ -201,6 +297,7 @@ class Session:
 
     @property
     def ids(self) -> list[int]:
+        """The tokens held."""
         return list(self.seq.ids)
 
     def feed(self, ids: Ids[int]) -> np.ndarray:
@@ -208,37 +305,55 @@ class Session:
 
         Raises ContextFullError, before anything is run, when they do not fit.
         """
-        if len(self.seq) + len(ids) > self.engine.n_ctx:
-            raise ContextFullError(
-                f"{len(self.seq) + len(ids)} tokens do not fit the context of {self.engine.n_ctx}: "
-                "raise it with context= (-c), or shorten the prompt"
-            )
-        step = self.engine.max_tokens
-        for at in range(0, len(ids), step):
-            chunk = ids[at : at + step]
-            logits = self.engine.run([Part(self.seq, chunk, n_outputs=int(at + step >= len(ids)))])
-        return logits[0]
-
-    def prefill(self, ids: Ids[int]) -> np.ndarray:
-        """Make the session hold exactly ``ids``, keeping the longest prefix it has; logits of the last one."""
-        kept = self.engine.cache.match(self.seq, ids)
-        return self.feed(ids[kept:])
+        return self._feed(ids, self.engine.max_tokens, every=False)[-1]
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
-        """Run ``ids`` behind what is held; logits after each, float32 ``[len(ids), n_vocab]``."""
-        rows = []
-        for at in range(0, len(ids), OUTPUTS):
-            chunk = ids[at : at + OUTPUTS]
-            rows.append(self.engine.run([Part(self.seq, chunk, n_outputs=len(chunk))]))
+        """Run ``ids`` behind what is held; logits after each, float32 ``[len(ids), n_vocab]``.
+
+        Raises ContextFullError, before anything is run, when they do not fit.
+        """
+        return self._feed(ids, min(OUTPUTS, self.engine.max_tokens), every=True)
+
+    def _feed(self, ids: Ids[int], step: int, every: bool) -> np.ndarray:
+        if not len(ids):
+            raise TreadleError("no tokens")
+        with self.engine.lock:
+            self.engine.cache.check_room(self.seq, len(ids))
+            rows = []
+            for at in range(0, len(ids), step):
+                chunk = ids[at : at + step]
+                wanted = len(chunk) if every else int(at + step >= len(ids))
+                rows.append(self.engine.run([Part(self.seq, chunk, wanted)]))
         return np.concatenate(rows)
+
+    def match(self, ids: Ids[int]) -> int:
+        """Keep the longest beginning of ``ids`` that is held or cached; its length.
+
+        At least the last of ``ids`` is left for ``feed``.
+        """
+        return self.engine.match(self.seq, ids)
+
+    def prefill(self, ids: Ids[int]) -> np.ndarray:
+        """Make the session hold exactly ``ids``, keeping what it can; logits of the last one.
+
+        Raises ContextFullError, before anything is changed, when they do not fit.
+        """
+        if not len(ids):
+            raise TreadleError("no tokens")
+        with self.engine.lock:
+            self.engine.cache.check_context(len(ids))
+            return self.feed(ids[self.match(ids) :])
 
     def truncate(self, n: int) -> None:
         """Forget all but the first ``n`` tokens."""
-        self.engine.cache.truncate(self.seq, n)
+        if not 0 <= n <= self.n_past:
+            raise TreadleError(f"{n} tokens of {self.n_past}")
+        self.engine.truncate(self.seq, n)
 
     def reset(self) -> None:
+        """Forget all tokens."""
         self.truncate(0)
 
     def close(self) -> None:
-        self.seq.close()
-
+        """Give the pages back."""
+        self.reset()

@@ -32,10 +32,10 @@ def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
     """The model that every command loads."""
     fake = FakeModel()
 
-    def load(path: Path, **settings: Any) -> FakeModel:
-        fake.path = path
+    def load(path: Path | None, **settings: Any) -> FakeModel:
+        fake.path = path or fake.path
         settings.pop("progress")
-        fake.calls.append(("load", str(path), settings))
+        fake.calls.append(("load", path and str(path), settings))
         return fake
 
     monkeypatch.setattr(treadle, "load", load, raising=False)

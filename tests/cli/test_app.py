@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from treadle.cli import app
@@ -59,8 +60,7 @@ def test_wrong_values_are_wrong_usage(run: Run, args: list[str]) -> None:
 
 def test_version(run: Run) -> None:
     ran = run("--version")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("treadle")
+    assert (ran.code, ran.out, ran.err) == (0, f"treadle {treadle.__version__}\n", "")
 
 
 @pytest.mark.parametrize(

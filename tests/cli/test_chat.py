@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_lines_of_a_pipe_are_messages(run: Run, model: FakeModel, gguf: str) -> 
     ran = run("chat", gguf, "--system", "Be brief.", stdin="hi\nfirst\\\nsecond\n\n/undo\n")
     assert ran.code == 0
     assert ran.out == "the quick brown fox\n" * 2
-    assert "4 tokens, 16.0 tokens/s; read 10, 20.0 tokens/s; context 15 of 64" in ran.err
+    assert "4 tokens, 12.0 tokens/s; read 10, 20.0 tokens/s; context 15 of 64" in ran.err
     assert "undone; 2 messages" in ran.err
     asked = [call[1] for call in model.calls if call[0] == "chat"]
     assert [message["content"] for message in asked[1]] == [
@@ -72,7 +73,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 ) -> None:
     model.interrupt_at = 2
     conversation = Conversation()
-    Chat(model, conversation).run(Script("hi", KeyboardInterrupt, "/stats"), interactive=True)
+    Chat(cast(Any, model), conversation).run(
+        Script("hi", KeyboardInterrupt, "/stats"), interactive=True
+    )
     captured = capsys.readouterr()
     assert captured.out == "the quick\n"
     assert conversation.messages[-1] == {"role": "assistant", "content": "the quick"}
@@ -83,7 +86,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 def test_ctrl_c_before_the_first_word_takes_the_message_back(model: FakeModel) -> None:
     model.interrupt_at = 0
     conversation = Conversation()
-    Chat(model, conversation).run(Script("hi"), interactive=True)
+    Chat(cast(Any, model), conversation).run(Script("hi"), interactive=True)
     assert conversation.messages == []
 
 

@@ -11,7 +11,7 @@ from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
 from treadle.errors import FileError
 
 TURN = Turn(
-    n_prompt=10, n_cached=4, prefill_s=0.5, n_generated=8, decode_s=0.25, n_context=18, n_ctx=64
+    n_prompt=10, n_cached=4, prefill_s=0.5, n_generated=9, decode_s=0.25, n_context=18, n_ctx=64
 )
 
 
@@ -113,10 +113,10 @@ def test_unanswered_takes_only_a_message_back(talk: Conversation) -> None:
 
 def test_stats(talk: Conversation) -> None:
     assert Conversation().enter("/stats").note == "no answer yet"
-    assert str(TURN) == ("8 tokens, 32.0 tokens/s; read 6, 12.0 tokens/s; context 18 of 64")
+    assert str(TURN) == ("9 tokens, 32.0 tokens/s; read 6, 12.0 tokens/s; context 18 of 64")
     talk.answered("again", TURN)
     note = talk.enter("/stats").note
-    assert "2 answers: wrote 16 tokens, 32.0 tokens/s; read 12, 12.0 tokens/s" in note
+    assert "2 in all: wrote 18 tokens, 32.0 tokens/s; read 12, 12.0 tokens/s" in note
     assert "8 tokens were still in the cache" in note
 
 

@@ -7,11 +7,12 @@ import pytest
 
 import treadle.jit
 from tests.cli.conftest import Run
+from treadle.jit.cache import Entry
 
 
 @pytest.fixture(autouse=True)
 def cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [("rmsnorm_k64", 2048, "avx2"), ("gemv_F32_f32_k64", 4096, "avx2")]
+    entries = [Entry("rmsnorm_k64", 2048, "avx2"), Entry("gemv_F32_f32_k64", 4096, "avx2")]
     cache = SimpleNamespace(entries=lambda: list(entries))
     inspect = SimpleNamespace(ir=lambda name: f"; IR of {name}", asm=lambda name: f"{name}:\n ret")
     monkeypatch.setattr(treadle.jit, "cache", cache, raising=False)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.cli.fake import FakeModel
 from treadle.cli import load
 from treadle.errors import FileError
 
@@ -49,6 +50,6 @@ def test_a_long_listing_is_cut(tmp_path: Path) -> None:
     assert load.listing(tmp_path).endswith(" and 4 more")
 
 
-def test_without_a_model_the_packaged_one_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "packaged_model", lambda: Path("packaged.gguf"))
-    assert load.find_model(None) == Path("packaged.gguf")
+def test_without_a_model_the_packaged_one_is_meant(run: Run, model: FakeModel) -> None:
+    assert run("run", "Once").code == 0
+    assert model.calls[0] == ("load", None, {})

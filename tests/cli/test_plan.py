@@ -13,7 +13,7 @@ from treadle.cli.speed import kind_of
 @pytest.fixture(autouse=True)
 def peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"bytes_s": 1e9, "q8": 1e12, "bf16": 1e12, "f32": 1e12}
-    monkeypatch.setattr(plan, "measured_peaks", lambda n_threads, progress: known)
+    monkeypatch.setattr(plan, "measured_peaks", lambda model, progress: known)
 
 
 def test_the_table(run: Run, model: FakeModel, gguf: str) -> None:

@@ -25,9 +25,9 @@ def put_up_terminal(monkeypatch: pytest.MonkeyPatch, patience_s: float) -> Termi
 def test_a_bar_on_a_terminal_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = put_up_terminal(monkeypatch, 0.0)
     with ProgressBar() as bar:
-        bar("compiling kernels", 0, 40)
-        bar("compiling kernels", 12, 40)
-        bar("compiling kernels", 40, 40)
+        bar("compile", 0, 40)
+        bar("compile", 12, 40)
+        bar("compile", 40, 40)
         assert "compiling kernels" in terminal.getvalue()
         assert terminal.getvalue().endswith("\x1b[2K")  # the line is cleared
         bar("downloading a.gguf", 1, 2_000_000)

@@ -34,7 +34,12 @@ class Memory:
         self._parts: list[tuple[str, np.ndarray, int, int]] = []
 
     def array(
-        self, shape: int | tuple[int, ...], dtype: Any = np.uint8, *, name: str = "", front: bool = False
+        self,
+        shape: int | tuple[int, ...],
+        dtype: Any = np.uint8,
+        *,
+        name: str = "",
+        front: bool = False,
     ) -> np.ndarray:
         """A buffer of 0xFF bytes (NaN in every float format), flush with an inaccessible page.
 
@@ -115,7 +120,10 @@ class Run:
                 item = item.copy()
                 item["pages"] = _address(memory.copy(pages.astype(np.int64), name="pages"))
                 records.append(item)
-            for name, rows in (("items", records), ("merges", getattr(self, f"attn_merges_{pool}"))):
+            for name, rows in (
+                ("items", records),
+                ("merges", getattr(self, f"attn_merges_{pool}")),
+            ):
                 values = np.array(rows) if rows else np.zeros(0, np.int64)
                 made[f"attn_{name}_{pool}"] = _address(memory.copy(values, name=name))
         return made
@@ -126,7 +134,14 @@ def _address(array: np.ndarray) -> int:
 
 
 def call(
-    spec: Spec, isa: Isa, memory: Memory, args: Sequence[Any], run: Run, n_items: int, *, pieces: int = 3
+    spec: Spec,
+    isa: Isa,
+    memory: Memory,
+    args: Sequence[Any],
+    run: Run,
+    n_items: int,
+    *,
+    pieces: int = 3,
 ) -> None:
     """Run the whole grid, in uneven ranges and backwards, as threads that race for items might."""
     kernel = _SIGNATURE(load_kernels([spec], isa)[spec.name])
@@ -142,7 +157,9 @@ def call(
     memory.check()
 
 
-def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: np.ndarray | float, what: str) -> None:
+def assert_close(
+    actual: np.ndarray, expected: np.ndarray, tolerance: np.ndarray | float, what: str
+) -> None:
     """Every element within its own tolerance; a failure names the one that exceeds it most."""
     __tracebackhide__ = True
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)

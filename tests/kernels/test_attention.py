@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.kernels import rows
+from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.registry import ATTENTIONS
 from treadle.isa.isa import Isa
 from treadle.kernels.attention import ITEM, MERGE, Attention, Merge
 from treadle.kernels.kv import PAGE
@@ -32,18 +33,6 @@ class Sequence:
 
 BATCH = (Sequence(0, 9), Sequence(70, 5, split=True), Sequence(31, 1), Sequence(150, 1, split=True))
 
-SPECS = [
-    Attention("f16", 8, 2, 64, 1),
-    Attention("f16", 4, 4, 8, 4),
-    Attention("f16", 20, 1, 16, 1),  # 20 heads on one key head: two groups of 10
-    Attention("f16", 8, 1, 128, 1, 100, True),
-    Attention("f16", 4, 2, 20, 4),
-    Attention("bf16", 6, 2, 80, 2, 40, True),
-    Attention("q8_0", 4, 1, 256, 4, 33, True),
-    Attention("q8_0", 2, 2, 32, 8),
-    Attention("bf16", 3, 3, 48, 3, 1),
-]
-
 
 class Cache:
     """Pages of random keys and values; what no token has written stays 0xFF, NaN wherever it is a float."""
@@ -61,7 +50,9 @@ class Cache:
             self.pages.append(mine)
             for t in range(sequence.history + sequence.n):
                 for head in range(spec.n_head_kv):
-                    home = page.head_ref(self.pool, mine[t // PAGE], self.page_bytes, self.layer_off, head)
+                    home = page.head_ref(
+                        self.pool, mine[t // PAGE], self.page_bytes, self.layer_off, head
+                    )
                     key, value = rng.standard_normal((2, spec.head_dim)).astype(np.float32)
                     page.write_ref(home, t % PAGE, key, value)
 
@@ -87,16 +78,22 @@ def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run
                 items.append((np.array(record, ITEM)[()], pages))
         token += sequence.n
     suffix = "local" if spec.local else "global"
-    return Run(n_tokens=token, **{f"attn_items_{suffix}": items, f"attn_merges_{suffix}": merges}), n_partials
+    return Run(
+        n_tokens=token, **{f"attn_items_{suffix}": items, f"attn_merges_{suffix}": merges}
+    ), n_partials
 
 
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     """The bound above for the whole batch, with the largest |k| and |v| of all."""
     page = spec.page
     largest = [0.0, 0.0]
-    for home in cache.pool.reshape(-1, cache.page_bytes)[:, cache.layer_off :].reshape(-1, page.head_bytes):
+    for home in cache.pool.reshape(-1, cache.page_bytes)[:, cache.layer_off :].reshape(
+        -1, page.head_bytes
+    ):
         for i, x in enumerate(page.read_ref(home)):
-            largest[i] = max(largest[i], float(np.nanmax(np.abs(x))) if not np.isnan(x).all() else 0.0)
+            largest[i] = max(
+                largest[i], float(np.nanmax(np.abs(x))) if not np.isnan(x).all() else 0.0
+            )
     product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest[0]
     score = (spec.head_dim + 4) * U32 * product
     n = max(s.history + s.n for s in BATCH)
@@ -104,7 +101,7 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+@pytest.mark.parametrize("spec", ATTENTIONS, ids=registry.name)
 def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     run, n_partials = build_run(spec, cache)
@@ -126,7 +123,9 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         qkv = memory.copy(x, name="qkv", front=front)
         pool = memory.copy(cache.pool, name="pool", front=front)
         out = memory.array((n, out_stride), np.float32, name="out", front=front)
-        partials = memory.array(n_partials * spec.partial_values, np.float32, name="partials", front=front)
+        partials = memory.array(
+            n_partials * spec.partial_values, np.float32, name="partials", front=front
+        )
         n_items = run[f"n_attn_items{suffix}"] * spec.n_groups
         call(spec, isa, memory, [qkv, pool, out, partials, *ints], run, n_items)
         n_merges = run[f"n_attn_merges{suffix}"] * merge.n_groups
@@ -136,7 +135,7 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         assert (pool == cache.pool).all()
 
 
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[5], SPECS[7]], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [ATTENTIONS[0], ATTENTIONS[5], ATTENTIONS[7]], ids=registry.name)
 def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.head_dim
@@ -144,8 +143,13 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
     outs = []
     for split in (False, True):
         run, n_partials = build_run(spec, cache, split=split)
-        out, partials = np.full((n_tokens, width), np.nan), np.full(n_partials * spec.partial_values, np.nan)
-        spec.run_ref([x, cache.pool, out, partials, width, width, cache.page_bytes, cache.layer_off], run)
+        out, partials = (
+            np.full((n_tokens, width), np.nan),
+            np.full(n_partials * spec.partial_values, np.nan),
+        )
+        spec.run_ref(
+            [x, cache.pool, out, partials, width, width, cache.page_bytes, cache.layer_off], run
+        )
         merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.head_dim, spec.local)
         merge.run_ref([partials, out, width], run)
         outs.append(out)
@@ -154,7 +158,7 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
 
 def test_large_scores_do_not_overflow(memory: Memory, rng: np.random.Generator) -> None:
     """Scores of +-1e4 differ by far more than e**x can hold: one key takes all the weight."""
-    spec, isa = SPECS[0], rows.DISTINCT[-1]
+    spec, isa = ATTENTIONS[0], rows.DISTINCT[-1]
     cache = Cache(spec, rng)
     run, _ = build_run(spec, cache, split=False)
     width = spec.n_head * spec.head_dim
@@ -162,6 +166,12 @@ def test_large_scores_do_not_overflow(memory: Memory, rng: np.random.Generator) 
     args = [width, width, cache.page_bytes, cache.layer_off]
     expected, out = np.empty((run.n_tokens, width)), memory.array((run.n_tokens, width), np.float32)
     spec.run_ref([x, cache.pool, expected, np.zeros(0), *args], run)
-    call(spec, isa, memory, [memory.copy(x), memory.copy(cache.pool), out, None, *args], run,
-         run["n_attn_items"] * spec.n_groups)
+    call(
+        spec,
+        isa,
+        memory,
+        [memory.copy(x), memory.copy(cache.pool), out, None, *args],
+        run,
+        run["n_attn_items"] * spec.n_groups,
+    )
     assert_close(out, expected, tolerance(spec, x, cache), spec.name)

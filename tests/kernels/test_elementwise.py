@@ -12,14 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.kernels import rows
+from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from treadle.formats import FORMATS
+from tests.kernels.registry import EMBEDS, NORMS, PACKS
+from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels.act import BLOCK, Act, quantize_ref
-from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
-
-EPS = 1e-6
+from treadle.kernels.elementwise import Embed, Norm, Pack
 
 
 def norm_error(k: int, lanes: int) -> float:
@@ -71,21 +70,12 @@ def check_padding(out: np.ndarray, act: Act, n: int) -> None:
     assert not rows_[:, act.k * {"q8": 1, "bf16": 2, "f32": 4}[act.kind] :].any()
 
 
-def ids(specs: list[object]) -> list[str]:
-    return [getattr(spec, "name", str(spec)) for spec in specs]
-
-
 # -- Embed ----------------------------------------------------------------------------------------
-
-EMBEDS = [Embed(f.name, k) for f in FORMATS.values() for k in (32, 352)]
-EMBEDS += [Embed("F32", 172), Embed("F16", 172, 2.5), Embed("BF16", 172), Embed("Q4_1", 64, 33.94)]
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", EMBEDS, ids=ids(EMBEDS))
+@pytest.mark.parametrize("spec", EMBEDS, ids=registry.name)
 def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    from treadle.formats import by_name
-
     fmt, n_vocab, stride = by_name(spec.w), 7, spec.k + 5
     tokens = np.array([6, 0, 3, 3, 6], np.int32)
     run = Run(n_tokens=5, tokens=tokens)
@@ -104,23 +94,9 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
 
 # -- Norm -----------------------------------------------------------------------------------------
 
-NORMS = [
-    Norm("q8", 32, 1, EPS),
-    Norm("q8", 352, 6, EPS),
-    Norm("q8", 2048, 4, EPS, outputs=True),
-    Norm("bf16", 172, 1, EPS),
-    Norm("bf16", 352, 6, EPS),
-    Norm("f32", 172, 6, EPS),
-    Norm("f32", 352, 1, EPS, outputs=True),
-    Norm("f32", 172, 1, EPS, add=True),
-    Norm("f32", 2048, 1, EPS, add=True),
-    Norm("f32", 5, 1, EPS),
-    Norm("f32", 33, 1, EPS, add=True),
-]
-
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", NORMS, ids=ids(NORMS))
+@pytest.mark.parametrize("spec", NORMS, ids=registry.name)
 def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n_tokens, stride = 7, spec.k + 3
     run = Run(n_tokens=n_tokens, output_rows=np.array([6, 2, 5], np.int32))
@@ -141,7 +117,9 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     exact = exact_out[:, : spec.k] if spec.add else plain.layout().read_ref(exact_out, n)
 
     for front in (False, True):
-        guarded = [memory.copy(a, name=s, front=front) for a, s in ((x, "x"), (w, "w"), (residual, "r"))]
+        guarded = [
+            memory.copy(a, name=s, front=front) for a, s in ((x, "x"), (w, "w"), (residual, "r"))
+        ]
         if spec.add:
             out = memory.array((n, stride), np.float32, name="out", front=front)
         else:
@@ -172,22 +150,9 @@ def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
 
 # -- Pack -----------------------------------------------------------------------------------------
 
-PACKS = [
-    Pack("copy", "q8", 32, 1),
-    Pack("copy", "bf16", 172, 6),
-    Pack("copy", "f32", 352, 1),
-    Pack("silu", "q8", 352, 6),
-    Pack("silu", "bf16", 352, 1),
-    Pack("silu", "f32", 172, 6),
-    Pack("gelu", "q8", 2048, 1),
-    Pack("gelu", "bf16", 172, 1),
-    Pack("gelu", "f32", SLICE + 172, 6),
-    Pack("silu", "q8", SLICE + 32, 1),
-]
-
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", PACKS, ids=ids(PACKS))
+@pytest.mark.parametrize("spec", PACKS, ids=registry.name)
 def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n, up = 8, spec.k + 2
     stride = up + spec.k + 1

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels import rows
+from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.registry import GEMMS, GEMVS
 from treadle.isa.isa import Isa
 from treadle.kernels.act import Act
 from treadle.kernels.gemm import Gemm
@@ -25,34 +26,6 @@ from treadle.kernels.spec import round_up
 
 HEIGHTS = (1, 5, 50, 105)
 
-GEMMS = [
-    Gemm("Q8_0", "q8", 352, 2, 4),
-    Gemm("Q8_0", "q8", 32, 1, 6, bias=True),
-    Gemm("Q8_0", "q8", 2048, 2, 6, segments=3, bias=True),
-    Gemm("Q4_0", "q8", 352, 2, 5, residual=True),
-    Gemm("Q4_1", "q8", 352, 2, 6, segments=2),
-    Gemm("F32", "f32", 172, 2, 6, residual=True),
-    Gemm("F16", "f32", 172, 1, 4, segments=2, bias=True, residual=True),
-    Gemm("BF16", "f32", 32, 2, 3, outputs=True),
-    Gemm("Q4_0", "f32", 64, 1, 4),
-    Gemm("BF16", "bf16", 172, 2, 6, segments=2, bias=True),
-    Gemm("F32", "bf16", 352, 1, 5),
-    Gemm("Q4_1", "bf16", 96, 1, 4),
-]
-GEMVS = [
-    Gemv("Q8_0", "q8", 352, 4, 1, segments=3, bias=True),
-    Gemv("Q8_0", "q8", 2048, 2, 3),
-    Gemv("Q8_0", "q8", 32, 1, 5, residual=True),
-    Gemv("Q4_0", "q8", 352, 4, 1, segments=2),
-    Gemv("Q4_0", "q8", 32, 2, 2, bias=True, residual=True),
-    Gemv("Q4_1", "q8", 352, 4, 1),
-    Gemv("Q4_1", "q8", 64, 1, 7, outputs=True),
-    Gemv("F32", "f32", 172, 4, 1, segments=2, bias=True),
-    Gemv("F16", "f32", 172, 2, 4, residual=True),
-    Gemv("BF16", "f32", 172, 1, 1),
-    Gemv("F16", "f32", 2048, 4, 1),
-    Gemv("F32", "f32", 5, 1, 2),
-]
 CASES = [
     pytest.param(spec, isa, id=f"{spec.name}-{isa.name}")
     for spec in (*GEMMS, *GEMVS)
@@ -100,7 +73,9 @@ class Problem:
             return Run(n_tokens=99, output_rows=np.arange(self.n, dtype=np.int32))
         return Run(n_tokens=self.n)
 
-    def _args(self, x: Any, residual: Any, y: Any, chunk: int, weights: Any, biases: Any) -> list[Any]:
+    def _args(
+        self, x: Any, residual: Any, y: Any, chunk: int, weights: Any, biases: Any
+    ) -> list[Any]:
         args = [x, residual, y, self.stride, chunk]
         for w, b, m, column in zip(weights, biases, self.heights, self.columns, strict=True):
             args += [w, b, m, column]
@@ -171,7 +146,9 @@ def whole(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[int
             blocks[field] = {
                 "d": np.ones(shape),
                 "m": rng.integers(-7, 8, shape),
-                "qs": rng.integers(-128, 128, shape) if fmt.name == "Q8_0" else rng.integers(0, 256, shape),
+                "qs": rng.integers(-128, 128, shape)
+                if fmt.name == "Q8_0"
+                else rng.integers(0, 256, shape),
             }[field]
         return blocks.view(np.uint8).reshape(m, -1)
 
@@ -186,7 +163,9 @@ def whole(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[int
 
 
 @pytest.mark.parametrize(("spec", "isa"), CASES)
-def test_whole_numbers_are_exact(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+def test_whole_numbers_are_exact(
+    spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
     for front, ms in enumerate(heights(spec)):
         for n in counts(spec):
             problem = whole(spec, isa, rng, n, ms)
@@ -197,13 +176,17 @@ def test_whole_numbers_are_exact(spec: Matmul, isa: Isa, memory: Memory, rng: np
         whole(spec, isa, rng, 13, heights(spec)[0]).check(memory, 0, chunk=2 * spec.nr)
 
 
-@pytest.mark.parametrize(("spec", "isa"), [c for c in CASES if c.values[0].act == "q8" and c.values[0].k <= 352])
+@pytest.mark.parametrize(
+    ("spec", "isa"), [c for c in CASES if c.values[0].act == "q8" and c.values[0].k <= 352]
+)
 def test_extreme_codes(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Codes 0 and 255 against +-127: a 16-bit pair sum would saturate, ``|w| sign(x, w)`` would lose -128."""
     for code in (0x00, 0x7F, 0x80, 0xFF):
         problem = whole(spec, isa, rng, spec.nr, heights(spec)[0])
         for w in problem.weights:
-            w.reshape(-1).view(spec.fmt.dtype)["qs"] = np.uint8(code).astype(spec.fmt.dtype["qs"].base)
+            w.reshape(-1).view(spec.fmt.dtype)["qs"] = np.uint8(code).astype(
+                spec.fmt.dtype["qs"].base
+            )
         problem.x[:] = 127
         problem.x[1::2] = -127
         problem.check(memory, 0)
@@ -212,7 +195,9 @@ def test_extreme_codes(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Ge
 def random(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[int]) -> Problem:
     scale = rng.lognormal(0, 1, (n, 1))
     x = (rng.standard_normal((n, spec.k)) * scale).astype(np.float32)
-    weights = [spec.fmt.quantize_rows(rng.standard_normal((m, spec.k)).astype(np.float32)) for m in ms]
+    weights = [
+        spec.fmt.quantize_rows(rng.standard_normal((m, spec.k)).astype(np.float32)) for m in ms
+    ]
     biases = [rng.standard_normal(m).astype(np.float32) for m in ms]
     made = Problem(spec, isa, n, ms, x, weights, biases, np.zeros(0))
     made.residual = rng.standard_normal((n, made.stride)).astype(np.float32)
@@ -242,7 +227,9 @@ def bound(problem: Problem) -> np.ndarray:
         rounding = 2.0**-8 if spec.act == "bf16" and spec.w != "BF16" else 0.0
         if codes:
             blocks = w.reshape(-1).view(spec.fmt.dtype).reshape(m, -1)
-            fields = {name: np.abs(blocks[name].astype(np.float64)) for name in ("d", codes.m) if name}
+            fields = {
+                name: np.abs(blocks[name].astype(np.float64)) for name in ("d", codes.m) if name
+            }
             per_block = fields["d"] * 2 * codes.offset + (2 * fields[codes.m] if codes.m else 0)
             values = values + per_block.repeat(32, -1)
         total = (x @ values.T) * ((chain + 4) * U32 + rounding)
@@ -274,7 +261,9 @@ def test_not_a_number_stays_in_its_row(
     want = problem.reference()
     got = problem.compute(memory)
     assert (np.isfinite(got) == np.isfinite(want)).all()
-    assert_close(np.where(np.isfinite(got), got, 0), np.where(np.isfinite(want), want, 0), 0, spec.name)
+    assert_close(
+        np.where(np.isfinite(got), got, 0), np.where(np.isfinite(want), want, 0), 0, spec.name
+    )
     assert not np.isfinite(got[:, [3, 48]]).any()
 
 
@@ -301,7 +290,7 @@ def test_a_failure_names_the_worst_element() -> None:
 
 
 def test_names_are_the_specs_own() -> None:
-    names = [s.name for s in (*GEMMS, *GEMVS)]
+    names = [s.name for s in registry.ALL]
     assert len(set(names)) == len(names)
-    assert GEMMS[1].name == "gemm_Q8_0_q8_k32_mr1_nr6_segments1_bias"
+    assert GEMMS[1].name == "gemm_Q8_0_q8_k32_mr1_nr6_bias"
     assert replace(GEMMS[0], bias=True).name != GEMMS[0].name

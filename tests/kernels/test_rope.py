@@ -5,27 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels import rows
+from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.registry import ROPES
 from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
 from treadle.kernels.act import BLOCK
 from treadle.kernels.kv import PAGE, PageLayout
 from treadle.kernels.rope import RopeStore
 
-SPECS = [
-    RopeStore("norm", "f16", 4, 2, 8, 8, 8**-0.5),
-    RopeStore("norm", "bf16", 8, 8, 48, 48, 1.0),
-    RopeStore("norm", "q8_0", 8, 2, 64, 64, 0.125),
-    RopeStore("neox", "f16", 4, 1, 256, 256, 0.0625, eps=1e-6),
-    RopeStore("neox", "q8_0", 4, 4, 32, 32, 0.25, eps=1e-6, local=True),
-    RopeStore("neox", "bf16", 6, 2, 80, 32, 0.3, local=True),  # partial: 48 dims pass unturned
-    RopeStore("norm", "f16", 3, 3, 20, 12, 0.5, eps=1e-5),
-]
-
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+@pytest.mark.parametrize("spec", ROPES, ids=registry.name)
 def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n, dims, page = 5, spec.head_dim, spec.page
     k_column = spec.n_head * dims
@@ -82,11 +73,17 @@ def check_pool(
             for name, a, b in zip("kv", page.read_ref(got), page.read_ref(want), strict=True):
                 a, b = a[int(slot) % PAGE], b[int(slot) % PAGE]
                 # Rounding to the page's format may fall either way: one whole unit of it.
-                unit = {"f16": np.abs(b) * 2.0**-10 + 2.0**-24, "bf16": np.abs(b) * 2.0**-7, "q8_0": None}[spec.kv]
+                unit = {
+                    "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
+                    "bf16": np.abs(b) * 2.0**-7,
+                    "q8_0": None,
+                }[spec.kv]
                 if unit is None:
                     top = np.abs(b).reshape(-1, BLOCK).max(-1).repeat(BLOCK)
                     unit = top / 127 * (1 + 4 * relative)
-                assert_close(a, b, unit + 2 * relative * np.abs(b).max(), f"{spec.name}: {name} at {slot}")
+                assert_close(
+                    a, b, unit + 2 * relative * np.abs(b).max(), f"{spec.name}: {name} at {slot}"
+                )
             if poisoned is not None:
                 others = np.isnan(page.read_ref(got)[0])
                 assert (others == poisoned).all(), "another place in the page was written"
@@ -95,7 +92,7 @@ def check_pool(
 
 def test_f16_pages_clamp(memory: Memory) -> None:
     """An infinity would turn a masked key's zero weight into NaN."""
-    spec, isa = SPECS[0], rows.DISTINCT[-1]
+    spec, isa = ROPES[0], rows.DISTINCT[-1]
     stride = (spec.n_head + 2 * spec.n_head_kv) * spec.head_dim
     qkv = memory.copy(np.full((1, stride), 1e6, np.float32))
     table = np.stack([np.ones((1, 4)), np.zeros((1, 4))], 1).astype(np.float32)

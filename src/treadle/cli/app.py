@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+import treadle
 from treadle.errors import TreadleError
 
 COMMANDS = ("run", "chat", "bench", "inspect", "plan", "kernels", "doctor", "tokenize")
@@ -85,12 +86,7 @@ def discard_stdout() -> None:
 def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     """Print the version and stop."""
     if value and not ctx.resilient_parsing:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            click.echo(f"treadle {version('treadle')}")
-        except PackageNotFoundError:
-            click.echo("treadle, run from its sources")
+        click.echo(f"treadle {treadle.__version__}")
         ctx.exit()
 
 

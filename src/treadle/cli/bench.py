@@ -116,6 +116,7 @@ class LlamaCpp:
         except ImportError as error:
             hint = "pip install 'treadle[bench]'"
             raise TreadleError(f"llama-cpp-python is not installed: {hint}") from error
+        self._synchronize = llama_cpp.llama_synchronize
         self.model = llama_cpp.Llama(
             str(path),
             n_ctx=context,
@@ -133,7 +134,8 @@ class LlamaCpp:
     def feed(self, ids: list[int]) -> object:
         """Run ``ids`` through the model after what it holds."""
         self.model.eval(ids)
-        return self.model.scores  # they are in host memory: nothing is left to wait for
+        self._synchronize(self.model.ctx)  # logits are read here, so nothing is left running
+        return None
 
 
 @click.command()
@@ -178,10 +180,10 @@ def command(
                 engines: list[Engine] = [Treadle(loaded)]
                 if against:
                     engines.append(LlamaCpp(path, loaded.n_threads, context))
-                peaks = measured_peaks(loaded.n_threads, progress)
                 for test in tests:
                     progress(f"timing {test.name}", 0, 0)
                     seconds = time_in_turns(engines, test, repeat, loaded.config.n_vocab, progress)
+                    peaks = measured_peaks(loaded, progress)  # bandwidth moves by the minute
                     results += evaluate(loaded, engines, test, seconds, peaks)
             finally:
                 loaded.close()

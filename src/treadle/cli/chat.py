@@ -15,7 +15,8 @@ from treadle.cli.terminal import Editor, Lines, PipedLines
 from treadle.errors import ContextFullError, TreadleError
 
 if TYPE_CHECKING:
-    from treadle import Model
+    from treadle.generation import Generation
+    from treadle.model import Model
 
 
 @click.command(cls=ModelCommand)
@@ -123,7 +124,7 @@ class Chat:
         note(str(turn))
 
 
-def turn_of(model: Model, reply: Any) -> Turn:
+def turn_of(model: Model, reply: Generation) -> Turn:
     """Take an answer's statistics from its `Generation`."""
     timings = reply.timings
     return Turn(

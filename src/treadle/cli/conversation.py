@@ -45,11 +45,20 @@ class Turn:
     def __str__(self) -> str:
         """Write it as the line below an answer."""
         return (
-            f"{self.n_generated} tokens, {rate(self.n_generated, self.decode_s)}; "
-            f"read {self.n_prompt - self.n_cached}, "
-            f"{rate(self.n_prompt - self.n_cached, self.prefill_s)}; "
+            f"{self.n_generated} tokens, {rate(self.n_decoded, self.decode_s)}; "
+            f"read {self.n_read}, {rate(self.n_read, self.prefill_s)}; "
             f"context {self.n_context} of {self.n_ctx}"
         )
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of the prompt that the cache did not hold."""
+        return self.n_prompt - self.n_cached
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens that ``decode_s`` was spent on: the first one comes out of the prefill."""
+        return max(0, self.n_generated - 1)
 
 
 def rate(n_tokens: int, seconds: float) -> str:
@@ -113,7 +122,7 @@ class Conversation:
     # -- the commands --------------------------------------------------------------------------
 
     def set_system(self, text: str) -> Outcome:
-        """Set the system prompt; "" removes it, nothing shows it."""
+        """Set the system prompt to TEXT; alone, show it; with "", remove it."""
         if not text:
             return Outcome(self.system or "no system prompt is set: /system TEXT sets one")
         self.system = "" if text in ('""', "''") else text
@@ -182,15 +191,16 @@ class Conversation:
         """Show the speed and the context used, of the last answer and in all."""
         if not self.turns:
             return Outcome("no answer yet")
-        n_read = sum(turn.n_prompt - turn.n_cached for turn in self.turns)
+        n_read = sum(turn.n_read for turn in self.turns)
         n_generated = sum(turn.n_generated for turn in self.turns)
+        n_decoded = sum(turn.n_decoded for turn in self.turns)
         prefill_s = sum(turn.prefill_s for turn in self.turns)
         decode_s = sum(turn.decode_s for turn in self.turns)
         n_cached = sum(turn.n_cached for turn in self.turns)
         return Outcome(
             f"last answer: {self.turns[-1]}\n"
-            f"{len(self.turns)} answers: wrote {n_generated} tokens, "
-            f"{rate(n_generated, decode_s)}; read {n_read}, {rate(n_read, prefill_s)}; "
+            f"{len(self.turns)} in all: wrote {n_generated} tokens, "
+            f"{rate(n_decoded, decode_s)}; read {n_read}, {rate(n_read, prefill_s)}; "
             f"{n_cached} tokens were still in the cache"
         )
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import click
 
-from treadle.cli.table import print_json, printable
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import n_bytes, print_json, printable, scaled
+
+# How numbers are written whose name ends so; the ending is no part of what people read.
+UNITS: dict[str, Callable[[float], str]] = {
+    "_bytes_s": lambda number: scaled(number, "B/s"),
+    "_ops_s": lambda number: scaled(number, "op/s"),
+    "_bytes": n_bytes,
+    "_share": lambda number: f"{number:.0%}",
+}
 
 
 @click.command()
+@click.argument("model", type=click.Path(), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(as_json: bool) -> None:
-    """Tell what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks."""
-    from treadle.cli.progress import ProgressBar
-    from treadle.runtime import machine
+def command(model: str | None, as_json: bool) -> None:
+    """Tell what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
 
+    With MODEL, also how much of the file is in memory.
+    """
     with ProgressBar() as progress:
-        report = machine.describe(progress=progress)
+        report = examine(model, progress)
     if as_json:
         print_json(report)
         return
@@ -25,24 +36,67 @@ def command(as_json: bool) -> None:
         print(line)
 
 
+def examine(model: str | None, progress: ProgressBar) -> dict[str, Any]:
+    """Describe this machine, and measure its peaks if kernels can be had for that."""
+    from treadle.cli.load import find_model
+    from treadle.errors import CacheError, CompileError
+    from treadle.files.gguf import open_gguf
+    from treadle.isa import choose
+    from treadle.jit.compile import host_features
+    from treadle.runtime.describe import describe
+    from treadle.runtime.machine import usable_threads
+    from treadle.runtime.peaks import measure_peaks
+
+    files = []
+    if model is not None:
+        gguf = open_gguf(find_model(model, progress))
+        files = sorted({tensor.path for tensor in gguf.tensors.values()} | {gguf.path})
+        gguf.close()
+    peaks, failure = None, None
+    try:
+        peaks = measure_peaks(choose(host_features()), usable_threads()[0], progress=progress)
+    except (CacheError, CompileError) as error:
+        failure = str(error)
+    report = describe(files, peaks)
+    if failure:
+        report["warnings"].append(f"peaks were not measured: {failure}")
+    return report
+
+
 def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
     """Write a report, a mapping of mappings, lists and values, as indented lines."""
-    width = max((len(key) for key in report), default=0)
+    width = max((len(label(key)) for key in report), default=0)
     for key, value in report.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{key}"
+        if value and isinstance(value, Mapping):
+            yield f"{indent}{label(key)}"
             yield from render(value, indent + "  ")
         elif isinstance(value, (list, tuple)) and any(len(str(item)) > 24 for item in value):
-            yield f"{indent}{key}"
+            yield f"{indent}{label(key)}"
             yield from (f"{indent}  {printable(str(item))}" for item in value)
         else:
-            yield f"{indent}{key:<{width}}  {printable(written(value))}".rstrip()
+            yield f"{indent}{label(key):<{width}}  {printable(written(key, value))}".rstrip()
 
 
-def written(value: object) -> str:
-    """Write one value as a person would."""
+def unit(key: str) -> str:
+    """Find the ending of ``key`` that says what its number counts."""
+    return next((ending for ending in UNITS if key.endswith(ending)), "")
+
+
+def label(key: str) -> str:
+    """Write a key as people would, without its unit."""
+    return printable(key.removesuffix(unit(key)).replace("_", " "))
+
+
+def written(key: str, value: object) -> str:
+    """Write one value as people would."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+    if value is None:
+        return "none"
+    if isinstance(value, (int, float)) and unit(key):
+        return UNITS[unit(key)](value)
+    return str(value)

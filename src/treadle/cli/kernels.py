@@ -26,9 +26,9 @@ def command(name: str | None, ir: bool, asm: bool, as_json: bool) -> None:
 
     entries = cache.entries()
     if name is not None:
-        entries = [entry for entry in entries if entry[0] == name]
+        entries = [entry for entry in entries if entry.name == name]
         if not entries:
-            near = get_close_matches(name, [entry[0] for entry in cache.entries()])
+            near = get_close_matches(name, {entry.name for entry in cache.entries()})
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise TreadleError(f"no kernel '{name}' in the cache{hint}")
         if ir or asm:
@@ -37,8 +37,7 @@ def command(name: str | None, ir: bool, asm: bool, as_json: bool) -> None:
                     print(code(name))
             return
     if as_json:
-        keys = ("name", "n_bytes", "isa")
-        print_json([dict(zip(keys, entry, strict=True)) for entry in entries])
+        print_json([entry._asdict() for entry in entries])
         return
 
     print_table(

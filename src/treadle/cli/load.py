@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import treadle
 from treadle.errors import FileError
 
 if TYPE_CHECKING:
-    from treadle import Model
     from treadle.cli.progress import ProgressBar
+    from treadle.model import Model
 
 
 def is_model(word: str) -> bool:
@@ -20,22 +21,11 @@ def is_model(word: str) -> bool:
     return word.endswith(".gguf") and not any(c.isspace() for c in word)
 
 
-def packaged_model() -> Path:
-    """Return the path of the small model that ships inside the package."""
-    folder = Path(__file__).resolve().parent.parent / "data"
-    models = sorted(folder.glob("*.gguf"))
-    if not models:
-        raise FileError("this build of treadle ships no model: name one", path=folder)
-    return models[0]
-
-
-def find_model(ref: str | None, progress: ProgressBar | None = None) -> Path:
-    """Return the file that MODEL means; ``None`` is the packaged model, ``hf:`` is downloaded.
+def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
+    """Return the file that MODEL means; what ``hf:`` names is downloaded.
 
     Raises FileError, with the nearest names in the folder, if there is no such file.
     """
-    if ref is None:
-        return packaged_model()
     if ref.startswith("hf:"):
         from treadle.hub import download
 
@@ -73,9 +63,10 @@ def listing(folder: Path) -> str:
 
 
 def load_model(ref: str | None, progress: ProgressBar, **settings: Any) -> Model:
-    """Load the MODEL that was typed; ``settings`` are those of `treadle.load`, None left out."""
-    import treadle
+    """Load the MODEL that was typed, or without one the model inside the package.
 
-    path = find_model(ref, progress)
+    ``settings`` are those of `treadle.load`; those that are None are left to it.
+    """
+    path = None if ref is None else find_model(ref, progress)
     given = {name: value for name, value in settings.items() if value is not None}
     return treadle.load(path, progress=progress, **given)

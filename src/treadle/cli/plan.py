@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from statistics import median
 from typing import Any
 
 import click
@@ -13,6 +14,8 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.speed import Peaks, Work, measured_peaks, operations
 from treadle.cli.table import n_bytes, print_json, print_table, scaled
 from treadle.errors import TreadleError
+
+RUNS = 5  # of a profile
 
 
 @click.command()
@@ -31,8 +34,8 @@ def command(
     """Print the steps of MODEL's forward pass: label, kernel, shape, bytes, operations."""
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
-        seconds = dict(loaded.profile(tokens)) if profile else {}
-        peaks: Peaks = measured_peaks(loaded.n_threads, progress) if profile else {}
+        seconds = profile_of(loaded, tokens, progress) if profile else {}
+        peaks: Peaks = measured_peaks(loaded, progress) if profile else {}
     steps = [step for step in loaded.plan(tokens) if fnmatchcase(step.label, match)]
     if not steps:
         raise TreadleError(f"no step's label matches '{match}'")
@@ -41,6 +44,15 @@ def command(
         print_json(rows)
     else:
         print_plan(rows, profile)
+
+
+def profile_of(model: Any, n_tokens: int, progress: ProgressBar) -> dict[str, float]:
+    """Return the median seconds of each step, by label, over RUNS runs behind one to warm up."""
+    runs = []
+    for i in range(RUNS + 1):
+        progress("timing the steps", i, RUNS + 1)
+        runs.append(dict(model.profile(n_tokens)))
+    return {step: median(run[step] for run in runs[1:]) for step in runs[0]}
 
 
 def row_of(step: Any, n_tokens: int, seconds: float | None, peaks: Peaks) -> dict[str, Any]:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+NAMES = {
+    "compile": "compiling kernels",
+    "measure": "measuring this machine",
+}  # what a stage is called on the screen; else as it is
 PATIENCE_S = 0.25  # shorter work shows no bar, and then rich (50 ms) is never imported
 
 
@@ -38,13 +42,15 @@ class ProgressBar:
             self._stage, self._started = stage, now
         if total and done >= total:
             self.close()
-        elif now - self._started >= PATIENCE_S:
+        elif now - self._started >= PATIENCE_S or is_download(stage):  # its calls may be far apart
             self._draw(stage, done, total)
 
     def _draw(self, stage: str, done: int, total: int) -> None:
         if self._drawn is None:
-            self._drawn = build_bar(in_bytes=stage.startswith("download"))
-            self._task = self._drawn.add_task(stage, completed=done, total=total or None)
+            self._drawn = build_bar(in_bytes=is_download(stage))
+            self._task = self._drawn.add_task(
+                NAMES.get(stage, stage), completed=done, total=total or None
+            )
             self._drawn.start()
         assert self._task is not None
         self._drawn.update(self._task, completed=done, total=total or None)
@@ -67,6 +73,11 @@ class ProgressBar:
     ) -> None:
         """Take the bar off the screen, whatever happened."""
         self.close()
+
+
+def is_download(stage: str) -> bool:
+    """Tell whether the counts of ``stage`` are bytes from elsewhere."""
+    return stage.startswith("download")
 
 
 def build_bar(*, in_bytes: bool) -> RichProgress:

@@ -15,7 +15,8 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json
 
 if TYPE_CHECKING:
-    from treadle import Generation, Model
+    from treadle.generation import Generation
+    from treadle.model import Model
 
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 

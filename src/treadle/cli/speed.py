@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.model import Model
 
 Peaks = Mapping[str, float]  # "bytes_s", and operations a second of each kind in KINDS
 
 KINDS = ("q8", "bf16", "f32")  # of the numbers that a kernel multiplies; its name has one of them
 
 
-def measured_peaks(n_threads: int, progress: Callable[[str, int, int], None] | None) -> Peaks:
-    """Measure what this machine reaches at best with ``n_threads`` threads."""
-    from treadle.runtime import machine
+def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | None) -> Peaks:
+    """Measure what this machine reaches at best, now, with the threads and instructions in use."""
+    from treadle.runtime.peaks import measure_peaks
 
-    return machine.peaks(n_threads, progress=progress)
+    return measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Work:
             total_bytes += n_bytes
             total_ops += n_ops
             if peaks:
-                op_s = peaks[kind_of(step.kernel)]
+                op_s = peaks.get(kind_of(step.kernel), peaks["f32"])
                 least_s += max(n_bytes / peaks["bytes_s"], n_ops / op_s)
         return cls(total_bytes, total_ops, least_s)
 

@@ -7,25 +7,33 @@ from typing import TYPE_CHECKING
 
 from treadle.isa import portable
 from treadle.isa.isa import Isa
-from treadle.jit.types import bf16, f16, f32, i16, i32
+from treadle.jit.types import bf16, f16, f32, i16, u16
 
 if TYPE_CHECKING:
     from treadle.jit.values import Builder, Val
 
 
+# Of 128, 256 and 512 bits.
+MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
+MADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
+
+
 def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``vpmaddubsw`` saturates its i16 pair sums, so it serves only weights for which 2 * w_max * 127 fits."""
-    if 2 * w_max * 127 > 32767:
-        return portable.dot4(k, acc, w, x)
-    sums = []
-    for wp, xp in zip(k.split(w, min(32, w.ty.lanes)), k.split(x, min(32, x.ty.lanes)), strict=True):
-        n = wp.ty.lanes
-        name = "avx2.pmadd.ub.sw" if n == 32 else "ssse3.pmadd.ub.sw.128"
-        pairs = k.call(f"llvm.x86.{name}", i16 * (n // 2), [wp.ir, xp.ir])
-        name = "avx2.pmadd.wd" if n == 32 else "sse2.pmadd.wd"
-        ones = k.const(1, i16 * (n // 2))
-        sums.append(k.call(f"llvm.x86.{name}", i32 * (n // 4), [pairs.ir, ones.ir]))
-    return acc + k.concat(*sums)
+    """``vpmaddubsw``, then pairs by ``vpmaddwd``: for weights so small that no i16 pair sum saturates.
+
+    Others are multiplied as i16, even bytes and odd bytes apart; all but two products and two sums of it belongs to one operand
+    and is shared by a tile.
+    """
+    halves = w.ty.lanes // 2
+
+    def madd(a: Val, b: Val) -> Val:
+        return k.call(f"llvm.x86.{MADDWD[halves]}", acc.ty, [a.ir, b.ir])
+
+    if 2 * w_max * 127 <= 32767:
+        name = f"llvm.x86.{MADDUBS[w.ty.lanes]}"
+        return k.pin(acc + madd(k.call(name, i16 * halves, [w.ir, x.ir]), k.const(1, i16 * halves)), "v")
+    w, x = w.bits(u16 * halves), x.bits(i16 * halves)
+    return k.pin(acc + (madd(w & 0xFF, (x << 8) >> 8) + madd(w >> 8, x >> 8)), "v")
 
 
 def dot4_vnni(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:

@@ -1,22 +1,68 @@
 """Compiled kernels kept on disk: raw objects, named by everything that went into them.
 
-The key hashes contents (the sources of ``isa``, ``jit``, ``kernels`` and ``formats``), never times. The folder holds code that
-will be run, so it must belong to the user and be closed to others; anything else is refused.
+The key hashes contents (the sources of ``isa``, ``jit``, ``kernels`` and ``formats``), never times.
+The folder holds code that will be run, so it must belong to the user and be closed to others;
+anything else is refused. A file is an object, what ``treadle kernels`` tells of it as JSON, and a
+footer with a checksum over both: one file, so that no crash leaves a part of it, and still an
+object to ``objdump -d``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import platform
 import stat
+import struct
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from treadle.errors import CacheError
 
 _SOURCES = ("isa", "jit", "kernels", "formats", "runtime")
+_FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
+MAGIC = b"treadle1"
+
+
+class Entry(NamedTuple):
+    """A kernel that this version of treadle would use from the cache."""
+
+    name: str
+    n_bytes: int  # of its object
+    isa: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sound file of the cache. ``about`` is what was said of the kernel when it was written."""
+
+    path: Path
+    n_bytes: int  # of the file
+    n_code: int  # of the object in it
+    about: Mapping[str, Any]
+
+    @property
+    def current(self) -> bool:
+        """Whether today's sources would look for this file: another version's kernels stay beside it."""
+        return self.path.stem == _key(str(self.about.get("name")), str(self.about.get("isa_key")))
+
+
+@dataclass(frozen=True)
+class State:
+    """The cache as ``treadle doctor`` tells of it. ``problem`` is None where kernels are kept."""
+
+    folder: str
+    n_kernels: int = 0
+    n_bytes: int = 0
+    n_stale: int = 0  # files of other versions of treadle, or damaged ones: nothing reads them
+    stale_bytes: int = 0
+    problem: str | None = None
 
 
 def folder() -> Path:
@@ -24,18 +70,24 @@ def folder() -> Path:
     own = os.environ.get("TREADLE_CACHE")
     if own:
         return Path(own)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "treadle"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "treadle"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
+    except RuntimeError as error:
+        raise CacheError("no home directory to keep compiled kernels in: set TREADLE_CACHE") from error
 
 
 @lru_cache(maxsize=1)
 def source_hash() -> str:
-    """One hash of every source that can change a kernel's code, and of the versions of llvmlite and LLVM."""
+    """One hash of every source that can change a kernel's code, of llvmlite's version (which fixes LLVM's), and of the
+    machine: a home directory may be shared by machines of several kinds.
+    """
     import llvmlite
 
     root = Path(__file__).resolve().parent.parent
-    state = hashlib.sha256(llvmlite.__version__.encode())
+    kind = f"{llvmlite.__version__}\0{sys.platform}\0{platform.machine()}"
+    state = hashlib.sha256(kind.encode())
     for part in _SOURCES:
         for path in sorted((root / part).glob("*.py")):
             state.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -59,28 +111,98 @@ def checked_folder(path: Path | None = None) -> Path:
     return path
 
 
+def _key(name: str, isa_key: str) -> str:
+    return hashlib.sha256(f"{source_hash()}\0{isa_key}\0{name}".encode()).hexdigest()[:32]
+
+
 def path_of(name: str, isa_key: str) -> Path:
-    """The file of one kernel for one instruction set."""
-    key = hashlib.sha256(f"{source_hash()}\0{isa_key}\0{name}".encode()).hexdigest()[:32]
-    return checked_folder() / f"{key}.o"
+    """The file of one kernel for one instruction set. Raises CacheError for a folder that is refused."""
+    return checked_folder() / f"{_key(name, isa_key)}.o"
+
+
+def _parts(data: bytes) -> tuple[bytes, bytes] | None:
+    """A file's object and JSON, or None if a byte of it is not what was written."""
+    if len(data) < _FOOTER.size:
+        return None
+    n_code, n_about, digest, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
+    body = data[: -_FOOTER.size]
+    if magic != MAGIC or n_code + n_about != len(body) or hashlib.sha256(body).digest() != digest:
+        return None
+    return body[:n_code], body[n_code:]
 
 
 def read(name: str, isa_key: str) -> bytes | None:
-    """A kernel's object, or None."""
+    """A kernel's object; None where there is none, or none that is whole (a linker may crash on half of one).
+
+    Raises CacheError for a folder that is refused.
+    """
     try:
-        return path_of(name, isa_key).read_bytes()
-    except FileNotFoundError:
+        data = path_of(name, isa_key).read_bytes()
+    except OSError:
         return None
+    parts = _parts(data)
+    return parts[0] if parts else None
 
 
-def write(name: str, isa_key: str, code: bytes) -> None:
-    """Keep a kernel's object; readers see the whole of it or nothing."""
+def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None = None) -> None:
+    """Keep a kernel's object; readers see the whole of it or nothing. ``about`` is for ``records``.
+
+    Raises CacheError for a folder that is refused, OSError where it cannot be written.
+    """
     target = path_of(name, isa_key)
+    body = code + json.dumps({"name": name, "isa_key": isa_key, **(about or {})}).encode()
+    footer = _FOOTER.pack(len(code), len(body) - len(code), hashlib.sha256(body).digest(), MAGIC)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(code)
+            file.write(body + footer)
         os.replace(temporary, target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def records() -> Iterator[Record]:
+    """Every sound file of the cache. Raises CacheError for a folder that is refused."""
+    for path in sorted(checked_folder().glob("*.o")):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue
+        parts = _parts(data)
+        if parts:
+            yield Record(path, len(data), len(parts[0]), json.loads(parts[1]))
+
+
+def entries() -> list[Entry]:
+    """The kernels that today's treadle would use. Raises CacheError for a folder that is refused."""
+    return [
+        Entry(str(r.about["name"]), r.n_code, str(r.about.get("isa", "")))
+        for r in records()
+        if r.current
+    ]
+
+
+def state() -> State:
+    """What the cache holds, and what keeps it from holding more; never raises."""
+    try:
+        where = str(folder())
+    except CacheError as error:
+        return State(folder="none", problem=str(error))
+    try:
+        path = checked_folder()
+        current = [record for record in records() if record.current]
+        sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
+    except CacheError as error:
+        return State(folder=where, problem=str(error))
+    except OSError as error:
+        return State(folder=where, problem=f"{where}: cannot be read: {error.strerror}")
+    n_bytes = sum(record.n_bytes for record in current)
+    return State(
+        folder=where,
+        n_kernels=len(current),
+        n_bytes=n_bytes,
+        n_stale=len(sizes) - len(current),
+        stale_bytes=sum(sizes) - n_bytes,
+        problem=None if os.access(path, os.W_OK | os.X_OK) else f"{where}: cannot be written to",
+    )

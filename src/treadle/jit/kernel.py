@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -59,19 +60,52 @@ def isa_key(isa: Isa) -> str:
 
 
 def object_code(spec: Spec, isa: Isa) -> bytes:
-    """A kernel's object: from the cache, else compiled and kept.
+    """A kernel's object: from the cache, else compiled, and kept if that can be.
 
-    Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM refuses the kernel.
+    Where the cache is refused or cannot be written to, kernels live in memory only, and a line says
+    so once. Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM refuses the kernel.
     """
-    code = cache.read(spec.name, isa_key(isa))
-    if code is None:
-        if os.environ.get("TREADLE_NO_COMPILE") == "1":
-            raise CacheError(f"kernel {spec.name} is not in {cache.folder()}, and TREADLE_NO_COMPILE=1 forbids compiling")
-        from treadle.jit.compile import emit_object
+    key = isa_key(isa)
+    forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
+    try:
+        code = cache.read(spec.name, key)
+        refusal = None
+    except CacheError as error:
+        if forbidden:
+            raise
+        code, refusal = None, error
+    if code is not None:
+        return code
+    if forbidden:
+        raise CacheError(
+            f"kernel {spec.name} is not in {cache.folder()}, and TREADLE_NO_COMPILE=1 forbids compiling"
+        )
+    from treadle.jit.compile import emit_object
 
-        code = emit_object(trace(spec, isa), isa)
-        cache.write(spec.name, isa_key(isa), code)
+    code = emit_object(trace(spec, isa), isa)
+    if refusal is not None:
+        _warn(str(refusal))
+        return code
+    try:
+        cache.write(spec.name, key, code, about(spec, isa))
+    except OSError as error:  # a read-only image, a full disk
+        _warn(f"{cache.folder()}: cannot be written to: {error.strerror}")
     return code
+
+
+def about(spec: Spec, isa: Isa) -> dict[str, object]:
+    """What the cache notes of a kernel, enough to build its spec again; see ``inspect.py``."""
+    kind = type(spec)
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return {"isa": isa.name, "module": kind.__module__, "spec": kind.__qualname__, "fields": values}
+
+
+@lru_cache
+def _warn(why: str) -> None:
+    """Say once a process that kernels are not kept."""
+    from logging import getLogger
+
+    getLogger("treadle").warning("%s; kernels are compiled anew in every process (see treadle doctor)", why)
 
 
 def load_kernels(specs: Sequence[Spec], isa: Isa, progress: Progress | None = None) -> dict[str, int]:

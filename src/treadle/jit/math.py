@@ -14,15 +14,17 @@ LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693145751953125, 1.428606765330187e-06
 # Taylor coefficients of (e**r - 1 - r) / r**2 up to r**5: on |r| <= ln(2)/2 the rest is below 3e-8.
 EXP_TAIL = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
-EXP_MIN, EXP_MAX = -87.0, 88.0
+# Above 127.5 ln 2 = 88.37 the power's exponent field is that of infinity.
+EXP_MIN, EXP_MAX = -87.0, 89.0
 
 
 def exp(k: Builder, x: Val) -> Val:
-    """``e**x`` in f32 to about 1 unit in the last place; 0 below -87, e**88 above 88.
+    """``e**x`` in f32 to about 1 unit in the last place; 0 below -87, infinity above 88.37, NaN for NaN.
 
     Cody and Waite's reduction, ``x = n ln 2 + r``, then a polynomial in r and n put into the exponent.
     """
-    bounded = k.min(k.max(x, EXP_MIN), EXP_MAX)
+    # x comes second: where it is NaN, so is the result.
+    bounded = k.min(k.const(EXP_MAX, x.ty), k.max(k.const(EXP_MIN, x.ty), x))
     n = k.round(bounded * LOG2_E)
     r = k.fma(n, k.const(-LN2_HIGH, x.ty), bounded)
     r = k.fma(n, k.const(-LN2_LOW, x.ty), r)

@@ -35,6 +35,12 @@ class Val:
             raise TypeError(f"mixed types: {self.ty} and {other.ty}; convert one with .to()")
         return other
 
+    def _whole(self, other: Operand, what: str) -> Any:
+        """The IR of ``other``, for an operation that only integers (and bools) have."""
+        if self.ty.is_float:
+            raise TypeError(f"{what} is not for floats ({self.ty})")
+        return self._other(other).ir
+
     def _arith(self, other: Operand, f: str, i: str) -> Val:
         b = self._other(other)
         build = self.k.b
@@ -62,10 +68,12 @@ class Val:
         return self._arith(other, "fdiv", "")
 
     def __floordiv__(self, other: Operand) -> Val:
-        return self._arith(other, "", "sdiv" if self.ty.is_signed else "udiv")
+        op = self.k.b.sdiv if self.ty.is_signed else self.k.b.udiv
+        return Val(self.k, op(self.ir, self._whole(other, "//")), self.ty)
 
     def __mod__(self, other: Operand) -> Val:
-        return self._arith(other, "", "srem" if self.ty.is_signed else "urem")
+        op = self.k.b.srem if self.ty.is_signed else self.k.b.urem
+        return Val(self.k, op(self.ir, self._whole(other, "%")), self.ty)
 
     def __radd__(self, other: Operand) -> Val:
         return self.k.val(other, self.ty) + self
@@ -85,20 +93,20 @@ class Val:
         return 0 - self
 
     def __and__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.and_(self.ir, self._other(other).ir), self.ty)
+        return Val(self.k, self.k.b.and_(self.ir, self._whole(other, "&")), self.ty)
 
     def __or__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.or_(self.ir, self._other(other).ir), self.ty)
+        return Val(self.k, self.k.b.or_(self.ir, self._whole(other, "|")), self.ty)
 
     def __xor__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.xor(self.ir, self._other(other).ir), self.ty)
+        return Val(self.k, self.k.b.xor(self.ir, self._whole(other, "^")), self.ty)
 
     def __lshift__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.shl(self.ir, self._other(other).ir), self.ty)
+        return Val(self.k, self.k.b.shl(self.ir, self._whole(other, "<<")), self.ty)
 
     def __rshift__(self, other: Operand) -> Val:
         op = self.k.b.ashr if self.ty.is_signed else self.k.b.lshr
-        return Val(self.k, op(self.ir, self._other(other).ir), self.ty)
+        return Val(self.k, op(self.ir, self._whole(other, ">>")), self.ty)
 
     def _compare(self, how: str, other: Operand) -> Val:
         b = self._other(other)
@@ -224,6 +232,8 @@ class Builder:
         """A constant; a sequence gives each lane its own number."""
         lanes = list(x) if isinstance(x, Sequence) else [x] * max(ty.lanes, 1)
         if not ty.is_float:
+            if any(v != int(v) for v in lanes):
+                raise TypeError(f"{x} is no {ty}")
             lanes = [int(v) for v in lanes]
         if not ty.lanes:
             return Val(self, ir.Constant(ty.ir, lanes[0]), ty)
@@ -324,13 +334,18 @@ class Builder:
         return [self.shuffle(v, v, range(i, i + lanes)) for i in range(0, v.ty.lanes, lanes)]
 
     def select(self, cond: Val, a: Val, b: Val) -> Val:
+        """``a`` where ``cond`` holds, else ``b``."""
+        if a.ty != b.ty:
+            raise TypeError(f"mixed types: {a.ty} and {b.ty}; convert one with .to()")
         return Val(self, self.b.select(cond.ir, a.ir, b.ir), a.ty)
 
     def max(self, a: Val, b: Operand) -> Val:
+        """The larger; ``b`` where either is NaN (as SSE has it)."""
         b = self.val(b, a.ty)
         return self.select(a > b, a, b)
 
     def min(self, a: Val, b: Operand) -> Val:
+        """The smaller; ``b`` where either is NaN."""
         b = self.val(b, a.ty)
         return self.select(a < b, a, b)
 
@@ -348,6 +363,8 @@ class Builder:
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         """``a * b + c``, with one rounding where the machine has it."""
+        if not a.ty == b.ty == c.ty:
+            raise TypeError(f"mixed types: {a.ty}, {b.ty} and {c.ty}; convert with .to()")
         return self.call(f"llvm.fmuladd.{a.ty.mangled}", a.ty, [a.ir, b.ir, c.ir])
 
     def abs(self, v: Val) -> Val:
@@ -448,6 +465,14 @@ class Builder:
         Between groups of dots it keeps the scheduler from hoisting a whole unrolled block's loads and spilling.
         """
         self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+    def pin(self, v: Val, register: str) -> Val:
+        """``v`` by way of an empty statement on a register (the target's letter for its class).
+
+        LLVM gathers an unrolled block's integer sums at its end, and spills all their parts until then; not through this.
+        """
+        same = ir.FunctionType(v.ty.ir, [v.ty.ir])
+        return Val(self, self.b.asm(same, "", f"={register},0", [v.ir], False), v.ty)
 
     def ret(self) -> None:
         self.b.ret_void()

@@ -4,7 +4,7 @@ The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32.
 ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from neighbouring addresses; g = 1 is plain
 row-major. ``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then
 ``s = -128 * sum of the 32 quants`` as i32 ``[KB, g]``: where a weight's code is its value + 128, an accumulator that starts at
-``s`` ends as the true dot product.
+``s`` ends as the true dot product (and ``s >> 4`` serves an offset of 8: ``correction``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from treadle.jit.types import bf16, f32, i8, i16, i32, u32
 from treadle.kernels.spec import round_up
 
 if TYPE_CHECKING:
+    from treadle.formats.format import Codes
     from treadle.jit.values import Builder, Val
 
 PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
@@ -128,6 +129,12 @@ def bf16_bits(k: Builder, x: Val) -> Val:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
 
 
+def correction(codes: Codes, s: Val) -> Val:
+    """``-offset * sum of x``, from ``s = -128 * sum of x``: offsets are powers of two up to 128."""
+    assert codes.offset.bit_count() == 1, codes.offset
+    return s >> (8 - codes.offset.bit_length())
+
+
 def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
     """Write 32 f32 values (vectors, in order) as block ``block`` of the token at ``place`` in the group at ``group``.
 
@@ -135,7 +142,9 @@ def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
     """
     stride = 4 * act.group
     if act.kind == "q8":
-        top = k.fold(_reduce(k, [k.abs(v) for v in values]), k.max)
+        # The magnitudes' bits are in their order, and a NaN's above all: as integers, none is lost.
+        bits = [k.abs(v).bits(i32.like(v.ty)) for v in values]
+        top = k.fold(_reduce(k, bits), k.max).bits(f32)
         inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
         rounded = [k.round(v * scale).to(i32) for v in values]
@@ -171,4 +180,4 @@ def _sum(k: Builder, values: list[Val]) -> Val:
     return total
 
 
-__all__ = ["BLOCK", "CHUNK", "Act", "bf16", "bf16_bits", "emit_store", "quantize_ref", "to_bf16_bits"]
+__all__ = ["BLOCK", "CHUNK", "Act", "bf16", "bf16_bits", "correction", "emit_store", "quantize_ref", "to_bf16_bits"]

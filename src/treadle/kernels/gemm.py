@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.jit.types import f32, i8, i32, u8
-from treadle.kernels.act import Act
+from treadle.kernels.act import Act, correction
 from treadle.kernels.matmul import CHUNK, RESIDUAL, X, Y, Y_STRIDE, Matmul, Segment, add_bias, pick_segment
 from treadle.kernels.panel import emit_pack, panel_bytes
 from treadle.kernels.spec import Frame
@@ -119,7 +119,7 @@ class Tile:
             return k.load(self.x, ty, offset=group + (off + 4 * t), align=4)  # type: ignore[arg-type]
 
         starts = [
-            k.splat(token(i32, act.s_off, t), ints) if codes.offset else k.zero(ints)
+            correction(codes, k.splat(token(i32, act.s_off, t), ints)) if codes.offset else k.zero(ints)
             for t in range(spec.nr)
         ]
         acc = [[starts[t] for t in range(spec.nr)] for _ in range(spec.mr)]
@@ -129,8 +129,7 @@ class Tile:
             for t in range(spec.nr):
                 x = self._token(kd, t).bits(i8 * (4 * lanes))
                 for m, w in enumerate(weights):
-                    top = 255 if codes.offset else codes.top
-                    acc[m][t] = isa.dot4(k, acc[m][t], w, x, top)
+                    acc[m][t] = isa.dot4(k, acc[m][t], w, x, codes.top)
             k.fence()
         scales = self.panel + (4 * self.rows * act.kd)
         for m in range(spec.mr):

@@ -80,14 +80,10 @@ def _pack_codes(
     codes = fmt.codes
     assert codes is not None
     lanes, size = isa.lanes, fmt.dtype.itemsize
-    shift = 128 - codes.offset if codes.offset else 0
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
         blocks = [s.v + b * size for s in slots]
-        quants = []
-        for p in blocks:
-            q = codes.unpack(k, p)
-            quants.append((q + shift if shift else q).bits(i32 * 8))
+        quants = [codes.unpack(k, p).bits(i32 * 8) for p in blocks]
         to = out + b * (8 * rows * 4)
         for c, column in enumerate(transpose(k, quants, lanes)):
             for i, v in enumerate(column):
@@ -112,24 +108,25 @@ def load_scales(k: Builder, isa: Isa, fmt: Format, blocks: list[Val], field: str
 def _pack_floats(
     k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, slots: list[Var], rows: int
 ) -> None:
-    """Weights of any format as bf16 or f32 dwords, CHUNK dwords of each row at a time."""
+    """Weights of any format as bf16 or f32 dwords, CHUNK dwords (or a whole block) of each row at a time."""
     per = PER_DWORD[act.kind]
-    n_values = CHUNK * per
+    n_values = max(CHUNK * per, fmt.block)
+    n_dwords = n_values // per
     full = act.k // n_values
 
     def chunk(c: Val, n: int) -> None:
         vectors = []
         for s in slots:
             x = load_floats(k, isa, fmt, s.v, c, n_values, n)
-            vectors.append((bf16_bits(k, x) if act.kind == "bf16" else x).bits(i32 * CHUNK))
-        to = out + c * (CHUNK * rows * 4)
+            vectors.append((bf16_bits(k, x) if act.kind == "bf16" else x).bits(i32 * n_dwords))
+        to = out + c * (n_dwords * rows * 4)
         for col, column in enumerate(transpose(k, vectors, isa.lanes)):
             for i, v in enumerate(column):
                 k.store(to, v, offset=4 * (col * rows + i * v.ty.lanes))
 
     with k.loop(full) as c:
         chunk(c, n_values)
-    for last in range(full, act.kd // CHUNK):  # the ragged end, and zeros up to a whole block
+    for last in range(full, act.kd // n_dwords):  # the ragged end, and zeros up to a whole block
         chunk(k.int(last), max(0, act.k - last * n_values))
 
 

@@ -88,15 +88,16 @@ class Spec:
 
     @property
     def name(self) -> str:
-        """``op_value_value``; a field that is False or empty is left out, True gives the field's own name."""
+        """``op_value_value``; a field at its default is left out, True gives the field's own name."""
         parts = [self.op]
         for field in fields(self):
             value = getattr(self, field.name)
             if value is True:
                 parts.append(field.name)
-            elif value is not False and value not in ("", None):
+            elif value != field.default:
                 label = "" if isinstance(value, str) else field.name
-                parts.append(f"{label}{value:g}" if isinstance(value, float) else f"{label}{value}")
+                # A float is a constant of the code in f32, so f32's shortest digits tell it apart from any other.
+                parts.append(f"{label}{np.float32(value) if isinstance(value, float) else value}")
         return "_".join(parts)
 
     @property

@@ -108,6 +108,10 @@ class _Decoder:
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
         self.n_threads, self.deterministic = n_threads, deterministic
         self.plan = Plan(n_tokens, n_outputs)
+        self.plan.tensors = frozenset(weights.gguf.tensors)
+        self.plan.tensors_ignored = frozenset(config.ignored)
+        if config.rope_factors is not None:
+            self.plan.tensors_used.add("rope_freqs.weight")  # in the rope tables of every run
         self.rows, self.out_rows = self._rows_for(n_tokens), self._rows_for(n_outputs)
         self.decoding = n_tokens in GEMV_TOKENS and not deterministic
 

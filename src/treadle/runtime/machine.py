@@ -1,69 +1,96 @@
-"""What this machine is: processors that may be used and why, features, memory; and what it can do at best."""
+"""What this machine is: processors that may be used and why, clocks, memory.
+
+Linux tells; elsewhere much stays unknown.
+Functions take the folders they read, so that tests can hand them another machine's.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup")
-CPUS = Path("/sys/devices/system/cpu")
+import numpy as np
+
+SYS, PROC = Path("/sys"), Path("/proc")
+CGROUP, CPUS = SYS / "fs/cgroup", SYS / "devices/system/cpu"
+
+Bound = tuple[int, str]
 
 
-def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> tuple[int, str]:
-    """Threads worth starting, and which bound it was.
+def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Bound:
+    """Threads worth starting, and which bound it was: the smallest of ``thread_bounds``."""
+    return min(thread_bounds(affinity(), cpus, cgroup), key=lambda bound: bound[0])
 
-    The smallest of: processors this process may run on; the control group's quota; physical cores among those processors;
-    performance cores, where some are slower by design. A second thread on a core, or one on an efficiency core, makes the
-    others wait for it.
+
+def thread_bounds(
+    allowed: list[int], cpus: Path = CPUS, cgroup: Path = CGROUP, proc: Path = PROC
+) -> list[Bound]:
+    """What limits the threads worth starting.
+
+    Processors this process may run on; the control group's quota; physical cores among those
+    processors; performance cores, where some are slower by design. A second thread on a core, or
+    one on an efficiency core, makes the others wait for it.
     """
-    allowed = _affinity()
     bounds = [(len(allowed), "the processors this process may run on")]
-    quota = cgroup_quota(cgroup)
+    quota = cgroup_quota(cgroup, proc)
     if quota:
-        bounds.append((max(1, int(quota)), f"the control group's quota of {quota:g} processors"))
+        text = f"the control group's quota of {quota:g} processors"
+        bounds.append((max(1, int(quota)), text))
     cores = physical_cores(allowed, cpus)
     if cores:
         bounds.append((len(cores), "physical cores (a core's second thread adds nothing here)"))
         fast = fast_cores(sorted(cores), cpus)
         bounds.append((len(fast), "performance cores"))
-    return min(bounds, key=lambda bound: bound[0])
+    return bounds
 
 
-def _affinity() -> list[int]:
+def affinity() -> list[int]:
+    """The processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
-def cgroup_quota(root: Path = CGROUP) -> float | None:
-    """Processors' worth of time that the control group (v2, else v1) allows, or None for no limit."""
-    group = ""
-    try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                group = line[3:].strip("/")
-    except OSError:
-        return None
+def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
+    """Processors' worth of time that the control group (v2, else v1) allows; None for no limit."""
     best: float | None = None
-    folder = root / group
-    while folder == root or root in folder.parents:
-        words = _read(folder / "cpu.max").split()
+    for text in _cgroup_files("cpu.max", root, proc):
+        words = text.split()
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
             share = int(words[0]) / int(words[1])
             best = share if best is None else min(best, share)
-        if folder == root:
-            break
-        folder = folder.parent
     quota, period = _read(root / "cpu/cpu.cfs_quota_us"), _read(root / "cpu/cpu.cfs_period_us")
     if best is None and quota.isdigit() and period.isdigit():
         best = int(quota) / int(period)
     return best
 
 
+def memory_limit(root: Path = CGROUP, proc: Path = PROC) -> int | None:
+    """Bytes that the control group (v2, else v1) allows, or None for no limit."""
+    texts = [*_cgroup_files("memory.max", root, proc), _read(root / "memory/memory.limit_in_bytes")]
+    limits = [int(text) for text in texts if text.isdigit()]
+    return min((n for n in limits if n < 1 << 60), default=None)  # v1 writes "no limit" as 2**63
+
+
+def _cgroup_files(name: str, root: Path, proc: Path) -> Iterator[str]:
+    """The file ``name`` of this process's v2 group and of every group around it: each may limit."""
+    lines = _read(proc / "self/cgroup").splitlines()
+    group = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    folder = root / group
+    while folder == root or root in folder.parents:
+        yield _read(folder / name)
+        if folder == root:
+            break
+        folder = folder.parent
+
+
 def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]]:
-    """Cores among the allowed processors, each by its first one; empty where the system does not say."""
+    """Cores among the allowed processors, each by its first one; empty where nobody says."""
     cores: dict[tuple[str, str], list[int]] = {}
     for cpu in allowed:
         topology = cpus / f"cpu{cpu}" / "topology"
@@ -77,8 +104,8 @@ def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]
 def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
     """Of a hybrid processor's cores those of the fast kind; all of them elsewhere.
 
-    Linux gives an Arm core's capacity; on x86 the top frequencies of the kinds differ by far more than those of one kind's
-    favoured cores (a tenth).
+    Linux gives an Arm core's capacity; on x86 the top frequencies of the kinds differ by far more
+    than those of one kind's favoured cores (a tenth).
     """
     power = {}
     for cpu in cores:
@@ -92,14 +119,107 @@ def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 
-def cpu_name() -> str:
+def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
+    """What keeps a processor below its top clock, each with its cure; nothing if nobody says."""
+    folder, limits = cpus / f"cpu{cpu}" / "cpufreq", []
+    cure = "cpupower frequency-set -g performance"
+    # These drivers choose the clock by a preference; their "powersave" is the usual governor.
+    by_preference = _read(folder / "scaling_driver") in ("intel_pstate", "amd-pstate-epp")
+    governor, preference = governor_of(cpu, cpus), _read(folder / "energy_performance_preference")
+    if governor in ("powersave", "conservative") and not by_preference:
+        limits.append(f"the frequency governor is {governor}: {cure}")
+    if by_preference and "power" in preference.split("_"):
+        limits.append(f"the energy preference is {preference}: {cure}")
+    top, cap = _read(folder / "cpuinfo_max_freq"), _read(folder / "scaling_max_freq")
+    if top.isdigit() and cap.isdigit() and int(cap) < 0.95 * int(top):
+        limits.append(
+            f"the clock is capped at {int(cap) / 1e6:.1f} of {int(top) / 1e6:.1f} GHz: "
+            f"cpupower frequency-set -u {int(top) // 1000}MHz"
+        )
+    if _read(cpus / "intel_pstate/no_turbo") == "1" or _read(cpus / "cpufreq/boost") == "0":
+        limits.append("turbo clocks are off: see intel_pstate/no_turbo, cpufreq/boost, firmware")
+    return limits
+
+
+def governor_of(cpu: int = 0, cpus: Path = CPUS) -> str | None:
+    """The frequency governor; None where there is none, as in most virtual machines."""
+    return _read(cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor") or None
+
+
+def memory(proc: Path = PROC) -> tuple[int, int]:
+    """Bytes of memory in all, and bytes that could be had without swapping; 0 for unknown."""
+    sizes = {}
+    for line in _read(proc / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            sizes[name] = int(words[0]) << 10
+    return sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
+
+
+def huge_pages(sys_root: Path = SYS) -> str | None:
+    """The kernel's setting of transparent huge pages: always, madvise or never."""
+    words = _read(sys_root / "kernel/mm/transparent_hugepage/enabled").split()
+    return next((word.strip("[]") for word in words if word.startswith("[")), None)
+
+
+def load_average(proc: Path = PROC) -> float | None:
+    """Threads that ran or wanted to run in the last minute, this process's and others'."""
+    words = _read(proc / "loadavg").split()
+    return float(words[0]) if words else None
+
+
+def stolen_share(proc: Path = PROC) -> float:
+    """Of this virtual machine's working time since its start, the share its host gave others."""
+    words = _read(proc / "stat").split("\n")[0].split()
+    times = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal
+    if len(times) < 8:
+        return 0.0
+    wanted = sum(times) - times[3] - times[4]
+    return times[7] / wanted if wanted else 0.0
+
+
+def resident_bytes(path: Path) -> int | None:
+    """Bytes of a file that are in memory now; None where the system does not say."""
+    n_bytes = path.stat().st_size
+    if not n_bytes:
+        return 0
+    if sys.platform == "win32":
+        return None
+    present = np.zeros(-(-n_bytes // mmap.PAGESIZE), np.uint8)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        view = np.frombuffer(mapped, np.uint8)
+        ask = ctypes.CDLL(None).mincore
+        addresses = view.ctypes.data, n_bytes, present.ctypes.data
+        failed = ask(*(ctypes.c_void_p(address) for address in addresses))
+        del view  # the mapping cannot be closed while it is looked at
+    return None if failed else min(n_bytes, int((present & 1).sum()) * mmap.PAGESIZE)
+
+
+def cache_bytes(cpus: Path = CPUS) -> int:
+    """Size of the largest cache that processor 0 reaches; 0 where the system does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20}
+    sizes = [_read(path) for path in cpus.glob("cpu0/cache/index*/size")]
+    return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=0)
+
+
+def online(cpus: Path = CPUS) -> int:
+    """Processors that are switched on."""
+    n = 0
+    for part in _read(cpus / "online").split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            n += int(last or first) - int(first) + 1
+    return n or os.cpu_count() or 1
+
+
+def cpu_name(proc: Path = PROC) -> str:
     """The processor's own name."""
-    if sys.platform == "linux":
-        for line in _read(Path("/proc/cpuinfo")).splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
+    for line in _read(proc / "cpuinfo").splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -39,6 +39,8 @@ JOB_FIELDS = (
 )
 LINE = 64  # claim, done, generation and sleepers have a cache line each
 CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
+CLOSED = -2  # an epoch of no step, while the caller writes a job: what a thread reads of it counts only
+#              if the claim was the same before and after (a seqlock)
 TEAM_BYTES = JOB + 8 * len(JOB_FIELDS)
 OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
 TIMESPEC = 16  # bytes
@@ -102,7 +104,8 @@ class _Loop:
         k.at(at["leave"])
 
     def _job(self, field: str, ty: Any = i64) -> Val:
-        return self.k.load(self.team, ty, offset=JOB + 8 * JOB_FIELDS.index(field), align=8)
+        # Atomic, so that no processor moves these loads past the second look at the claim.
+        return self.k.atomic_load(self.team + (JOB + 8 * JOB_FIELDS.index(field)), ty)
 
     def _step(self, field: str, ty: Any = i64) -> Val:
         return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
@@ -133,10 +136,10 @@ class _Loop:
             self.total.v = self.total.v * ((count + (per - 1)) // per)
         k.branch(self.total.v.eq(0), at["empty"], at["poll"])
         k.at(at["empty"])
+        # One thread alone takes the item that is not there, and passes on: a second one could be so
+        # late that the run, and the memory that its stamp goes to, are gone.
         here = epoch << ITEM_BITS
-        self._stamp()
-        k.compare_swap(self.team + CLAIM, here, here + (1 << ITEM_BITS))
-        k.goto(at["poll"])
+        k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
 
     def _execute(self, item: Val) -> None:
         """Run the items claimed; if they were the step's last to end, go to the next step."""

@@ -1,32 +1,52 @@
 """The thread team: Python starts it, compiled code keeps it.
 
-Each worker is a ``threading.Thread`` that enters the compiled loop (``runner.py``) with the GIL released and stays there. A run
-is one call: the caller publishes the job and works beside its team until the last step is done.
+Each worker is a ``threading.Thread`` that enters the compiled loop (``runner.py``) with the GIL
+released and stays there. A run is one call: the caller publishes the job and works beside its team
+until the last step is done.
+
+A forked child has none of its parent's threads: its first run starts workers of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import platform
+import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.jit.kernel import load_kernels
-from treadle.runtime.runner import CLAIM, GENERATION, ITEM_BITS, JOB, JOB_FIELDS, SLEEPERS, TEAM_BYTES, TIMESPEC, Work
+from treadle.runtime.runner import (
+    CLAIM,
+    CLOSED,
+    GENERATION,
+    ITEM_BITS,
+    JOB,
+    JOB_FIELDS,
+    SLEEPERS,
+    TEAM_BYTES,
+    TIMESPEC,
+    Work,
+)
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
 
-SPINS = 20_000  # polls (about a millisecond) that a worker stays awake after a run: longer than a sampler takes
+SPINS = 20_000  # polls (about a millisecond) a worker stays awake for: longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
 )
 WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE, EVERYONE = 128, 129, 1 << 30
-FUTEX_CALL = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+FUTEX_CALL = FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
+LIBC = ctypes.CDLL(None, use_errno=False)
 
 
 class Memory:
@@ -39,102 +59,145 @@ class Memory:
         self.address: int = self.bytes.ctypes.data
 
 
-class Team:
-    """``n_threads`` threads, the caller's included. ``scratch`` is the bytes each has for a kernel's own use."""
+class _Shared:
+    """What a team's threads have in common: it lives as long as the last of them."""
 
-    def __init__(self, n_threads: int, isa: Isa, scratch: int) -> None:
-        self.n_threads, self.scratch = n_threads, scratch
-        self._memory = Memory(TEAM_BYTES)
-        self._claim, self._generation, self._sleepers = (
-            self._memory.bytes[off : off + 8].view(np.int64) for off in (CLAIM, GENERATION, SLEEPERS)
+    def __init__(self, isa: Isa) -> None:
+        self.memory = Memory(TEAM_BYTES)
+        self.claim, self.generation, self.sleepers = (
+            self.memory.bytes[off : off + 8].view(np.int64) for off in (CLAIM, GENERATION, SLEEPERS)
         )
-        self._job = self._memory.bytes[JOB:].view(np.int64)
-        self._libc = ctypes.CDLL(None, use_errno=False)
-        self._entry = ENTRY(load_kernels([Work()], isa)[Work().name])
-        self._scratch = [Memory(scratch) for _ in range(n_threads)]
-        self._workers: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._set("spins", SPINS if n_threads > 1 else 0)
-        self._set("offer", _address(self._libc.sched_yield))
-        self._set("clock", _address(self._libc.clock_gettime))
-        # A Python callback sleeps for the worker: it wakes at most once a run, and ctypes drops the GIL in it.
-        self._wait = WAIT(self._sleep)
-        self._set("wait", _address(self._wait))
-        self._set("epoch", 1)
+        self.job = self.memory.bytes[JOB:].view(np.int64)
+        self.entry = ENTRY(load_kernels([Work()], isa)[Work().name])
+        # A Python callback sleeps for the worker: at most once a run, and ctypes drops the GIL.
+        self.wait = WAIT(_sleep)
+        self.workers: list[threading.Thread] = []
 
-    def _set(self, field: str, value: int) -> None:
-        self._job[JOB_FIELDS.index(field)] = value
+    def set(self, field: str, value: int) -> None:
+        self.job[JOB_FIELDS.index(field)] = value
 
-    def _sleep(self, word: int, seen: int) -> None:
-        call = FUTEX_CALL.get(platform.machine()) if sys.platform == "linux" else None
-        if call is None:
-            threading.Event().wait(0.001)
-            return
-        null = ctypes.c_void_p(None)
-        self._libc.syscall(
-            ctypes.c_long(call),
-            ctypes.c_void_p(word),
-            ctypes.c_int(FUTEX_WAIT_PRIVATE),
-            ctypes.c_int(seen),
-            null,
-            null,
-            ctypes.c_int(0),
-        )
+    def work(self, caller: bool, scratch: Memory) -> None:
+        """Enter the compiled loop: for one run (the caller), or until told to leave."""
+        self.entry(self.memory.address, 0, int(caller), 0, scratch.address)
 
-    def _wake(self) -> None:
-        call = FUTEX_CALL.get(platform.machine()) if sys.platform == "linux" else None
-        if call is not None and self._sleepers[0]:
-            self._libc.syscall(
-                ctypes.c_long(call),
-                ctypes.c_void_p(self._memory.address + GENERATION),
+    def wake(self) -> None:
+        """Wake every worker that sleeps."""
+        if FUTEX_CALL is not None:
+            LIBC.syscall(
+                ctypes.c_long(FUTEX_CALL),
+                ctypes.c_void_p(self.memory.address + GENERATION),
                 ctypes.c_int(FUTEX_WAKE_PRIVATE),
                 ctypes.c_int(EVERYONE),
             )
 
+    def dismiss(self) -> None:
+        """Send the workers home and wait until they are gone."""
+        self.set("stop", 1)
+        self.generation[0] += 1
+        self.wake()
+        for worker in self.workers:
+            if worker is not threading.current_thread():
+                worker.join()
+        self.workers.clear()
+        self.set("stop", 0)
+
+
+class Team:
+    """``n_threads`` threads, the caller's included, each with ``scratch`` bytes for its kernels.
+
+    Its workers go home with ``close``, when nobody holds the team any more, or as Python ends.
+    """
+
+    def __init__(self, n_threads: int, isa: Isa, scratch: int) -> None:
+        self.n_threads, self.scratch = n_threads, scratch
+        self._shared = shared = _Shared(isa)
+        self._scratch = [Memory(scratch) for _ in range(n_threads)]
+        self._lock = threading.Lock()
+        shared.set("spins", SPINS if n_threads > 1 else 0)
+        shared.set("offer", _address(LIBC.sched_yield))
+        shared.set("clock", _address(LIBC.clock_gettime))
+        shared.set("wait", _address(shared.wait))
+        shared.set("epoch", 1)
+        weakref.finalize(self, shared.dismiss)
+
     def _start_workers(self) -> None:
-        for scratch in self._scratch[1 + len(self._workers) :]:
+        workers = self._shared.workers
+        workers.clear()
+        for i, scratch in enumerate(self._scratch[1:], 1):
             worker = threading.Thread(
-                target=self._entry,
-                args=(self._memory.address, 0, 0, 0, scratch.address),
-                name=f"treadle-{len(self._workers) + 1}",
-                daemon=True,
+                target=self._shared.work, args=(False, scratch), name=f"treadle-{i}", daemon=True
             )
             worker.start()
-            self._workers.append(worker)
+            workers.append(worker)
 
     def run(self, steps: int, n_steps: int, run: int, times: int = 0) -> None:
-        """Do the ``n_steps`` STEP records at address ``steps`` for the RUN_STATE at ``run``; returns when all are done.
+        """Do the ``n_steps`` STEP records at ``steps`` for the RUN_STATE at ``run``, all of them.
 
-        ``times``, where not 0, is the address of ``n_steps + 1`` timespecs: the start of each step, and the end.
+        ``times``, where not 0, is the address of ``n_steps + 1`` timespecs: the start of each step,
+        and the end. Calls from several threads take turns.
         """
+        shared = self._shared
         with self._lock:
-            if not self._workers and self.n_threads > 1:
+            if self.n_threads > 1 and not (shared.workers and shared.workers[0].is_alive()):
                 self._start_workers()
-            first = (int(self._claim[0]) >> ITEM_BITS) + 1
-            # The claim still names no step of any run, so no worker acts on a half-written job.
-            for field, value in (("epoch", first), ("n_steps", n_steps), ("steps", steps), ("run", run), ("times", times)):
-                self._set(field, value)
+            first = (int(shared.claim[0]) >> ITEM_BITS) + 1
+            shared.claim[0] = CLOSED << ITEM_BITS  # now no thread believes what it reads of the job
+            job = {"epoch": first, "n_steps": n_steps, "steps": steps, "run": run, "times": times}
+            for field, value in job.items():
+                shared.set(field, value)
             if times:
-                self._libc.clock_gettime(1, ctypes.c_void_p(times))
-            self._generation.view(np.int32)[0] += 1
-            self._claim[0] = first << ITEM_BITS
-            self._wake()
-            self._entry(self._memory.address, 0, 1, 0, self._scratch[0].address)
+                LIBC.clock_gettime(1, ctypes.c_void_p(times))
+            shared.generation[0] += 1
+            shared.claim[0] = first << ITEM_BITS
+            if shared.sleepers[0]:
+                shared.wake()
+            shared.work(True, self._scratch[0])
 
     def close(self) -> None:
-        """Send the workers home."""
+        """Send the workers home. A later run starts new ones."""
         with self._lock:
-            self._set("stop", 1)
-            self._generation.view(np.int32)[0] += 1
-            self._wake()
-            for worker in self._workers:
-                worker.join()
-            self._workers.clear()
-            self._set("stop", 0)
+            self._shared.dismiss()
+
+
+def _sleep(word: int, seen: int) -> None:
+    """Sleep while the 32 bits at ``word`` are ``seen``."""
+    if FUTEX_CALL is None:
+        threading.Event().wait(0.001)
+        return
+    LIBC.syscall(
+        ctypes.c_long(FUTEX_CALL),
+        ctypes.c_void_p(word),
+        ctypes.c_int(FUTEX_WAIT_PRIVATE),
+        ctypes.c_int(seen),
+        ctypes.c_void_p(None),
+        ctypes.c_void_p(None),
+        ctypes.c_int(0),
+    )
 
 
 def _address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: what is in it happens as a whole or not at all.
+
+    A run cannot be stopped half-way in any case, and Python's own handler would raise wherever it
+    happens to be afterwards, between a page and its count.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield
+        return
+    pressed: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if pressed:
+            usual(*pressed[-1])
 
 
 def step_times(times: np.ndarray) -> np.ndarray:

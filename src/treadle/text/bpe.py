@@ -5,11 +5,17 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from ..errors import UnsupportedError
-from ..files.gguf_array import GGUFArray
-from .pretokenizers import DEFAULT, PRE_OF_ARCH, PRE_OF_PIECE, PRE_TOKENIZERS, PreTokenizer
-from .tokenizer import Tokenizer
-from .vocab import TokenType, Vocab, joined, texts
+from treadle.errors import UnsupportedError
+from treadle.files.gguf_array import GGUFArray
+from treadle.text.pretokenizers import (
+    DEFAULT,
+    PRE_OF_ARCH,
+    PRE_OF_PIECE,
+    PRE_TOKENIZERS,
+    PreTokenizer,
+)
+from treadle.text.tokenizer import Tokenizer
+from treadle.text.vocab import TokenType, Vocab, joined, texts
 
 _PRE = "tokenizer.ggml.pre"
 
@@ -92,11 +98,14 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
     if len(ids) != len(pieces):
         vocab.warnings.append(f"{len(pieces) - len(ids)} pieces are duplicates: the first ones win")
         ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
-    merges = merge_pairs(vocab.merges())
+    merges, key = vocab.merges(), "tokenizer.ggml.merges"
+    longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics where none is so long
+    if longest > int(vocab.sizes.max()):
+        raise vocab.error(f"makes {longest} bytes", key, "merges into pieces")
     try:
-        model = BPE(ids, merges, ignore_merges=family.ignore_merges)
+        model = BPE(ids, merge_pairs(merges), ignore_merges=family.ignore_merges)
     except Exception as e:  # tokenizers raises Exception itself
-        raise vocab.error(str(e), "tokenizer.ggml.merges", "merges of and into pieces") from None
+        raise vocab.error(str(e), key, "merges of and into pieces") from None
     tokenizer = Tokenizer(model)
     splits = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
     letters = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -105,13 +114,16 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
 
 
 def merge_pairs(merges: GGUFArray) -> list[tuple[str, str]]:
-    """The merges "left right" as pairs, in order of rank; a merge without a space is left out."""
+    """The merges "left right" as pairs, in order of rank; a merge without a space is left out.
+
+    UnicodeDecodeError for one that is not UTF-8.
+    """
     lines = joined(merges)
     marks = lines[(lines == 0x20) | (lines == 0x0A)]
     if len(marks) == 2 * len(merges) - 1 and (marks[::2] == 0x20).all():
         if not (marks[1::2] == 0x0A).all():
             return _pairs_one_by_one(merges)
-        words = lines.tobytes().decode("utf-8", "replace").replace("\n", " ").split(" ")
+        words = lines.tobytes().decode().replace("\n", " ").split(" ")
         return list(zip(words[::2], words[1::2], strict=True))
     return _pairs_one_by_one(merges)
 
@@ -119,7 +131,7 @@ def merge_pairs(merges: GGUFArray) -> list[tuple[str, str]]:
 def _pairs_one_by_one(merges: GGUFArray) -> list[tuple[str, str]]:
     pairs = []
     for i in range(len(merges)):
-        line = merges.raw(i).decode("utf-8", "replace")
+        line = merges.raw(i).decode()
         cut = line.find(" ", 1)  # a left side may be a space
         if cut > 0:
             pairs.append((line[:cut], line[cut + 1 :]))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ..errors import GrammarError
+from treadle.errors import GrammarError
 
 MAX_SOURCE = 1 << 20  # characters
-MAX_DEPTH = 200  # of parentheses
+MAX_DEPTH = 60  # parentheses inside each other
+MAX_ITEMS = 50_000  # characters, classes and names of rules; llguidance has 65,536 symbols
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -40,6 +41,7 @@ class _Parser:
         self._text = source
         self._at = 0
         self._depth = 0
+        self._n_items = 0
         self._rules: dict[str, str] = {}  # by GBNF name
         self._used: dict[str, int] = {}  # where each name was first used
         self._names: dict[str, str] = {"root": "start"}  # Lark's names; it has fewer letters
@@ -95,13 +97,19 @@ class _Parser:
         found: list[str] = []
         while (item := self._item()) is not None:
             self._skip(blank)
-            while (repeat := self._repetition()) is not None:
-                item = f"({item}){repeat}"
+            if (repeat := self._repetition()) is not None:
+                item += repeat
                 self._skip(blank)
             found.append(item)
         return " ".join(found) or '""'
 
+    def _count(self, n: int) -> None:
+        self._n_items += n
+        if self._n_items > MAX_ITEMS:
+            self._fail(f"more than {MAX_ITEMS} characters, classes and names")
+
     def _item(self) -> str | None:
+        self._count(1)
         head = self._text[self._at : self._at + 1]
         if head == '"':
             return self._literal()
@@ -160,6 +168,7 @@ class _Parser:
             if self._at >= len(self._text):
                 self._fail("this text is not closed", at)
             found.append(f"/{_escaped(self._character())}/")
+        self._count(len(found) - 1)
         return f"({' '.join(found)})" if found else '""'
 
     def _class(self) -> str:

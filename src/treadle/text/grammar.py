@@ -7,6 +7,7 @@ keyword that it lacks is an error, and so is a token that the grammar has no pla
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import GrammarError
-from .gbnf import gbnf_to_lark
-from .vocab import TokenType
+from treadle.errors import GrammarError
+from treadle.text.gbnf import gbnf_to_lark
+from treadle.text.vocab import TokenType
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from treadle.text.tokenizer import Tokenizer
+
+
+_DUMP = re.compile(r"\n<(?:state|backtrace)>")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Grammar:
         # A warning is about something that would not be enforced: an error as well.
         _, messages = LLMatcher.validate_grammar_with_warnings(source, _vocabulary(tokenizer))
         if messages:
-            raise GrammarError("; ".join(messages))
+            raise GrammarError("; ".join(_DUMP.split(message)[0] for message in messages))
         return cls(source, tokenizer)
 
     def matcher(self) -> Matcher:
@@ -99,7 +103,7 @@ class Matcher:
         self._matcher = LLMatcher(vocabulary, grammar.source, log_level=0)
         self._check()
 
-    def mask(self, logits: npt.NDArray[np.float32]) -> None:
+    def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
         """Set the logits [n_vocab] of every token that may not come next to -inf, in place.
 
         Logits past the vocabulary (padding rows of a model) are never allowed. Raises
@@ -143,8 +147,8 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            # What follows <state> is a dump of the parser, for its authors.
-            raise GrammarError(str(self._matcher.get_error()).split("\n<state>")[0])
+            # What follows in angle brackets is a dump of the parser, for its authors.
+            raise GrammarError(_DUMP.split(str(self._matcher.get_error()))[0])
 
 
 # Building one takes 60 ms for 32,000 tokens and 300 ms for 128,000: once for each tokenizer.

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UnsupportedError
-from ..files.gguf_array import GGUFArray
-from .tokenizer import Tokenizer
-from .vocab import TokenType, Vocab, string_array, windows
+from treadle.errors import UnsupportedError
+from treadle.files.gguf_array import GGUFArray
+from treadle.text.tokenizer import Tokenizer
+from treadle.text.vocab import TokenType, Vocab, string_array, windows
 
 _BYTE_PIECE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 
@@ -34,7 +34,7 @@ _RECORD = np.dtype(
         ("piece_size", "u1", 3),
     ]
 )
-_MAX_PIECE = (1 << 21) - 16  # bytes; what three bytes of varint can say
+_MAX_PIECE = 4096  # bytes; sentencepiece refuses longer ones
 
 # trainer_spec (field 2) {3: model_type = BPE, 35: byte_fallback}, normalizer_spec (field 3)
 # {1: name, 3: add_dummy_prefix = 0, 4: remove_extra_whitespaces = 0, 5: escape_whitespaces = 1}
@@ -101,28 +101,33 @@ class SpmTokenizer(Tokenizer):
 def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
     from sentencepiece import SentencePieceProcessor
 
-    try:
-        return SentencePieceProcessor(model_proto=model_proto(vocab, vocab.tokens, types, fallback))
-    except RuntimeError:
-        tokens = _all_different(vocab, types)
+    if int(vocab.sizes.max()) <= _MAX_PIECE:
+        try:
+            proto = model_proto(vocab, vocab.tokens, types, fallback)
+            return SentencePieceProcessor(model_proto=proto)
+        except (RuntimeError, ValueError):
+            pass  # an empty piece or a duplicate may be why: try again with other names for those
+    tokens = _all_different(vocab, types)
     try:
         return SentencePieceProcessor(model_proto=model_proto(vocab, tokens, types, fallback))
-    except RuntimeError as e:
+    except (RuntimeError, ValueError) as e:  # ValueError: the message is not UTF-8
         what = f"sentencepiece refuses the vocabulary: {e}"
         raise vocab.error(what, "tokenizer.ggml.tokens") from None
 
 
 def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:
-    """The pieces with a name for each that is empty or a duplicate: text never becomes those."""
+    """The pieces with another name for each that is empty, a duplicate or too long: all that
+    sentencepiece refuses, and text cannot become."""
     seen: set[bytes] = set()
     pieces = []
     for token in range(vocab.n):
         piece = vocab.raw(token)
-        if not piece or piece in seen:
-            why = "is a duplicate" if piece else "is empty"
-            vocab.warnings.append(f"token {token}: {piece!r} {why}: text never becomes it")
+        if not piece or piece in seen or len(piece) > _MAX_PIECE:
+            why = "empty" if not piece else "a duplicate" if piece in seen else "very long"
+            vocab.warnings.append(f"token {token} is {why}: text never becomes it")
             piece = b"<treadle:token:%d>" % token
-            types[token] = TokenType.UNUSED
+            if types[token] != TokenType.UNKNOWN:
+                types[token] = TokenType.UNUSED
         seen.add(piece)
         pieces.append(piece)
     return string_array(pieces)
@@ -136,8 +141,6 @@ def model_proto(
     When ``types`` int32 [n] has no UNKNOWN piece, one is added at the end with id n.
     """
     starts, sizes = tokens.offsets()
-    if int(sizes.max()) > _MAX_PIECE:
-        raise vocab.error(f"has a piece of {int(sizes.max())} bytes", "tokenizer.ggml.tokens")
     records = np.empty(vocab.n, _RECORD)
     records["tag"] = records["piece_tag"] = 0x0A
     records["score_tag"], records["type_tag"] = 0x15, 0x18

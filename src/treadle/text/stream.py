@@ -6,7 +6,7 @@ import codecs
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from treadle.text.tokenizer import Tokenizer
 
 
 class StreamDecoder:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TemplateError
-from .builtin_templates import BUILT_INS, BuiltIn
-from .vocab import TokenType, Vocab
+from treadle.errors import TemplateError
+from treadle.text.builtin_templates import BUILT_INS, BuiltIn
+from treadle.text.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
-    from ..files.gguf import GGUF
+    from treadle.files.gguf import GGUF
 
 MAX_SOURCE = 1 << 20  # characters of a template; the longest known ones have 30,000
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -92,7 +92,7 @@ class ChatTemplate:
     def _run(self, source: str, variables: dict[str, Any]) -> str:
         from jinja2.exceptions import TemplateError as JinjaError
 
-        from . import sandbox
+        from treadle.text import sandbox
 
         try:
             if source not in self._compiled:
@@ -104,7 +104,7 @@ class ChatTemplate:
             raise TemplateError(f"chat template{_line(e)}: {type(e).__name__}: {e}") from None
 
     def _compile(self, source: str) -> Any:
-        from .sandbox import ChatEnvironment
+        from treadle.text.sandbox import ChatEnvironment
 
         if len(source) > MAX_SOURCE:
             raise ValueError(f"{len(source)} characters (at most {MAX_SOURCE})")

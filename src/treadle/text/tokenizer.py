@@ -9,13 +9,13 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import UnsupportedError
-from .specials import Specials
-from .stream import StreamDecoder
-from .vocab import TokenType, Vocab
+from treadle.errors import UnsupportedError
+from treadle.text.specials import Specials
+from treadle.text.stream import StreamDecoder
+from treadle.text.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
-    from ..files.gguf import GGUF
+    from treadle.files.gguf import GGUF
 
 # tokenizer.ggml.model -> the module and class that read it; imported when a file asks for it.
 MODELS = {

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FileError, UnsupportedError
-from ..files.gguf_array import GGUFArray, ValueType
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf_array import GGUFArray, ValueType
 
 if TYPE_CHECKING:
-    from ..files.gguf import GGUF
+    from treadle.files.gguf import GGUF
 
 
 class TokenType(enum.IntEnum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .tokenizer import Tokenizer
-from .vocab import TokenType, Vocab, texts
+from treadle.text.tokenizer import Tokenizer
+from treadle.text.vocab import TokenType, Vocab, texts
 
 _WORD_START = "▁"
 

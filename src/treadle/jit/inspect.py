@@ -1,0 +1,76 @@
+"""The code of a kernel in the cache: its spec is built again from what the cache noted of it, and traced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import CacheError
+from treadle.jit import cache
+from treadle.jit.kernel import trace
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.kernels.spec import Spec
+
+
+def ir(name: str, isa: str | None = None) -> str:
+    """LLVM IR of a kernel that ``treadle kernels`` lists, as its Python function emits it.
+
+    ``isa``: of which instruction set's, None for the one in use here if the cache has it, else any.
+    Raises CacheError for a name that is not in the cache.
+    """
+    return trace(*find(name, isa))
+
+
+def asm(name: str, isa: str | None = None) -> str:
+    """The same kernel as LLVM's optimiser and back end leave it: the object's instructions as text."""
+    from treadle.jit.compile import emit_assembly
+
+    spec, row = find(name, isa)
+    return emit_assembly(trace(spec, row), row)
+
+
+def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
+    """The spec and the instruction set of a kernel in the cache. Raises CacheError."""
+    from treadle.isa import ROWS, choose
+    from treadle.jit.compile import host_features
+
+    notes = {str(r.about.get("isa")): r.about for r in cache.records() if r.current and r.about["name"] == name}
+    wanted = isa or choose(host_features()).name
+    note = notes.get(wanted) or (None if isa else next(iter(notes.values()), None))
+    if note is None:
+        where = f" for {isa}" if isa and notes else ""
+        raise CacheError(f"no kernel {name}{where} in {cache.folder()}")
+    row = ROWS.get(str(note.get("isa")))
+    if row is None:
+        raise CacheError(f"kernel {name} is for {note.get('isa')}, which has no row here")
+    return spec_of(note), row
+
+
+def spec_of(about: Mapping[str, Any]) -> Spec:
+    """The spec that ``kernel.about`` described. Raises CacheError where it is no kernel of ours."""
+    from treadle.kernels.spec import Spec
+
+    module, kind = str(about.get("module")), str(about.get("spec"))
+    if module not in sys.modules and module.startswith("treadle."):
+        try:
+            import_module(module)
+        except ImportError:
+            pass  # the look-up below fails, and says so
+    found = next((c for c in _subclasses(Spec) if (c.__module__, c.__qualname__) == (module, kind)), None)
+    if found is None:
+        raise CacheError(f"kernel {about.get('name')} was made by {module}.{kind}, which is not here")
+    try:
+        spec = found(**about["fields"])
+    except (KeyError, TypeError) as error:
+        raise CacheError(f"kernel {about.get('name')}: {module}.{kind} has other fields now: {error}") from error
+    assert spec.name == about["name"], (spec.name, about["name"])
+    return spec
+
+
+def _subclasses(kind: type[Spec]) -> list[type[Spec]]:
+    below = kind.__subclasses__()
+    return below + [deeper for one in below for deeper in _subclasses(one)]

@@ -1,0 +1,250 @@
+"""What this machine reaches at best, through the same compiler and threads as a model.
+
+Other programs and other guests of the host take their part, and one memory bus serves all of them:
+a peak is worth something beside a speed of the same minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from treadle.jit.kernel import load_kernels
+from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
+from treadle.kernels.spec import RUN_STATE, Frame, Spec, round_up
+from treadle.runtime import machine
+from treadle.runtime.runner import STEP
+from treadle.runtime.threads import Memory, Team
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.values import Builder, Val
+
+Progress = Callable[[str, int, int], None]
+
+DOTS_PER_VALUE = {"q8": 4, "bf16": 2, "f32": 1}  # products that one 32-bit sum takes at once
+WEIGHT_MAX = 127  # of a q8 weight: the most that every row's own byte dot takes
+ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of claiming it
+LINE = 64  # bytes
+PIECE = 1 << 19  # bytes of a Stream item
+STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, bytes ahead): the best counts
+BUFFER_BYTES = 256 << 20, 1 << 30  # at least and at most: four times the last-level cache
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The best seen of each, all threads together."""
+
+    q8: float  # operations a second in dots of bytes; a multiplication and an addition are two
+    bf16: float | None  # None where the machine has no dot of bf16: such weights are widened to f32
+    f32: float
+    bytes_s: float  # bytes a second read from memory
+    cpu_share: float  # of the processor time that the threads asked for, what they got meanwhile
+
+    def as_dict(self) -> dict[str, float]:
+        """By name, without those that are None."""
+        rates = {"bytes_s": self.bytes_s, "q8": self.q8, "bf16": self.bf16, "f32": self.f32}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+@dataclass(frozen=True)
+class Dots(Spec):
+    """Nothing but dots, in registers: ``out[item, m, n] = rounds * sum over lanes of w[m] . x[n]``.
+
+    ``mr * nr`` sums, so that none waits for the last. Arguments: ``w [mr, values], x [nr, values],
+    out [items, mr * nr], rounds``, a row of w and x being one vector. Items: repetitions.
+    """
+
+    op: ClassVar[str] = "dots"
+    act: str  # "q8", "bf16" or "f32", as in the products' names
+    mr: int
+    nr: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        lanes, n_bytes = isa.lanes, isa.vector_bits // 8
+        w_at, x_at, out, rounds = frame.ptr(0), frame.ptr(1), frame.ptr(2), frame.int(3)
+        w_ty, x_ty, sum_ty = self.types(lanes)
+        with k.loop(frame.end, start=frame.begin) as item:
+            sums = [k.var(k.zero(sum_ty)) for _ in range(self.mr * self.nr)]
+            with k.loop(rounds):
+                # The fences make LLVM read the operands anew: of products of constants it would do
+                # only the additions. One before each x keeps it from holding all of x at once.
+                k.fence()
+                w = [k.load(w_at, w_ty, offset=n_bytes * m) for m in range(self.mr)]
+                for n in range(self.nr):
+                    k.fence()
+                    x = k.load(x_at, x_ty, offset=n_bytes * n)
+                    for m in range(self.mr):
+                        total = sums[m * self.nr + n]
+                        total.v = self.dot(k, isa, total.v, w[m], x)
+            for i, total in enumerate(sums):
+                k.store(out, k.sum(total.v), offset=(item * len(sums) + i) * 4)
+
+    def types(self, lanes: int) -> tuple[Ty, Ty, Ty]:
+        """Of w, x and the sums."""
+        return {
+            "q8": (u8 * (4 * lanes), i8 * (4 * lanes), i32 * lanes),
+            "bf16": (bf16 * (2 * lanes), bf16 * (2 * lanes), f32 * lanes),
+            "f32": (f32 * lanes, f32 * lanes, f32 * lanes),
+        }[self.act]
+
+    def dot(self, k: Builder, isa: Isa, total: Val, w: Val, x: Val) -> Val:
+        """One of them."""
+        if self.act == "f32":
+            return k.fma(w, x, total)
+        made: Val
+        if self.act == "q8":
+            made = isa.dot4(k, total, w, x, WEIGHT_MAX)
+        else:
+            assert isa.dot_bf16 is not None
+            made = isa.dot_bf16(k, total, w, x)
+        return made
+
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        """The numpy twin; bf16 operands are u16."""
+        w, x, out, rounds = arrays[:4]
+        if self.act == "bf16":
+            w, x = ((a.astype(np.uint32) << 16).view(np.float32) for a in (w, x))
+        sums = (w.astype(np.float64) @ x.astype(np.float64).T).reshape(-1) * rounds
+        out[:] = sums if out.dtype == np.float32 else sums.astype(np.int64).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Stream(Spec):
+    """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
+
+    An item is PIECE bytes, walked as ``streams`` runs side by side, each prefetching ``ahead``
+    bytes before it reads. Arguments: ``data, out``.
+    """
+
+    op: ClassVar[str] = "stream"
+    streams: int
+    ahead: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        data, out = frame.ptr(0), frame.ptr(1)
+        ty, run = i32 * isa.lanes, PIECE // self.streams
+        per_line = max(1, LINE // ty.n_bytes)
+        with k.loop(frame.end, start=frame.begin) as item:
+            sums = [k.var(k.zero(ty)) for _ in range(max(4, self.streams))]
+            lines = max(1, len(sums) // self.streams)
+            with k.loop(run, step=lines * LINE) as at:
+                for s in range(self.streams):
+                    for line in range(lines):
+                        p = data + (item * PIECE + at + (s * run + line * LINE))
+                        if self.ahead:
+                            k.prefetch(p + self.ahead)
+                        total = sums[s * lines + line]
+                        for part in range(per_line):
+                            off = part * ty.n_bytes
+                            total.v = total.v + k.load(p, ty, offset=off, align=ty.n_bytes)
+            total_v = sums[0].v
+            for other in sums[1:]:
+                total_v = total_v + other.v
+            k.store(out, k.sum(total_v), offset=item * 4)
+
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        """The numpy twin."""
+        data, out = arrays[:2]
+        pieces = data.view(np.int32).reshape(-1, PIECE // 4)
+        out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
+
+
+def tile(isa: Isa) -> tuple[int, int]:
+    """Sums enough to hide a dot's latency (up to 6 cycles, two a cycle), and no spill."""
+    return (4, 6) if isa.regs >= 32 else (2, 5)
+
+
+def measure_peaks(
+    isa: Isa, n_threads: int, seconds: float = 0.2, *, progress: Progress | None = None
+) -> Peaks:
+    """Measure for about ``seconds`` each: arithmetic in registers, and reading a large buffer."""
+    acts = [act for act in DOTS_PER_VALUE if act != "bf16" or isa.dot_bf16]
+    specs: list[Spec] = [Dots(act, *tile(isa)) for act in acts]
+    specs += [Stream(*shape) for shape in STREAMS]
+    kernels = load_kernels(specs, isa)
+    team = Team(n_threads, isa, 0)
+    rates: dict[str, float] = {}
+    try:
+        began, began_cpu = time.perf_counter(), time.process_time()
+        for done, act in enumerate(acts):
+            if progress:
+                progress("measure", done, len(acts) + 1)
+            spec = Dots(act, *tile(isa))
+            rates[act] = _rate_of_dots(team, kernels[spec.name], spec, isa, seconds)
+        asked = (time.perf_counter() - began) * n_threads
+        cpu_share = min(1.0, (time.process_time() - began_cpu) / asked)
+        if progress:
+            progress("measure", len(acts), len(acts) + 1)
+        bytes_s = _rate_of_streams(team, kernels, seconds)
+    finally:
+        team.close()
+    if progress:
+        progress("measure", len(acts) + 1, len(acts) + 1)
+    return Peaks(rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share)
+
+
+def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarray:
+    """``n`` vectors of ``lanes`` times 32 bits, random: zeros would draw less power than these."""
+    if act == "q8":
+        return rng.integers(0, WEIGHT_MAX + 1, (n, 4 * lanes), np.uint8)
+    values = rng.uniform(-1, 1, (n, lanes * DOTS_PER_VALUE[act])).astype(np.float32)
+    return values if act == "f32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _rate_of_dots(team: Team, kernel: int, spec: Dots, isa: Isa, seconds: float) -> float:
+    """Operations a second."""
+    rng = np.random.default_rng(0)
+    w, x = (operands(spec.act, n, isa.lanes, rng) for n in (spec.mr, spec.nr))
+    n_items, n_sums = 64 * team.n_threads, spec.mr * spec.nr
+    out = np.zeros((n_items, n_sums), np.int32)
+    best = _least_time(team, kernel, [w, x, out, ROUNDS], n_items, seconds)
+    dots = n_items * ROUNDS * n_sums * isa.lanes
+    return 2 * dots * DOTS_PER_VALUE[spec.act] / best
+
+
+def _rate_of_streams(team: Team, kernels: dict[str, int], seconds: float) -> float:
+    """Bytes a second, of the best of STREAMS."""
+    n_items = buffer_bytes() // PIECE
+    data = Memory(n_items * PIECE)
+    data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
+    out = np.zeros(n_items, np.int32)
+    best = min(
+        _least_time(
+            team, kernels[Stream(*shape).name], [data.bytes, out], n_items, seconds / len(STREAMS)
+        )
+        for shape in STREAMS
+    )
+    return n_items * PIECE / best
+
+
+def buffer_bytes(cpus: Path = machine.CPUS, proc: Path = machine.PROC) -> int:
+    """What caches cannot hold a useful part of, and a quarter of the memory there is at most."""
+    least, most = BUFFER_BYTES
+    _, available = machine.memory(proc)
+    wanted = min(most, max(least, 4 * machine.cache_bytes(cpus)))
+    return round_up(min(wanted, available // 4) if available else wanted, PIECE)
+
+
+def _least_time(
+    team: Team, kernel: int, args: Sequence[np.ndarray | int], n_items: int, seconds: float
+) -> float:
+    """Seconds of the quickest of at least two runs of ``n_items`` items, after one to warm up."""
+    slots = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
+    packed, run = np.array(slots, np.int64), np.zeros(1, RUN_STATE)
+    step = np.zeros(1, STEP)
+    step[0] = (kernel, packed.ctypes.data, n_items, -1, 1, 1)
+    times: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < stop:
+        began = time.perf_counter()
+        team.run(int(step.ctypes.data), 1, int(run.ctypes.data))
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

@@ -1,0 +1,228 @@
+"""The documents are true: their Python runs, their links lead somewhere, what they name exists.
+
+A fence that says ``python`` is run, in the order of the page and in one namespace per page; one that
+says ``python no-run`` is not. A fence that says ``output`` is exactly what the one before it prints.
+README's example needs a model that can chat, and is run by ``tests/test_readme.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from treadle.cli.app import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
+MODEL = ROOT / "src" / "treadle" / "data" / "demo.gguf"
+ONLY_ON = {"add-an-isa.md": ("x86_64", "AMD64")}  # its row is one of x86
+FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+END = "-- end of block --"
+
+
+class Block(NamedTuple):
+    kind: str
+    text: str
+    line: int  # of its first line in the page, from 1
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text("utf-8")
+    return [
+        Block(m["kind"].strip(), m["text"], text.count("\n", 0, m.start("text")) + 1)
+        for m in FENCE.finditer(text)
+    ]
+
+
+def prose(page: Path) -> str:
+    """The page without its fences."""
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+PROGRAMS = [p for p in PAGES if p.parent.name == "docs" and any(b.kind == "python" for b in blocks(p))]
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
+
+
+# -- programs -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One kernel cache for all pages."""
+    folder = tmp_path_factory.mktemp("kernels")
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=name)
+def test_python_runs(page: Path, tmp_path: Path, kernels: Path) -> None:
+    if platform.machine() not in ONLY_ON.get(page.name, (platform.machine(),)):
+        pytest.skip(f"needs {' or '.join(ONLY_ON[page.name])}")
+    program = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    program.write_text(source(page), "utf-8")
+    (tmp_path / "model.gguf").symlink_to(MODEL)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "TREADLE_CACHE": str(kernels)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, f"{page} (the line numbers are the page's):\n{ran.stderr}"
+    printed = ran.stdout.split(f"{END}\n")
+    expected = [text for _, text in with_output(page)]
+    for got, want in zip(printed, expected, strict=False):
+        if want is not None:
+            assert got.rstrip() == want.rstrip(), page
+
+
+def source(page: Path) -> str:
+    """The page's programs as one, each on its own lines, so that a traceback points into the page."""
+    lines: list[str] = []
+    for block, _ in with_output(page):
+        lines += [""] * (block.line - 1 - len(lines))
+        lines += [*block.text.splitlines(), f"print({END!r})"]
+    return "\n".join(lines) + "\n"
+
+
+def with_output(page: Path) -> Iterator[tuple[Block, str | None]]:
+    """Each program and what it prints, where the page says so."""
+    every = blocks(page)
+    for block, after in zip(every, [*every[1:], Block("", "", 0)], strict=True):
+        if block.kind == "python":
+            yield block, after.text if after.kind == "output" else None
+
+
+@EVERY_PAGE
+def test_fences_are_of_a_known_kind(page: Path) -> None:
+    kinds = {"", "python", "python no-run", "output"}
+    for block in blocks(page):
+        assert block.kind in kinds, f"{page}:{block.line}: {block.kind!r}"
+        if block.kind == "python no-run":
+            compile(block.text, f"{page}:{block.line}", "exec")
+
+
+# -- links and names ----------------------------------------------------------------------
+
+
+@EVERY_PAGE
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{page.name}: {target}: no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    for page in ROOT.glob("docs/*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+@EVERY_PAGE
+def test_files_that_are_named_exist(page: Path) -> None:
+    """In backquotes: ``kernels/spec.py`` from the package or the project on, ``jit/`` a folder."""
+    roots = (ROOT, ROOT / "src" / "treadle", ROOT / "docs")
+    for word in re.findall(r"`([\w.\-/]+(?:\.(?:py|md|toml|gguf)|/))`", prose(page)):
+        if is_placeholder(word) or word.startswith(("../", "model.gguf")):
+            continue
+        assert any((root / word).exists() for root in roots), f"{page.name}: {word}"
+
+
+def is_placeholder(word: str) -> bool:
+    """``formats/NAME.py``, and the files that a recipe makes."""
+    return bool(re.search(r"[A-Z]{4}", word)) or Path(word).stem in MADE
+
+
+MADE = {"toy4", "sse4", "softcap", "test_softcap"}
+
+
+@EVERY_PAGE
+def test_modules_and_variables_that_are_named_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for word in set(re.findall(r"`(treadle(?:\.\w+)+)(?:\(.*?\))?`", text)):
+        assert resolve(word), f"{page.name}: {word}"
+    used = "".join(p.read_text("utf-8") for p in ROOT.rglob("src/treadle/**/*.py"))
+    used += "".join(p.read_text("utf-8") for p in ROOT.glob("tests/**/conftest.py"))
+    for variable in set(re.findall(r"\bTREADLE_[A-Z_]+", text)):
+        assert variable in used, f"{page.name}: {variable}"
+
+
+def resolve(word: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = word.split(".")
+    for n in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:n]))
+        except ImportError:
+            continue
+        for part in parts[n:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+# -- the command line ---------------------------------------------------------------------
+
+
+def commands() -> dict[str, set[str]]:
+    """Every command and its options, short and long."""
+    found = {}
+    for command in COMMANDS:
+        made: click.Command = importlib.import_module(f"treadle.cli.{command}").command
+        options = [o for p in made.params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")]
+        found[command] = {*options, "--help", "-h"}
+    return found
+
+
+@EVERY_PAGE
+def test_commands_and_options_that_are_named_exist(page: Path) -> None:
+    known = commands()
+    every = {option for options in known.values() for option in options} | {"--version"}
+    text = page.read_text("utf-8")
+    for line in re.findall(r"(?:^|`|\| ?)treadle ([^`\n|]*)", text, re.MULTILINE):
+        words = line.partition("#")[0].split()
+        if not words or not re.fullmatch(r"[a-z]+", words[0]):
+            continue
+        assert words[0] in known, f"{page.name}: treadle {line}"
+        for word in options_of(words):
+            assert word in known[words[0]], f"{page.name}: treadle {line}: {word}"
+    for span in re.findall(r"`((?:--[a-z]|-[a-z]\b)[^`]*)`", prose(page)):
+        for word in options_of(span.split()):
+            assert word in every | FOREIGN, f"{page.name}: {span}"
+
+
+FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
+
+
+def options_of(words: list[str]) -> list[str]:
+    found = (re.match(r"--[a-z][a-z0-9-]*|-[a-z](?![a-z])", w.strip("[]'\"")) for w in words)
+    return [match[0] for match in found if match]

@@ -1,0 +1,63 @@
+"""Which row is chosen, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from treadle.errors import UnsupportedError
+from treadle.isa import ROWS, choose, runnable
+from treadle.jit.compile import host_features
+
+EVERYTHING = frozenset().union(*(row.needs for row in ROWS.values()))
+
+
+@pytest.fixture(autouse=True)
+def _not_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TREADLE_ISA", raising=False)
+
+
+def test_any_machine_runs_something() -> None:
+    assert choose(frozenset()).name == "portable"
+    assert [row.name for row in runnable(frozenset())] == ["portable"]
+    assert choose(host_features()) in runnable(host_features())
+
+
+def test_the_best_row_is_chosen() -> None:
+    haswell = {"sse4.2", "avx2", "fma", "f16c", "bmi2"}
+    skylake_server = haswell | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+    assert choose(haswell - {"fma"}).name == "portable"
+    assert choose(haswell).name == "avx2"
+    assert choose(haswell | {"avxvnni"}).name == "avx2_vnni"
+    assert choose(skylake_server).name == "avx512"
+    assert choose(skylake_server | {"avx512vnni"}).name == "avx512_vnni"
+    assert choose(skylake_server | {"avx512vnni", "avxvnni"}).name == "avx512_vnni"
+    assert choose(EVERYTHING) == list(ROWS.values())[-1]
+
+
+def test_a_row_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(EVERYTHING, "avx2").name == "avx2"
+    monkeypatch.setenv("TREADLE_ISA", "portable")
+    assert choose(EVERYTHING).name == "portable"
+    assert choose(EVERYTHING, "avx512").name == "avx512"  # an argument goes before the environment
+
+
+def test_an_unknown_row_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_ISA", "avx9000")
+    with pytest.raises(UnsupportedError, match="avx9000: unknown; there are portable, avx2"):
+        choose(EVERYTHING)
+
+
+def test_a_row_that_the_cpu_lacks_is_refused_with_what_is_missing() -> None:
+    with pytest.raises(UnsupportedError, match="this CPU lacks avx512bf16, avx512vnni$"):
+        choose(EVERYTHING - {"avx512bf16", "avx512vnni"}, "avx512_bf16")
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_rows_are_whole(row: object) -> None:
+    from treadle.isa.isa import Isa
+
+    assert isinstance(row, Isa)
+    assert ROWS[row.name] is row
+    assert row.vector_bits % 128 == 0
+    assert row.lanes == row.vector_bits // 32
+    assert row.regs in (16, 32)

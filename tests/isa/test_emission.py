@@ -1,0 +1,113 @@
+"""Every kernel through every row, as object code: for x86 rows that this machine may lack, and for other machines.
+
+The portable row is emitted for aarch64 and riscv64 as well, as proof that nothing of x86 has leaked into a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import replace
+
+import pytest
+
+from tests.kernels import registry
+from treadle.isa import ROWS
+from treadle.isa.isa import Isa
+from treadle.isa.portable import PORTABLE
+from treadle.jit.compile import emit_assembly, emit_object
+from treadle.jit.kernel import symbol, trace
+from treadle.kernels.attention import Attention
+from treadle.kernels.gemm import Gemm
+from treadle.kernels.gemv import Gemv
+from treadle.kernels.spec import Spec
+
+AARCH64 = replace(PORTABLE, name="aarch64", triple="aarch64-unknown-linux-gnu")
+RISCV64 = replace(
+    PORTABLE, name="riscv64", triple="riscv64-unknown-linux-gnu", features="+m,+a,+f,+d,+c", abi="lp64d"
+)
+EM = {"aarch64": 183, "riscv64": 243}
+
+
+def check_elf(code: bytes, machine: int, name: str) -> None:
+    """A relocatable little-endian ELF64 file of ``machine`` that defines ``name`` and has code."""
+    assert code[:6] == b"\x7fELF\x02\x01"
+    kind, found = struct.unpack_from("<HH", code, 16)
+    assert (kind, found) == (1, machine)
+    (table,) = struct.unpack_from("<Q", code, 40)
+    entry_size, n, _ = struct.unpack_from("<HHH", code, 58)
+    assert table + entry_size * n <= len(code)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", code, table + i * entry_size) for i in range(n)]
+    assert any(s[1] == 1 and s[2] & 4 and s[5] > 0 for s in sections), "no executable section"
+    symbols = next(s for s in sections if s[1] == 2)
+    strings = sections[symbols[6]]
+    defined, missing = set(), set()
+    for at in range(symbols[4], symbols[4] + symbols[5], 24):
+        offset, _, _, section = struct.unpack_from("<IBBH", code, at)
+        start = strings[4] + offset
+        found_name = code[start : code.index(b"\0", start)].decode()
+        (defined if section else missing).add(found_name)
+    assert name in defined
+    # Position-independent code may name the table of offsets; a kernel calls nothing.
+    assert missing <= {"", "_GLOBAL_OFFSET_TABLE_"}, missing
+
+
+@pytest.mark.parametrize("spec", [s for s in registry.ALL if getattr(s, "act", "") != "bf16" or not isinstance(s, Gemm)], ids=registry.name)
+def test_portable_kernels_are_emitted_for_other_machines(spec: Spec) -> None:
+    text = trace(spec, AARCH64)
+    assert "llvm.x86" not in text
+    assert text == trace(spec, RISCV64), "the portable IR depends on the machine"
+    for isa in (AARCH64, RISCV64):
+        check_elf(emit_object(text, isa), EM[isa.name], symbol(spec))
+
+
+BLOCKS = Gemm("Q8_0", "q8", 352, 2, 2)
+NIBBLES = Gemm("Q4_0", "q8", 352, 2, 2)
+HALVES = Gemm("F16", "f32", 172, 2, 4)
+BRAINS = Gemm("BF16", "bf16", 172, 2, 4)
+INSTRUCTIONS = {
+    "portable": {BLOCKS: ["pmaddwd"], NIBBLES: ["pmaddwd"]},
+    "avx2": {BLOCKS: ["vpmaddwd"], NIBBLES: ["vpmaddubsw"], HALVES: ["vcvtph2ps", "vfmadd"]},
+    "avx2_vnni": {BLOCKS: [r"vpdpbusd.*ymm"], NIBBLES: ["vpdpbusd"]},
+    "avx512": {BLOCKS: ["vpmaddwd.*zmm"], NIBBLES: ["vpmaddubsw.*zmm"], HALVES: ["vfmadd.*zmm"]},
+    "avx512_vnni": {BLOCKS: [r"vpdpbusd.*zmm"]},
+    "avx512_bf16": {BLOCKS: [r"vpdpbusd.*zmm"], BRAINS: [r"vdpbf16ps.*zmm"]},
+}
+
+
+def test_every_row_is_listed() -> None:
+    assert set(INSTRUCTIONS) == set(ROWS)
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_rows_use_their_instructions_and_no_others(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    isa = ROWS[name]
+    for spec, wanted in INSTRUCTIONS[name].items():
+        code = emit_assembly(trace(spec, isa), isa)
+        for pattern in wanted:
+            assert re.search(pattern, code), f"{spec.name} on {name} has no {pattern}"
+        wider = {128: "[yz]mm", 256: "zmm", 512: "tmm"}[isa.vector_bits]
+        assert not re.search(wider, code), f"{spec.name} on {name} uses {wider}"
+    # LLVM only warns of a feature that it does not know, and then compiles without it.
+    assert "not a recognized" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("spec", [Attention("f16", 8, 2, 64, 1), Gemv("F16", "f32", 172, 4, 1)], ids=registry.name)
+def test_portable_needs_no_more_than_x86_64(spec: Spec) -> None:
+    """SSE2 is all that an x86-64 must have; LLVM would fill in the host's features where none are given."""
+    code = emit_assembly(trace(spec, PORTABLE), PORTABLE)
+    assert not re.search(r"\t(v[a-z]|pshufb|pmulld|pblend|blendv|round|insertps|pinsr[bdq]|pextr[bdq])", code)
+
+
+@pytest.mark.parametrize("row", list(ROWS.values()), ids=lambda row: row.name)
+def test_pause_leaves_the_loop(row: Isa) -> None:
+    from tests.jit.emit import ir_text
+    from treadle.jit.types import i64
+    from treadle.jit.values import Builder, Val
+
+    def build(k: Builder, n: Val) -> None:
+        with k.loop(k.load(n, i64)):
+            row.pause(k)
+
+    code = emit_assembly(ir_text(row, 1, build), row)
+    assert re.search(r"\tj[a-z]+\t", code), "the loop was removed"

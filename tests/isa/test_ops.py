@@ -1,0 +1,158 @@
+"""Every row's operations against their one meaning, in numpy: the same tests for all rows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.jit.emit import compiled
+from tests.kernels import rows
+from tests.kernels.harness import U32, assert_close
+from treadle.isa.isa import Isa
+from treadle.jit.types import bf16, f16, f32, i8, i32, u8, u16
+from treadle.jit.values import Builder, Val
+from treadle.kernels.act import to_bf16_bits
+
+# -- dot4 -------------------------------------------------------------------------------------------
+
+TOPS = (15, 129, 130, 255)  # 129: the largest weight for which maddubs cannot saturate
+
+
+@lru_cache
+def dot4(isa: Isa, lanes: int, w_max: int) -> Callable[..., None]:
+    def build(k: Builder, acc: Val, w: Val, x: Val) -> None:
+        sums = k.load(acc, i32 * (lanes // 4))
+        k.store(acc, isa.dot4(k, sums, k.load(w, u8 * lanes), k.load(x, i8 * lanes), w_max))
+
+    return compiled(isa, 3, build)
+
+
+def widths(isa: Isa) -> list[int]:
+    """A register of bytes, for tiles; 32, a block, for gemv."""
+    return sorted({32, isa.vector_bits // 8})
+
+
+@pytest.mark.parametrize("w_max", TOPS)
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_dot4(isa: Isa, w_max: int) -> None:
+    for lanes in widths(isa):
+        kernel = dot4(isa, lanes, w_max)
+
+        @settings(max_examples=40, deadline=None)
+        @given(
+            hnp.arrays(np.uint8, lanes, elements=st.sampled_from([0, 1, w_max // 2, w_max - 1, w_max])),
+            hnp.arrays(np.int8, lanes, elements=st.sampled_from([-127, -126, -1, 0, 1, 127])),
+            hnp.arrays(np.int32, lanes // 4, elements=st.integers(-(2**31), 2**31 - 1)),
+        )
+        def holds(w: np.ndarray, x: np.ndarray, acc: np.ndarray) -> None:
+            got = acc.copy()
+            kernel(got, w, x)
+            dots = (w.astype(np.int64) * x).reshape(-1, 4).sum(-1)
+            assert (got == (acc + dots).astype(np.int32)).all(), (w, x, acc)
+
+        holds()
+
+
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_dot4_random(isa: Isa, rng: np.random.Generator) -> None:
+    for lanes in widths(isa):
+        for w_max in TOPS:
+            w = rng.integers(0, w_max + 1, (64, lanes)).astype(np.uint8)
+            x = rng.integers(-127, 128, (64, lanes)).astype(np.int8)
+            want = (w.astype(np.int32) * x).reshape(64, -1, 4).sum(-1)
+            for i in range(64):
+                got = np.zeros(lanes // 4, np.int32)
+                dot4(isa, lanes, w_max)(got, w[i], x[i])
+                assert (got == want[i]).all()
+
+
+# -- dot_bf16 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.dot_bf16] or [None], ids=str)
+def test_dot_bf16(isa: Isa | None, rng: np.random.Generator) -> None:
+    if isa is None:
+        pytest.skip("no row of this machine multiplies bf16")
+    n, op = isa.lanes, isa.dot_bf16
+    assert op is not None
+
+    def build(k: Builder, acc: Val, a: Val, b: Val) -> None:
+        pairs = [k.load(p, u16 * (2 * n)).bits(bf16 * (2 * n)) for p in (a, b)]
+        k.store(acc, op(k, k.load(acc, f32 * n), *pairs))
+
+    kernel = compiled(isa, 3, build)
+    whole = [rng.integers(-128, 129, 2 * n).astype(np.float32) for _ in range(2)]
+    random = [rng.standard_normal(2 * n).astype(np.float32) for _ in range(2)]
+    for pair in (whole, random):
+        bits = [to_bf16_bits(v) for v in pair]
+        a, b = ((v.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for v in bits)
+        start = rng.integers(-99, 100, n).astype(np.float32)
+        acc = start.copy()
+        kernel(acc, *bits)
+        products = (a * b).reshape(-1, 2)
+        # Products are exact (8 bits by 8); two additions round. Whole numbers this small leave nothing to round.
+        size = 2 * U32 * (np.abs(start) + np.abs(products).sum(-1)) if pair is random else 0
+        assert_close(acc, start + products.sum(-1), size, isa.name)
+
+
+# -- f16 --------------------------------------------------------------------------------------------
+
+HALVES = np.arange(65536, dtype=np.uint16)
+
+
+def convert(isa: Isa, x: np.ndarray, out: np.ndarray, *, narrow: bool) -> np.ndarray:
+    """``x`` through the row's conversion, a register of f32 at a time."""
+    n = isa.lanes
+    assert len(x) % n == 0
+
+    def build(k: Builder, source: Val, to: Val) -> None:
+        with k.loop(len(x), step=n) as i:
+            if narrow:
+                k.store(to + i * 2, isa.narrow_f16(k, k.load(source + i * 4, f32 * n)))
+            else:
+                k.store(to + i * 4, isa.widen_f16(k, k.load(source + i * 2, f16 * n)))
+
+    compiled(isa, 2, build)(x, out)
+    return out
+
+
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_widen_f16_of_every_half(isa: Isa) -> None:
+    got = convert(isa, HALVES, np.zeros(65536, np.float32), narrow=False)
+    want = HALVES.view(np.float16).astype(np.float32)
+    assert (np.isnan(got) == np.isnan(want)).all()
+    kept = ~np.isnan(want)
+    assert (got.view(np.uint32) == want.view(np.uint32))[kept].all()  # zeros keep their sign
+
+
+def boundaries() -> np.ndarray:
+    """Every half, every midpoint between neighbours, and the floats just beside those; f32."""
+    halves = HALVES.view(np.float16).astype(np.float32)
+    finite = np.sort(np.abs(halves[np.isfinite(halves)]))
+    finite = np.unique(finite)
+    steps = np.append(finite, np.float32(65536))  # as if the exponents went on: 65520 rounds up
+    middles = ((steps[1:].astype(np.float64) + steps[:-1]) / 2).astype(np.float32)
+    exact = np.concatenate([halves, middles, -middles])
+    beside = [np.nextafter(exact, np.float32(s) * np.float32(np.inf)) for s in (-1, 1)]
+    return np.concatenate([exact, *beside])
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_narrow_f16_rounds_to_even(isa: Isa, rng: np.random.Generator) -> None:
+    any_bits = rng.integers(0, 2**32, 50_000, dtype=np.uint32).view(np.float32)
+    tiny = np.array([1e-45, 1e-40, 2.0**-126, 2.0**-26, 2.0**-25, 2.0**-24, 3e38, np.inf], np.float32)
+    with np.errstate(all="ignore"):
+        x = np.concatenate([boundaries(), any_bits, tiny, -tiny])
+        x = np.resize(x, -(-len(x) // 16) * 16)
+        want = x.astype(np.float16)
+    got = convert(isa, x, np.zeros(len(x), np.uint16), narrow=True).view(np.float16)
+    assert (np.isnan(got) == np.isnan(x)).all()
+    wrong = (got.view(np.uint16) != want.view(np.uint16)) & ~np.isnan(x)
+    assert not wrong.any(), (x[wrong][:4], got[wrong][:4], want[wrong][:4])

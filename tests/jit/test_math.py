@@ -1,0 +1,93 @@
+"""exp, silu and gelu in units of the last place of f32, over their whole range, on every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.jit.emit import compiled
+from tests.kernels import rows
+from tests.kernels.harness import assert_close
+from treadle.isa.isa import Isa
+from treadle.jit import math
+from treadle.jit.types import f32
+from treadle.jit.values import Builder, Val
+
+
+def apply(function: Callable[[Builder, Val], Val], isa: Isa, x: np.ndarray) -> np.ndarray:
+    """``function`` of f32 ``x [n]``."""
+    lanes = isa.lanes
+    padded = np.resize(x.astype(np.float32), -(-len(x) // lanes) * lanes)
+    out = np.full_like(padded, np.nan)
+
+    def build(k: Builder, source: Val, to: Val) -> None:
+        with k.loop(4 * len(padded), step=4 * lanes) as at:
+            k.store(to + at, function(k, k.load(source + at, f32 * lanes)))
+
+    compiled(isa, 2, build)(padded, out)
+    return out[: len(x)]
+
+
+def ulp(exact: np.ndarray) -> np.ndarray:
+    """One unit in the last place of f32 at ``exact`` (float64); that of the smallest normal below it."""
+    return np.maximum(2.0 ** np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-126))) * 2.0**-23, 2.0**-149)
+
+
+GRID = np.linspace(-87, 88.3, 200_001).astype(np.float32)
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_exp(isa: Isa) -> None:
+    near = np.concatenate([np.logspace(-45, 0, 999), -np.logspace(-45, 0, 999), [0.0, -0.0]])
+    x = np.concatenate([GRID, near.astype(np.float32)])
+    exact = np.exp(x.astype(np.float64))
+    assert_close(apply(math.exp, isa, x), exact, 1.5 * ulp(exact), f"exp on {isa.name}")
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_exp_at_the_ends(isa: Isa) -> None:
+    x = np.array([-np.inf, -1e30, -87.1, 88.5, 1e30, np.inf, np.nan, 0.0, -1e-40])
+    want = [0, 0, 0, np.inf, np.inf, np.inf, np.nan, 1, 1]
+    np.testing.assert_array_equal(apply(math.exp, isa, x), want)
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_silu(isa: Isa) -> None:
+    x = GRID.astype(np.float64)
+    exact = x / (1 + np.exp(-x))
+    assert_close(apply(math.silu, isa, GRID), exact, 4 * ulp(exact), f"silu on {isa.name}")
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_gelu(isa: Isa) -> None:
+    """The argument of the exponential is rounded three times, so its size multiplies the error."""
+    x = np.linspace(-12, 12, 100_001).astype(np.float32)
+    y = x.astype(np.float64)
+    inner = 2 * np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)
+    with np.errstate(over="ignore"):
+        exact = y / (1 + np.exp(-inner))
+    # Below e**-87 the exponential is infinite, and the result zero instead of a number near 1e-37.
+    allowed = (4 + 3 * np.minimum(np.abs(inner), 88)) * ulp(exact) + 2e-37
+    assert_close(apply(math.gelu, isa, x), exact, allowed, f"gelu on {isa.name}")
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("name", ["silu", "gelu"])
+def test_activations_at_the_ends(name: str, isa: Isa) -> None:
+    x = np.array([-3e38, -1000.0, -0.0, 0.0, 1000.0, 3e38, np.inf, np.nan])
+    got = apply(getattr(math, name), isa, x)
+    np.testing.assert_array_equal(got, [0, 0, 0, 0, 1000, np.float32(3e38), np.inf, np.nan])
+
+
+def test_no_libm() -> None:
+    """A kernel's object must link without anything but itself: no call to expf is left in it."""
+    from tests.jit.emit import ir_text
+    from treadle.jit.compile import emit_assembly
+
+    def build(k: Builder, to: Val) -> None:
+        k.store(to, math.gelu(k, math.silu(k, k.load(to, f32 * 8))))
+
+    for isa in rows.DISTINCT:
+        assert "call" not in emit_assembly(ir_text(isa, 1, build), isa)

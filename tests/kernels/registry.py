@@ -1,0 +1,109 @@
+"""A covering set of specs: every kernel, weight format, activation kind, KV format and option, on awkward sizes."""
+
+from __future__ import annotations
+
+from treadle.formats import FORMATS
+from treadle.kernels.attention import Attention, Merge
+from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.gemm import Gemm
+from treadle.kernels.gemv import Gemv
+from treadle.kernels.rope import RopeStore
+from treadle.kernels.spec import Spec
+
+EPS = 1e-6
+
+EMBEDS = [
+    *(Embed(f.name, k) for f in FORMATS.values() for k in (32, 352)),
+    Embed("F32", 172),
+    Embed("F16", 172, 2.5),
+    Embed("BF16", 172),
+    Embed("Q4_1", 64, 33.94),
+]
+NORMS = [
+    Norm("q8", 32, 1, EPS),
+    Norm("q8", 352, 6, EPS),
+    Norm("q8", 2048, 4, EPS, outputs=True),
+    Norm("bf16", 172, 1, EPS),
+    Norm("bf16", 352, 6, EPS),
+    Norm("f32", 172, 6, EPS),
+    Norm("f32", 352, 1, EPS, outputs=True),
+    Norm("f32", 172, 1, EPS, add=True),
+    Norm("f32", 2048, 1, EPS, add=True),
+    Norm("f32", 5, 1, EPS),
+    Norm("f32", 33, 1, EPS, add=True),
+]
+PACKS = [
+    Pack("copy", "q8", 32, 1),
+    Pack("copy", "bf16", 172, 6),
+    Pack("copy", "f32", 352, 1),
+    Pack("silu", "q8", 352, 6),
+    Pack("silu", "bf16", 352, 1),
+    Pack("silu", "f32", 172, 6),
+    Pack("gelu", "q8", 2048, 1),
+    Pack("gelu", "bf16", 172, 1),
+    Pack("gelu", "f32", SLICE + 172, 6),
+    Pack("silu", "q8", SLICE + 32, 1),
+]
+ROPES = [
+    RopeStore("norm", "f16", 4, 2, 8, 8, 8**-0.5),
+    RopeStore("norm", "bf16", 8, 8, 48, 48, 1.0),
+    RopeStore("norm", "q8_0", 8, 2, 64, 64, 0.125),
+    RopeStore("neox", "f16", 4, 1, 256, 256, 0.0625, eps=EPS),
+    RopeStore("neox", "q8_0", 4, 4, 32, 32, 0.25, eps=EPS, local=True),
+    RopeStore("neox", "bf16", 6, 2, 80, 32, 0.3, local=True),  # 48 dims pass unturned
+    RopeStore("norm", "f16", 3, 3, 20, 12, 0.5, eps=1e-5),
+]
+ATTENTIONS = [
+    Attention("f16", 8, 2, 64, 1),
+    Attention("f16", 4, 4, 8, 4),
+    Attention("f16", 20, 1, 16, 1),  # 20 heads on one key head: two groups of 10
+    Attention("f16", 8, 1, 128, 1, 100, True),
+    Attention("f16", 4, 2, 20, 4),
+    Attention("bf16", 6, 2, 80, 2, 40, True),
+    Attention("q8_0", 4, 1, 256, 4, 33, True),
+    Attention("q8_0", 2, 2, 32, 8),
+    Attention("bf16", 3, 3, 48, 3, 1),
+]
+MERGES = [Merge(s.n_groups, s.heads, s.tokens, s.head_dim, s.local) for s in ATTENTIONS]
+GEMMS = [
+    Gemm("Q8_0", "q8", 352, 2, 4),
+    Gemm("Q8_0", "q8", 32, 1, 6, bias=True),
+    Gemm("Q8_0", "q8", 2048, 2, 2, segments=3, bias=True),
+    Gemm("Q4_0", "q8", 352, 2, 5, residual=True),
+    Gemm("Q4_1", "q8", 352, 2, 8, segments=2),
+    Gemm("F32", "f32", 172, 2, 6, residual=True),
+    Gemm("F16", "f32", 172, 1, 4, segments=2, bias=True, residual=True),
+    Gemm("BF16", "f32", 32, 2, 3, outputs=True),
+    Gemm("Q4_0", "f32", 64, 1, 4),
+    Gemm("BF16", "bf16", 172, 2, 12, segments=2, bias=True),
+    Gemm("F32", "bf16", 352, 1, 5),
+    Gemm("Q4_1", "bf16", 96, 1, 4),
+]
+GEMVS = [
+    Gemv("Q8_0", "q8", 352, 4, 1, segments=3, bias=True),
+    Gemv("Q8_0", "q8", 2048, 2, 3),
+    Gemv("Q8_0", "q8", 32, 1, 5, residual=True),
+    Gemv("Q4_0", "q8", 352, 4, 1, segments=2),
+    Gemv("Q4_0", "q8", 32, 2, 2, bias=True, residual=True),
+    Gemv("Q4_1", "q8", 352, 4, 1),
+    Gemv("Q4_1", "q8", 64, 1, 7, outputs=True),
+    Gemv("F32", "f32", 172, 4, 1, segments=2, bias=True),
+    Gemv("F16", "f32", 172, 2, 4, residual=True),
+    Gemv("BF16", "f32", 172, 1, 1),
+    Gemv("F16", "f32", 2048, 4, 1),
+    Gemv("F32", "f32", 5, 1, 2),
+]
+ALL: list[Spec] = [
+    *EMBEDS,
+    *NORMS,
+    *PACKS,
+    *ROPES,
+    *ATTENTIONS,
+    *dict.fromkeys(MERGES),
+    *GEMMS,
+    *GEMVS,
+]
+
+
+def name(spec: Spec) -> str:
+    return spec.name

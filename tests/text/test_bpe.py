@@ -1,0 +1,133 @@
+"""Byte-level BPE: families of pre-tokenizers, merges, bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Sequence, Split
+
+from tests.text.conftest import Load
+from tests.text.vocabularies import CONTROL, NORMAL, USER_DEFINED, letters, load_bpe
+from treadle.errors import FileError, UnsupportedError
+from treadle.text.bpe import BYTE_OF_LETTER, merge_pairs
+from treadle.text.pretokenizers import PRE_TOKENIZERS
+from treadle.text.vocab import string_array, texts
+
+
+def words(pre: str, text: str) -> list[str]:
+    splits = [Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre].patterns]
+    return [word for word, _ in Sequence(splits).pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+@settings(max_examples=30, deadline=None)
+@given(text=st.text() | st.text("aB1 '.\r\n\t漢é"))
+def test_every_family_keeps_every_character(pre: str, text: str) -> None:
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert "".join(words(pre, text)) == text
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "expected"),
+    [
+        ("gpt-2", "I've 1234 x!\n\nyY", "I|'ve| 1234| x|!|\n|\n|yY"),
+        ("llama-bpe", "I'VE 1234 x!\n\nyY", "I|'VE| |123|4| x|!\n\n|yY"),
+        ("smaug-bpe", "I'VE 1234 x!\n\nyY", "I|'VE| |123|4| x|!\n\n|yY"),
+        ("qwen2", "I'VE 12 x!\n\nyY", "I|'VE| |1|2| x|!\n\n|yY"),
+        ("starcoder", "I've 12 x!\n\nyY", "I|'ve| |1|2| x|!|\n|\n|yY"),
+        ("tekken", "I've 12 x/\n\nyY", "I|'ve| |1|2| x|/\n\n|y|Y"),
+        ("gpt-4o", "I've 1234 x/\n\nyY", "I've| |123|4| x|/\n\n|y|Y"),
+        ("falcon", "I've 1234 x!`", "I|'|ve| |123|4| x|!`"),
+        ("default", "I've 1234 x!`", "I|'|ve| |123|4| x|!|`"),
+        ("deepseek-coder", "I've 12 x!\n\nyY", "I|'|ve| |1|2| x|!|\n|\n|yY"),
+        ("deepseek-llm", "Ωa 12漢字 x!\n", "Ω|a| |12|漢字| x|!|\n"),  # its punctuation has a-z
+        ("deepseek-v3", "#ab 1234漢字x", "#ab| |123|4|漢字|x"),
+        ("qwen35", "e\u0301a 12", "e\u0301a| |1|2"),
+    ],
+)
+def test_words(pre: str, text: str, expected: str) -> None:
+    assert "|".join(words(pre, text)) == expected
+
+
+def test_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="from-the-future"):
+        load_bpe(tmp_path / "v.gguf", pre="from-the-future")
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "expected"),
+    [
+        ("qwen2", [], "qwen2"),
+        ("llama", [("<|begin_of_text|>", CONTROL)], "llama-bpe"),
+        ("llama", [], "default"),
+    ],
+)
+def test_missing_family_is_a_guess_with_a_warning(
+    tmp_path: Path, arch: str, more: list[tuple[str, object]], expected: str
+) -> None:
+    tokenizer = load_bpe(tmp_path / "v.gguf", more=more, pre=None, arch=arch)  # type: ignore[arg-type]
+    assert tokenizer.pre == expected
+    assert "is a guess" in tokenizer.warnings[0]
+
+
+def test_ignore_merges(tmp_path: Path) -> None:
+    """Llama 3 takes a word that is a piece whole, even where no merge leads to it."""
+    more = [("abc", NORMAL)]
+    llama3 = load_bpe(tmp_path / "a.gguf", ["a b"], more, pre="llama-bpe", bos_token_id=0)
+    assert llama3.encode("abc", bos=False) == [257]
+    assert llama3.add_bos
+    smaug = load_bpe(tmp_path / "b.gguf", ["a b"], more, pre="smaug-bpe", bos_token_id=0)
+    assert smaug.encode("abc") == [256, ord("c")]
+
+
+def test_added_pieces_are_text_as_it_stands(tmp_path: Path) -> None:
+    more = [("  ", USER_DEFINED), ("<é>", CONTROL), (letters(b"\xff"), NORMAL), ("漢", NORMAL)]
+    tokenizer = load_bpe(tmp_path / "v.gguf", more=more)
+    assert tokenizer.encode("a  a") == [ord("a"), 256, ord("a")]
+    assert tokenizer.decode([256, 257], special=True) == "  <é>"
+    assert tokenizer.token_bytes(258) == b"\xff"
+    assert tokenizer.token_bytes(259) == "漢".encode()  # not letters for bytes
+
+
+def test_bytes_without_a_piece_are_an_error(load: Load) -> None:
+    falcon = load("falcon")  # lacks 28 bytes, 0xF2 among them
+    assert falcon.decode(falcon.encode("🦙")) == "🦙"
+    with pytest.raises(UnsupportedError, match="cannot spell"):
+        falcon.encode("\U00080000")
+
+
+def test_letters() -> None:
+    assert sorted(BYTE_OF_LETTER.values()) == list(range(256))
+    assert letters(b" \n!a\xad") == "ĠĊ!aŃ"
+
+
+def test_merges() -> None:
+    assert merge_pairs(string_array([b"a b", "Ġ t".encode()])) == [("a", "b"), ("Ġ", "t")]
+    assert merge_pairs(string_array([])) == []
+    # A left side of one space, and lines that are no pair, go the slow way.
+    assert merge_pairs(string_array([b"  b", b"ab", b"c d"])) == [(" ", "b"), ("c", "d")]
+    assert merge_pairs(string_array([b"ab", b"c d e", b"f g"])) == [("c", "d e"), ("f", "g")]
+
+
+def test_texts() -> None:
+    pieces = [b"a", b"", "漢".encode(), b" \xff", b"b" * 40]
+    assert texts(string_array(pieces)) == ["a", "", "漢", " \ufffd", "b" * 40]
+    assert texts(string_array([*pieces, b"\n"]))[-1] == "\n"
+    assert texts(string_array([])) == []
+
+
+def test_merge_into_no_piece_is_told(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"tokenizer.ggml.merges": ["x yz"]}
+    with pytest.raises(FileError, match="merges"):
+        load_bpe(tmp_path / "v.gguf", **keys)
+
+
+def test_duplicates_the_first_wins(tmp_path: Path) -> None:
+    tokenizer = load_bpe(tmp_path / "v.gguf", more=[("a", NORMAL)])
+    assert tokenizer.encode("a") == [ord("a")]
+    assert "duplicates" in tokenizer.warnings[0]

@@ -1,0 +1,20 @@
+"""Start-up: the libraries behind the text are imported when a file needs them, not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("sentencepiece", "tokenizers", "jinja2", "llguidance", "huggingface_hub", "torch")
+MODULES = ("treadle", *(f"treadle.text.{name}" for name in ("tokenizer", "template", "grammar")))
+
+
+def test_imports() -> None:
+    script = (
+        f"import sys; import {', '.join(MODULES)}\n"
+        "from treadle.text import bpe, spm, wordpiece, gbnf\n"
+        "from treadle.text.template import ChatTemplate; ChatTemplate('x')\n"
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []

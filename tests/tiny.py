@@ -1,0 +1,94 @@
+"""Small random models as GGUF files, of any architecture and format that treadle has a row for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.models.hf_tiny import N_VOCAB, byte_vocabulary
+from treadle.files.gguf import GGUFWriter
+from treadle.formats import by_name
+from treadle.models.archs import ARCHS, LAYER_TENSORS, MODEL_TENSORS
+
+SIZES = {
+    "n_layer": 3,
+    "n_embd": 64,
+    "n_ff": 96,
+    "n_head": 4,
+    "n_head_kv": 2,
+    "head_dim": 32,
+    "n_vocab": N_VOCAB,
+    "n_ctx": 4096,
+    "window": 0,
+}
+
+
+def write_model(path: Path, arch: str = "llama", fmt: str = "F32", **sizes: int) -> None:
+    """Norms and biases are F32, matrices ``fmt``; tensors that the architecture can lack, it lacks.
+
+    Weights keep activations near 1 and logits apart, as those of ``tests/models/hf_tiny.py`` do.
+    """
+    size = SIZES | sizes
+    writer = GGUFWriter(path)
+    writer.add("general.architecture", arch)
+    for key, value in keys(size).items():
+        writer.add(f"{arch}.{key}", value)
+    for key, value in byte_vocabulary().items():
+        writer.add(f"tokenizer.ggml.{key}", value)
+    dims = {
+        "n_vocab": size["n_vocab"],
+        "n_embd": size["n_embd"],
+        "n_ff": size["n_ff"],
+        "head_dim": size["head_dim"],
+        "n_q": size["n_head"] * size["head_dim"],
+        "n_k": size["n_head_kv"] * size["head_dim"],
+        "n_v": size["n_head_kv"] * size["head_dim"],
+        "n_attn": size["n_head"] * size["head_dim"],
+    }
+    names = [(row.name, row) for row in MODEL_TENSORS if not row.optional]
+    for i in range(size["n_layer"]):
+        for row in LAYER_TENSORS:
+            if not row.optional or row.name in ARCHS[arch].needs:
+                names.append((f"blk.{i}.{row.name}", row))
+    rng = np.random.default_rng(list(arch.encode()))
+    for name, row in names:
+        shape = tuple(dims[word] for word in row.shape)
+        weights = by_name(fmt if len(shape) == 2 else "F32")
+        writer.add_tensor(name, shape, weights, weights.quantize_rows(draw(rng, name, shape)))
+    writer.write()
+
+
+def keys(size: dict[str, int]) -> dict[str, Any]:
+    """GGUF's keys, without the architecture's prefix."""
+    made = {
+        "vocab_size": size["n_vocab"],
+        "context_length": size["n_ctx"],
+        "embedding_length": size["n_embd"],
+        "block_count": size["n_layer"],
+        "feed_forward_length": size["n_ff"],
+        "attention.head_count": size["n_head"],
+        "attention.head_count_kv": size["n_head_kv"],
+        "attention.key_length": size["head_dim"],
+        "attention.value_length": size["head_dim"],
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0,
+    }
+    if size["window"]:
+        made["attention.sliding_window"] = size["window"]
+    return made
+
+
+def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape)
+    if "norm" in name:
+        x = 1.0 + 0.25 * x
+    elif name.endswith("bias"):
+        x = 0.5 * x
+    elif "embd" in name:
+        x = 0.35 * x  # the output matrix as well
+    else:
+        x = 1.4 * x / math.sqrt(shape[1])
+    return x.astype(np.float32)
