@@ -1,6 +1,7 @@
-"""What it costs to open a file with a large vocabulary: 262,144 pieces and 500,000 merges, most of them never looked at.
+"""What it costs to open a file with a large vocabulary: 262,144 pieces and 500,000 merges, most of
+them never looked at.
 
-    python bench/open.py
+python bench/open.py
 """
 
 from __future__ import annotations

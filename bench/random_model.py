@@ -1,6 +1,6 @@
 """Write a GGUF of random weights in the real shape of a published model, to measure speed with.
 
-    python bench/random_model.py tinyllama Q8_0 tinyllama-Q8_0.gguf
+python bench/random_model.py tinyllama Q8_0 tinyllama-Q8_0.gguf
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ SHAPES = {
 
 
 def random_rows(fmt: Format, m: int, k: int, seed: int) -> Iterator[np.ndarray]:
-    """``m`` rows of ``k`` normal weights of deviation 1/sqrt(k), in strips: one strip is quantised and its rows shuffled."""
+    """``m`` rows of ``k`` normal weights of deviation 1/sqrt(k), in strips: one strip is quantised
+    and its rows shuffled.
+    """
     rng = np.random.default_rng(seed)
     rows = max(1, min(m, STRIP // k))
     base = rng.standard_normal((rows, k), np.float32) * np.float32(k**-0.5)
@@ -89,7 +91,9 @@ def write(shape: Shape, fmt: Format, path: str) -> None:
     w.add("tokenizer.ggml.model", "llama")
     special = ["<unk>", "<s>", "</s>"]
     byte = [f"<0x{b:02X}>" for b in range(256)]
-    words = special + byte + [f"\u2581w{i}" for i in range(shape.n_vocab - len(special) - len(byte))]
+    words = (
+        special + byte + [f"\u2581w{i}" for i in range(shape.n_vocab - len(special) - len(byte))]
+    )
     kinds = [2, 3, 3] + [6] * 256 + [1] * (shape.n_vocab - 259)
     w.add("tokenizer.ggml.tokens", words)
     w.add("tokenizer.ggml.scores", np.arange(0, -shape.n_vocab, -1, dtype=np.float32))

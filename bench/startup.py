@@ -1,9 +1,10 @@
-"""What one short use costs: a whole process that loads a model and writes one token, warm and with an empty kernel cache;
-its own memory; and how much two processes on one model share.
+"""What one short use costs: a whole process that loads a model and writes one token, warm and with
+an empty kernel cache; its own memory; and how much two processes on one model share.
 
     python bench/startup.py MODEL [--repeats 7]
 
-Memory is read from Linux's /proc: private (the process's own), and proportional (shared pages counted by their sharers).
+Memory is read from Linux's /proc: private (the process's own), and proportional (shared pages
+counted by their sharers).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pathlib import Path
 CHILD = """
 import sys, treadle
 model = treadle.load(sys.argv[1])
-text = model.generate("Once upon a time", max_tokens=1, sampling=treadle.Sampling(temperature=0)).finish()
+greedy = treadle.Sampling(temperature=0)
+model.generate("Once upon a time", max_tokens=1, sampling=greedy).finish()
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -32,12 +34,16 @@ def process_s(model: str, cache: str | None = None) -> float:
     env = dict(os.environ, **({"TREADLE_CACHE": cache} if cache else {}))
     began = time.perf_counter()
     command = [sys.executable, "-m", "treadle", "run", model, "Once upon a time", "-n", "1"]
-    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     return time.perf_counter() - began
 
 
 def memory_mb(pid: int, model: str) -> dict[str, float]:
-    """Megabytes: ``own`` is private memory outside the model's file; ``model_pss`` the file's proportional share."""
+    """Megabytes: ``own`` is private memory outside the model's file; ``model_pss`` the file's
+    proportional share.
+    """
     own = file_rss = file_pss = 0
     mapped = False
     name = str(Path(model).resolve())
@@ -58,7 +64,10 @@ def sharing(model: str) -> list[dict[str, float]]:
     """Memory of two processes that hold the same model at the same time."""
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", CHILD, model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CHILD, model],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
     ]
@@ -86,7 +95,11 @@ def main() -> None:
         json.dumps(
             {
                 "warm_s": {"median": statistics.median(warm), "min": min(warm), "max": max(warm)},
-                "cold_kernels_s": {"median": statistics.median(cold), "min": min(cold), "max": max(cold)},
+                "cold_kernels_s": {
+                    "median": statistics.median(cold),
+                    "min": min(cold),
+                    "max": max(cold),
+                },
                 "two_processes_mb": sharing(given.model),
             },
             indent=2,

@@ -1,4 +1,5 @@
-"""What the compiled step loop costs: microseconds a step, for steps of almost no work, by number of threads.
+"""What the compiled step loop costs: microseconds a step, for steps of almost no work, by number of
+threads.
 
     python bench/steps.py [--threads 1,2] [--steps 300]
 
@@ -67,8 +68,10 @@ def main() -> None:
             team.close()
             assert (counters == 200 * given.steps).all()
             print(
-                f"{n_threads} threads, {n_items:3} items: median {statistics.median(times):.2f} us a step, "
-                f"min {min(times):.2f}, max {max(times):.2f}; idle {idle * 1e3:.2f} ms of processor a second"
+                f"{n_threads} threads, {n_items:3} items: "
+                f"median {statistics.median(times):.2f} us a step, "
+                f"min {min(times):.2f}, max {max(times):.2f}; "
+                f"idle {idle * 1e3:.2f} ms of processor a second"
             )
 
 

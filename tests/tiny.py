@@ -12,6 +12,7 @@ from tests.models.hf_tiny import N_VOCAB, byte_vocabulary
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS, LAYER_TENSORS, MODEL_TENSORS
+from treadle.models.config import Config
 
 SIZES = {
     "n_layer": 3,
@@ -92,3 +93,14 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndar
     else:
         x = 1.4 * x / math.sqrt(shape[1])
     return x.astype(np.float32)
+
+
+def rounding(config: Config) -> float:
+    """How far f32 logits may be from exact ones, as a share of the largest of them.
+
+    With n roundings of 2**-24 on the way from a token to its logits the error is at most about
+    4 sqrt(n) 2**-24 of the terms (Higham and Mary, 2019: but for one case in thousands).
+    """
+    per_layer = 2 * config.n_embd + config.n_head * config.head_dim + config.n_ff
+    n = config.n_layer * per_layer + config.n_embd
+    return 4 * math.sqrt(n) * 2.0**-24

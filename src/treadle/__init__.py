@@ -51,7 +51,8 @@ _LAZY = {"Model": "treadle.model", "load": "treadle.model", "Sampling": "treadle
 
 
 def __getattr__(name: str) -> Any:
-    # ``treadle --help`` needs neither numpy nor LLVM, so what does is imported when it is first asked for.
+    # ``treadle --help`` needs neither numpy nor LLVM, so what does is imported when it is first
+    # asked for.
     if name in _LAZY:
         from importlib import import_module
 

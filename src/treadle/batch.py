@@ -1,7 +1,7 @@
 """One run's inputs: what the compiled steps read through RUN_STATE.
 
-A batch mixes chunks of prompts and single decoding tokens of any number of sequences; each part says of how many of its last
-tokens logits are wanted.
+A batch mixes chunks of prompts and single decoding tokens of any number of sequences; each part
+says of how many of its last tokens logits are wanted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Run:
     ``run["n_tokens"]`` reads a count; the attributes are what the numpy twins take.
     """
 
-    def __init__(self, parts: Ids[Part], starts: Ids[int], ropes: Ids[np.ndarray], tokens: np.ndarray) -> None:
+    def __init__(
+        self, parts: Ids[Part], starts: Ids[int], ropes: Ids[np.ndarray], tokens: np.ndarray
+    ) -> None:
         n = len(tokens)
         self.tokens = tokens
         self.positions = np.concatenate(
@@ -55,8 +57,12 @@ class Run:
     def __getitem__(self, field: str) -> int:
         return int(self.state[field][0])
 
-    def lay_out(self, cache: KVCache, parts: Ids[Part], starts: Ids[int], tile: int, split: bool) -> None:
-        """Slots and attention items. ``tile``: query tokens of an item; ``split``: cut long histories."""
+    def lay_out(
+        self, cache: KVCache, parts: Ids[Part], starts: Ids[int], tile: int, split: bool
+    ) -> None:
+        """Slots and attention items. ``tile``: query tokens of an item; ``split``: cut long
+        histories.
+        """
         for which, name in ((0, "global"), (-1, "local")):
             pool = cache.pools[which]
             slots, rows, merges, token = [], [], [], 0
@@ -71,13 +77,26 @@ class Run:
                     position = start + first
                     begin = max(0, position - pool.window + 1) if pool.window else 0
                     end = position + count
-                    cuts = range(begin // SPLIT * SPLIT, end, SPLIT) if split else range(begin, begin + 1)
+                    cuts = (
+                        range(begin // SPLIT * SPLIT, end, SPLIT)
+                        if split
+                        else range(begin, begin + 1)
+                    )
                     many = len(cuts) > 1
                     for cut in cuts:
                         key_begin = max(begin, cut)
                         key_end = min(end, cut + SPLIT) if split else end
                         partial = n_partials if many else -1
-                        row = (token + first, count, position, key_begin, key_end, pages.ctypes.data, partial, 0)
+                        row = (
+                            token + first,
+                            count,
+                            position,
+                            key_begin,
+                            key_end,
+                            pages.ctypes.data,
+                            partial,
+                            0,
+                        )
                         rows.append((row, pages))
                         n_partials += many
                     if many:
@@ -93,5 +112,9 @@ class Run:
             self.state[f"n_attn_items{suffix}"] = len(items)
             self.state[f"n_attn_merges{suffix}"] = len(merged)
             setattr(self, f"kv_slots_{name}", both[0])
-            setattr(self, f"attn_items_{name}", [(item, pages) for item, (_, pages) in zip(items, rows, strict=True)])
+            setattr(
+                self,
+                f"attn_items_{name}",
+                [(item, pages) for item, (_, pages) in zip(items, rows, strict=True)],
+            )
             setattr(self, f"attn_merges_{name}", merged)

@@ -4,13 +4,13 @@
 
     TreadleError
     ├── FileError          a file that is damaged, hostile, or not what it says it is
-    ├── UnsupportedError   a sound file or request that treadle has no part for (architecture, format, tokenizer, ISA)
+    ├── UnsupportedError   a sound file or request that treadle has no part for
     ├── ContextFullError   a prompt longer than the context, or no page of keys and values left
     ├── TemplateError      a chat template that cannot be parsed or rendered
     ├── GrammarError       a grammar or schema that cannot be honoured
     ├── SamplingError      sampling settings out of their range (a ValueError as well)
     ├── CompileError       a kernel that cannot be emitted or that LLVM refuses
-    └── CacheError         a kernel cache that is not the user's own, or a miss where compiling is forbidden
+    └── CacheError         a kernel cache of somebody else's, or a miss where compiling is forbidden
 
 A message says what was found, what was expected, and where: file, byte offset, tensor or key.
 """

@@ -32,12 +32,17 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens per second after the first, which comes out of the prefill."""
-        return (self.n_generated - 1) / self.decode_s if self.decode_s and self.n_generated > 1 else 0.0
+        """Tokens per second after the first, which comes out of the prefill; sampling included."""
+        return (
+            (self.n_generated - 1) / self.decode_s
+            if self.decode_s and self.n_generated > 1
+            else 0.0
+        )
 
 
 class Generation:
-    """An iterator over pieces of text, whole characters each; so far they make ``text``, of ``ids``.
+    """An iterator over pieces of text, whole characters each; so far they make ``text``, of
+    ``ids``.
 
     ``finish_reason`` is "stop" (end of text, or a stop string), "length" (``max_tokens``) or
     "context" (the context is full) once the iterator has ended, None before.
@@ -84,13 +89,16 @@ class Generation:
 
         begins = all(map(self._tokenizer.is_control, self.prompt_ids))  # nothing but a <bos>
         decoder = StreamDecoder(self._tokenizer, start=begins)
-        limit = self._max_tokens if self._max_tokens is not None else self._session.engine.n_ctx
-        if limit <= 0:
+        limit = self._max_tokens
+        if limit is not None and limit <= 0:
             self.finish_reason = "length"
             return
         logits = self._prefill()
         while True:
+            began = time.perf_counter()
             token = self._sampler.sample(logits, self.prompt_ids + self.ids)
+            if self.ids:
+                self.timings.decode_s += time.perf_counter() - began
             if token in self._tokenizer.eog:
                 self.finish_reason = "stop"
                 break
@@ -103,7 +111,7 @@ class Generation:
                 yield piece
             if stopped:
                 return
-            if len(self.ids) >= limit:
+            if limit is not None and len(self.ids) >= limit:
                 self.finish_reason = "length"
                 break
             if len(self.prompt_ids) + len(self.ids) > self._session.engine.n_ctx:

@@ -248,7 +248,9 @@ class KVCache:
         del seq.nodes[n // PAGE :]
 
     def fork(self, seq: Sequence) -> Sequence:
-        """A second sequence with the same history; who first writes to the last page gets a copy."""
+        """A second sequence with the same history; who first writes to the last page gets a
+        copy.
+        """
         made = Sequence(self, list(seq.ids), [list(p) for p in seq.pages], list(seq.nodes))
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.batch import Part
 from treadle.errors import ContextFullError, TemplateError, TreadleError
 from treadle.files.gguf import open_gguf
 from treadle.generation import Generation
 from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
 from treadle.sampling import Sampler, Sampling
-from treadle.session import Engine, Part, Session
+from treadle.session import Engine, Session
 
 if TYPE_CHECKING:
     from treadle.plan import Plan
@@ -39,12 +40,15 @@ def load(
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Open a GGUF file (or the first shard of one); without a path, the small model inside the package.
+    """Open a GGUF file (or the first shard of one); without a path, the small model inside the
+    package.
 
-    The file is mapped, not read. ``threads``: None for as many as this machine has performance cores to use; ``context``:
-    tokens a sequence may hold, None for the model's own up to 4096; ``deterministic``: results do not depend on what else
-    is in a batch; ``kv``: keys and values as "f16", "bf16" or "q8_0"; ``n_sequences``: full sequences to hold at once;
-    ``isa``: an instruction set's name, None for the best here; ``progress(stage, done, total)`` is called during long work.
+    The file is mapped, not read. ``threads``: None for as many as this machine has performance
+    cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096;
+    ``deterministic``: results do not depend on what else is in a batch; ``kv``: keys and values as
+    "f16", "bf16" or "q8_0"; ``n_sequences``: full sequences to hold at once; ``isa``: an
+    instruction set's name, None for the best here; ``progress(stage, done, total)`` is called
+    during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
     """
@@ -61,7 +65,9 @@ def load(
 
 
 class Model:
-    """A loaded model; see ``load``. Use it as a context manager, or ``close`` it, to stop its threads."""
+    """A loaded model; see ``load``. Use it as a context manager, or ``close`` it, to stop its
+    threads.
+    """
 
     def __init__(
         self,
@@ -118,7 +124,9 @@ class Model:
 
     @cached_property
     def _session(self) -> Session:
-        """Where ``generate`` and ``chat`` keep what they have read, so that a next prompt with the same start is quick."""
+        """Where ``generate`` and ``chat`` keep what they have read, so that a next prompt with the
+        same start is quick.
+        """
         return self.session()
 
     def session(self) -> Session:
@@ -128,7 +136,9 @@ class Model:
     # -- text -----------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
-        """Token ids. ``bos`` None: as the file says; ``special``: names of control tokens in the text become those tokens."""
+        """Token ids. ``bos`` None: as the file says; ``special``: names of control tokens in the
+        text become those tokens.
+        """
         return self.tokenizer.encode(text, bos=bos, special=special)
 
     def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
@@ -148,8 +158,9 @@ class Model:
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
 
-        ``stop``: the text ends before any of these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a
-        schema it must satisfy; ``session``: whose pages to use, None for the model's own.
+        ``stop``: the text ends before any of these; ``grammar``: GBNF text that the completion must
+        follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages to use, None for
+        the model's own.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
         """
@@ -176,15 +187,22 @@ class Model:
         )
 
     def chat(
-        self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **settings: Any
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        **settings: Any,
     ) -> Generation:
-        """Answer a conversation: ``messages`` of ``{"role", "content"}``; ``settings`` are those of ``generate``.
+        """Answer a conversation: ``messages`` of ``{"role", "content"}``; ``settings`` are those of
+        ``generate``.
 
-        A last message of the assistant is gone on with: words put into the model's mouth. Raises TemplateError too.
+        A last message of the assistant is gone on with: words put into the model's mouth. Raises
+        TemplateError too.
         """
         if not messages:
             raise TemplateError("a conversation without a message")
         text = self.chat_prompt(messages, tools=tools)
+        settings["stop"] = (*settings.get("stop", ()), *self.template.stop)
         bos = self.tokenizer.bos
         starts = bos is not None and text.startswith(self.tokenizer.piece(bos))
         return self.generate(self.tokenize(text, bos=False if starts else None), **settings)
@@ -196,7 +214,8 @@ class Model:
         *earlier, last = messages
         if last["role"] != "assistant" or not earlier:
             return self.template.render(list(messages), add_generation_prompt=True, tools=tools)
-        return self.template.render(earlier, add_generation_prompt=True, tools=tools) + last["content"]
+        asked = self.template.render(earlier, add_generation_prompt=True, tools=tools)
+        return f"{asked}{last['content']}"
 
     def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
         if grammar is None and json_schema is None:
@@ -208,12 +227,15 @@ class Model:
             raise GrammarError("a grammar and a JSON schema at once: choose one")
         if grammar is not None:
             return Grammar.from_gbnf(grammar, self.tokenizer).matcher()
+        assert json_schema is not None
         return Grammar.from_json_schema(json_schema, self.tokenizer).matcher()
 
     # -- numbers --------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
+        """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises
+        ContextFullError.
+        """
         self._make_room(len(ids))
         session = self.session()
         try:
@@ -252,7 +274,9 @@ class Model:
         return self.engine.plan(n_tokens, n_outputs)
 
     def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
-        """Seconds of each step, by label, of one run of ``n_tokens`` (at most 512) behind ``depth`` others."""
+        """Seconds of each step, by label, of one run of ``n_tokens`` (at most 512) behind ``depth``
+        others.
+        """
         self._make_room(depth + n_tokens)
         session = self.session()
         try:

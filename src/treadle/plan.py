@@ -1,7 +1,8 @@
 """The forward pass as a flat list of labelled steps, and the memory they share.
 
-A plan is built once for a kind of batch (how many tokens and outputs at most). ``compile_plan`` turns it into a table that the
-compiled loop walks; ``run_reference`` walks the same list with the kernels' numpy twins.
+A plan is built once for a kind of batch (how many tokens and outputs at most). ``compile_plan``
+turns it into a table that the compiled loop walks; ``run_reference`` walks the same list with the
+kernels' numpy twins.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Const:
-    """Memory that outlives the plan and that no step changes, or changes for good: weights, pools of pages."""
+    """Memory that outlives the plan and that no step changes, or changes for good: weights, pools
+    of pages.
+    """
 
     name: str
     array: np.ndarray
@@ -113,13 +116,20 @@ class Plan:
         return spans
 
     def place(self) -> None:
-        """Give every buffer an offset in the arena; buffers whose lives overlap never share a byte."""
+        """Give every buffer an offset in the arena; buffers whose lives overlap never share a
+        byte.
+        """
         spans = self.lifetimes()
         placed: list[tuple[int, int, tuple[int, int]]] = []
         for buffer in sorted(spans, key=lambda b: -b.n_bytes):
             span, at = spans[buffer], 0
             for start, end, other in sorted(placed):
-                if other[0] <= span[1] and span[0] <= other[1] and at < end and start < at + buffer.n_bytes:
+                if (
+                    other[0] <= span[1]
+                    and span[0] <= other[1]
+                    and at < end
+                    and start < at + buffer.n_bytes
+                ):
                     at = end
             placed.append((at, at + buffer.n_bytes, span))
             self.offsets[buffer] = at
@@ -171,7 +181,9 @@ class Plan:
             if step.label == until:
                 return
 
-    def table(self, kernels: dict[str, int], arena: int, step_dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    def table(
+        self, kernels: dict[str, int], arena: int, step_dtype: np.dtype[Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The STEP records for the compiled loop, and the memory that holds their arguments."""
         addresses = [self._addresses(step, arena) for step in self.steps]
         args = np.array([a for row in addresses for a in row] or [0], np.int64)

@@ -47,8 +47,8 @@ class Engine:
     """Runs batches of sequences through one model.
 
     ``run([Part(seq, ids)])`` puts ids behind what each sequence holds and gives logits float32
-    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError when a part does not
-    fit; then nothing has changed. Several threads may call it: they take turns.
+    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError when a part does
+    not fit; then nothing has changed. Several threads may call it: they take turns.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class Engine:
         return self._ready[key]
 
     def _grow(self, plan: Plan) -> None:
-        """One arena and one team serve all plans; a plan that needs more gets them anew, and the others are placed again."""
+        """One arena and one team serve all plans; a plan that needs more gets them anew, and the
+        others are placed again.
+        """
         if len(self._arena.bytes) < plan.arena_bytes:
             if self._team is not None:
                 self._team.close()  # or a thread may still be reading the old tables
@@ -242,9 +244,7 @@ class Engine:
         run = Run(parts, starts, ropes, tokens)
         small = ready.plan.n_tokens in GEMV_TOKENS and not self.deterministic
         shared = self.config.n_head // self.config.n_head_kv
-        run.lay_out(
-            self.cache, parts, starts, 1 if small else max(1, TILE_ROWS // shared), small
-        )
+        run.lay_out(self.cache, parts, starts, 1 if small else max(1, TILE_ROWS // shared), small)
         return run
 
     def _rope(self, positions: np.ndarray, which: int) -> np.ndarray:

@@ -73,7 +73,9 @@ def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     assert 0 <= report["model"]["in_memory_bytes"] <= 1185376
 
 
-def test_kernels_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernels_that_cannot_be_had(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from treadle.jit import kernel
 
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path))

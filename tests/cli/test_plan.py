@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from treadle.cli import plan
+from treadle.cli.progress import ProgressBar
 from treadle.cli.speed import kind_of
 
 
@@ -48,6 +50,12 @@ def test_profile(run: Run, model: FakeModel, gguf: str) -> None:
     assert rows[1]["share_of_peak"] == pytest.approx(0.216)
     last = run("plan", gguf, "--profile").out.splitlines()[-1].split()
     assert last[-1] == "4.0"
+
+
+def test_a_profile_is_the_median_of_its_runs_but_the_first() -> None:
+    runs = iter([9.0, 5.0, 1.0, 3.0, 2.0, 4.0])
+    model = SimpleNamespace(profile=lambda n_tokens: [("L0.attn", next(runs) * n_tokens)])
+    assert plan.profile_of(model, 2, ProgressBar()) == {"L0.attn": 6.0}
 
 
 @pytest.mark.parametrize(

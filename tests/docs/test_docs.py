@@ -1,7 +1,7 @@
 """The documents are true: their Python runs, their links lead somewhere, what they name exists.
 
-A fence that says ``python`` is run, in the order of the page and in one namespace per page; one that
-says ``python no-run`` is not. A fence that says ``output`` is exactly what the one before it prints.
+A fence that says ``python`` is run, in the order of the page and in one namespace per page; one
+that says ``python no-run`` is not. A fence that says ``output`` is what the one before it prints.
 README's example needs a model that can chat, and is run by ``tests/test_readme.py``.
 """
 
@@ -53,7 +53,9 @@ def name(page: Path) -> str:
     return page.name
 
 
-PROGRAMS = [p for p in PAGES if p.parent.name == "docs" and any(b.kind == "python" for b in blocks(p))]
+PROGRAMS = [
+    p for p in PAGES if p.parent.name == "docs" and any(b.kind == "python" for b in blocks(p))
+]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
@@ -93,7 +95,7 @@ def test_python_runs(page: Path, tmp_path: Path, kernels: Path) -> None:
 
 
 def source(page: Path) -> str:
-    """The page's programs as one, each on its own lines, so that a traceback points into the page."""
+    """The page's programs as one, on their own lines, so that a traceback points into the page."""
     lines: list[str] = []
     for block, _ in with_output(page):
         lines += [""] * (block.line - 1 - len(lines))
@@ -198,7 +200,9 @@ def commands() -> dict[str, set[str]]:
     found = {}
     for command in COMMANDS:
         made: click.Command = importlib.import_module(f"treadle.cli.{command}").command
-        options = [o for p in made.params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")]
+        options = [
+            o for p in made.params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")
+        ]
         found[command] = {*options, "--help", "-h"}
     return found
 

@@ -48,7 +48,7 @@ def test_an_unknown_row_is_refused_with_the_known_ones(monkeypatch: pytest.Monke
 
 
 def test_a_row_that_the_cpu_lacks_is_refused_with_what_is_missing() -> None:
-    with pytest.raises(UnsupportedError, match="this CPU lacks avx512bf16, avx512vnni$"):
+    with pytest.raises(UnsupportedError, match=r"this CPU lacks avx512bf16, avx512vnni$"):
         choose(EVERYTHING - {"avx512bf16", "avx512vnni"}, "avx512_bf16")
 
 

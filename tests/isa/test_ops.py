@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ from treadle.jit.types import bf16, f16, f32, i8, i32, u8, u16
 from treadle.jit.values import Builder, Val
 from treadle.kernels.act import to_bf16_bits
 
-# -- dot4 -------------------------------------------------------------------------------------------
+# -- dot4
+# -------------------------------------------------------------------------------------------
 
 TOPS = (15, 129, 130, 255)  # 129: the largest weight for which maddubs cannot saturate
 
@@ -33,28 +34,33 @@ def dot4(isa: Isa, lanes: int, w_max: int) -> Callable[..., None]:
     return compiled(isa, 3, build)
 
 
+def check_dot4(isa: Isa, w_max: int, w: np.ndarray, x: np.ndarray, acc: np.ndarray) -> None:
+    got = acc.copy()
+    dot4(isa, len(w), w_max)(got, w, x)
+    dots = (w.astype(np.int64) * x).reshape(-1, 4).sum(-1)
+    assert (got == (acc + dots).astype(np.int32)).all(), (w, x, acc, got)
+
+
 def widths(isa: Isa) -> list[int]:
-    """A register of bytes, for tiles; 32, a block, for gemv."""
-    return sorted({32, isa.vector_bits // 8})
+    """A register of bytes; a block and half a block, which gemv's ends are made of."""
+    return sorted({16, 32, isa.vector_bits // 8})
 
 
 @pytest.mark.parametrize("w_max", TOPS)
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 def test_dot4(isa: Isa, w_max: int) -> None:
     for lanes in widths(isa):
-        kernel = dot4(isa, lanes, w_max)
 
         @settings(max_examples=40, deadline=None)
         @given(
-            hnp.arrays(np.uint8, lanes, elements=st.sampled_from([0, 1, w_max // 2, w_max - 1, w_max])),
+            hnp.arrays(
+                np.uint8, lanes, elements=st.sampled_from([0, 1, w_max // 2, w_max - 1, w_max])
+            ),
             hnp.arrays(np.int8, lanes, elements=st.sampled_from([-127, -126, -1, 0, 1, 127])),
             hnp.arrays(np.int32, lanes // 4, elements=st.integers(-(2**31), 2**31 - 1)),
         )
         def holds(w: np.ndarray, x: np.ndarray, acc: np.ndarray) -> None:
-            got = acc.copy()
-            kernel(got, w, x)
-            dots = (w.astype(np.int64) * x).reshape(-1, 4).sum(-1)
-            assert (got == (acc + dots).astype(np.int32)).all(), (w, x, acc)
+            check_dot4(isa, w_max, w, x, acc)
 
         holds()
 
@@ -65,14 +71,12 @@ def test_dot4_random(isa: Isa, rng: np.random.Generator) -> None:
         for w_max in TOPS:
             w = rng.integers(0, w_max + 1, (64, lanes)).astype(np.uint8)
             x = rng.integers(-127, 128, (64, lanes)).astype(np.int8)
-            want = (w.astype(np.int32) * x).reshape(64, -1, 4).sum(-1)
             for i in range(64):
-                got = np.zeros(lanes // 4, np.int32)
-                dot4(isa, lanes, w_max)(got, w[i], x[i])
-                assert (got == want[i]).all()
+                check_dot4(isa, w_max, w[i], x[i], np.zeros(lanes // 4, np.int32))
 
 
-# -- dot_bf16 ---------------------------------------------------------------------------------------
+# -- dot_bf16
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isa", [r for r in rows.ALL if r.dot_bf16] or [None], ids=str)
@@ -96,12 +100,14 @@ def test_dot_bf16(isa: Isa | None, rng: np.random.Generator) -> None:
         acc = start.copy()
         kernel(acc, *bits)
         products = (a * b).reshape(-1, 2)
-        # Products are exact (8 bits by 8); two additions round. Whole numbers this small leave nothing to round.
+        # Products are exact (8 bits by 8); two additions round. Whole numbers this small leave
+        # nothing to round.
         size = 2 * U32 * (np.abs(start) + np.abs(products).sum(-1)) if pair is random else 0
         assert_close(acc, start + products.sum(-1), size, isa.name)
 
 
-# -- f16 --------------------------------------------------------------------------------------------
+# -- f16
+# --------------------------------------------------------------------------------------------
 
 HALVES = np.arange(65536, dtype=np.uint16)
 
@@ -147,7 +153,9 @@ def boundaries() -> np.ndarray:
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 def test_narrow_f16_rounds_to_even(isa: Isa, rng: np.random.Generator) -> None:
     any_bits = rng.integers(0, 2**32, 50_000, dtype=np.uint32).view(np.float32)
-    tiny = np.array([1e-45, 1e-40, 2.0**-126, 2.0**-26, 2.0**-25, 2.0**-24, 3e38, np.inf], np.float32)
+    tiny = np.array(
+        [1e-45, 1e-40, 2.0**-126, 2.0**-26, 2.0**-25, 2.0**-24, 3e38, np.inf], np.float32
+    )
     with np.errstate(all="ignore"):
         x = np.concatenate([boundaries(), any_bits, tiny, -tiny])
         x = np.resize(x, -(-len(x) // 16) * 16)

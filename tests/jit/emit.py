@@ -1,4 +1,6 @@
-"""Small functions in the kernel language, compiled and called: what the tests of jit and isa are made of."""
+"""Small functions in the kernel language, compiled and called: what the tests of jit and isa are
+made of.
+"""
 
 from __future__ import annotations
 

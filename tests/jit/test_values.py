@@ -17,8 +17,8 @@ from treadle.jit.types import Ty, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u
 from treadle.jit.values import Builder, Val
 
 BEST = rows.ALL[-1]
-NUMPY = {f16: "f2", f32: "f4", f64: "f8", i8: "i1", i16: "i2", i32: "i4", i64: "i8", u8: "u1", u16: "u2",
-         u32: "u4", u64: "u8"}  # fmt: skip
+NUMPY = {f16: "f2", f32: "f4", f64: "f8"}
+NUMPY |= {i8: "i1", i16: "i2", i32: "i4", i64: "i8", u8: "u1", u16: "u2", u32: "u4", u64: "u8"}
 
 
 @pytest.fixture
@@ -26,7 +26,8 @@ def k() -> Builder:
     return scratch_builder(PORTABLE)
 
 
-# -- types ------------------------------------------------------------------------------------------
+# -- types
+# ------------------------------------------------------------------------------------------
 
 
 def test_types_print_as_they_are_written() -> None:
@@ -40,7 +41,8 @@ def test_types_print_as_they_are_written() -> None:
         f32 * 4 * 2
 
 
-# -- what is refused --------------------------------------------------------------------------------
+# -- what is refused
+# --------------------------------------------------------------------------------
 
 
 def test_a_run_time_value_has_no_truth(k: Builder) -> None:
@@ -48,17 +50,18 @@ def test_a_run_time_value_has_no_truth(k: Builder) -> None:
     with pytest.raises(TypeError, match=r"run-time value \(i32\) in a Python if"):
         bool(x)
     with pytest.raises(TypeError, match="run-time value"):
-        if x > 0:
-            pass
+        _ = 0 < x < 5
     with pytest.raises(TypeError, match="run-time value"):
-        assert 0 < x < 5
+        _ = x if x > 0 else -x
 
 
 @pytest.mark.parametrize(
     ("a", "b"), [(f32, f64), (i32, u32), (f32, i32), (i8, i16), (f32 * 4, f32 * 8), (f32 * 4, f32)]
 )
 @pytest.mark.parametrize(
-    "op", [operator.add, operator.sub, operator.mul, operator.lt, operator.ge, Val.eq], ids=lambda f: f.__name__
+    "op",
+    [operator.add, operator.sub, operator.mul, operator.lt, operator.ge, Val.eq],
+    ids=lambda f: f.__name__,
 )
 def test_mixed_types_raise_naming_both(a: Ty, b: Ty, op: Callable[..., object], k: Builder) -> None:
     with pytest.raises(TypeError) as caught:
@@ -68,14 +71,15 @@ def test_mixed_types_raise_naming_both(a: Ty, b: Ty, op: Callable[..., object], 
 
 def test_mixed_types_raise_everywhere_else(k: Builder) -> None:
     x, y = k.zero(f32 * 4), k.zero(f64 * 4)
-    for build in (
+    builds: list[Callable[[], object]] = [
         lambda: k.fma(x, x, y),
         lambda: k.fma(y, x, x),
         lambda: k.select(x > 0.0, x, y),
         lambda: k.select(k.zero(i32) > 0, k.zero(i32), k.zero(u32)),
         lambda: k.max(x, y),
         lambda: k.min(x, y),
-    ):
+    ]
+    for build in builds:
         with pytest.raises(TypeError, match="mixed types"):
             build()
     with pytest.raises(TypeError, match=r"a f32 variable set to f64"):
@@ -92,7 +96,7 @@ def test_operations_that_a_type_lacks(k: Builder) -> None:
                operator.lshift, operator.rshift):  # fmt: skip
         with pytest.raises(TypeError, match=r"not for floats \(f32\)"):
             op(x, 2)
-    with pytest.raises(TypeError, match="0.5 is no i32"):
+    with pytest.raises(TypeError, match=r"0\.5 is no i32"):
         n * 0.5  # would silently be n * 0
     with pytest.raises(TypeError, match="lanes differ"):
         k.zero(f32 * 4).to(i32 * 8)
@@ -100,11 +104,14 @@ def test_operations_that_a_type_lacks(k: Builder) -> None:
         k.zero(f32).bits(i64)
 
 
-# -- arithmetic -------------------------------------------------------------------------------------
+# -- arithmetic
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ty", [i8, u8, i16, i32, u32, i64, u64], ids=str)
-def test_integers_wrap_divide_shift_and_compare_by_their_sign(ty: Ty, rng: np.random.Generator) -> None:
+def test_integers_wrap_divide_shift_and_compare_by_their_sign(
+    ty: Ty, rng: np.random.Generator
+) -> None:
     dtype = np.dtype(NUMPY[ty])
     a, b = (rng.integers(0, 256, 8 * dtype.itemsize, np.uint8).view(dtype) for _ in range(2))
     b[b == 0] = 3
@@ -121,10 +128,22 @@ def test_integers_wrap_divide_shift_and_compare_by_their_sign(ty: Ty, rng: np.ra
 
     compiled(BEST, 3, build)(a, b, out)
     with np.errstate(over="ignore"):
-        quotient = (np.sign(a) * np.sign(b) * (abs(a.astype(object)) // abs(b.astype(object)))).astype(dtype)
-        expected = [a + b, a - b, a * b, quotient, (a - quotient * b).astype(dtype), a >> shift, a << shift]
+        quotient = (
+            np.sign(a) * np.sign(b) * (abs(a.astype(object)) // abs(b.astype(object)))
+        ).astype(dtype)
+        expected = [
+            a + b,
+            a - b,
+            a * b,
+            quotient,
+            (a - quotient * b).astype(dtype),
+            a >> shift,
+            a << shift,
+        ]
         expected += [(0 - a).astype(dtype), (7 - a).astype(dtype), (a < b).astype(dtype)]
-    for name, got, want in zip("+ - * // % >> << neg rsub <".split(), out, expected, strict=True):
+    for name, got, want in zip(
+        ["+", "-", "*", "//", "%", ">>", "<<", "neg", "rsub", "<"], out, expected, strict=True
+    ):
         assert (got == want).all(), (name, a, b, got, want)
 
 
@@ -148,8 +167,9 @@ def test_float_arithmetic() -> None:
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize(
     ("src", "dst"),
-    [(i8, i32), (u8, i32), (i8, i16), (u8, i16), (i16, i8), (i32, i8), (u16, u32), (i8, f32), (u8, f32),
-     (i32, f32), (u32, f32), (i32, f64), (f32, i32), (f32, f64), (f64, f32), (i64, i32), (u32, i64)],
+    [(i8, i32), (u8, i32), (i8, i16), (u8, i16), (i16, i8), (i32, i8), (u16, u32), (i64, i32),
+     (u32, i64), (i8, f32), (u8, f32), (i32, f32), (u32, f32), (i32, f64), (f32, i32), (f32, f64),
+     (f64, f32)],
     ids=str,
 )  # fmt: skip
 def test_conversions_follow_the_sign(src: Ty, dst: Ty, isa: Isa, rng: np.random.Generator) -> None:
@@ -181,7 +201,8 @@ def test_round_is_to_even(rng: np.random.Generator) -> None:
         assert (out == np.rint(x)).all(), isa.name
 
 
-# -- memory -----------------------------------------------------------------------------------------
+# -- memory
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -223,7 +244,8 @@ def test_store_first_leaves_the_rest(memory: Memory) -> None:
         assert np.isnan(out[n:]).all()
 
 
-# -- vectors ----------------------------------------------------------------------------------------
+# -- vectors
+# ----------------------------------------------------------------------------------------
 
 
 def test_vector_shuffles() -> None:
@@ -283,7 +305,8 @@ def test_max_and_min_take_the_second_where_there_is_a_nan() -> None:
         np.testing.assert_array_equal(out, [[5, np.nan, 3, np.nan], [5, np.nan, 2, np.nan]])
 
 
-# -- control ----------------------------------------------------------------------------------------
+# -- control
+# ----------------------------------------------------------------------------------------
 
 
 def test_loops_run_as_ranges_do(rng: np.random.Generator) -> None:
@@ -294,7 +317,7 @@ def test_loops_run_as_ranges_do(rng: np.random.Generator) -> None:
     def build(k: Builder, p: Val, to: Val) -> None:
         for i in range(len(cases)):
             start, stop, step = (k.load(p, i64, offset=24 * i + 8 * j) for j in range(3))
-            count, total = k.var(k.int(0)), k.var(k.int(0))
+            count, total = k.var(k.i64(0)), k.var(k.i64(0))
             with k.loop(stop, start=start, step=step) as at:
                 count.v = count.v + 1
                 total += at
@@ -310,9 +333,9 @@ def test_nested_loops_branches_and_variables() -> None:
     out = np.zeros(3, np.int64)
 
     def build(k: Builder, to: Val) -> None:
-        even, odd, ends = (k.var(k.int(0)) for _ in range(3))
+        even, odd, ends = (k.var(k.i64(0)) for _ in range(3))
         with k.loop(2000) as i:
-            inner = k.var(k.int(0))
+            inner = k.var(k.i64(0))
             with k.loop(1000) as j:
                 inner.v = inner.v + j
                 with k.if_else((i % 2).eq(0)) as (then, other):

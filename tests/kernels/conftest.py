@@ -1,4 +1,6 @@
-"""One kernel cache for the whole test run, so that no kernel is compiled twice and the user's own stays untouched."""
+"""One kernel cache for the whole test run, so that no kernel is compiled twice and the user's own
+stays untouched.
+"""
 
 from __future__ import annotations
 

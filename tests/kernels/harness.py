@@ -1,7 +1,8 @@
 """One kernel, called as the compiled step loop calls it, in memory that shows every step outside.
 
-A buffer ends at a page that can neither be read nor written, so an access past it faults at once (pytest's faulthandler then
-names the test). In front of it lie canary bytes, checked after each call; before the call, outputs and scratch are NaN.
+A buffer ends at a page that can neither be read nor written, so an access past it faults at once
+(pytest's faulthandler then names the test). In front of it lie canary bytes, checked after each
+call; before the call, outputs and scratch are NaN.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +60,8 @@ class Memory:
         usable[:] = CANARY
         usable[start : start + n_bytes] = 0xFF
         self._parts.append((name or f"buffer {len(self._parts)}", usable, start, start + n_bytes))
-        return usable[start : start + n_bytes].view(dtype).reshape(shape)
+        made: np.ndarray = usable[start : start + n_bytes].view(dtype).reshape(shape)
+        return made
 
     def copy(self, values: np.ndarray, *, name: str = "", front: bool = False) -> np.ndarray:
         """A guarded copy."""
@@ -78,7 +81,9 @@ class Memory:
 
 @dataclass
 class Run:
-    """The state of one run, for the kernel (``record``) and for its twin (counts by name, arrays as attributes)."""
+    """The state of one run, for the kernel (``record``) and for its twin (counts by name, arrays
+    as attributes).
+    """
 
     n_tokens: int = 0
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -151,7 +156,7 @@ def call(
     # As much as was asked for and no more; 64-byte aligned as the runtime's is.
     scratch = memory.array(-(-spec.scratch // 64) * 64, name="scratch")
     cuts = sorted({0, n_items, *(n_items * i * i // (pieces * pieces) for i in range(pieces))})
-    for begin, end in reversed(list(zip(cuts, cuts[1:], strict=False))):
+    for begin, end in reversed(list(pairwise(cuts))):
         scratch[:] = 0xFF
         kernel(_address(packed), _address(record), begin, end, _address(scratch))
     memory.check()

@@ -1,4 +1,6 @@
-"""A covering set of specs: every kernel, weight format, activation kind, KV format and option, on awkward sizes."""
+"""A covering set of specs: every kernel, weight format, activation kind, KV format and option, on
+awkward sizes.
+"""
 
 from __future__ import annotations
 

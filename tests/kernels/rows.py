@@ -10,7 +10,9 @@ ALL: list[Isa] = runnable(host_features())
 
 
 def _distinct() -> list[Isa]:
-    """One row of each vector width and way to convert f16: all that a kernel without dot products can tell apart."""
+    """One row of each vector width and way to convert f16: all that a kernel without dot products
+    can tell apart.
+    """
     return list({(row.vector_bits, row.widen_f16, row.narrow_f16): row for row in ALL}.values())
 
 

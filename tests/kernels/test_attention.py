@@ -1,13 +1,16 @@
-"""Attention and Merge against their numpy twins: several sequences, windows, ragged tiles, histories cut into parts.
+"""Attention and Merge against their numpy twins: several sequences, windows, ragged tiles,
+histories cut into parts.
 
-Tolerance. A score is a chain of D products: |dS| <= gamma_(D+4) max_j sum|q||k_j| =: s. A weight e**(S - m) is then off by a
-factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a weighted mean of n values, is off by at most
-2 (s + 2 u max|S - m| + 4 u + gamma_n) max|v|.
+Tolerance. A score is a chain of D products: |dS| <= gamma_(D+4) max_j sum|q||k_j| =: s. A weight
+e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a
+weighted mean of n values, is off by at most 2 (s + 2 u max|S - m| + 4 u + gamma_n) max|v|.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +38,9 @@ BATCH = (Sequence(0, 9), Sequence(70, 5, split=True), Sequence(31, 1), Sequence(
 
 
 class Cache:
-    """Pages of random keys and values; what no token has written stays 0xFF, NaN wherever it is a float."""
+    """Pages of random keys and values; what no token has written stays 0xFF, NaN wherever it is a
+    float.
+    """
 
     def __init__(self, spec: Attention, rng: np.random.Generator) -> None:
         self.spec, page = spec, spec.page
@@ -66,7 +71,7 @@ def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run
             begin = max(0, position - spec.window + 1) if spec.window else 0
             end = position + n
             cuts = [begin, *range(begin // PART * PART + PART, end, PART), end]
-            parts = list(zip(cuts, cuts[1:], strict=False))
+            parts = list(pairwise(cuts))
             if not (split and sequence.split):
                 parts = [(begin, end)]
             at = n_partials if len(parts) > 1 else -1
@@ -78,9 +83,8 @@ def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run
                 items.append((np.array(record, ITEM)[()], pages))
         token += sequence.n
     suffix = "local" if spec.local else "global"
-    return Run(
-        n_tokens=token, **{f"attn_items_{suffix}": items, f"attn_merges_{suffix}": merges}
-    ), n_partials
+    state: dict[str, Any] = {f"attn_items_{suffix}": items, f"attn_merges_{suffix}": merges}
+    return Run(n_tokens=token, **state), n_partials
 
 
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:

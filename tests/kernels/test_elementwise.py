@@ -1,8 +1,9 @@
 """Embed, Norm and Pack against their numpy twins.
 
-Tolerances. With u = 2**-24 a sum of n terms in chains of length c has an error of at most gamma_c = c u / (1 - c u) times the
-sum of magnitudes; all terms of a mean square are positive, so that is its relative error. What a row of q8 stores is within
-half a step, ``max|x| / 254``, of its value; bf16 (8 bits) within 2**-8 of it.
+Tolerances. With u = 2**-24 a sum of n terms in chains of length c has an error of at most gamma_c
+= c u / (1 - c u) times the sum of magnitudes; all terms of a mean square are positive, so that is
+its relative error. What a row of q8 stores is within half a step, ``max|x| / 254``, of its value;
+bf16 (8 bits) within 2**-8 of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from treadle.kernels.elementwise import Embed, Norm, Pack
 
 
 def norm_error(k: int, lanes: int) -> float:
-    """Relative error of one normed value: half of the mean square's, then eps, sqrt, 1 / and two products."""
+    """Relative error of one normed value: half of the mean square's, then eps, sqrt, 1 / and two
+    products.
+    """
     chain = -(-k // (4 * lanes)) + 2 + lanes.bit_length()
     return (chain / 2 + 8) * U32
 
@@ -35,7 +38,9 @@ def check_act(
     what: str,
     absolute: np.ndarray | float = 1e-37,
 ) -> None:
-    """What ``out`` holds is ``exact [N, k]`` to the precision of its kind, and its sums belong to its quants."""
+    """What ``out`` holds is ``exact [N, k]`` to the precision of its kind, and its sums belong to
+    its quants.
+    """
     n = len(exact)
     stored = act.read_ref(out, n)
     tolerance = np.abs(exact) * relative + absolute
@@ -86,7 +91,8 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
         x = memory.array((5, stride), np.float32, name="x", front=front)
         weights = memory.copy(w, name="w", front=front)
         call(spec, isa, memory, [weights, x, stride], run, 5)
-        # The code times d, plus m, times scale: three roundings, the sum's relative to its larger part.
+        # The code times d, plus m, times scale: three roundings, the sum's relative to its larger
+        # part.
         size = np.abs(expected[:, : spec.k]) + np.abs(fmt.dequantize_rows(w)).max() * spec.scale
         assert_close(x[:, : spec.k], expected[:, : spec.k], 3 * U32 * size, spec.name)
         assert np.isnan(x[:, spec.k :]).all()
@@ -164,8 +170,9 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     exact_out = np.empty(plain.layout().n_bytes(n), np.uint8)
     plain.run_ref([x, exact_out, stride, up], run)
     exact = plain.layout().read_ref(exact_out, n)
-    # e**y is good to 2 u of its own plus, where the machine has no FMA, the reduction's; then 1 +, 1 /, and two products.
-    # GELU's inner polynomial is rounded before the exponential: |y| <= 87 times 3 u.
+    # e**y is good to 2 u of its own plus, where the machine has no FMA, the reduction's; then 1
+    # +, 1 /, and two products. GELU's inner polynomial is rounded before the exponential: |y| <=
+    # 87 times 3 u.
     relative = {"copy": 0.0, "silu": 10 * U32, "gelu": (10 + 3 * 87) * U32}[spec.fn] + 2 * U32
     # The twin's 1 + tanh cancels for negative y, where the kernel's sigmoid does not.
     absolute = np.abs(x[:, : spec.k] * x[:, up : up + spec.k]) * 2.0**-53 + 1e-37
@@ -174,6 +181,28 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         out = memory.array(act.n_bytes(n), name="out", front=front)
         call(spec, isa, memory, [rows_, out, stride, up], run, n * spec.slices)
         check_act(out, act, exact, relative, spec.name, absolute)
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("kind", ["q8", "bf16", "f32"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_a_number_is_not_lost(
+    kind: str, bad: float, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    """A block of q8 with a NaN or an infinity in it dequantises to nothing finite but zeros."""
+    spec = Pack("copy", kind, 96, 6)
+    act = spec.layout()
+    for place in (32, 37, 63):
+        x = rng.standard_normal((2, 96)).astype(np.float32)
+        x[1, place] = bad
+        out = memory.array(act.n_bytes(2), name="out")
+        call(spec, isa, memory, [memory.copy(x), out, 96, 0], Run(n_tokens=2), 2)
+        with np.errstate(invalid="ignore"):
+            got = act.read_ref(out, 2)
+        assert not np.isfinite(got[1, place])
+        good = np.ones((2, 96), bool)
+        good[1, 32:64] = False
+        assert_close(got[good], x[good], np.abs(x[good]).max() * 2.0**-7, spec.name)
 
 
 # -- the layout's own twin ------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,8 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     slots = np.array([2 * PAGE + 3, 0, PAGE - 1, 3 * PAGE + 31, PAGE + 7])
     suffix = "local" if spec.local else "global"
-    run = Run(n_tokens=n, **{f"rope_{suffix}": table, f"kv_slots_{suffix}": slots})
+    state: dict[str, Any] = {f"rope_{suffix}": table, f"kv_slots_{suffix}": slots}
+    run = Run(n_tokens=n, **state)
     x = rng.standard_normal((n, stride)).astype(np.float32)
     x[0, v_column : v_column + dims] = 0  # a block of zeros has scale 0
     norms = [(1 + rng.random(dims)).astype(np.float32) for _ in range(2)]
@@ -43,8 +46,8 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
         weights = [memory.copy(w, name="norm", front=front) for w in norms]
         call(spec, isa, memory, [qkv, *weights, pool, *ints], run, n * spec.n_head_kv)
 
-        # Norm: gamma of the mean square's chain, halved by the root, and six products; a turn adds three roundings
-        # of two terms, and the twin's own table is the f32 one.
+        # Norm: gamma of the mean square's chain, halved by the root, and six products; a turn
+        # adds three roundings of two terms, and the twin's own table is the f32 one.
         relative = ((dims / 8 + 12) / 2 + 10) * U32
         q, q_ref = qkv[:, :k_column], x_ref[:, :k_column]
         heads = np.abs(q_ref).reshape(n, -1, dims).max(-1).repeat(dims, -1)

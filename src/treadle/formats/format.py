@@ -23,7 +23,9 @@ STRIP = 1 << 18  # weights a strip: the float32 temporaries of the numpy code st
 class Codes:
     """How a kernel reads a block of 32 weights as bytes: ``w = d * (code - offset) [+ m]``.
 
-    ``unpack(k, block)`` gives the codes as ``u8 * 32`` in the weights' order, none above ``top``.
+    ``unpack(k, field)`` gives the codes, none above ``top``, as ``parts`` vectors of ``u8``: part j
+    holds the codes from ``32 / parts * j`` on. ``field(name)`` is a field's bytes. Kernels hand
+    over as many blocks as fill a register, side by side in every vector: ``unpack`` need not know.
     """
 
     unpack: Emit
@@ -31,6 +33,7 @@ class Codes:
     top: int
     d: str = "d"  # the field that holds the scale, f16
     m: str = ""  # the field that holds the minimum, f16; empty where there is none
+    parts: int = 1
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treadle.jit.values import Builder, Val
 
 
-def unpack_nibbles(k: Builder, packed: Val) -> Val:
-    """``u8 * 16`` to ``u8 * 32``: the low nibbles, then the high ones."""
-    return k.concat(packed & 15, packed >> 4)
+def nibbles(k: Builder, field: Callable[[str], Val]) -> list[Val]:
+    """Codes 0..15: the low nibbles of ``qs``, then the high ones."""
+    qs = field("qs")
+    return [qs & 15, qs >> 4]

@@ -5,18 +5,11 @@ Byte j of ``qs`` holds weight j in its low nibble and weight j + 16 in its high 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
-from treadle.formats.nibbles import unpack_nibbles
+from treadle.formats.nibbles import nibbles
 from treadle.formats.rounding import inverse, join_nibbles, split_nibbles, to_f16, to_int
-from treadle.jit.types import u8
-
-if TYPE_CHECKING:
-    from treadle.jit.values import Builder, Val
-
 
 LAYOUT = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", (16,))])
 
@@ -41,9 +34,6 @@ def quantize(x: F32Array) -> Blocks:
     return out
 
 
-def unpack(k: Builder, block: Val) -> Val:
-    """Codes 0..15 of a block, ``u8 * 32``."""
-    return unpack_nibbles(k, k.load(block, u8 * 16, offset=LAYOUT.fields["qs"][1]))  # type: ignore[index]
-
-
-Q4_1 = Format("Q4_1", 3, 32, LAYOUT, dequantize, quantize, "q8", Codes(unpack, 0, 15, m="m"))
+Q4_1 = Format(
+    "Q4_1", 3, 32, LAYOUT, dequantize, quantize, "q8", Codes(nibbles, 0, 15, m="m", parts=2)
+)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.rounding import half_away, inverse, to_f16, to_int
-from treadle.jit.types import u8
 
 if TYPE_CHECKING:
     from treadle.jit.values import Builder, Val
@@ -34,9 +34,9 @@ def quantize(x: F32Array) -> Blocks:
     return out
 
 
-def unpack(k: Builder, block: Val) -> Val:
-    """Codes ``q + 128`` of a block, ``u8 * 32``."""
-    return k.load(block, u8 * 32, offset=LAYOUT.fields["qs"][1]) ^ 0x80  # type: ignore[index]
+def unpack(k: Builder, field: Callable[[str], Val]) -> list[Val]:
+    """Codes ``q + 128``."""
+    return [field("qs") ^ 0x80]
 
 
 Q8_0 = Format("Q8_0", 8, 32, LAYOUT, dequantize, quantize, "q8", Codes(unpack, 128, 255))

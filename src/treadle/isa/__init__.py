@@ -24,7 +24,8 @@ def runnable(features: Set[str]) -> list[Isa]:
 
 
 def choose(features: Set[str], forced: str | None = None) -> Isa:
-    """The best row for a CPU with these features, or the one named by ``forced`` or ``TREADLE_ISA``.
+    """The best row for a CPU with these features, or the one named by ``forced`` or
+    ``TREADLE_ISA``.
 
     Raises UnsupportedError for a name that is unknown or that this CPU cannot run.
     """

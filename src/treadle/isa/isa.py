@@ -1,4 +1,6 @@
-"""What an instruction set is to treadle: one row of facts and the few operations it does better than the portable way."""
+"""What an instruction set is to treadle: one row of facts and the few operations it does better
+than the portable way.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ Op = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Isa:
-    """One instruction set. An op has one meaning, written in ``portable.py``; a row may replace how it is emitted.
+    """One instruction set. An op has one meaning, written in ``portable.py``; a row may replace how
+    it is emitted.
 
-    ``dot4(k, acc, w, x, w_max)``: ``acc[i] += sum of w[4i..4i+3] * x[4i..4i+3]``, w unsigned bytes of at most ``w_max``,
-    x signed bytes in -127..127, acc i32. ``dot_bf16(k, acc, a, b)``: ``acc[i] += a[2i] b[2i] + a[2i+1] b[2i+1]`` in f32, or
-    None where the machine has no such instruction (bf16 weights are then widened to f32).
-    ``pause(k)``: a hint to the core that it is in a loop that waits. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``.
+    ``dot4(k, acc, w, x, w_max)``: ``acc[i] += sum of w[4i..4i+3] * x[4i..4i+3]``, w unsigned bytes
+    of at most ``w_max``, x signed bytes in -127..127, acc i32. ``dot_bf16(k, acc, a, b)``: ``acc[i]
+    += a[2i] b[2i] + a[2i+1] b[2i+1]`` in f32, or None where the machine has no such instruction
+    (bf16 weights are then widened to f32). ``pause(k)``: a hint to the core that it is in a loop
+    that waits. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""The meaning of every operation, in plain vector arithmetic that each of LLVM's back ends can lower."""
+"""The meaning of every operation, in plain vector arithmetic that each of LLVM's back ends can
+lower.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def widen_f16(k: Builder, h: Val) -> Val:
-    """f16 to f32 by integer arithmetic: shift the fields into place, rescale by 2**112, then mend infinities and NaNs."""
+    """f16 to f32 by integer arithmetic: shift the fields into place, rescale by 2**112, then mend
+    infinities and NaNs.
+    """
     bits = h.bits(u16.like(h.ty)).to(u32)
     sign = (bits & 0x8000) << 16
     field = (bits & 0x7FFF) << 13

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.isa import portable
-from treadle.isa.isa import Isa
 from treadle.jit.types import bf16, f16, f32, i16, u16
 
 if TYPE_CHECKING:
@@ -19,10 +18,11 @@ MADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
 
 
 def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``vpmaddubsw``, then pairs by ``vpmaddwd``: for weights so small that no i16 pair sum saturates.
+    """``vpmaddubsw``, then pairs by ``vpmaddwd``: for weights so small that no i16 pair sum
+    saturates.
 
-    Others are multiplied as i16, even bytes and odd bytes apart; all but two products and two sums of it belongs to one operand
-    and is shared by a tile.
+    Others are multiplied as i16, even bytes and odd bytes apart; all but two products and two sums
+    of it belongs to one operand and is shared by a tile.
     """
     halves = w.ty.lanes // 2
 
@@ -31,7 +31,9 @@ def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
     if 2 * w_max * 127 <= 32767:
         name = f"llvm.x86.{MADDUBS[w.ty.lanes]}"
-        return k.pin(acc + madd(k.call(name, i16 * halves, [w.ir, x.ir]), k.const(1, i16 * halves)), "v")
+        return k.pin(
+            acc + madd(k.call(name, i16 * halves, [w.ir, x.ir]), k.const(1, i16 * halves)), "v"
+        )
     w, x = w.bits(u16 * halves), x.bits(i16 * halves)
     return k.pin(acc + (madd(w & 0xFF, (x << 8) >> 8) + madd(w >> 8, x >> 8)), "v")
 

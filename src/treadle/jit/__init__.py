@@ -1,0 +1,1 @@
+"""From Python functions to machine code; the only part that knows LLVM."""

@@ -49,7 +49,9 @@ class Record:
 
     @property
     def current(self) -> bool:
-        """Whether today's sources would look for this file: another version's kernels stay beside it."""
+        """Whether today's sources would look for this file: another version's kernels stay beside
+        it.
+        """
         return self.path.stem == _key(str(self.about.get("name")), str(self.about.get("isa_key")))
 
 
@@ -66,7 +68,9 @@ class State:
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept: ``TREADLE_CACHE``, or ``treadle`` in the user's cache directory."""
+    """Where compiled kernels are kept: ``TREADLE_CACHE``, or ``treadle`` in the user's cache
+    directory.
+    """
     own = os.environ.get("TREADLE_CACHE")
     if own:
         return Path(own)
@@ -75,13 +79,15 @@ def folder() -> Path:
             return Path.home() / "Library" / "Caches" / "treadle"
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
     except RuntimeError as error:
-        raise CacheError("no home directory to keep compiled kernels in: set TREADLE_CACHE") from error
+        raise CacheError(
+            "no home directory to keep compiled kernels in: set TREADLE_CACHE"
+        ) from error
 
 
 @lru_cache(maxsize=1)
 def source_hash() -> str:
-    """One hash of every source that can change a kernel's code, of llvmlite's version (which fixes LLVM's), and of the
-    machine: a home directory may be shared by machines of several kinds.
+    """One hash of every source that can change a kernel's code, of llvmlite's version (which fixes
+    LLVM's), and of the machine: a home directory may be shared by machines of several kinds.
     """
     import llvmlite
 
@@ -95,7 +101,9 @@ def source_hash() -> str:
 
 
 def checked_folder(path: Path | None = None) -> Path:
-    """The cache folder, made if absent; CacheError when it is not the user's own or others may write to it."""
+    """The cache folder, made if absent; CacheError when it is not the user's own or others may
+    write to it.
+    """
     path = path or folder()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,9 +113,13 @@ def checked_folder(path: Path | None = None) -> Path:
     if not hasattr(os, "getuid"):
         return path
     if info.st_uid != os.getuid():
-        raise CacheError(f"{path}: the kernel cache belongs to another user, and it holds code: refused")
+        raise CacheError(
+            f"{path}: the kernel cache belongs to another user, and it holds code: refused"
+        )
     if stat.S_IMODE(info.st_mode) & 0o022:
-        raise CacheError(f"{path}: others may write to the kernel cache, and it holds code: refused")
+        raise CacheError(
+            f"{path}: others may write to the kernel cache, and it holds code: refused"
+        )
     return path
 
 
@@ -116,7 +128,9 @@ def _key(name: str, isa_key: str) -> str:
 
 
 def path_of(name: str, isa_key: str) -> Path:
-    """The file of one kernel for one instruction set. Raises CacheError for a folder that is refused."""
+    """The file of one kernel for one instruction set. Raises CacheError for a folder that is
+    refused.
+    """
     return checked_folder() / f"{_key(name, isa_key)}.o"
 
 
@@ -132,7 +146,8 @@ def _parts(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read(name: str, isa_key: str) -> bytes | None:
-    """A kernel's object; None where there is none, or none that is whole (a linker may crash on half of one).
+    """A kernel's object; None where there is none, or none that is whole (a linker may crash on
+    half of one).
 
     Raises CacheError for a folder that is refused.
     """
@@ -175,7 +190,9 @@ def records() -> Iterator[Record]:
 
 
 def entries() -> list[Entry]:
-    """The kernels that today's treadle would use. Raises CacheError for a folder that is refused."""
+    """The kernels that today's treadle would use. Raises CacheError for a folder that is
+    refused.
+    """
     return [
         Entry(str(r.about["name"]), r.n_code, str(r.about.get("isa", "")))
         for r in records()

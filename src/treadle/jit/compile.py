@@ -41,8 +41,9 @@ def _target_machine(isa: Isa) -> Any:
 def _passes() -> Any:
     """What a kernel still needs: its Python has unrolled and vectorised it already.
 
-    LLVM's -O2 takes three times as long for the same speed, and two of its passes do harm: one gathers an unrolled block's
-    integer sums at the block's end, where they spill; one turns stores into calls of memset.
+    LLVM's -O2 takes three times as long for the same speed, and two of its passes do harm: one
+    gathers an unrolled block's integer sums at the block's end, where they spill; one turns stores
+    into calls of memset.
     """
     passes = llvm.create_new_module_pass_manager()
     passes.add_sroa_pass()  # variables to registers

@@ -1,9 +1,12 @@
-"""The code of a kernel in the cache: its spec is built again from what the cache noted of it, and traced."""
+"""The code of a kernel in the cache: its spec is built again from what the cache noted of it, and
+traced.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,9 @@ def ir(name: str, isa: str | None = None) -> str:
 
 
 def asm(name: str, isa: str | None = None) -> str:
-    """The same kernel as LLVM's optimiser and back end leave it: the object's instructions as text."""
+    """The same kernel as LLVM's optimiser and back end leave it: the object's instructions as
+    text.
+    """
     from treadle.jit.compile import emit_assembly
 
     spec, row = find(name, isa)
@@ -38,7 +43,11 @@ def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
     from treadle.isa import ROWS, choose
     from treadle.jit.compile import host_features
 
-    notes = {str(r.about.get("isa")): r.about for r in cache.records() if r.current and r.about["name"] == name}
+    notes = {
+        str(r.about.get("isa")): r.about
+        for r in cache.records()
+        if r.current and r.about["name"] == name
+    }
     wanted = isa or choose(host_features()).name
     note = notes.get(wanted) or (None if isa else next(iter(notes.values()), None))
     if note is None:
@@ -56,17 +65,21 @@ def spec_of(about: Mapping[str, Any]) -> Spec:
 
     module, kind = str(about.get("module")), str(about.get("spec"))
     if module not in sys.modules and module.startswith("treadle."):
-        try:
+        with suppress(ImportError):  # the look-up below fails, and says so
             import_module(module)
-        except ImportError:
-            pass  # the look-up below fails, and says so
-    found = next((c for c in _subclasses(Spec) if (c.__module__, c.__qualname__) == (module, kind)), None)
+    found = next(
+        (c for c in _subclasses(Spec) if (c.__module__, c.__qualname__) == (module, kind)), None
+    )
     if found is None:
-        raise CacheError(f"kernel {about.get('name')} was made by {module}.{kind}, which is not here")
+        raise CacheError(
+            f"kernel {about.get('name')} was made by {module}.{kind}, which is not here"
+        )
     try:
         spec = found(**about["fields"])
     except (KeyError, TypeError) as error:
-        raise CacheError(f"kernel {about.get('name')}: {module}.{kind} has other fields now: {error}") from error
+        raise CacheError(
+            f"kernel {about.get('name')}: {module}.{kind} has other fields now: {error}"
+        ) from error
     assert spec.name == about["name"], (spec.name, about["name"])
     return spec
 

@@ -42,6 +42,7 @@ def trace(spec: Spec, isa: Isa) -> str:
 
 
 def symbol(spec: Spec) -> str:
+    """The name of the kernel's function in its object."""
     return f"treadle_{spec.name}".replace(".", "p").replace("-", "m")
 
 
@@ -56,6 +57,7 @@ _linked: dict[tuple[str, str], int] = {}
 
 
 def isa_key(isa: Isa) -> str:
+    """Everything of an instruction set that can change the code."""
     return "\0".join((isa.name, isa.triple, isa.cpu, isa.features))
 
 
@@ -63,7 +65,8 @@ def object_code(spec: Spec, isa: Isa) -> bytes:
     """A kernel's object: from the cache, else compiled, and kept if that can be.
 
     Where the cache is refused or cannot be written to, kernels live in memory only, and a line says
-    so once. Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM refuses the kernel.
+    so once. Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM
+    refuses the kernel.
     """
     key = isa_key(isa)
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
@@ -78,7 +81,8 @@ def object_code(spec: Spec, isa: Isa) -> bytes:
         return code
     if forbidden:
         raise CacheError(
-            f"kernel {spec.name} is not in {cache.folder()}, and TREADLE_NO_COMPILE=1 forbids compiling"
+            f"kernel {spec.name} is not in {cache.folder()}, "
+            "and TREADLE_NO_COMPILE=1 forbids compiling"
         )
     from treadle.jit.compile import emit_object
 
@@ -105,11 +109,17 @@ def _warn(why: str) -> None:
     """Say once a process that kernels are not kept."""
     from logging import getLogger
 
-    getLogger("treadle").warning("%s; kernels are compiled anew in every process (see treadle doctor)", why)
+    getLogger("treadle").warning(
+        "%s; kernels are compiled anew in every process (see treadle doctor)", why
+    )
 
 
-def load_kernels(specs: Sequence[Spec], isa: Isa, progress: Progress | None = None) -> dict[str, int]:
-    """Addresses of the kernels by name. ``progress("compile", done, total)`` is called before each one that is compiled."""
+def load_kernels(
+    specs: Sequence[Spec], isa: Isa, progress: Progress | None = None
+) -> dict[str, int]:
+    """Addresses of the kernels by name. ``progress("compile", done, total)`` is called before each
+    one that is compiled.
+    """
     from treadle.jit.compile import Linker
 
     unique = {spec.name: spec for spec in specs}

@@ -19,9 +19,11 @@ EXP_MIN, EXP_MAX = -87.0, 89.0
 
 
 def exp(k: Builder, x: Val) -> Val:
-    """``e**x`` in f32 to about 1 unit in the last place; 0 below -87, infinity above 88.37, NaN for NaN.
+    """``e**x`` in f32 to about 1 unit in the last place; 0 below -87, infinity above 88.37, NaN for
+    NaN.
 
-    Cody and Waite's reduction, ``x = n ln 2 + r``, then a polynomial in r and n put into the exponent.
+    Cody and Waite's reduction, ``x = n ln 2 + r``, then a polynomial in r and n put into the
+    exponent.
     """
     # x comes second: where it is NaN, so is the result.
     bounded = k.min(k.const(EXP_MAX, x.ty), k.max(k.const(EXP_MIN, x.ty), x))
@@ -52,6 +54,8 @@ def silu(k: Builder, x: Val) -> Val:
 
 
 def gelu(k: Builder, x: Val) -> Val:
-    """GELU's tanh form: ``x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x**3))``, which is the same function."""
+    """GELU's tanh form: ``x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x**3))``, which is the same
+    function.
+    """
     inner = x * k.fma(x * x, k.const(0.044715, x.ty), k.const(1.0, x.ty))
     return x * sigmoid(k, inner * 1.5957691216057308)

@@ -1,7 +1,8 @@
 """The types of the kernel language: scalars with a sign, vectors of them, and pointers.
 
-``f32``, ``i8`` and the rest are scalars; ``f32 * 16`` is a vector of sixteen. Signedness lives here and nowhere else:
-``u8`` and ``i8`` are the same bits to LLVM, but widen, divide and compare differently.
+``f32``, ``i8`` and the rest are scalars; ``f32 * 16`` is a vector of sixteen. Signedness lives here
+and nowhere else: ``u8`` and ``i8`` are the same bits to LLVM, but widen, divide and compare
+differently.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 @lru_cache(maxsize=1)
 def _scalars() -> dict[str, Any]:
-    """llvmlite's types by name; imported late, because a warm start emits nothing and needs none of it."""
+    """llvmlite's types by name; imported late, because a warm start emits nothing and needs none of
+    it.
+    """
     from llvmlite import ir
 
     class BFloat(ir.Type):  # type: ignore[misc]  # the one float llvmlite lacks

@@ -1,7 +1,8 @@
 """Typed values and the builder that emits LLVM IR for them: the kernel language.
 
-Running a kernel's Python function once emits its code. Python's own ``for`` and ``if`` therefore unroll and select while
-building, and ``with k.loop(n)`` and ``with k.if_(c)`` run on the machine. Nothing is promoted silently: mixing types raises.
+Running a kernel's Python function once emits its code. Python's own ``for`` and ``if`` therefore
+unroll and select while building, and ``with k.loop(n)`` and ``with k.if_(c)`` run on the machine.
+Nothing is promoted silently: mixing types raises.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _FLAGS = ("contract",)
 
 
 class Val:
-    """A typed run-time value. Arithmetic takes another ``Val`` of the very same type, or a Python number."""
+    """A typed run-time value. Arithmetic takes another ``Val`` of the very same type, or a Python
+    number.
+    """
 
     __slots__ = ("ir", "k", "ty")
 
@@ -135,7 +138,9 @@ class Val:
         return self._compare("==", other)
 
     def to(self, ty: Ty) -> Val:
-        """Convert the number: widen by the source's sign, narrow by truncation, round float to float."""
+        """Convert the number: widen by the source's sign, narrow by truncation, round float to
+        float.
+        """
         if ty.lanes == 0 and self.ty.lanes:
             ty = ty.like(self.ty)
         if ty.lanes != self.ty.lanes:
@@ -203,7 +208,9 @@ class _Callee:
 
 
 class Builder:
-    """Emits one function. ``b`` is llvmlite's builder, for the few places that need it bare (isa rows, the runner)."""
+    """Emits one function. ``b`` is llvmlite's builder, for the few places that need it bare (isa
+    rows, the runner).
+    """
 
     def __init__(self, function: Any, isa: Any) -> None:
         self.isa = isa
@@ -250,7 +257,7 @@ class Builder:
         made.v = init
         return made
 
-    def int(self, x: int) -> Val:
+    def i64(self, x: int) -> Val:
         return self.const(x, i64)
 
     # -- memory ---------------------------------------------------------------------------------
@@ -272,7 +279,9 @@ class Builder:
         self.b.store(x.ir, p.ir, align=align)
 
     def load_first(self, p: Val, ty: Ty, n: int) -> Val:
-        """The first ``n`` lanes of a ``ty`` at ``p``, the others zero; memory past them is not touched."""
+        """The first ``n`` lanes of a ``ty`` at ``p``, the others zero; memory past them is not
+        touched.
+        """
         if n == ty.lanes:
             return self.load(p, ty)
         if n == 0:
@@ -323,7 +332,8 @@ class Builder:
         while len(parts) > 1:
             n = parts[0].ty.lanes
             parts = tuple(
-                self.shuffle(a, b, range(2 * n)) for a, b in zip(parts[::2], parts[1::2], strict=True)
+                self.shuffle(a, b, range(2 * n))
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
             )
         return parts[0]
 
@@ -376,7 +386,8 @@ class Builder:
         return self.call(f"llvm.sqrt.{v.ty.mangled}", v.ty, [v.ir])
 
     def round(self, v: Val) -> Val:
-        """Round a float (of magnitude below 2**22) to the nearest integer, ties to even, as a float.
+        """Round a float (of magnitude below 2**22) to the nearest integer, ties to even, as a
+        float.
 
         Adding and taking away 1.5 * 2**23 leaves no fraction bits; it needs no SSE4.1 and no libm.
         """
@@ -425,7 +436,9 @@ class Builder:
     def call_pointer(self, function: Val, ret: Ty | None, args: Sequence[Val]) -> Val:
         """Call the function at an address."""
         signature = ir.FunctionType(ret.ir if ret else ir.VoidType(), [a.ty.ir for a in args])
-        return Val(self, self.b.call(_Callee(function.ir, signature), [a.ir for a in args]), ret or i8)
+        return Val(
+            self, self.b.call(_Callee(function.ir, signature), [a.ir for a in args]), ret or i8
+        )
 
     # -- memory shared between threads ----------------------------------------------------------
 
@@ -444,7 +457,8 @@ class Builder:
         both = self.b.cmpxchg(p.ir, old.ir, new.ir, "seq_cst", "seq_cst")
         return Val(self, self.b.extract_value(both, 1), boolean)
 
-    # -- blocks, for control flow that loops and conditions cannot express --------------------------
+    # -- blocks, for control flow that loops and conditions cannot express
+    # --------------------------
 
     def label(self, name: str) -> Any:
         return self.function.append_basic_block(name)
@@ -462,14 +476,16 @@ class Builder:
     def fence(self) -> None:
         """An empty statement that LLVM's scheduler may not move memory operations across.
 
-        Between groups of dots it keeps the scheduler from hoisting a whole unrolled block's loads and spilling.
+        Between groups of dots it keeps the scheduler from hoisting a whole unrolled block's loads
+        and spilling.
         """
         self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
     def pin(self, v: Val, register: str) -> Val:
         """``v`` by way of an empty statement on a register (the target's letter for its class).
 
-        LLVM gathers an unrolled block's integer sums at its end, and spills all their parts until then; not through this.
+        LLVM's scheduler may put an unrolled block's integer sums off until its end, and spill all
+        their parts until then; not through this.
         """
         same = ir.FunctionType(v.ty.ir, [v.ty.ir])
         return Val(self, self.b.asm(same, "", f"={register},0", [v.ir], False), v.ty)

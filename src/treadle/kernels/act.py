@@ -1,10 +1,11 @@
 """Activations as a matrix product reads them: rows of one ``kind``, ``group`` tokens interleaved.
 
-The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. A group of g tokens is stored as
-``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from neighbouring addresses; g = 1 is plain
-row-major. ``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then
-``s = -128 * sum of the 32 quants`` as i32 ``[KB, g]``: where a weight's code is its value + 128, an accumulator that starts at
-``s`` ends as the true dot product (and ``s >> 4`` serves an offset of 8: ``correction``).
+The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. A group of g tokens
+is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
+neighbouring addresses; g = 1 is plain row-major. ``q8`` quantises every 32 values to -127..127 with
+an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then ``s = -128 * sum of the 32 quants``
+as i32 ``[KB, g]``: where a weight's code is its value + 128, an accumulator that starts at ``s``
+ends as the true dot product (and ``s >> 4`` serves an offset of 8: ``correction``).
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class Act:
         """The values of the first ``n`` tokens, float64 ``[n, k]``."""
         g = self.group
         groups = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
-        dwords = np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32).reshape(-1, self.kd, g)
+        dwords = (
+            np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32).reshape(-1, self.kd, g)
+        )
         rows = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, self.kd)[:n]
         if self.kind == "f32":
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
@@ -108,7 +111,9 @@ class Act:
 
 
 def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """f32 ``[N, K]`` to int8 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| / 127``, ``q = round(x / d)``."""
+    """f32 ``[N, K]`` to int8 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| / 127``, ``q =
+    round(x / d)``.
+    """
     blocks = x.astype(np.float32).reshape(x.shape[0], -1, BLOCK)
     top = np.abs(blocks).max(-1)
     d = top * np.float32(1 / 127)
@@ -136,7 +141,8 @@ def correction(codes: Codes, s: Val) -> Val:
 
 
 def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
-    """Write 32 f32 values (vectors, in order) as block ``block`` of the token at ``place`` in the group at ``group``.
+    """Write 32 f32 values (vectors, in order) as block ``block`` of the token at ``place`` in the
+    group at ``group``.
 
     All of ``group``'s other tokens are left alone; the values past K must be zero.
     """
@@ -180,4 +186,14 @@ def _sum(k: Builder, values: list[Val]) -> Val:
     return total
 
 
-__all__ = ["BLOCK", "CHUNK", "Act", "bf16", "bf16_bits", "correction", "emit_store", "quantize_ref", "to_bf16_bits"]
+__all__ = [
+    "BLOCK",
+    "CHUNK",
+    "Act",
+    "bf16",
+    "bf16_bits",
+    "correction",
+    "emit_store",
+    "quantize_ref",
+    "to_bf16_bits",
+]

@@ -1,12 +1,14 @@
 """Attention over pages of keys and values, with an online softmax (Milakov and Gimelshein, 2018).
 
-A tile of queries (tokens x the heads that share one key/value head) walks its keys a page at a time::
+A tile of queries (tokens x the heads that share one key/value head) walks its keys a page at a
+time::
 
     S = Q K^T, masked;  m' = max(m, rowmax S);  P = e**(S - m');  c = e**(m - m')
     l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
 
-A long history is cut into runs of SPLIT keys, each an item of its own, so that every core has work while decoding; ``Merge``
-joins their (O, m, l). The cuts depend on positions alone, so the thread count never changes a sum.
+A long history is cut into runs of SPLIT keys, each an item of its own, so that every core has work
+while decoding; ``Merge`` joins their (O, m, l). The cuts depend on positions alone, so the thread
+count never changes a sum.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ SPLIT = 512  # keys of one item while decoding
 ITEM = np.dtype(
     [
         (name, "i8")
-        for name in ("token", "n_tokens", "position", "key_begin", "key_end", "pages", "partial", "pad")
+        for name in (
+            "token",
+            "n_tokens",
+            "position",
+            "key_begin",
+            "key_end",
+            "pages",
+            "partial",
+            "pad",
+        )
     ]
 )
 MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_partials")])
@@ -40,9 +51,11 @@ LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf 
 
 @dataclass(frozen=True)
 class Attention(Spec):
-    """``tokens`` query tokens a tile. Arguments: ``qkv, pool, out, partials, stride, out_stride, page_bytes, layer_off``.
+    """``tokens`` query tokens a tile. Arguments: ``qkv, pool, out, partials, stride, out_stride,
+    page_bytes, layer_off``.
 
-    ``partials`` is f32 ``[n_partials, n_groups, rows, head_dim + 2]`` (O, then m and l). Items: work items x head groups.
+    ``partials`` is f32 ``[n_partials, n_groups, rows, head_dim + 2]`` (O, then m and l). Items:
+    work items x head groups.
     """
 
     op: ClassVar[str] = "attention"
@@ -61,7 +74,9 @@ class Attention(Spec):
 
     @property
     def heads(self) -> int:
-        """Query heads a tile takes from one group: all that share a key head, or the largest part of at most 16."""
+        """Query heads a tile takes from one group: all that share a key head, or the largest part
+        of at most 16.
+        """
         shared = self.n_head // self.n_head_kv
         return next(n for n in range(min(shared, 16), 0, -1) if shared % n == 0)
 
@@ -126,14 +141,18 @@ class Attention(Spec):
                         shape = (-1, self.n_groups, self.rows, dims + 2)
                         group, member = divmod(head, self.heads)
                         row = partials[: partials.size // self.partial_values * self.partial_values]
-                        row = row.reshape(shape)[int(item["partial"]), group, t * self.heads + member]
+                        row = row.reshape(shape)[
+                            int(item["partial"]), group, t * self.heads + member
+                        ]
                         row[:dims], row[dims], row[dims + 1] = p @ vv, m, p.sum()
 
 
 class _Tile:
     """One item and one group of heads."""
 
-    def __init__(self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val) -> None:
+    def __init__(
+        self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val
+    ) -> None:
         self.k, self.isa, self.spec, self.frame, self.group = k, isa, spec, frame, group
         assert ITEM.fields is not None
         at = {name: int(field[1]) for name, field in ITEM.fields.items()}
@@ -164,11 +183,13 @@ class _Tile:
 
     def _token(self, t: int) -> Val:
         """Token ``t`` of the tile; past its end, the last one again."""
-        return self.k.min(self.k.int(t), self.item["n_tokens"] - 1)
+        return self.k.min(self.k.i64(t), self.item["n_tokens"] - 1)
 
     def _rows(self) -> list[tuple[int, int, int]]:
         return [
-            (t * self.spec.heads + g, t, g) for t in range(self.spec.tokens) for g in range(self.spec.heads)
+            (t * self.spec.heads + g, t, g)
+            for t in range(self.spec.tokens)
+            for g in range(self.spec.heads)
         ]
 
     def _load_queries(self) -> None:
@@ -195,7 +216,9 @@ class _Tile:
             columns = range(first, first + at_once)
             sums = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
 
-            def dots(start: Val, count: int, into: list[list[Var]], columns: range = columns) -> None:
+            def dots(
+                start: Val, count: int, into: list[list[Var]], columns: range = columns
+            ) -> None:
                 with k.loop(start + count, start=start) as d:
                     keys = [
                         fmt.load(k, isa, home + (d * PAGE + c * lanes) * fmt.n_bytes, lanes)
@@ -216,7 +239,7 @@ class _Tile:
                         for r in range(spec.rows):
                             sums[r][i].v = k.fma(part[r][i].v, d_k, sums[r][i].v)
             else:
-                dots(k.int(0), dims, sums)
+                dots(k.i64(0), dims, sums)
             for i, c in enumerate(columns):
                 self._mask_and_store(key, c * lanes, [row[i].v for row in sums])
 
@@ -244,7 +267,8 @@ class _Tile:
         k, lanes = self.k, self.isa.lanes
         rows, vectors = range(self.spec.rows), range(PAGE // lanes)
         scores = [
-            [k.load(self.p, f32 * lanes, offset=4 * (r * PAGE + c * lanes)) for c in vectors] for r in rows
+            [k.load(self.p, f32 * lanes, offset=4 * (r * PAGE + c * lanes)) for c in vectors]
+            for r in rows
         ]
         top = k.const(LOWEST, self.stat)
         for r in rows:
@@ -285,7 +309,12 @@ class _Tile:
                 c = k.splat(k.extract(correction, r), f32 * width)
                 sums.append(
                     [
-                        k.var(k.load(self.o, f32 * width, offset=(first + i) * (4 * width) + r * dims * 4) * c)
+                        k.var(
+                            k.load(
+                                self.o, f32 * width, offset=(first + i) * (4 * width) + r * dims * 4
+                            )
+                            * c
+                        )
                         for i in range(at_once)
                     ]
                 )
@@ -314,7 +343,10 @@ class _Tile:
             with whole:
                 inverse = 1.0 / total
                 for r, t, g in self._rows():
-                    row = self.frame.ptr(2) + (self.item["token"] + self._token(t)) * self.frame.int(5) * 4
+                    row = (
+                        self.frame.ptr(2)
+                        + (self.item["token"] + self._token(t)) * self.frame.int(5) * 4
+                    )
                     row = row + (self.group * spec.heads + g) * (dims * 4)
                     factor = k.splat(k.extract(inverse, r), f32 * width)
                     with k.loop(dims, step=width) as d:
@@ -325,14 +357,19 @@ class _Tile:
                 for r in range(spec.rows):
                     row = self.frame.ptr(3) + (record + r * (dims + 2) * 4)
                     with k.loop(dims, step=width) as d:
-                        k.store(row, k.load(self.o, f32 * width, offset=d * 4 + r * dims * 4), offset=d * 4)
+                        k.store(
+                            row,
+                            k.load(self.o, f32 * width, offset=d * 4 + r * dims * 4),
+                            offset=d * 4,
+                        )
                     k.store(row, k.extract(m, r), offset=dims * 4)
                     k.store(row, k.extract(total, r), offset=dims * 4 + 4)
 
 
 @dataclass(frozen=True)
 class Merge(Spec):
-    """Joins the items of one tile: ``out = sum O_i e**(m_i - m) / sum l_i e**(m_i - m)``, in the order of the keys.
+    """Joins the items of one tile: ``out = sum O_i e**(m_i - m) / sum l_i e**(m_i - m)``, in the
+    order of the keys.
 
     Arguments: ``partials, out, out_stride``. Items: merges x head groups.
     """
@@ -368,19 +405,25 @@ class Merge(Spec):
                         at = source + i * record
                         gain = math.exp(k, k.splat(k.load(at, f32, offset=dims * 4) - m.v, floats))
                         o.v = k.fma(k.load(at, floats, offset=d * 4), gain, o.v)
-                        total.v = k.fma(k.load(at, f32, offset=dims * 4 + 4), k.extract(gain, 0), total.v)
+                        total.v = k.fma(
+                            k.load(at, f32, offset=dims * 4 + 4), k.extract(gain, 0), total.v
+                        )
                     k.store(row, o.v * k.splat(1.0 / total.v, floats), offset=d * 4)
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
         partials, out, out_stride = arrays[:3]
         dims, rows = self.head_dim, self.tokens * self.heads
         record = self.n_groups * rows * (dims + 2)
-        data = partials[: partials.size // record * record].reshape(-1, self.n_groups, rows, dims + 2)
+        data = partials[: partials.size // record * record].reshape(
+            -1, self.n_groups, rows, dims + 2
+        )
         out = out.reshape(-1, out_stride)
         for merge in run.attn_merges_local if self.local else run.attn_merges_global:
             part = data[int(merge["partial"]) :][: int(merge["n_partials"])].astype(np.float64)
             gain = np.exp(part[..., dims] - part[..., dims].max(0))
-            o = (part[..., :dims] * gain[..., None]).sum(0) / (part[..., dims + 1] * gain).sum(0)[..., None]
+            o = (part[..., :dims] * gain[..., None]).sum(0) / (part[..., dims + 1] * gain).sum(0)[
+                ..., None
+            ]
             for t in range(int(merge["n_tokens"])):
                 for group in range(self.n_groups):
                     column = group * self.heads * dims

@@ -1,4 +1,6 @@
-"""Steps between the products: embedding rows, norms, gated activations; each ends in the layout its reader wants."""
+"""Steps between the products: embedding rows, norms, gated activations; each ends in the layout its
+reader wants.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.values import Builder, Val
 
-SLICE = 1024  # values of a row that one item handles: decoding's single row still feeds several threads
+SLICE = (
+    1024  # values of a row that one item handles: decoding's single row still feeds several threads
+)
 
 
 @dataclass(frozen=True)
 class Embed(Spec):
-    """``x[n] = scale * W[tokens[n]]``. Arguments: ``w [n_vocab, k], x [N, stride], stride``. Items: tokens."""
+    """``x[n] = scale * W[tokens[n]]``. Arguments: ``w [n_vocab, k], x [N, stride], stride``. Items:
+    tokens.
+    """
 
     op: ClassVar[str] = "embed"
     w: str
@@ -43,7 +49,7 @@ class Embed(Spec):
                 value = load_floats(k, isa, fmt, row, b, BLOCK, BLOCK)
                 k.store(to, value * self.scale, offset=b * (BLOCK * 4))
             if rest:
-                value = load_floats(k, isa, fmt, row, k.int(full), BLOCK, rest)
+                value = load_floats(k, isa, fmt, row, k.i64(full), BLOCK, rest)
                 k.store_first(to + full * BLOCK * 4, value * self.scale, rest)
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
@@ -57,8 +63,9 @@ class Embed(Spec):
 class Norm(Spec):
     """RMS norm: ``out = x * w / sqrt(mean(x**2) + eps)``, written as activations of kind ``act``.
 
-    With ``add`` the result is added to the residual stream instead: ``out = residual + norm(x)``, f32.
-    With ``outputs`` the rows are the run's outputs. Arguments: ``x, w, out, residual, x_stride``. Items: rows.
+    With ``add`` the result is added to the residual stream instead: ``out = residual + norm(x)``,
+    f32. With ``outputs`` the rows are the run's outputs. Arguments: ``x, w, out, residual,
+    x_stride``. Items: rows.
     """
 
     op: ClassVar[str] = "norm"
@@ -105,12 +112,14 @@ class Norm(Spec):
             with k.loop(full) as b:
                 block(b, BLOCK)
             if rest:
-                block(k.int(full), rest)
+                block(k.i64(full), rest)
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
         x, w, out, residual, stride = arrays[:5]
         n = int(run["n_outputs" if self.outputs else "n_tokens"])
-        rows = x.reshape(-1, stride)[run.output_rows if self.outputs else slice(n), : self.k].astype(np.float64)
+        rows = x.reshape(-1, stride)[
+            run.output_rows if self.outputs else slice(n), : self.k
+        ].astype(np.float64)
         y = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + self.eps) * w[: self.k]
         if self.add:
             out.reshape(-1, stride)[:n, : self.k] = residual.reshape(-1, stride)[:n, : self.k] + y
@@ -132,16 +141,18 @@ def mean_square(k: Builder, row: Val, n: int, lanes: int) -> Val:
         for i in range(4):
             part(c, i, lanes)
     for i in range(-(-rest // lanes)):
-        part(k.int(full), i, min(lanes, rest - i * lanes))
+        part(k.i64(full), i, min(lanes, rest - i * lanes))
     total = (sums[0].v + sums[1].v) + (sums[2].v + sums[3].v)
     return k.sum(total) * (1 / n)
 
 
 @dataclass(frozen=True)
 class Pack(Spec):
-    """f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out = f(gate) * up``.
+    """f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out = f(gate) *
+    up``.
 
-    ``fn`` is "copy", "silu" or "gelu". Arguments: ``x, out, x_stride, up_column``. Items: rows times slices of SLICE values.
+    ``fn`` is "copy", "silu" or "gelu". Arguments: ``x, out, x_stride, up_column``. Items: rows
+    times slices of SLICE values.
     """
 
     op: ClassVar[str] = "pack"
@@ -178,12 +189,12 @@ class Pack(Spec):
                 emit_store(k, act, out + n // act.group * act.group_bytes, n % act.group, b, values)
 
             per = SLICE // BLOCK
-            last = k.min((part + 1) * per, k.int(full))
+            last = k.min((part + 1) * per, k.i64(full))
             with k.loop(last, start=part * per) as b:
                 block(b, BLOCK)
             if rest:
                 with k.if_(part.eq(self.slices - 1)):
-                    block(k.int(full), rest)
+                    block(k.i64(full), rest)
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
         x, out, stride, up = arrays[:4]

@@ -3,9 +3,11 @@
 The one tile loop of all formats, for each group of nr tokens and mr vectors of rows::
 
     for each dword kd of K:   acc[m][t] += dot(panel[kd][m], x[kd][t])      acc: i32 (q8) or f32
-    q8, every 32 values:      sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t]); acc = -128 * sum_x
+    q8, every 32 values:      sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])
+                              acc = -offset * sum_x
 
-(the panel scheme is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+(the panel scheme is that of Goto and van de Geijn, "Anatomy of high-performance matrix
+multiplication", 2008).
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from treadle.jit.types import f32, i8, i32, u8
 from treadle.kernels.act import Act, correction
-from treadle.kernels.matmul import CHUNK, RESIDUAL, X, Y, Y_STRIDE, Matmul, Segment, add_bias, pick_segment
+from treadle.kernels.matmul import (
+    CHUNK,
+    RESIDUAL,
+    Y_STRIDE,
+    Matmul,
+    Segment,
+    X,
+    Y,
+    add_bias,
+    pick_segment,
+)
 from treadle.kernels.panel import emit_pack, panel_bytes
 from treadle.kernels.spec import Frame
 
@@ -53,7 +65,15 @@ class Gemm(Matmul):
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
             with k.loop(stop, start=start, step=self.nr) as token:
-                tile = Tile(k, isa, self, frame, seg, panel, frame.ptr(X) + token // self.nr * act.group_bytes)
+                tile = Tile(
+                    k,
+                    isa,
+                    self,
+                    frame,
+                    seg,
+                    panel,
+                    frame.ptr(X) + token // self.nr * act.group_bytes,
+                )
                 tile.store(tile.multiply(), token)
 
 
@@ -69,7 +89,9 @@ class Tile:
 
     def multiply(self) -> list[list[Var]]:
         k, spec = self.k, self.spec
-        sums = [[k.var(k.zero(f32 * self.isa.lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
+        sums = [
+            [k.var(k.zero(f32 * self.isa.lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)
+        ]
         if spec.act == "q8":
             with k.loop(self.act.kb) as b:
                 self._block(b, sums)
@@ -84,7 +106,9 @@ class Tile:
         """The panel's vectors of one dword of K, as i32 bits."""
         lanes = self.isa.lanes
         at = self.panel + kd * (4 * self.rows)
-        return [self.k.load(at, i32 * lanes, offset=4 * lanes * m, align=4) for m in range(self.spec.mr)]
+        return [
+            self.k.load(at, i32 * lanes, offset=4 * lanes * m, align=4) for m in range(self.spec.mr)
+        ]
 
     def _token(self, kd: Val, t: int) -> Val:
         """One token's dword, in every lane."""
@@ -119,7 +143,9 @@ class Tile:
             return k.load(self.x, ty, offset=group + (off + 4 * t), align=4)  # type: ignore[arg-type]
 
         starts = [
-            correction(codes, k.splat(token(i32, act.s_off, t), ints)) if codes.offset else k.zero(ints)
+            correction(codes, k.splat(token(i32, act.s_off, t), ints))
+            if codes.offset
+            else k.zero(ints)
             for t in range(spec.nr)
         ]
         acc = [[starts[t] for t in range(spec.nr)] for _ in range(spec.mr)]
@@ -141,11 +167,15 @@ class Tile:
             if codes.m:
                 m_w = k.load(scales, floats, offset=at + 4 * self.rows * act.kb, align=4)
                 for t in range(spec.nr):
-                    total = token(i32, act.s_off, t).to(f32) * (token(f32, act.d_off, t) * (-1 / 128))
+                    total = token(i32, act.s_off, t).to(f32) * (
+                        token(f32, act.d_off, t) * (-1 / 128)
+                    )
                     sums[m][t].v = k.fma(m_w, k.splat(total, floats), sums[m][t].v)
 
     def store(self, sums: list[list[Var]], token: Val) -> None:
-        """Write the tile. Rows of y are padded to whole panels and to whole groups, so no edge needs a mask."""
+        """Write the tile. Rows of y are padded to whole panels and to whole groups, so no edge
+        needs a mask.
+        """
         k, lanes = self.k, self.isa.lanes
         stride = self.frame.int(Y_STRIDE) * 4
         for t in range(self.spec.nr):

@@ -1,6 +1,7 @@
 """gemv: a few tokens against rows read straight from the file's blocks.
 
-Decoding is bound by reading the weights once, so nothing is packed: mr rows are walked together (they share each load of x)::
+Decoding is bound by reading the weights once, so nothing is packed: mr rows are walked together
+(they share each load of x)::
 
     q8, every 32 values:   sum[r][t] += f32(dot(code[r], x[t]) + correction[t]) * d_w[r] * d_x[t]
     floats, every vector:  sum[r][t] += w[r] * x[t]
@@ -13,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from treadle.jit.types import f16, f32, i8, i32
+from treadle.jit.types import f32, i8, i32
 from treadle.kernels.act import BLOCK, Act, correction
-from treadle.kernels.matmul import RESIDUAL, X, Y, Y_STRIDE, Matmul, Segment, pick_segment
+from treadle.kernels.blocks import load_scales, unpack_codes
+from treadle.kernels.matmul import RESIDUAL, Y_STRIDE, Matmul, Segment, X, Y, pick_segment
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
@@ -23,10 +25,11 @@ if TYPE_CHECKING:
     from treadle.jit.values import Builder, Val, Var
 
 STRIP = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
-# Bytes of each row's stream to prefetch, into the second-level cache, which can wait for more lines at once than the first:
-# hardware prefetchers stop at every 4 KB page. Measured on Sapphire Rapids, Q8_0, two cores: 19 GB/s without, 26 with 8 KB into
-# the first level, 33 with 16 to 32 KB into the second.
-AHEAD, LEVEL = 24576, 2
+# Hardware prefetchers stop at every 4 KB page, so each row's stream is asked for twice: this many
+# bytes ahead into the second-level cache, which can wait for more lines at once than the first, and
+# again shortly before its use into the first. Measured on Sapphire Rapids, Q8_0, two cores: 19 GB/s
+# without, 26 with 8 KB into the first level, 33 with FAR alone, 35 with both.
+FAR, NEAR = 24576, 512
 
 
 @dataclass(frozen=True)
@@ -73,51 +76,77 @@ def _grid(k: Builder, spec: Gemv, lanes: int) -> list[list[Var]]:
 
 
 def _dot_q8(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> list[list[Val]]:
-    """A block of each row at a time, in vectors of eight."""
+    """As many blocks of each row at a time as fill a register with codes."""
+    act, codes = spec.layout(), spec.fmt.codes
+    assert codes is not None
+    width = BLOCK // codes.parts  # codes of one block in a vector
+    at_once = max(1, isa.vector_bits // 8 // width)
+    full, rest = divmod(act.kb, at_once)
+    sums = _grid(k, spec, at_once * width // 4)
+    with k.loop(full) as b:
+        _blocks(k, isa, spec, rows, x, b * at_once, at_once, sums)
+    if not rest:
+        return [[k.sum(s.v) for s in row] for row in sums]
+    ends = _grid(k, spec, width // 4)
+    for i in range(rest):
+        _blocks(k, isa, spec, rows, x, k.i64(full * at_once + i), 1, ends)
+    return [
+        [k.sum(s.v) + k.sum(e.v) for s, e in zip(row, end, strict=True)]
+        for row, end in zip(sums, ends, strict=True)
+    ]
+
+
+def _blocks(
+    k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val, b: Val, n: int, sums: list[list[Var]]
+) -> None:
+    """Add the products of ``n`` blocks from ``b`` on: lanes of a block stay together."""
     act, fmt, codes = spec.layout(), spec.fmt, spec.fmt.codes
     assert codes is not None
-    ints, floats = i32 * 8, f32 * 8
-    sums = _grid(k, spec, 8)
-    mins = _grid(k, spec, 8) if codes.m else []
-    with k.loop(act.kb) as b:
-        xs, scales, starts, totals = [], [], [], []
+    width = BLOCK // codes.parts
+    lanes = width // 4
+    repeat = [i for i in range(n) for _ in range(lanes)]
+    first = [i if lane == 0 else n for i in range(n) for lane in range(lanes)]
+    orders = [
+        [i * BLOCK + j * width + c for i in range(n) for c in range(width)]
+        for j in range(codes.parts)
+    ]
+    xs, scales, starts, totals = [], [], [], []
+    for t in range(spec.nr):
+        token = x + t * act.row_bytes
+        values = k.load(token + b * BLOCK, i8 * (n * BLOCK))
+        xs.append([k.shuffle(values, values, order) for order in orders])
+        d = k.load(token, f32 * n, offset=b * 4 + act.d_off)
+        s = k.load(token, i32 * n, offset=b * 4 + act.s_off)
+        scales.append(k.shuffle(d, d, repeat))
+        corrected = correction(codes, s) if codes.offset else k.zero(s.ty)
+        starts.append(k.shuffle(corrected, k.zero(s.ty), first))
+        if codes.m:
+            totals.append(k.shuffle(s.to(f32) * (d * (-1 / 128)), k.zero(d.ty), first))
+    for r, row in enumerate(rows):
+        at = row + b * fmt.dtype.itemsize
+        _prefetch(k, at)
+        blocks = [at + i * fmt.dtype.itemsize for i in range(n)]
+        parts = unpack_codes(k, fmt, blocks)
+        d_w = load_scales(k, isa, fmt, blocks, codes.d, lanes)
+        m_w = load_scales(k, isa, fmt, blocks, codes.m, lanes) if codes.m else None
         for t in range(spec.nr):
-            token = x + t * act.row_bytes
-            xs.append(k.load(token + b * BLOCK, i8 * BLOCK))
-            d_x = k.load(token, f32, offset=b * 4 + act.d_off)
-            s = k.load(token, i32, offset=b * 4 + act.s_off)
-            scales.append(k.splat(d_x, floats))
-            zero = k.zero(ints)
-            starts.append(k.insert(zero, correction(codes, s), 0) if codes.offset else zero)
-            if codes.m:
-                totals.append(k.insert(k.zero(floats), s.to(f32) * (d_x * (-1 / 128)), 0))
-        for r, row in enumerate(rows):
-            block = row + b * fmt.dtype.itemsize
-            k.prefetch(block + AHEAD, LEVEL)
-            q = codes.unpack(k, block)
-            d = _splat_f16(k, isa, block, fmt.field_offset(codes.d))
-            for t in range(spec.nr):
-                dots = isa.dot4(k, starts[t], q, xs[t], codes.top)
-                sums[r][t].v = k.fma(dots.to(f32), d * scales[t], sums[r][t].v)
-            if codes.m:
-                m = _splat_f16(k, isa, block, fmt.field_offset(codes.m))
-                for t in range(spec.nr):
-                    mins[r][t].v = k.fma(m, totals[t], mins[r][t].v)
-    if codes.m:
-        return [
-            [k.sum(s.v + m.v) for s, m in zip(a, b_, strict=True)] for a, b_ in zip(sums, mins, strict=True)
-        ]
-    return [[k.sum(s.v) for s in row] for row in sums]
+            dots = starts[t]
+            for part, values in zip(parts, xs[t], strict=True):
+                dots = isa.dot4(k, dots, part, values, codes.top)
+            sums[r][t].v = k.fma(dots.to(f32), d_w * scales[t], sums[r][t].v)
+            if m_w is not None:
+                sums[r][t].v = k.fma(m_w, totals[t], sums[r][t].v)
 
 
-def _splat_f16(k: Builder, isa: Isa, p: Val, offset: int) -> Val:
-    halves = k.splat(k.load(p, f16, offset=offset), f16 * 8)
-    wide: Val = isa.widen_f16(k, halves)
-    return wide
+def _prefetch(k: Builder, p: Val) -> None:
+    k.prefetch(p + FAR, 2)
+    k.prefetch(p + NEAR, 3)
 
 
 def _dot_floats(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> list[list[Val]]:
-    """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for the last."""
+    """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
+    the last.
+    """
     fmt, act, lanes = spec.fmt, spec.layout(), isa.lanes
     assert fmt.load is not None
     load = fmt.load
@@ -131,8 +160,9 @@ def _dot_floats(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> li
         at = base + u * lanes
         xs = [k.load(x + t * act.row_bytes, f32 * lanes, offset=at * 4) for t in range(spec.nr)]
         for r, row in enumerate(rows):
-            k.prefetch(row + (at * size + AHEAD), LEVEL)
-            w = load(k, isa, row + at * size, lanes, n)
+            here = row + at * size
+            _prefetch(k, here)
+            w = load(k, isa, here, lanes, n)
             for t in range(spec.nr):
                 sums[u][r][t].v = k.fma(w, xs[t], sums[u][r][t].v)
 
@@ -140,8 +170,8 @@ def _dot_floats(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> li
         for u in range(depth):
             part(c * step, u, lanes)
     for u in range(-(-rest // lanes)):
-        part(k.int(full * step), u, min(lanes, rest - u * lanes))
-    totals = []
+        part(k.i64(full * step), u, min(lanes, rest - u * lanes))
+    totals: list[list[Val]] = []
     for r in range(spec.mr):
         totals.append([])
         for t in range(spec.nr):

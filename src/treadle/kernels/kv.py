@@ -1,8 +1,9 @@
 """Pages of keys and values: how one is laid out, and the formats that it may hold.
 
-A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head it keeps the keys
-transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by one value of the query with no sum across
-lanes, then the values ``[PAGE, head_dim]``. ``q8_0`` has f32 scales per token and 32 dims behind each.
+A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head
+it keeps the keys transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by
+one value of the query with no sum across lanes, then the values ``[PAGE, head_dim]``. ``q8_0`` has
+f32 scales per token and 32 dims behind each.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ PAGE = 32  # tokens: with f16 a row of transposed keys is one cache line
 
 @dataclass(frozen=True)
 class KVFormat:
-    """A way to hold keys and values. ``load(k, isa, p, n)`` gives ``f32 * n`` (codes, where scaled); ``narrow`` the inverse."""
+    """A way to hold keys and values. ``load(k, isa, p, n)`` gives ``f32 * n`` (codes, where
+    scaled); ``narrow`` the inverse.
+    """
 
     name: str
     n_bytes: int  # a value
@@ -100,7 +103,8 @@ class PageLayout:
             raise UnsupportedError(f"no KV format {self.kv!r}; there are {', '.join(KV_FORMATS)}")
         if self.fmt.scaled and self.head_dim % BLOCK:
             raise UnsupportedError(
-                f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, not {self.head_dim}"
+                f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, "
+                f"not {self.head_dim}"
             )
 
     @property
@@ -130,7 +134,9 @@ class PageLayout:
 
     # -- numpy's view ---------------------------------------------------------------------------
 
-    def head_ref(self, pool: np.ndarray, page: int, page_bytes: int, layer_off: int, head: int) -> np.ndarray:
+    def head_ref(
+        self, pool: np.ndarray, page: int, page_bytes: int, layer_off: int, head: int
+    ) -> np.ndarray:
         """The bytes of one head in one page."""
         start = page * page_bytes + layer_off + head * self.head_bytes
         return pool[start : start + self.head_bytes]

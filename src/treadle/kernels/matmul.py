@@ -1,8 +1,9 @@
 """Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (+ bias) (+ residual)``: what gemm and gemv share.
 
-W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of y. Arguments:
-``x, residual, y, y_stride, chunk`` then for each segment ``w, bias, m, y_column``; strides and columns in f32 values. ``chunk``
-is the number of tokens an item handles (a multiple of the tile's), so that few rows and many cores still make many items.
+W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
+y. Arguments: ``x, residual, y, y_stride, chunk`` then for each segment ``w, bias, m, y_column``;
+strides and columns in f32 values. ``chunk`` is the number of tokens an item handles (a multiple of
+the tile's), so that few rows and many cores still make many items.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Matmul(Spec):
 
 @dataclass
 class Segment:
-    """One item's rows: a tensor, its height, where its columns start, and which of its rows the item begins at."""
+    """One item's rows: a tensor, its height, where its columns start, and which of its rows the
+    item begins at.
+    """
 
     weights: Val
     bias: Val | None
@@ -82,7 +85,9 @@ class Segment:
 
 
 def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -> Segment:
-    """The segment and row that ``item`` (counted in strips of ``rows`` over all segments) falls on."""
+    """The segment and row that ``item`` (counted in strips of ``rows`` over all segments) falls
+    on.
+    """
     chosen: list[Val] = []
     first = item * rows
     for s in range(spec.segments):
@@ -107,5 +112,7 @@ def strips(spec: Matmul, rows: int, heights: Sequence[int]) -> int:
 
 
 def add_bias(k: Builder, seg: Segment, row: Val, lanes: int) -> Val | None:
-    """The bias of ``lanes`` rows from ``row`` on; bias vectors are padded, so whole vectors may be read."""
+    """The bias of ``lanes`` rows from ``row`` on; bias vectors are padded, so whole vectors may be
+    read.
+    """
     return k.load(seg.bias, f32 * lanes, offset=row * 4) if seg.bias is not None else None

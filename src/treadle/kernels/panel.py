@@ -1,15 +1,17 @@
 """Packing: a strip of weight rows, unpacked into cache in the order that the tile loop reads.
 
-A panel is ``[KD, P]`` dwords (see ``act.py``) of P rows, then for int8 formats the scales ``[KB, P]`` in f32 and, where the
-format has them, the minimums ``[KB, P]``. Rows past the last one repeat it, so nothing outside the tensor is ever read.
+A panel is ``[KD, P]`` dwords (see ``act.py``) of P rows, then for int8 formats the scales ``[KB,
+P]`` in f32 and, where the format has them, the minimums ``[KB, P]``. Rows past the last one repeat
+it, so nothing outside the tensor is ever read.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.jit.types import f16, f32, i16, i32
+from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, CHUNK, PER_DWORD, Act, bf16_bits
+from treadle.kernels.blocks import load_scales, unpack_codes
 from treadle.kernels.spec import round_up
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
 
 
 def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
-    """``rows`` (n vectors of C dwords) to columns: C lists, each the n dwords of a column in vectors of ``lanes``.
+    """``rows`` (n vectors of C dwords) to columns: C lists, each the n dwords of a column in
+    vectors of ``lanes``.
 
     Zipping row i with row i + n/2, log2(n) times over, is the perfect shuffle that transposes.
     """
@@ -59,13 +62,22 @@ def row_pointers(k: Builder, weights: Val, first: Val, m: Val, n: int, row_bytes
 
 
 def emit_pack(
-    k: Builder, isa: Isa, fmt: Format, act: Act, panel: Val, weights: Val, first: Val, m: Val, rows: int
+    k: Builder,
+    isa: Isa,
+    fmt: Format,
+    act: Act,
+    panel: Val,
+    weights: Val,
+    first: Val,
+    m: Val,
+    rows: int,
 ) -> None:
     """Pack rows ``first .. first + rows`` of ``weights [m, K]`` into ``panel``."""
     lanes = isa.lanes
     for strip in range(0, rows, lanes):
         pointers = row_pointers(k, weights, first + strip, m, lanes, fmt.row_bytes(act.k))
-        # Kept in memory: sixteen live pointers would push the transposition's vectors out of registers.
+        # Kept in memory: sixteen live pointers would push the transposition's vectors out of
+        # registers.
         slots = [k.var(p) for p in pointers]
         out = panel + strip * 4
         if act.kind == "q8":
@@ -83,7 +95,7 @@ def _pack_codes(
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
         blocks = [s.v + b * size for s in slots]
-        quants = [codes.unpack(k, p).bits(i32 * 8) for p in blocks]
+        quants = [k.concat(*unpack_codes(k, fmt, [p])).bits(i32 * 8) for p in blocks]
         to = out + b * (8 * rows * 4)
         for c, column in enumerate(transpose(k, quants, lanes)):
             for i, v in enumerate(column):
@@ -96,19 +108,12 @@ def _pack_codes(
             )
 
 
-def load_scales(k: Builder, isa: Isa, fmt: Format, blocks: list[Val], field: str) -> Val:
-    """One f16 field of several blocks, as an f32 vector."""
-    offset = fmt.field_offset(field)
-    halves = k.zero(i16 * len(blocks))
-    for lane, p in enumerate(blocks):
-        halves = k.insert(halves, k.load(p, i16, offset=offset), lane)
-    return isa.widen_f16(k, halves.bits(f16 * len(blocks)))  # type: ignore[no-any-return]
-
-
 def _pack_floats(
     k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, slots: list[Var], rows: int
 ) -> None:
-    """Weights of any format as bf16 or f32 dwords, CHUNK dwords (or a whole block) of each row at a time."""
+    """Weights of any format as bf16 or f32 dwords, CHUNK dwords (or a whole block) of each row at a
+    time.
+    """
     per = PER_DWORD[act.kind]
     n_values = max(CHUNK * per, fmt.block)
     n_dwords = n_values // per
@@ -127,7 +132,7 @@ def _pack_floats(
     with k.loop(full) as c:
         chunk(c, n_values)
     for last in range(full, act.kd // n_dwords):  # the ragged end, and zeros up to a whole block
-        chunk(k.int(last), max(0, act.k - last * n_values))
+        chunk(k.i64(last), max(0, act.k - last * n_values))
 
 
 def load_floats(k: Builder, isa: Isa, fmt: Format, row: Val, c: Val, n_values: int, n: int) -> Val:
@@ -142,18 +147,9 @@ def load_floats(k: Builder, isa: Isa, fmt: Format, row: Val, c: Val, n_values: i
     blocks = []
     for j in range(n_values // BLOCK):
         p = row + (c * (n_values // BLOCK) + j) * fmt.dtype.itemsize
-        x = (codes.unpack(k, p).to(i32) - codes.offset).to(f32)
-        x = x * k.splat(load_scale(k, isa, fmt, p, codes.d), x.ty)
+        x = (k.concat(*unpack_codes(k, fmt, [p])).to(i32) - codes.offset).to(f32)
+        x = x * load_scales(k, isa, fmt, [p], codes.d, BLOCK)
         if codes.m:
-            x = x + k.splat(load_scale(k, isa, fmt, p, codes.m), x.ty)
+            x = x + load_scales(k, isa, fmt, [p], codes.m, BLOCK)
         blocks.append(x)
     return k.concat(*blocks)
-
-
-def load_scale(k: Builder, isa: Isa, fmt: Format, block: Val, field: str) -> Val:
-    """One f16 field of a block, as f32."""
-    h = k.load(block, f16, offset=fmt.field_offset(field))
-    # Scalars convert through a vector: SSE2 has no half type, and a vector of one is as cheap.
-    wide = isa.widen_f16(k, k.insert(k.zero(f16 * 8), h, 0))
-    return k.extract(wide, 0)
-

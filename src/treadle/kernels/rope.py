@@ -1,4 +1,6 @@
-"""Rotary positions, and the keys and values into their pages: all that happens between qkv and attention."""
+"""Rotary positions, and the keys and values into their pages: all that happens between qkv and
+attention.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RopeStore(Spec):
-    """For every token and key/value head: norm (if any) and rotate its queries and its key; put key and value into the cache.
+    """For every token and key/value head: norm (if any) and rotate its queries and its key; put key
+    and value into the cache.
 
-    Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair; pairs are neighbours
-    ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by ``scale`` and stay, f32, where they were.
-    Arguments: ``qkv, q_norm, k_norm, pool, stride, k_column, v_column, page_bytes, layer_off``. Items: tokens x n_head_kv.
+    Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair;
+    pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
+    ``scale`` and stay, f32, where they were. Arguments: ``qkv, q_norm, k_norm, pool, stride,
+    k_column, v_column, page_bytes, layer_off``. Items: tokens x n_head_kv.
     """
 
     op: ClassVar[str] = "rope"
@@ -106,7 +110,9 @@ class RopeStore(Spec):
         for i in range(2 * half, dims, width):
             k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
 
-    def _store(self, k: Builder, isa: Isa, x: Val, home: Val, place: Val, *, transposed: bool) -> None:
+    def _store(
+        self, k: Builder, isa: Isa, x: Val, home: Val, place: Val, *, transposed: bool
+    ) -> None:
         """One head's key or value, narrowed, into its page."""
         fmt, dims = self.page.fmt, self.head_dim
         width = BLOCK if fmt.scaled else _width(2 * isa.lanes, dims)

@@ -4,9 +4,10 @@ A kernel is a pure function of its spec. Its machine code has one signature::
 
     void kernel(const i64 *args, const RunState *run, i64 begin, i64 end, u8 *scratch)
 
-``args`` holds the addresses of the step's reads, then of its writes, then its integers. The work is a range of items;
-any thread may take any part of it, so ``kernel`` does items ``begin`` to ``end`` and shares nothing but its outputs.
-``scratch`` is the thread's own memory, ``spec.scratch`` bytes of it.
+``args`` holds the addresses of the step's reads, then of its writes, then its integers. The work is
+a range of items; any thread may take any part of it, so ``kernel`` does items ``begin`` to ``end``
+and shares nothing but its outputs. ``scratch`` is the thread's own memory, ``spec.scratch`` bytes
+of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.values import Builder, Val
 
-# What changes from one run to the next. The compiled steps read it by pointer; ``session.py`` fills it.
+# What changes from one run to the next. The compiled steps read it by pointer; ``session.py`` fills
+# it.
 RUN_STATE = np.dtype(
     [
         ("n_tokens", "i8"),  # rows of this batch
@@ -34,7 +36,10 @@ RUN_STATE = np.dtype(
         ("output_rows", "i8"),  # *i32 [n_outputs]: which rows
         ("rope_global", "i8"),  # *f32 [n_tokens, 2, rope_dims / 2]: cosines, then sines
         ("rope_local", "i8"),  # the same for layers with the local rope base
-        ("kv_slots_global", "i8"),  # *i64 [n_tokens]: slot = page * page_size + place, where to write
+        (
+            "kv_slots_global",
+            "i8",
+        ),  # *i64 [n_tokens]: slot = page * page_size + place, where to write
         ("kv_slots_local", "i8"),  # the same in the sliding-window layers' pool
         ("attn_items_global", "i8"),  # *AttnItem [n_attn_items]
         ("attn_items_local", "i8"),
@@ -44,12 +49,22 @@ RUN_STATE = np.dtype(
         ("n_attn_merges_local", "i8"),
     ]
 )
-COUNTS = ("one", "n_tokens", "n_outputs", "n_attn_items", "n_attn_merges", "n_attn_items_local", "n_attn_merges_local")
+COUNTS = (
+    "one",
+    "n_tokens",
+    "n_outputs",
+    "n_attn_items",
+    "n_attn_merges",
+    "n_attn_items_local",
+    "n_attn_merges_local",
+)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Work items of a step: ``base * ceil(count / per)``, ``count`` a field of RUN_STATE or the constant one."""
+    """Work items of a step: ``base * ceil(count / per)``, ``count`` a field of RUN_STATE or the
+    constant one.
+    """
 
     base: int
     count: str = "one"
@@ -62,7 +77,9 @@ class Grid:
 
 
 class Frame:
-    """A kernel's arguments while it is being built: typed access to ``args`` and to the run's state."""
+    """A kernel's arguments while it is being built: typed access to ``args`` and to the run's
+    state.
+    """
 
     def __init__(self, k: Builder, args: Val, run: Val, begin: Val, end: Val, scratch: Val) -> None:
         self.k, self.args, self._run = k, args, run
@@ -82,13 +99,17 @@ class Frame:
 
 @dataclass(frozen=True)
 class Spec:
-    """One kernel. A subclass adds at most ten fields; together they are its name, its cache key and its test id."""
+    """One kernel. A subclass adds at most ten fields; together they are its name, its cache key and
+    its test id.
+    """
 
     op: ClassVar[str]
 
     @property
     def name(self) -> str:
-        """``op_value_value``; a field at its default is left out, True gives the field's own name."""
+        """``op_value_value``; a field at its default is left out, True gives the field's own
+        name.
+        """
         parts = [self.op]
         for field in fields(self):
             value = getattr(self, field.name)
@@ -96,7 +117,8 @@ class Spec:
                 parts.append(field.name)
             elif value != field.default:
                 label = "" if isinstance(value, str) else field.name
-                # A float is a constant of the code in f32, so f32's shortest digits tell it apart from any other.
+                # A float is a constant of the code in f32, so f32's shortest digits tell it apart
+                # from any other.
                 parts.append(f"{label}{np.float32(value) if isinstance(value, float) else value}")
         return "_".join(parts)
 
@@ -109,10 +131,13 @@ class Spec:
         """Emit the kernel."""
         raise NotImplementedError
 
-    def run_ref(self, arrays: Sequence[np.ndarray], ints: Sequence[int], run: Any) -> None:
-        """The numpy twin: does the whole grid on arrays in the order of the step's reads and writes."""
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        """The numpy twin: does the whole grid on arrays in the order of the step's reads and
+        writes.
+        """
         raise NotImplementedError
 
 
 def round_up(n: int, multiple: int) -> int:
+    """The next multiple of ``multiple`` that is at least ``n``."""
     return -(-n // multiple) * multiple

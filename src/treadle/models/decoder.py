@@ -6,7 +6,8 @@ Data flow of a layer, with shapes for N tokens::
     qkv  -attn->  [N, n_head * head_dim]  -output->  x + ...
     x    -norm->  h  -gate_up->  [N, gate | up]  -act->  h  -down->  x + ...
 
-Labels are GGUF stems: ``blk.5.ffn_down.weight`` is ``L5.ffn.down``; products that share their input are one step.
+Labels are GGUF stems: ``blk.5.ffn_down.weight`` is ``L5.ffn.down``; products that share their input
+are one step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 COLUMNS = 64  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
-CHUNKS_PER_THREAD = 8  # how finely a step is cut, so that a slow core delays nobody
 
 
 @dataclass
@@ -70,7 +70,10 @@ class Weights:
     def format(self, name: str) -> Format:
         tensor = self.tensor(name)
         if tensor.format is None:
-            raise UnsupportedError(f"{self.gguf.path}: {name} is {tensor.type_name}, a format treadle has no kernels for yet")
+            raise UnsupportedError(
+                f"{self.gguf.path}: {name} is {tensor.type_name}, "
+                "a format treadle has no kernels for yet"
+            )
         return tensor.format
 
 
@@ -86,7 +89,9 @@ def build_plan(
     deterministic: bool = False,
 ) -> Plan:
     """The plan for batches of up to ``n_tokens`` tokens that want logits of up to ``n_outputs``."""
-    plan = _Decoder(config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic).build()
+    plan = _Decoder(
+        config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic
+    ).build()
     plan.place()
     return plan
 
@@ -104,7 +109,9 @@ class _Decoder:
         deterministic: bool,
     ) -> None:
         if config.head_dim != config.head_dim_v:
-            raise UnsupportedError(f"heads with {config.head_dim} dims for keys and {config.head_dim_v} for values")
+            raise UnsupportedError(
+                f"heads with {config.head_dim} dims for keys and {config.head_dim_v} for values"
+            )
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
         self.n_threads, self.deterministic = n_threads, deterministic
         self.plan = Plan(n_tokens, n_outputs)
@@ -161,14 +168,26 @@ class _Decoder:
                 config.norm_eps if q_norm else 0.0,
                 local,
             ),
-            (qkv, q_norm, k_norm, pool.const, stride, columns[1], columns[2], pool.page_bytes, pool.layer_off(i)),
+            (
+                qkv,
+                q_norm,
+                k_norm,
+                pool.const,
+                stride,
+                columns[1],
+                columns[2],
+                pool.page_bytes,
+                pool.layer_off(i),
+            ),
             reads=(qkv,),
             writes=(qkv,),
             grid=Grid(n_kv, "n_tokens"),
         )
         shared = n_head // n_kv
         tokens = 1 if self.decoding else max(1, TILE_ROWS // shared)
-        spec = Attention(self.cache.kv, n_head, n_kv, dims, tokens, window, local, config.attn_softcap)
+        spec = Attention(
+            self.cache.kv, n_head, n_kv, dims, tokens, window, local, config.attn_softcap
+        )
         out = self._floats(f"L{i}.attn.out", n_head * dims)
         n_partials = self.cache.max_partials(self.plan.n_tokens, SPLIT) if self.decoding else 1
         partials = Buffer(f"L{i}.attn.partials", n_partials, spec.partial_values * 4)
@@ -176,7 +195,16 @@ class _Decoder:
         self._step(
             f"L{i}.attn",
             spec,
-            (qkv, pool.const, out, partials, stride, out.row_bytes // 4, pool.page_bytes, pool.layer_off(i)),
+            (
+                qkv,
+                pool.const,
+                out,
+                partials,
+                stride,
+                out.row_bytes // 4,
+                pool.page_bytes,
+                pool.layer_off(i),
+            ),
             reads=(qkv,),
             writes=(out, partials),
             grid=Grid(spec.n_groups, f"n_attn_items{suffix}"),
@@ -190,8 +218,12 @@ class _Decoder:
                 writes=(out,),
                 grid=Grid(spec.n_groups, f"n_attn_merges{suffix}"),
             )
-        packed = self._packed(f"L{i}.attn.pack", "copy", out, [f"blk.{i}.attn_output"], n_head * dims, 0)
-        return self._added(f"L{i}.attn.output", f"blk.{i}.attn_output", packed, x, f"blk.{i}.post_attention_norm")
+        packed = self._packed(
+            f"L{i}.attn.pack", "copy", out, [f"blk.{i}.attn_output"], n_head * dims, 0
+        )
+        return self._added(
+            f"L{i}.attn.output", f"blk.{i}.attn_output", packed, x, f"blk.{i}.post_attention_norm"
+        )
 
     def _ffn(self, i: int, x: Buffer) -> Buffer:
         config = self.config
@@ -202,9 +234,16 @@ class _Decoder:
         )
         activation = config.arch.activation
         packed = self._packed(
-            f"L{i}.ffn.{activation}", activation, gate_up, [f"blk.{i}.ffn_down"], config.n_ff, columns[1]
+            f"L{i}.ffn.{activation}",
+            activation,
+            gate_up,
+            [f"blk.{i}.ffn_down"],
+            config.n_ff,
+            columns[1],
         )
-        return self._added(f"L{i}.ffn.down", f"blk.{i}.ffn_down", packed, x, f"blk.{i}.post_ffw_norm")
+        return self._added(
+            f"L{i}.ffn.down", f"blk.{i}.ffn_down", packed, x, f"blk.{i}.post_ffw_norm"
+        )
 
     def _output(self, x: Buffer) -> None:
         config = self.config
@@ -222,12 +261,16 @@ class _Decoder:
             grid=Grid(1, "n_outputs"),
         )
         logits = self._floats("logits", config.n_vocab, self.out_rows)
-        self._product("output", spec, [name], [config.n_vocab], [0], h, logits, None, self.plan.n_outputs)
+        self._product(
+            "output", spec, [name], [config.n_vocab], [0], h, logits, None, self.plan.n_outputs
+        )
 
     # -- pieces ---------------------------------------------------------------------------------
 
     def _normed(self, label: str, norm: str, x: Buffer, names: list[str]) -> dict[Act, Buffer]:
-        """The normed input in every layout that the products of ``names`` want (one, unless formats are mixed)."""
+        """The normed input in every layout that the products of ``names`` want (one, unless formats
+        are mixed).
+        """
         out: dict[Act, Buffer] = {}
         for name in names:
             act = self._matmul_of(name, self.config.n_embd).layout()
@@ -246,9 +289,17 @@ class _Decoder:
         return out
 
     def _products(
-        self, label: str, joint: str, names: list[str], heights: list[int], h: dict[Act, Buffer], k: int
+        self,
+        label: str,
+        joint: str,
+        names: list[str],
+        heights: list[int],
+        h: dict[Act, Buffer],
+        k: int,
     ) -> tuple[Buffer, list[int]]:
-        """Products of one input into neighbouring columns; those of the same format and biases are one step."""
+        """Products of one input into neighbouring columns; those of the same format and biases are
+        one step.
+        """
         columns = [0]
         for height in heights:
             columns.append(columns[-1] + round_up(height, COLUMNS))
@@ -259,7 +310,9 @@ class _Decoder:
             groups.setdefault(key, []).append(j)
         for members in groups.values():
             part = [names[j] for j in members]
-            spec = self._matmul_of(part[0], k, segments=len(part), bias=self._has(f"{part[0]}.bias"))
+            spec = self._matmul_of(
+                part[0], k, segments=len(part), bias=self._has(f"{part[0]}.bias")
+            )
             stem = "_".join(name.rpartition("_")[2] for name in part)
             self._product(
                 f"{label}.{joint if len(groups) == 1 else stem}",
@@ -293,10 +346,20 @@ class _Decoder:
         k = self.weights.tensor(f"{name}.weight").shape[1]
         post = f"{post_norm}.weight"
         n_embd = self.config.n_embd
-        spec = self._matmul_of(name, k, bias=self._has(f"{name}.bias"), residual=not self._has(post))
+        spec = self._matmul_of(
+            name, k, bias=self._has(f"{name}.bias"), residual=not self._has(post)
+        )
         y = self._floats(label, n_embd)
         self._product(
-            label, spec, [name], [n_embd], [0], h, y, x if spec.residual else None, self.plan.n_tokens
+            label,
+            spec,
+            [name],
+            [n_embd],
+            [0],
+            h,
+            y,
+            x if spec.residual else None,
+            self.plan.n_tokens,
         )
         if spec.residual:
             return y
@@ -325,15 +388,15 @@ class _Decoder:
     ) -> None:
         rows = spec.rows_per_item(self.isa.lanes)
         strips = sum(-(-height // rows) for height in heights)
-        wanted = CHUNKS_PER_THREAD * self.n_threads
         tokens = round_up(n_tokens, spec.nr)
         if spec.op == "gemm":
-            # Few rows for many cores: cut the tokens as well, at the price of packing a panel more than once.
+            # Few rows for many cores: cut the tokens as well, at the price of packing a panel more
+            # than once.
             cuts = max(1, min(-(-n_tokens // (8 * spec.nr)), -(-self.n_threads * 4 // strips)))
             tokens = round_up(-(-n_tokens // cuts), spec.nr)
-            grid, chunk = Grid(strips, spec.count, tokens), 1
+            grid = Grid(strips, spec.count, tokens)
         else:
-            grid, chunk = Grid(strips, spec.count, spec.nr), max(1, strips // wanted)
+            grid = Grid(strips, spec.count, spec.nr)
         args: list[Arg] = [h, residual, y, y.row_bytes // 4, tokens]
         for name, height, column in zip(names, heights, columns, strict=True):
             bias = self._floats_const(f"{name}.bias") if spec.bias else None
@@ -346,7 +409,6 @@ class _Decoder:
             reads=(h, residual) if residual else (h,),
             writes=(y,),
             grid=grid,
-            chunk=chunk,
             n_bytes=n_bytes,
             n_flops=2 * spec.k * sum(heights),
             shape=(sum(heights), spec.k),

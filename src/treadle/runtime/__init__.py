@@ -1,0 +1,1 @@
+"""Threads, the compiled step loop, and what this machine can do."""

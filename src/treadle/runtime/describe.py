@@ -76,7 +76,7 @@ def describe(
     features = host_features() if features is None else features
     allowed = machine.affinity() if allowed is None else allowed
     isa = choose(features)
-    report = {
+    report: Report = {
         "cpu": _cpu(features, proc),
         "instruction_set": _instruction_set(isa, features),
         "threads": _threads(allowed, sys_root, proc),
@@ -89,7 +89,7 @@ def describe(
     }
     report = {name: part for name, part in report.items() if part}
     report["warnings"] = [
-        *_of_instructions(isa, features),
+        *_of_instructions(isa, features, peaks),
         *_of_processors(report, allowed, sys_root, proc),
         *_of_memory(report),
         *_of_cache(report["kernel_cache"]),
@@ -104,7 +104,7 @@ def _cpu(features: Set[str], proc: Path) -> Report:
     missing = {
         name: gives
         for name, (gives, better) in known.items()
-        if name not in features and not features.intersection(better)
+        if name not in features and not features & set(better)
     }
     return {
         "name": machine.cpu_name(proc),
@@ -135,7 +135,7 @@ def _processors(allowed: list[int], sys_root: Path, proc: Path) -> Report:
     cpus = sys_root / "devices/system/cpu"
     cores = machine.physical_cores(allowed, cpus)
     return {
-        "online": machine.online(cpus),
+        "online": len(machine.online(cpus)),
         "allowed": len(allowed),
         "cores": len(cores) or None,
         "threads_a_core": max(map(len, cores.values()), default=None),
@@ -209,7 +209,7 @@ def _kernel_cache() -> Report:
 # -- reasons for lost speed -----------------------------------------------------------------------
 
 
-def _of_instructions(isa: Isa, features: Set[str]) -> Iterator[str]:
+def _of_instructions(isa: Isa, features: Set[str], peaks: Peaks | None) -> Iterator[str]:
     best = runnable(features)[-1]
     if isa is not best:
         yield f"TREADLE_ISA forces {isa.name}, and {best.name} would be faster: unset it"
@@ -222,24 +222,29 @@ def _of_instructions(isa: Isa, features: Set[str]) -> Iterator[str]:
         yield "dots of bytes are made of several instructions: quantised prompts read slowly"
     if isa.dot_bf16 is None:
         yield "BF16 weights are widened to f32: their prompts read at the rate of F32's"
+    if peaks is not None and peaks.bf16 is not None and peaks.bf16 < ENOUGH * peaks.f32:
+        without = next(row for row in reversed(runnable(features)) if row.dot_bf16 is None)
+        yield (
+            f"this CPU's dots of bf16 run at {peaks.bf16 / peaks.f32:.0%} of its rate of f32: for "
+            f"BF16 weights TREADLE_ISA={without.name} reads prompts faster"
+        )
 
 
-def _of_processors(
-    report: Report, allowed: list[int], sys_root: Path, proc: Path
-) -> Iterator[str]:
+def _of_processors(report: Report, allowed: list[int], sys_root: Path, proc: Path) -> Iterator[str]:
     here, peaks = report["processors"], report.get("peaks", {})
-    if here["allowed"] < here["online"]:
+    cpus, quota = sys_root / "devices/system/cpu", here["quota"]
+    useful = _useful(allowed, cpus)
+    if useful < _useful(machine.online(cpus), cpus):
         yield (
             f"this process may run on {here['allowed']} of {here['online']} processors: "
             "see taskset, or the container's cpuset"
         )
-    quota = here["quota"]
-    if quota is not None and quota < here["allowed"]:
+    if quota is not None and quota < useful:
         yield (
-            f"the control group allows {quota:g} processors' time of {here['allowed']}: raise it "
-            "(docker --cpus, Kubernetes limits.cpu)"
+            f"the control group allows the time of {quota:g} processors, {useful} would be of use: "
+            "raise it (docker --cpus, Kubernetes limits.cpu)"
         )
-    yield from machine.clock_limits(allowed[0], sys_root / "devices/system/cpu")
+    yield from machine.clock_limits(allowed[0], cpus)
     stolen = machine.stolen_share(proc)
     if stolen > 1 - ENOUGH:
         yield f"the host gave {stolen:.0%} of this virtual machine's time to others"
@@ -253,6 +258,12 @@ def _of_processors(
         yield f"other programs run (load average {load}): they take processors and memory bandwidth"
     if FUTEX_CALL is None:
         yield "idle threads wake once a millisecond: this system offers treadle no futex"
+
+
+def _useful(processors: list[int], cpus: Path) -> int:
+    """How many threads ``processors`` would be worth without a quota."""
+    cores = machine.physical_cores(processors, cpus)
+    return len(machine.fast_cores(sorted(cores), cpus)) if cores else len(processors)
 
 
 def _of_memory(report: Report) -> Iterator[str]:

@@ -207,14 +207,14 @@ def cache_bytes(cpus: Path = CPUS) -> int:
     return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=0)
 
 
-def online(cpus: Path = CPUS) -> int:
-    """Processors that are switched on."""
-    n = 0
+def online(cpus: Path = CPUS) -> list[int]:
+    """The processors that are switched on."""
+    found: list[int] = []
     for part in _read(cpus / "online").split(","):
         first, _, last = part.partition("-")
         if first.isdigit():
-            n += int(last or first) - int(first) + 1
-    return n or os.cpu_count() or 1
+            found += range(int(first), int(last or first) + 1)
+    return found or list(range(os.cpu_count() or 1))
 
 
 def cpu_name(proc: Path = PROC) -> str:

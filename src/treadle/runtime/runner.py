@@ -1,9 +1,11 @@
-"""The compiled step loop: what every thread of the team runs, from the first step of a plan to the last.
+"""The compiled step loop: what every thread of the team runs, from the first step of a plan to the
+last.
 
-One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and the next item of it. A thread takes
-items by moving that word on with a compare-and-swap, which fails if the step is no longer current; whoever finishes a step's
-last item moves the word to the next step. So a step ends when its items are done, not when all threads have come by: a thread
-that the kernel has put aside, or that is still waking up, delays nobody as long as it holds no item.
+One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and the next
+item of it. A thread takes items by moving that word on with a compare-and-swap, which fails if the
+step is no longer current; whoever finishes a step's last item moves the word to the next step. So a
+step ends when its items are done, not when all threads have come by: a thread that the kernel has
+put aside, or that is still waking up, delays nobody as long as it holds no item.
 
 Between runs a worker spins for a while and then sleeps on a futex; an idle team costs nothing.
 """
@@ -31,6 +33,7 @@ JOB_FIELDS = (
     "steps",  # *STEP
     "run",  # *RUN_STATE
     "times",  # *timespec, where each step's start is noted, or 0
+    "share",  # a claim takes one part in so many of what is left
     "stop",  # workers leave
     "spins",  # polls without work before a worker sleeps
     "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
@@ -39,7 +42,9 @@ JOB_FIELDS = (
 )
 LINE = 64  # claim, done, generation and sleepers have a cache line each
 CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
-CLOSED = -2  # an epoch of no step, while the caller writes a job: what a thread reads of it counts only
+CLOSED = (
+    -2
+)  # an epoch of no step, while the caller writes a job: what a thread reads of it counts only
 #              if the claim was the same before and after (a seqlock)
 TEAM_BYTES = JOB + 8 * len(JOB_FIELDS)
 OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
@@ -49,7 +54,9 @@ MONOTONIC = 1  # clock_gettime's clock
 
 @dataclass(frozen=True)
 class Work(Spec):
-    """``args`` is the team; ``begin`` is 1 for the caller of a run, who returns at its end, and 0 for a worker, who waits."""
+    """``args`` is the team; ``begin`` is 1 for the caller of a run, who returns at its end, and 0
+    for a worker, who waits.
+    """
 
     op: ClassVar[str] = "work"
 
@@ -63,16 +70,17 @@ class _Loop:
         self.team, self.is_caller, self.scratch = frame.args, frame.begin.eq(1), frame.scratch
         names = ("poll", "look", "enter", "empty", "idle", "claim", "full", "finish", "leave")
         self.at = {name: k.label(name) for name in names}
-        zero = k.int(0)
-        self.epoch, self.polls = k.var(k.int(-1)), k.var(zero)
+        zero = k.i64(0)
+        self.epoch, self.polls = k.var(k.i64(-1)), k.var(zero)
         self.step, self.run, self.first = k.var(self.team), k.var(self.team), k.var(zero)
-        self.total, self.chunk, self.seen = k.var(zero), k.var(k.int(1)), k.var(k.const(0, i32))
+        self.total, self.chunk, self.seen = k.var(zero), k.var(k.i64(1)), k.var(k.const(0, i32))
 
     def emit(self) -> None:
         k, at = self.k, self.at
         k.goto(at["poll"])
         k.at(at["poll"])
-        # Read before the claim: if a run starts in between, the futex sees another generation and does not sleep.
+        # Read before the claim: if a run starts in between, the futex sees another generation and
+        # does not sleep.
         self.seen.v = k.atomic_load(self.team + GENERATION, i32)
         word = k.atomic_load(self.team + CLAIM, i64)
         epoch = word >> ITEM_BITS
@@ -86,11 +94,15 @@ class _Loop:
         k.branch(item < self.total.v, at["claim"], at["full"])
 
         k.at(at["claim"])
-        took = k.compare_swap(self.team + CLAIM, word, word + self.chunk.v)
+        # Large claims first, so that a thread reads on where it was and its prefetches serve it;
+        # small ones last, so that all threads end together.
+        part = (self.total.v - item) // self._job("share")
+        n = k.min(k.max(part, self.chunk.v), self.total.v - item)
+        took = k.compare_swap(self.team + CLAIM, word, word + n)
         execute = k.label("execute")
         k.branch(took, execute, at["poll"])
         k.at(execute)
-        self._execute(item)
+        self._execute(item, n)
 
         k.at(at["full"])
         self.isa.pause(k)
@@ -127,7 +139,7 @@ class _Loop:
         k.at(whole)
         k.branch((index >= 0) & (index < n_steps), ready, at["idle"])
         k.at(ready)
-        self.epoch.v, self.first.v, self.run.v, self.polls.v = epoch, first, run, k.int(0)
+        self.epoch.v, self.first.v, self.run.v, self.polls.v = epoch, first, run, k.i64(0)
         self.step.v = steps + index * STEP.itemsize
         self.chunk.v = self._step("chunk")
         self.total.v = self._step("base")
@@ -141,17 +153,16 @@ class _Loop:
         here = epoch << ITEM_BITS
         k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
 
-    def _execute(self, item: Val) -> None:
+    def _execute(self, item: Val, n: Val) -> None:
         """Run the items claimed; if they were the step's last to end, go to the next step."""
         k, at = self.k, self.at
-        end = k.min(item + self.chunk.v, self.total.v)
-        args = [self._step("args", ptr), self.run.v, item, end, self.scratch]
+        args = [self._step("args", ptr), self.run.v, item, item + n, self.scratch]
         k.call_pointer(self._step("kernel", ptr), None, args)
-        before = k.atomic_add(self.team + DONE, end - item)
-        k.branch((before + (end - item)).eq(self.total.v), at["finish"], at["poll"])
+        before = k.atomic_add(self.team + DONE, n)
+        k.branch((before + n).eq(self.total.v), at["finish"], at["poll"])
         k.at(at["finish"])
         self._stamp()
-        k.atomic_set(self.team + DONE, k.int(0))
+        k.atomic_set(self.team + DONE, k.i64(0))
         k.atomic_set(self.team + CLAIM, (self.epoch.v + 1) << ITEM_BITS)
         k.goto(at["poll"])
 
@@ -166,10 +177,10 @@ class _Loop:
         self.isa.pause(k)
         self.polls.v = self.polls.v + 1
         with k.if_(self.polls.v > self._job("spins")):
-            k.atomic_add(self.team + SLEEPERS, k.int(1))
+            k.atomic_add(self.team + SLEEPERS, k.i64(1))
             self._call("wait", [self.team + GENERATION, self.seen.v])
-            k.atomic_add(self.team + SLEEPERS, k.int(-1))
-            self.polls.v = k.int(0)
+            k.atomic_add(self.team + SLEEPERS, k.i64(-1))
+            self.polls.v = k.i64(0)
         k.goto(at["poll"])
 
     def _stamp(self) -> None:

@@ -114,6 +114,7 @@ class Team:
         self._scratch = [Memory(scratch) for _ in range(n_threads)]
         self._lock = threading.Lock()
         shared.set("spins", SPINS if n_threads > 1 else 0)
+        shared.set("share", 2 * n_threads)
         shared.set("offer", _address(LIBC.sched_yield))
         shared.set("clock", _address(LIBC.clock_gettime))
         shared.set("wait", _address(shared.wait))

@@ -1,0 +1,130 @@
+"""From a spec to an address: traced once, compiled once, kept, and found again without LLVM's
+front end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jit.emit import ir_text
+from treadle.errors import CacheError, CompileError
+from treadle.isa.portable import PORTABLE
+from treadle.jit import cache, kernel
+from treadle.jit.compile import emit_object
+from treadle.jit.kernel import isa_key, load_kernels, object_code, trace
+from treadle.jit.types import f32, i32
+from treadle.jit.values import Builder, Val
+from treadle.kernels.elementwise import Embed
+
+SPEC = Embed("F32", 32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
+    monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
+    monkeypatch.setattr(kernel, "_linked", {})
+    kernel._warn.cache_clear()
+    return tmp_path / "kernels"
+
+
+def test_tracing_is_a_function_of_the_spec() -> None:
+    assert trace(SPEC, PORTABLE) == trace(SPEC, PORTABLE)
+    assert trace(SPEC, PORTABLE) != trace(Embed("F32", 64), PORTABLE)
+
+
+def test_a_miss_compiles_and_keeps(folder: Path) -> None:
+    code = object_code(SPEC, PORTABLE)
+    assert code[:4] == b"\x7fELF"
+    assert cache.read(SPEC.name, isa_key(PORTABLE)) == code
+
+
+def test_compiling_gives_the_same_bytes() -> None:
+    text = trace(SPEC, PORTABLE)
+    assert emit_object(text, PORTABLE) == emit_object(text, PORTABLE)
+
+
+def test_a_hit_neither_traces_nor_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = object_code(SPEC, PORTABLE)
+    monkeypatch.setattr(kernel, "trace", None)
+    assert object_code(SPEC, PORTABLE) == code
+    monkeypatch.setenv("TREADLE_NO_COMPILE", "1")
+    assert object_code(SPEC, PORTABLE) == code
+
+
+def test_a_miss_is_an_error_where_compiling_is_forbidden(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_NO_COMPILE", "1")
+    with pytest.raises(
+        CacheError, match=r"embed_F32_k32 is not in .*kernels, and TREADLE_NO_COMPILE=1"
+    ):
+        object_code(SPEC, PORTABLE)
+
+
+def test_a_truncated_object_is_compiled_again(folder: Path) -> None:
+    code = object_code(SPEC, PORTABLE)
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert load_kernels([SPEC], PORTABLE)[SPEC.name]
+    assert cache.read(SPEC.name, isa_key(PORTABLE)) == code
+
+
+def test_a_refused_cache_costs_a_line_and_no_more(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "treadle"):
+        assert object_code(SPEC, PORTABLE)[:4] == b"\x7fELF"
+        object_code(SPEC, PORTABLE)
+    assert len(caplog.records) == 1
+    assert "others may write" in caplog.text
+    assert list(folder.iterdir()) == [], "nothing was read from it or written to it"
+    monkeypatch.setenv("TREADLE_NO_COMPILE", "1")
+    with pytest.raises(CacheError, match="others may write"):
+        object_code(SPEC, PORTABLE)
+
+
+def test_each_kernel_is_loaded_once_and_told(folder: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    specs = [SPEC, Embed("F32", 64), SPEC]
+    first = load_kernels(specs, PORTABLE, lambda *step: told.append(step))
+    assert list(first) == ["embed_F32_k32", "embed_F32_k64"]
+    assert told[-1] == ("compile", 2, 2)
+    assert load_kernels(specs, PORTABLE) == first
+
+
+def test_ir_that_llvm_refuses_is_a_compile_error() -> None:
+    def build(k: Builder, p: Val) -> None:
+        k.call("llvm.fabs.f32", f32, [k.const(1, i32).ir])
+
+    with pytest.raises(CompileError, match="LLVM refuses"):
+        emit_object(ir_text(PORTABLE, 1, build), PORTABLE)
+
+
+def test_a_warm_start_does_not_import_the_emitter(folder: Path) -> None:
+    """A kernel that is in the cache is linked and no more; with compiling forbidden it works as
+    well.
+    """
+    object_code(SPEC, PORTABLE)
+    script = (
+        "import sys\n"
+        "from treadle.isa.portable import PORTABLE\n"
+        "from treadle.jit.kernel import load_kernels\n"
+        "from treadle.kernels.elementwise import Embed\n"
+        "assert load_kernels([Embed('F32', 32)], PORTABLE)['embed_F32_k32']\n"
+        "print('treadle.jit.values' in sys.modules)\n"
+    )
+    source = str(Path(kernel.__file__).resolve().parents[2])
+    env = {**os.environ, "PYTHONPATH": source, "TREADLE_NO_COMPILE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")

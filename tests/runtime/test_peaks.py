@@ -1,0 +1,144 @@
+"""The kernels that measure: they do all the work they count, and nothing else."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kernels import rows
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from treadle.isa.isa import Isa
+from treadle.jit.compile import emit_assembly
+from treadle.jit.kernel import trace
+from treadle.runtime import machine, peaks
+from treadle.runtime.peaks import PIECE, STREAMS, Dots, Peaks, Stream, measure_peaks, operands, tile
+
+ACTS = tuple(peaks.DOTS_PER_VALUE)
+CASES = [(row, act) for row in rows.ALL for act in ACTS if act != "bf16" or row.dot_bf16]
+
+
+def ids(value: object) -> str:
+    return value.name if isinstance(value, Isa) else str(value)
+
+
+@pytest.mark.parametrize(("isa", "act"), CASES, ids=ids)
+def test_dots_against_the_twin(
+    isa: Isa, act: str, memory: Memory, rng: np.random.Generator
+) -> None:
+    spec, rounds, n_items = Dots(act, *tile(isa)), 5, 3
+    w = memory.copy(operands(act, spec.mr, isa.lanes, rng))
+    x = memory.copy(operands(act, spec.nr, isa.lanes, rng))
+    dtype = np.int32 if act == "q8" else np.float32
+    out = memory.array((n_items, spec.mr * spec.nr), dtype)
+    call(spec, isa, memory, [w, x, out, rounds], Run(), n_items)
+    want = np.zeros(spec.mr * spec.nr, dtype)
+    spec.run_ref([w, x, want, rounds], None)
+    # Operands are below 1, so a sum stays below its terms' number; each addition rounds once.
+    depth = rounds * peaks.DOTS_PER_VALUE[act] + math.log2(isa.lanes) + 1
+    n_terms = rounds * peaks.DOTS_PER_VALUE[act] * isa.lanes
+    tolerance = 0.0 if act == "q8" else depth * U32 * n_terms
+    for item in out:
+        assert_close(item, want, tolerance, spec.name)
+
+
+@pytest.mark.parametrize("shape", STREAMS, ids=str)
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_streams_against_the_twin(
+    isa: Isa, shape: tuple[int, int], memory: Memory, rng: np.random.Generator
+) -> None:
+    data = memory.copy(rng.integers(0, 256, 3 * PIECE, np.uint8))
+    out, want = memory.array(3, np.int32), np.zeros(3, np.int32)
+    call(Stream(*shape), isa, memory, [data, out], Run(), 3)
+    Stream(*shape).run_ref([data, want], None)
+    np.testing.assert_array_equal(out, want)
+
+
+def hot_loop(assembly: str) -> list[str]:
+    """The instructions of the longest loop without a branch in it."""
+    found: list[str] = []
+    label = ""
+    body: list[str] = []
+    for line in map(str.strip, assembly.splitlines()):
+        if line.startswith(".L") and ":" in line:
+            label, body = line.partition(":")[0], []
+        elif line and line[0] not in ".#":
+            body.append(line)
+            if re.fullmatch(rf"j\w+\s+{re.escape(label)}", line) and len(body) > len(found):
+                found = body
+    return found
+
+
+DOT = {
+    ("avx2", "q8"): "vpmaddubsw",
+    ("avx2", "f32"): "vfmadd231ps",
+    ("avx512", "q8"): "vpmaddubsw",
+    ("avx512", "f32"): "vfmadd231ps",
+    ("avx512_vnni", "q8"): "vpdpbusd",
+    ("avx512_vnni", "f32"): "vfmadd231ps",
+    ("avx512_bf16", "q8"): "vpdpbusd",
+    ("avx512_bf16", "bf16"): "vdpbf16ps",
+    ("avx512_bf16", "f32"): "vfmadd231ps",
+}
+
+
+@pytest.mark.parametrize(("isa", "act"), CASES, ids=ids)
+def test_the_loop_is_nothing_but_dots(isa: Isa, act: str) -> None:
+    spec = Dots(act, *tile(isa))
+    loop = hot_loop(emit_assembly(trace(spec, isa), isa))
+    known = DOT.get((isa.name, act))
+    if known is None:  # a dot is many instructions, or one that this test does not know
+        assert len(loop) >= spec.mr * spec.nr
+        return
+    assert not [line for line in loop if "(%rsp)" in line or "(%rbp)" in line], "spilled"
+    used = Counter(line.split()[0] for line in loop)
+    assert used[known] == spec.mr * spec.nr
+    # Beside them: reading the operands, counting, and what else one such dot consists of.
+    others = len(loop) - used[known] - used["vpmaddwd"] - used["vpaddd"]
+    assert others <= spec.mr + spec.nr + 4, used
+
+
+@pytest.mark.parametrize("isa", [rows.ALL[0], rows.ALL[-1]], ids=rows.name)
+def test_measuring(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks, "BUFFER_BYTES", (PIECE, PIECE))
+    seen: list[tuple[str, int, int]] = []
+    found = measure_peaks(isa, 2, 0.001, progress=lambda *now: seen.append(now))
+    assert min(found.as_dict().values()) > 0
+    assert (found.bf16 is None) == (isa.dot_bf16 is None)
+    assert 0 < found.cpu_share <= 1
+    n = len(found.as_dict())
+    assert seen == [("measure", i, n) for i in range(n + 1)]
+
+
+def test_what_is_not_there_has_no_rate() -> None:
+    found = Peaks(q8=4e11, bf16=None, f32=1e11, bytes_s=2e10, cpu_share=1.0)
+    assert found.as_dict() == {"bytes_s": 2e10, "q8": 4e11, "f32": 1e11}
+
+
+@pytest.mark.parametrize(
+    ("cache", "available", "expected"),
+    [
+        ("61440K", 64 << 30, 256 << 20),
+        ("128M", 64 << 30, 512 << 20),
+        ("512M", 64 << 30, 1 << 30),
+        ("32M", 400 << 20, 100 << 20),
+        ("", 0, 256 << 20),
+        ("32M", 4096, PIECE),
+    ],
+)
+def test_the_buffer_is_larger_than_caches_and_smaller_than_memory(
+    tmp_path: Path, cache: str, available: int, expected: int
+) -> None:
+    for index, size in (("index0", "48K"), ("index3", cache)):
+        folder = tmp_path / "cpu0/cache" / index
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(size + "\n")
+    if available:
+        (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {available >> 10} kB\n")
+    wanted = peaks.buffer_bytes(tmp_path, tmp_path)
+    assert wanted == max(expected, PIECE)
+    assert machine.cache_bytes(tmp_path / "nowhere") == 0

@@ -1,0 +1,237 @@
+"""The team: every item once, every step after the last, for any number of threads; idle for nothing.
+
+The kernels here are toys, so that what is tested is the loop that runs them.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from treadle.isa import choose
+from treadle.isa.isa import Isa
+from treadle.jit.compile import host_features
+from treadle.jit.kernel import load_kernels
+from treadle.jit.types import i64
+from treadle.jit.values import Builder
+from treadle.kernels.spec import RUN_STATE, Frame, Spec
+from treadle.runtime.runner import STEP
+from treadle.runtime.threads import Team, interrupts_held, step_times
+
+N = 64  # values of a row
+
+
+@dataclass(frozen=True)
+class Relay(Spec):
+    """``out[i] += x[n - 1 - i] + 1`` for its items: right only if each runs once, after all of x.
+
+    Each item takes ``work`` turns of a loop, and is counted in its thread's scratch.
+    """
+
+    op: ClassVar[str] = "test_relay"
+    work: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        x, out, n = frame.ptr(0), frame.ptr(1), frame.int(2)
+        with k.loop(frame.end, start=frame.begin) as i:
+            with k.loop(self.work):
+                isa.pause(k)
+            k.store(frame.scratch, k.load(frame.scratch, i64) + 1)
+            value = k.load(x, i64, offset=(n - 1 - i) * 8) + k.load(out, i64, offset=i * 8) + 1
+            k.store(out, value, offset=i * 8)
+
+
+class Chain:
+    """Steps that hand a row on: after one run, row s holds s everywhere."""
+
+    def __init__(self, isa: Isa, sizes: list[tuple[int, int]], work: int = 0) -> None:
+        """``sizes``: items and chunk of each step; one without items (0) leaves its row alone."""
+        address = load_kernels([Relay(work)], isa)[Relay(work).name]
+        self.rows = np.zeros((len(sizes) + 1, N), np.int64)
+        self.args = np.zeros((len(sizes), 3), np.int64)
+        self.steps = np.zeros(len(sizes), STEP)
+        self.state = np.zeros(1, RUN_STATE)
+        self.state["n_tokens"] = 0
+        offset = RUN_STATE.fields["n_tokens"][1]  # type: ignore[index]
+        self.expected = [0]
+        source = 0
+        for s, (n_items, chunk) in enumerate(sizes):
+            out = s + 1
+            addresses = [self.rows[r].ctypes.data for r in (source, out)]
+            self.args[s] = (*addresses, N)
+            # No items: n_tokens is 0, so 5 * ceil(0 / 3) of them.
+            count = (n_items, -1, 1) if n_items else (5, offset, 3)
+            self.steps[s] = (address, self.args[s].ctypes.data, *count, chunk)
+            self.expected.append(self.expected[source] + 1 if n_items else 0)
+            source = out if n_items else source
+
+    def run(self, team: Team, times: int = 0) -> None:
+        self.rows[:] = 0
+        team.run(self.steps.ctypes.data, len(self.steps), self.state.ctypes.data, times)
+
+    def check(self) -> None:
+        assert (self.rows == np.array(self.expected)[:, None]).all()
+
+
+@pytest.fixture(scope="module")
+def isa() -> Isa:
+    return choose(host_features())
+
+
+SIZES = [(N, chunk) for chunk in (1, 3, 64, 1000, 7)] + [(0, 1), (N, 1), (0, 1), (0, 2), (N, 5)]
+
+
+@pytest.mark.parametrize("work", [0, 40])
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 5, 8])
+def test_every_item_runs_once_and_every_step_in_its_turn(
+    n_threads: int, work: int, isa: Isa
+) -> None:
+    team, chain = Team(n_threads, isa, 64), Chain(isa, SIZES * 3, work)
+    n_runs = 40
+    for _ in range(n_runs):
+        chain.run(team)
+        chain.check()
+    counts = [int(scratch.bytes[:8].view(np.int64)[0]) for scratch in team._scratch]
+    assert sum(counts) == n_runs * 3 * sum(n_items for n_items, _ in SIZES)
+    if work and n_threads > 1:
+        assert sum(count > 0 for count in counts) > 1, "the caller did it all alone"
+    team.close()
+
+
+def test_runs_that_change_in_length(isa: Isa) -> None:
+    """A worker must never take a new run's table for the old one's, nor the other way round."""
+    team = Team(3, isa, 64)
+    chains = [Chain(isa, SIZES[:n], 5) for n in (1, 9, 2, 5, 10)]
+    for i in range(200):
+        chain = chains[i % 5]
+        chain.run(team)
+        chain.check()
+    team.close()
+
+
+def test_nothing_to_do_at_all(isa: Isa) -> None:
+    team, chain = Team(3, isa, 64), Chain(isa, [(0, 1)] * 4)
+    for _ in range(20):
+        chain.run(team)
+        team.run(0, 0, 0)
+    chain.check()
+    team.close()
+
+
+def test_times_of_each_step(isa: Isa) -> None:
+    team, chain = Team(2, isa, 64), Chain(isa, SIZES)
+    for _ in range(20):
+        times = np.zeros((len(SIZES) + 1, 2), np.int64)
+        before = time.clock_gettime(time.CLOCK_MONOTONIC)
+        chain.run(team, times.ctypes.data)
+        after = time.clock_gettime(time.CLOCK_MONOTONIC)
+        steps = step_times(times)
+        assert steps.shape == (len(SIZES),)
+        assert (steps >= 0).all()
+        assert before <= times[0] @ [1, 1e-9] <= times[-1] @ [1, 1e-9] <= after
+    team.close()
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("treadle-")]
+
+
+def test_an_idle_team_uses_no_processor(isa: Isa) -> None:
+    team, chain = Team(4, isa, 64), Chain(isa, SIZES)
+    chain.run(team)
+    time.sleep(0.1)  # longer than workers stay awake for
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1  # one spinning thread would use 0.5
+    chain.run(team)  # and it wakes up
+    chain.check()
+    team.close()
+
+
+def test_close_sends_the_workers_home_and_a_run_brings_new_ones(isa: Isa) -> None:
+    before = len(workers())
+    team, chain = Team(4, isa, 64), Chain(isa, SIZES)
+    assert len(workers()) == before  # none before the first run
+    chain.run(team)
+    assert len(workers()) == before + 3
+    team.close()
+    assert len(workers()) == before
+    team.close()
+    chain.run(team)
+    chain.check()
+    assert len(workers()) == before + 3
+    team.close()
+
+
+def test_a_team_that_is_forgotten_sends_its_workers_home(isa: Isa) -> None:
+    before = len(workers())
+    team, chain = Team(3, isa, 64), Chain(isa, SIZES)
+    chain.run(team)
+    del team
+    gc.collect()
+    assert len(workers()) == before
+
+
+def test_callers_take_turns(isa: Isa) -> None:
+    team = Team(3, isa, 64)
+    chains = [Chain(isa, SIZES, 5) for _ in range(4)]
+    wrong: list[BaseException] = []
+
+    def call(chain: Chain) -> None:
+        try:
+            for _ in range(25):
+                chain.run(team)
+                chain.check()
+        except BaseException as error:
+            wrong.append(error)
+
+    callers = [threading.Thread(target=call, args=(chain,)) for chain in chains]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+    team.close()
+
+
+def test_ctrl_c_waits_for_the_end_of_the_block() -> None:
+    reached = []
+
+    def press() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert reached == ["the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_left_to_whoever_ignores_it() -> None:
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_held():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_other_threads_hold_no_interrupts() -> None:
+    seen = []
+
+    def look() -> None:
+        with interrupts_held():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]

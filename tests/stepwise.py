@@ -1,0 +1,135 @@
+"""Walk a plan one step at a time, compiled code beside numpy twins, each from the same memory.
+
+So a step is judged by itself: what an earlier one rounded is in both inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treadle.batch import Part, Run
+from treadle.kernels.attention import Attention, Merge
+from treadle.kernels.elementwise import Embed, Norm, Pack
+from treadle.kernels.kv import PAGE
+from treadle.kernels.matmul import COLUMN, ROWS, SEGMENT_SLOTS, SEGMENTS, Matmul
+from treadle.kernels.rope import RopeStore
+from treadle.plan import Buffer, Plan, Step
+from treadle.runtime.runner import STEP
+from treadle.session import Engine
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What one step wrote: by compiled code, and by its twin."""
+
+    label: str
+    kind: str  # f32, bf16 or q8
+    actual: np.ndarray
+    expected: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The largest difference, as a share of what the kind's rounding allows.
+
+        Both sums are right to some f32 roundings of terms no larger than the largest values in
+        sight. A q8 value that lies half-way between two codes may go either way: one code.
+        """
+        if not self.actual.size:
+            return 0.0
+        unit = {"f32": 2**-21, "bf16": 2**-8, "q8": 1 / 127}[self.kind]
+        top = np.abs(self.expected).max()
+        if self.kind == "f32":
+            allowed = unit * np.sqrt(self.expected.shape[-1]) * top
+        else:
+            allowed = 1.01 * unit * top
+        worst = np.abs(self.actual.astype(np.float64) - self.expected).max()
+        return float(worst / allowed) if np.isfinite(worst) else np.inf
+
+
+def walk(engine: Engine, parts: Sequence[Part]) -> Iterator[Compared]:
+    """Run a batch; every step's output. The arena starts as NaN: nothing may be read unwritten."""
+    ready = engine._plan_of(parts)
+    run = engine._prepare(ready, parts)
+    assert engine._team is not None
+    ready.arena.bytes[:] = 0xFF
+    for i, step in enumerate(ready.plan):
+        writes_pages = isinstance(step.spec, RopeStore)
+        pools = [pool.const.array for pool in engine.cache.pools if writes_pages]
+        twin, before = ready.arena.bytes.copy(), [pool.copy() for pool in pools]
+        at = int(ready.records.ctypes.data) + i * STEP.itemsize
+        engine._team.run(at, 1, int(run.state.ctypes.data))
+        actual = outputs(ready.plan, step, ready.arena.bytes, run)
+        after = [pool.copy() for pool in pools]
+        for pool, data in zip(pools, before, strict=True):
+            pool[:] = data
+        with np.errstate(invalid="ignore"):  # what it makes of padding is not looked at
+            step.spec.run_ref(ready.plan.arrays(step, twin), run)
+        expected = outputs(ready.plan, step, twin, run)
+        for pool, data in zip(pools, after, strict=True):
+            pool[:] = data
+        for (kind, a), (_, e) in zip(actual, expected, strict=True):
+            yield Compared(step.label, kind, a, e)
+    for part in parts:
+        engine.cache.commit(part.seq)
+
+
+def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[str, np.ndarray]]:
+    """What a step has written, as values: (kind, array); padding is left out."""
+    spec, args = step.spec, plan.arrays(step, arena)
+    n = run["n_tokens"]
+
+    def rows(arg: Any, columns: slice) -> np.ndarray:
+        buffer = step.args[args.index(arg)] if isinstance(arg, int) else arg
+        assert isinstance(buffer, Buffer)
+        at = plan.offsets[buffer]
+        data = arena[at : at + buffer.rows * buffer.row_bytes].view(np.float32)
+        return data.reshape(buffer.rows, -1)[:, columns].copy()
+
+    if isinstance(spec, Embed):
+        return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
+    if isinstance(spec, (Norm, Pack)):
+        if isinstance(spec, Norm) and spec.add:
+            return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
+        count = run["n_outputs"] if isinstance(spec, Norm) and spec.outputs else n
+        at = plan.offsets[step.writes[0]]
+        data = arena[at : at + step.writes[0].n_bytes]
+        return [(spec.act, spec.layout().read_ref(data, count).copy())]
+    if isinstance(spec, Matmul):
+        made = []
+        for s in range(spec.segments):
+            slots = step.args[SEGMENTS + SEGMENT_SLOTS * s :][:SEGMENT_SLOTS]
+            height, column = slots[ROWS], slots[COLUMN]
+            assert isinstance(height, int)
+            assert isinstance(column, int)
+            y = rows(step.writes[0], slice(column, column + height))
+            made.append(("f32", y[: run[spec.count]]))
+        return made
+    if isinstance(spec, RopeStore):
+        q = rows(step.writes[0], slice(spec.n_head * spec.head_dim))[:n]
+        slots = run.kv_slots_local if spec.local else run.kv_slots_global  # type: ignore[attr-defined]
+        kept = []
+        for slot in slots:
+            for head in range(spec.n_head_kv):
+                home = spec.page.head_ref(args[3], int(slot) // PAGE, args[7], args[8], head)
+                kept += [x[int(slot) % PAGE] for x in spec.page.read_ref(home)]
+        kind = {"f32": "f32", "q8_0": "q8"}.get(spec.kv, "bf16")
+        return [("f32", q), (kind, np.array(kept))]
+    out = slice(spec.n_head * spec.head_dim if isinstance(spec, Attention) else None)
+    if isinstance(spec, Attention):
+        y, local = rows(step.writes[0], out), spec.local
+        items = run.attn_items_local if local else run.attn_items_global  # type: ignore[attr-defined]
+        whole = [int(i["token"]) + t for i, _ in items for t in range(int(i["n_tokens"]))
+                 if i["partial"] < 0]  # fmt: skip
+        n_partials = sum(int(item["partial"] >= 0) for item, _ in items)
+        size = spec.partial_values
+        at = plan.offsets[step.writes[1]]
+        parts = arena[at : at + 4 * size * n_partials].view(np.float32)
+        return [("f32", y[whole]), ("f32", parts.reshape(-1, spec.head_dim + 2).copy())]
+    assert isinstance(spec, Merge)
+    merges = run.attn_merges_local if spec.local else run.attn_merges_global  # type: ignore[attr-defined]
+    y = rows(step.writes[0], slice(spec.n_groups * spec.heads * spec.head_dim))
+    return [("f32", y[[int(m["token"]) + t for m in merges for t in range(int(m["n_tokens"]))]])]

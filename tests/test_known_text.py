@@ -1,0 +1,140 @@
+"""Trained models and what llama2.c and llama.cpp make of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.reference import forward, kl_divergence
+from treadle.sampling import Sampling
+
+GREEDY = Sampling(temperature=0)
+FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+N_PROMPTS = 7  # of llama2c's file
+
+
+@pytest.fixture(scope="module")
+def stories(data: Path) -> Iterator[treadle.Model]:
+    with treadle.load(data / "models" / "stories260K.gguf", threads=2) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def llama2c(data: Path) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads(
+        (data / "truth" / "llama2c_stories260K_greedy.json").read_text()
+    )
+    assert len(cases) == N_PROMPTS
+    return cases
+
+
+def complete(model: treadle.Model, case: dict[str, Any]) -> str:
+    """The text as llama2.c prints it: prompt and completion, ``n_steps`` tokens after <bos>."""
+    n_prompt = len(model.tokenize(case["prompt"])) - 1
+    left = case["n_steps"] - n_prompt
+    made = model.generate(case["prompt"], max_tokens=left, sampling=GREEDY)
+    text = made.finish()
+    assert made.finish_reason == "length"
+    return f"{case['prompt']}{text}\n"
+
+
+@pytest.mark.parametrize("which", range(N_PROMPTS))
+def test_stories_are_those_of_llama2c(
+    which: int, stories: treadle.Model, llama2c: list[dict[str, Any]]
+) -> None:
+    assert complete(stories, llama2c[which]) == llama2c[which]["text"]
+
+
+def test_shards_are_the_same_model(
+    data: Path, stories: treadle.Model, llama2c: list[dict[str, Any]]
+) -> None:
+    first = data / "models" / "stories260K_split" / "stories260K-00001-of-00003.gguf"
+    with treadle.load(first, threads=2) as model:
+        assert complete(model, llama2c[1]) == llama2c[1]["text"]
+        ids = model.tokenize("Once upon a time there was")
+        assert np.array_equal(model.logits(ids), stories.logits(ids))
+
+
+class Known:
+    """One format of babyllama105, llama.cpp's logits of it, and exact ones."""
+
+    def __init__(self, data: Path, fmt: str) -> None:
+        self.path = data / "models" / "babyllama105" / f"babyllama105-{fmt}.gguf"
+        saved = np.load(data / "truth" / f"logits_babyllama105-{fmt}.npz")
+        self.ids: list[int] = saved["tokens"].tolist()
+        self.theirs = saved["logits"]
+        self.greedy = json.loads((data / "truth" / "llamacpp_greedy.json").read_text())[
+            f"babyllama105-{fmt}"
+        ]
+
+
+@pytest.fixture(scope="module")
+def exact(data: Path) -> np.ndarray:
+    """Logits of the F32 weights in float64."""
+    known = Known(data, "F32")
+    with treadle.load(known.path, threads=1) as model:
+        return forward(model.gguf, model.config, known.ids)
+
+
+def paths(model: treadle.Model, ids: list[int]) -> dict[str, np.ndarray]:
+    session = model.session()
+    return {
+        "prefill": model.logits(ids),
+        "decode": np.stack([session.feed([token]) for token in ids]),
+    }
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16"])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_divergence_is_within_that_of_llamacpp(
+    fmt: str, kv: str, data: Path, exact: np.ndarray
+) -> None:
+    """KL from exact F32: at most 1.5 times llama.cpp's own for the format.
+
+    Its saved logits come of f32 keys and values. Those of f16 alone cost 7e-8, which shows beside
+    F32's and F16's divergence only; and what f32's own roundings cost is far below 1e-12.
+    """
+    known = Known(data, fmt)
+    bound = 1.5 * kl_divergence(exact, known.theirs) + (1e-12 if kv == "f32" else 1e-7)
+    with treadle.load(known.path, threads=2, kv=kv) as model:
+        for way, logits in paths(model, known.ids).items():
+            assert kl_divergence(exact, logits.astype(np.float64)) <= bound, (way, bound)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_greedy_text_is_that_of_llamacpp(fmt: str, data: Path) -> None:
+    """Where another token comes out on top, both were so close that rounding may choose.
+
+    The bound: on the saved text the two programs' logits differ by up to D. A token of theirs that
+    is not ours must be within 2 D of ours, for each of the two may be off by D.
+    """
+    known = Known(data, fmt)
+    with treadle.load(known.path, threads=2, kv="f32", context=256) as model:
+        largest = np.abs(model.logits(known.ids) - known.theirs).max()
+        assert largest < 0.5  # the logits' own spread is 20
+        n_other, n_tokens = 0, 0
+        for case in known.greedy:
+            prompt, theirs = case["prompt_tokens"], case["tokens"]
+            assert model.tokenize(case["prompt"]) == prompt
+            rows = model.logits(prompt + theirs[:-1])[len(prompt) - 1 :]
+            gaps = rows.max(-1) - rows[np.arange(len(theirs)), theirs]
+            assert gaps.max() <= 2 * largest, (case["prompt"], int(gaps.argmax()), gaps.max())
+            tops = np.abs(rows.max(-1) - case["top1_logits"])
+            assert tops.max() <= 3 * largest, (case["prompt"], int(tops.argmax()))
+            n_other, n_tokens = n_other + int((gaps > 0).sum()), n_tokens + len(theirs)
+
+            ours = model.generate(prompt, max_tokens=len(theirs), sampling=GREEDY)
+            ours.finish()
+            # Up to the first token that rounding chose (a prompt is not decoded in the same order).
+            sure = int(np.argmax(gaps > 0)) if gaps.any() else len(theirs)
+            close = np.flatnonzero(np.diff(np.sort(rows, -1)[:, -2:])[:, 0] <= 2 * largest)
+            sure = min(sure, int(close[0])) if len(close) else sure
+            assert ours.ids[:sure] == theirs[:sure]
+        assert n_other <= {"F32": 0, "F16": 0}.get(fmt, 0.02 * n_tokens), (n_other, n_tokens)
+        assert n_tokens == 1200

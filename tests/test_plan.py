@@ -1,0 +1,276 @@
+"""Plans: built without LLVM, checked, listed; and every step compared with its numpy twin."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treadle
+from tests.conftest import WriteTiny
+from tests.stepwise import walk
+from treadle.batch import Part
+from treadle.files.gguf import open_gguf
+from treadle.isa.portable import PORTABLE
+from treadle.kernels.choice import GEMV_TOKENS
+from treadle.kernels.spec import Grid, Spec
+from treadle.kvcache import KVCache
+from treadle.models.archs import ARCHS
+from treadle.models.config import load_config
+from treadle.models.decoder import Weights, build_plan
+from treadle.plan import ALIGN, Buffer, Plan, Step
+
+GOLDEN = Path(__file__).parent / "golden"
+FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+
+
+def plan_of(path: Path, n_tokens: int, n_outputs: int, deterministic: bool = False) -> Plan:
+    gguf = open_gguf(path)
+    config = load_config(gguf)
+    cache = KVCache(config, 4096)
+    sizes = {"n_tokens": n_tokens, "n_outputs": n_outputs}
+    return build_plan(
+        config,
+        Weights(gguf),
+        cache,
+        PORTABLE,
+        **sizes,
+        n_threads=2,
+        deterministic=deterministic,
+    )
+
+
+def check_everything(path: Path) -> None:
+    for n_tokens, n_outputs in (*((n, n) for n in GEMV_TOKENS), (512, 1), (512, 128)):
+        for deterministic in (False, True):
+            plan = plan_of(path, n_tokens, n_outputs, deterministic)
+            plan.check()
+            assert plan.tensors_used
+            assert plan.arena_bytes < sum(b.n_bytes for b in plan.lifetimes())  # memory is shared
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_plan_is_sound(arch: str, tiny: WriteTiny) -> None:
+    check_everything(tiny(arch, window=16, n_layer=7))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_format_is_sound(fmt: str, tiny: WriteTiny) -> None:
+    check_everything(tiny("llama", fmt))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["stories260K.gguf", "babyllama105/babyllama105-Q4_0.gguf", "babyllama105/babyllama105-F16.gguf"],
+)
+def test_real_models_are_sound(name: str, data: Path) -> None:
+    check_everything(data / "models" / name)
+
+
+def test_labels_are_gguf_stems(tiny: WriteTiny) -> None:
+    labels = [step.label for step in plan_of(tiny("gemma3", window=16), 1, 1)]
+    layer = [label.removeprefix("L2.") for label in labels if label.startswith("L2.")]
+    assert layer == [
+        "attn.norm",
+        "attn.qkv",
+        "attn.rope",
+        "attn",
+        "attn.merge",
+        "attn.pack",
+        "attn.output",
+        "attn.output.post_norm",
+        "ffn.norm",
+        "ffn.gate_up",
+        "ffn.gelu",
+        "ffn.down",
+        "ffn.down.post_norm",
+    ]
+    assert [label for label in labels if not label.startswith("L")] == [
+        "token_embd",
+        "output_norm",
+        "output",
+    ]
+
+
+def test_labels_are_found_by_pattern(tiny: WriteTiny) -> None:
+    plan = plan_of(tiny(), 1, 1)
+    assert [step.label for step in plan.match("L*.ffn.gate_up")] == [
+        f"L{i}.ffn.gate_up" for i in range(3)
+    ]
+    assert plan.match("L9.*") == []
+
+
+def listing(plan: Plan) -> str:
+    """What ``treadle plan`` tells; tiles are a matter of tuning, so they are left out."""
+    lines = [
+        f"{step.label:20} {re.sub(r'_[mn]r[0-9]+', '', step.kernel):50} "
+        f"{'x'.join(map(str, step.shape)):>8} {step.n_bytes:>6} bytes {step.n_flops:>6} flops  "
+        f"{step.grid.count}"
+        for step in plan
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_the_listing(arch: str, tiny: WriteTiny) -> None:
+    """TREADLE_UPDATE_GOLDEN=1 writes the file anew; read the difference before you commit it."""
+    fmt = "Q4_0" if arch == "llama" else "Q8_0"
+    text = listing(plan_of(tiny(arch, fmt, n_layer=1, window=16), 1, 1))
+    golden = GOLDEN / f"plan_{arch}_{fmt}.txt"
+    if os.environ.get("TREADLE_UPDATE_GOLDEN") == "1":
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+# -- what check() must notice -----------------------------------------------------------------------
+
+
+class Nothing(Spec):
+    op = "nothing"
+
+
+def step(label: str, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = ()) -> Step:
+    return Step(label, Nothing(), (*reads, *writes), tuple(reads), tuple(writes), Grid(1))
+
+
+def small() -> tuple[Plan, Buffer, Buffer]:
+    a, b = Buffer("a", 2, 100), Buffer("b", 1, 64)
+    plan = Plan(1, 1, [step("one", [], [a]), step("two", [a], [b]), step("three", [b])])
+    plan.place()
+    plan.check()
+    return plan, a, b
+
+
+def test_a_label_twice_is_noticed() -> None:
+    plan, _, _ = small()
+    plan.steps[2] = replace(plan.steps[2], label="one")
+    with pytest.raises(AssertionError, match="label twice"):
+        plan.check()
+
+
+def test_a_read_before_the_write_is_noticed() -> None:
+    plan, _, _ = small()
+    plan.steps[:2] = plan.steps[1::-1]
+    with pytest.raises(AssertionError, match="two reads a before"):
+        plan.check()
+
+
+def test_a_buffer_that_is_no_argument_is_noticed() -> None:
+    plan, a, _ = small()
+    plan.steps[2] = replace(plan.steps[2], reads=(a,))
+    with pytest.raises(AssertionError, match="three: a is no argument"):
+        plan.check()
+
+
+def test_memory_shared_by_the_living_is_noticed() -> None:
+    plan, a, b = small()
+    assert plan.offsets[a] != plan.offsets[b]
+    plan.offsets[b] = plan.offsets[a] + a.n_bytes - ALIGN
+    with pytest.raises(AssertionError, match="share memory"):
+        plan.check()
+
+
+def test_a_tensor_that_nobody_uses_is_noticed() -> None:
+    plan, _, _ = small()
+    plan.tensors, plan.tensors_used = frozenset({"x", "y", "z"}), {"x"}
+    plan.tensors_ignored = frozenset({"z"})
+    with pytest.raises(AssertionError, match=r"neither used nor ignored.*\['y'\]"):
+        plan.check()
+    plan.tensors_used |= {"y", "z"}
+    with pytest.raises(AssertionError, match=r"both used and ignored: \['z'\]"):
+        plan.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 500)), max_size=20))
+def test_buffers_that_live_at_once_never_share_a_byte(spans: list[tuple[int, int, int]]) -> None:
+    reads: list[list[Buffer]] = [[] for _ in range(14)]
+    writes: list[list[Buffer]] = [[] for _ in range(14)]
+    for i, (first, length, size) in enumerate(spans):
+        buffer = Buffer(str(i), 1, size)
+        writes[first].append(buffer)
+        reads[min(first + 1 + length, 13)].append(buffer)
+    plan = Plan(1, 1, [step(str(i), reads[i], writes[i]) for i in range(14)])
+    plan.place()
+    plan.check()
+    live = [sum(b.n_bytes for b, (i, j) in plan.lifetimes().items() if i <= n <= j) for n in range(14)]
+    assert max(live) <= plan.arena_bytes <= sum(b.n_bytes for b in plan.offsets)
+    assert all(offset % ALIGN == 0 for offset in plan.offsets.values())
+
+
+# -- compiled steps and their twins -----------------------------------------------------------------
+
+
+def batches(model: treadle.Model) -> list[list[Part]]:
+    """A chunk of a prompt, a single token far behind it, and both with a third text at once."""
+    cache, rng = model.engine.cache, np.random.default_rng(5)
+
+    def ids(n: int) -> list[int]:
+        return rng.integers(3, model.config.n_vocab, n).tolist()
+
+    long, short = cache.sequence(), cache.sequence()
+    for _ in range(2):  # far enough that decoding cuts the history into items and merges them
+        model.engine.run([Part(long, ids(300), 0)])
+    return [
+        [Part(short, ids(37), 3)],
+        [Part(long, ids(1))],
+        [Part(long, ids(1)), Part(cache.sequence(), ids(2), 2)],
+        [Part(long, ids(1)), Part(short, ids(9), 0), Part(cache.sequence(), ids(5), 5)],
+    ]
+
+
+def check_steps(model: treadle.Model, what: str) -> None:
+    for batch in batches(model):
+        worst = max(walk(model.engine, batch), key=lambda compared: compared.error)
+        assert worst.error <= 1, (what, worst.label, worst.kind, worst.error, len(batch))
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("arch", "fmt", "kv"),
+    [
+        ("llama", "F32", "f32"),
+        ("llama", "BF16", "bf16"),
+        ("gemma3", "Q8_0", "q8_0"),
+        ("qwen2", "F16", "f16"),
+    ],
+)
+def test_every_step_agrees_with_its_twin(arch: str, fmt: str, kv: str, tiny: WriteTiny) -> None:
+    path = tiny(arch, fmt, window=16, n_layer=6)  # gemma3: layer 5 sees everything
+    model = treadle.load(path, threads=2, context=640, kv=kv, n_sequences=2)
+    check_steps(model, f"{arch} {fmt} {kv}")
+
+
+def test_every_step_of_a_trained_model_agrees_with_its_twin(data: Path) -> None:
+    path = data / "models" / "babyllama105" / "babyllama105-Q4_0.gguf"
+    check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), path.name)
+
+
+def test_a_wrong_step_is_found_by_its_label(tiny: WriteTiny) -> None:
+    """Bisecting: the reference up to a label holds what the compiled run holds there."""
+    with treadle.load(tiny("llama", "F32"), threads=1, kv="f32") as model:
+        engine, cache = model.engine, model.engine.cache
+        ids = list(range(3, 23))
+        logits = engine.run([Part(cache.sequence(), ids)])
+        seq = cache.sequence()
+        plan, arena = engine.run_reference([Part(seq, ids)])
+        last = plan.steps[-1].writes[0]
+        at = plan.offsets[last]
+        reference = arena[at : at + 4 * model.config.n_vocab].view(np.float32)
+        assert np.abs(reference - logits[0]).max() <= 1e-5 * np.abs(logits).max()
+        cache.truncate(seq, 0)
+        _, arena = engine.run_reference([Part(seq, ids)], until="L1.attn.qkv")
+        later = plan.match("L1.ffn.gate_up")[0].writes[0]
+        seen = {b for s in plan.steps[: 1 + plan.steps.index(plan.match("L1.attn.qkv")[0])]
+                for b in s.writes}  # fmt: skip
+        assert later not in seen
+        written = next(iter(plan.match("L1.attn.qkv")[0].writes))
+        at = plan.offsets[written]
+        assert np.abs(arena[at : at + 400].view(np.float32)).min() > 0
+        cache.truncate(seq, 0)

@@ -1,0 +1,478 @@
+"""The engine: batches, threads, windows, rewinding, interrupts. Ids in, logits out."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests import reference
+from tests.conftest import WriteTiny
+from tests.test_kvcache import check_pages
+from tests.tiny import rounding
+from treadle.batch import Part
+from treadle.errors import ContextFullError, TreadleError, UnsupportedError
+from treadle.formats import dequantize_tensor
+from treadle.kernels.kv import PAGE
+from treadle.session import OUTPUTS, Engine
+
+Array = np.ndarray
+
+
+def text(n: int, seed: int = 1) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 320, n).tolist()
+
+
+@contextmanager
+def engine_of(path: Path, **settings: Any) -> Iterator[Engine]:
+    with treadle.load(path, **{"threads": 1, "kv": "f32", "context": 256} | settings) as model:
+        yield model.engine
+
+
+def decode(engine: Engine, ids: Sequence[int]) -> Array:
+    """One by one."""
+    seq = engine.cache.sequence()
+    rows = [engine.run([Part(seq, [token])])[0] for token in ids]
+    seq.close()
+    return np.stack(rows)
+
+
+def prefill(engine: Engine, ids: Sequence[int], chunk: int = 512) -> Array:
+    """In chunks, with the logits of every token."""
+    seq = engine.cache.sequence()
+    rows = []
+    for at in range(0, len(ids), chunk):
+        part = ids[at : at + chunk]
+        rows.append(engine.run([Part(seq, part, len(part))]))
+    seq.close()
+    return np.concatenate(rows)
+
+
+def mixed(engine: Engine, ids: Sequence[int]) -> list[Array]:
+    """Three sequences in one run: a chunk of a prompt, a decoding token, and a short text."""
+    a, b, c = (engine.cache.sequence() for _ in range(3))
+    engine.run([Part(a, ids[:20], 0), Part(b, ids[5:35], 0)])
+    logits = engine.run([Part(a, ids[20:40], 20), Part(b, [ids[35]]), Part(c, ids[2:5], 2)])
+    for seq in (a, b, c):
+        seq.close()
+    return [logits[:20], logits[20:21], logits[21:]]
+
+
+def expected_of_mixed(whole: Any, ids: Sequence[int]) -> list[Array]:
+    """The same from a function that gives the logits of every token of one text."""
+    return [whole(ids[:40])[20:], whole(ids[5:36])[30:], whole(ids[2:5])[1:]]
+
+
+def close(a: Array, b: Array, share: float) -> bool:
+    return bool(np.abs(a - b).max() <= share * np.abs(b).max())
+
+
+# -- the same bits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("arch", "fmt"), [("gemma3", "F32"), ("llama", "Q4_0"), ("qwen2", "BF16")])
+def test_any_number_of_threads_gives_the_same_bits(
+    arch: str, fmt: str, deterministic: bool, tiny: WriteTiny
+) -> None:
+    results = []
+    for n_threads in (1, 2, 3, 5):
+        path = tiny(arch, fmt, window=16, n_layer=6)
+        settings = {"threads": n_threads, "n_sequences": 3, "deterministic": deterministic}
+        with engine_of(path, **settings, kv="f16", context=640) as engine:
+            long = engine.cache.sequence()
+            for at in (0, 280):  # so far that decoding cuts the history and merges the parts
+                engine.run([Part(long, text(280, at), 0)])
+            far = engine.run([Part(long, [7])])
+            long.close()
+            rows = [prefill(engine, text(70)), decode(engine, text(10)), far]
+            results.append(rows + mixed(engine, text(40)))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize(("arch", "fmt"), [("gemma3", "F32"), ("llama", "Q4_0"), ("qwen2", "BF16")])
+def test_deterministic_bits_do_not_depend_on_the_batch(
+    arch: str, fmt: str, tiny: WriteTiny
+) -> None:
+    path = tiny(arch, fmt, window=16, n_layer=6)
+    with engine_of(path, deterministic=True, n_sequences=3, kv="f16", threads=2) as engine:
+        ids = text(40)
+        whole = prefill(engine, ids)
+        assert np.array_equal(decode(engine, ids), whole)
+        for chunk in (5, 13):
+            assert np.array_equal(prefill(engine, ids, chunk), whole)
+        together = mixed(engine, ids)
+        for a, b in zip(together, expected_of_mixed(lambda x: prefill(engine, x), ids), strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_without_it_they_are_only_close(tiny: WriteTiny) -> None:
+    """So that the test above can fail: decoding and reading a prompt do sum in another order."""
+    with engine_of(tiny("llama", "F32")) as engine:
+        assert not np.array_equal(decode(engine, text(40)), prefill(engine, text(40)))
+
+
+# -- batches ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_mixed_batch_gives_what_each_part_gives_alone(arch: str, tiny: WriteTiny) -> None:
+    with engine_of(tiny(arch, window=16, n_layer=6), n_sequences=3, threads=2) as engine:
+        ids, share = text(40), rounding(engine.config)
+
+        def truth(part: Sequence[int]) -> Array:
+            return reference.forward(engine._weights.gguf, engine.config, part)
+
+        together = mixed(engine, ids)
+        for rows, alone in zip(together, expected_of_mixed(truth, ids), strict=True):
+            assert close(rows, alone, share)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_many_sequences_decode_together(n: int, tiny: WriteTiny) -> None:
+    with engine_of(tiny("llama"), n_sequences=n) as engine:
+        texts = [text(6, seed) for seed in range(n)]
+        seqs = [engine.cache.sequence() for _ in texts]
+        for at in range(6):
+            rows = engine.run([Part(s, [t[at]]) for s, t in zip(seqs, texts, strict=True)])
+        for row, ids in zip(rows, texts, strict=True):
+            alone = reference.forward(engine._weights.gguf, engine.config, ids)[-1]
+            assert close(row, alone, rounding(engine.config))
+
+
+def test_outputs_that_nobody_wants_are_not_computed(tiny: WriteTiny) -> None:
+    with engine_of(tiny("llama")) as engine:
+        seq = engine.cache.sequence()
+        assert engine.run([Part(seq, text(5), 0)]).shape == (0, 320)
+        assert engine.run([Part(seq, text(5), 3)]).shape == (3, 320)
+        assert len(seq) == 10
+
+
+def test_batches_that_make_no_sense_are_refused_untouched(tiny: WriteTiny) -> None:
+    with engine_of(tiny("llama"), n_sequences=2) as engine:
+        a, b = engine.cache.sequence(), engine.cache.sequence()
+        engine.run([Part(a, [5, 6], 0)])
+        cases: list[tuple[list[Part], str]] = [
+            ([], "0 tokens"),
+            ([Part(a, [], 0)], "0 tokens"),
+            ([Part(a, [1] * 300)], "300 tokens"),
+            ([Part(a, [1] * 200, OUTPUTS + 1)], f"{OUTPUTS + 1} outputs"),
+            ([Part(a, [1], 2)], "more logits than it has tokens"),
+            ([Part(b, [1]), Part(a, [])], "more logits than it has tokens"),
+            ([Part(a, [1]), Part(a, [2])], "two parts of a batch for one sequence"),
+            ([Part(b, [1]), Part(a, [320])], r"outside 0\.\.319"),
+            ([Part(b, [1]), Part(a, [-1])], r"outside 0\.\.319"),
+        ]
+        for batch, message in cases:
+            with pytest.raises(TreadleError, match=message):
+                engine.run(batch)
+            assert (a.ids, b.ids) == ([5, 6], [])
+        with pytest.raises(ContextFullError):  # the first part fits, the second does not
+            engine.run([Part(b, [1]), Part(a, [1] * 255)])
+        assert (a.ids, b.ids) == ([5, 6], [])
+        check_pages(engine.cache, [a, b])
+
+
+def test_threads_of_python_take_turns(tiny: WriteTiny) -> None:
+    with engine_of(tiny("llama"), n_sequences=4, threads=2, deterministic=True) as engine:
+        texts = [text(24, seed) for seed in range(4)]
+        alone = [decode(engine, ids) for ids in texts]
+        engine.cache.forget()
+        found: dict[int, Array] = {}
+
+        def work(which: int) -> None:
+            found[which] = decode(engine, texts[which])
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i, rows in enumerate(alone):
+            assert np.array_equal(found[i], rows)
+        check_pages(engine.cache, [])
+
+
+def test_a_larger_plan_moves_the_smaller_ones(tiny: WriteTiny) -> None:
+    """One arena serves all plans: when it grows, those built before must go on working."""
+    with engine_of(tiny("llama"), deterministic=False, threads=2) as engine:
+        before = decode(engine, text(8))
+        size = len(engine._arena.bytes)
+        prefill(engine, text(100))
+        assert len(engine._arena.bytes) > size
+        engine.cache.forget()
+        assert np.array_equal(decode(engine, text(8)), before)
+
+
+# -- windows and rewinding --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def windowed(tiny: WriteTiny) -> Iterator[treadle.Model]:
+    """A window of 16 tokens in five of six layers."""
+    path = tiny("gemma3", window=16, n_layer=6)
+    with treadle.load(path, threads=2, kv="f32", context=300) as model:
+        yield model
+
+
+def agrees(model: treadle.Model, logits: Array, ids: Sequence[int]) -> bool:
+    """Whether ``logits`` are those of the last of ``ids``."""
+    truth = reference.forward(model.gguf, model.config, ids)[-1]
+    return close(logits, truth, rounding(model.config))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 300])
+def test_a_text_of_many_windows(windowed: treadle.Model, chunk: int) -> None:
+    session, ids = windowed.session(), text(200)
+    for at in range(0, 200, chunk):
+        logits = session.feed(ids[at : at + chunk])
+    assert agrees(windowed, logits, ids)
+    held = [page for page in session.seq.pages[1] if page >= 0]
+    assert len(held) <= 2  # 16 tokens, of 200
+    check_pages(windowed.engine.cache, [session.seq])
+
+
+@pytest.mark.parametrize("n", [0, 1, 20, 64, 150, 190, 195, 199, 200])
+def test_rewinding_reads_again_what_the_window_has_lost(windowed: treadle.Model, n: int) -> None:
+    session, ids = windowed.session(), text(200)
+    session.feed(ids)
+    session.truncate(n)
+    assert session.ids == ids[:n]
+    check_pages(windowed.engine.cache, [session.seq])
+    other = text(9, seed=2)
+    assert agrees(windowed, session.feed(other), ids[:n] + other)
+
+
+def test_rewinding_without_the_help_of_the_cache(windowed: treadle.Model) -> None:
+    session, ids = windowed.session(), text(200)
+    session.feed(ids)
+    windowed.engine.cache.forget()
+    session.truncate(100)
+    other = text(9, seed=2)
+    assert agrees(windowed, session.feed(other), ids[:100] + other)
+    check_pages(windowed.engine.cache, [session.seq])
+
+
+@pytest.mark.parametrize("n", [10, 31, 32, 70, 150, 199])
+def test_prefill_keeps_the_common_beginning(windowed: treadle.Model, n: int) -> None:
+    session, ids = windowed.session(), text(200)
+    session.feed(ids)
+    new = ids[:n] + text(12, seed=3)
+    assert agrees(windowed, session.prefill(new), new)
+    assert session.ids == new
+    check_pages(windowed.engine.cache, [session.seq])
+
+
+def test_a_fork_goes_its_own_way(windowed: treadle.Model) -> None:
+    engine, ids = windowed.engine, text(50)
+    first = engine.cache.sequence()
+    engine.run([Part(first, ids, 0)])
+    second = engine.cache.fork(first)
+    left, right = text(5, seed=2), text(5, seed=3)
+    a = engine.run([Part(first, left), Part(second, right)])
+    assert agrees(windowed, a[0], ids + left)
+    assert agrees(windowed, a[1], ids + right)
+    check_pages(engine.cache, [first, second])
+
+
+# -- a session --------------------------------------------------------------------------------------
+
+
+def test_sessions_with_a_common_beginning_share_its_pages(tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama"), threads=1, kv="f32", context=256, n_sequences=2) as model:
+        ids = text(100)
+        first, second = model.session(), model.session()
+        first.feed(ids)
+        assert second.match([*ids[:80], 3]) == 64
+        assert second.seq.pages[0][:2] == first.seq.pages[0][:2]
+        assert agrees(model, second.feed([*ids[64:80], 3]), [*ids[:80], 3])
+        first.close()
+        third = model.session()
+        assert third.match(ids) == 96  # from the cache
+
+
+def test_a_session_that_is_too_long_is_refused_untouched(tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama"), threads=1, context=40) as model:
+        session = model.session()
+        session.feed(text(30))
+        for call in (session.feed, session.logits):
+            with pytest.raises(ContextFullError, match="41 tokens do not fit the context of 40"):
+                call(text(11))
+            assert session.ids == text(30)
+        with pytest.raises(ContextFullError, match="41 tokens do not fit"):
+            session.prefill(text(41, seed=2))
+        assert session.ids == text(30)
+        session.feed(text(10))
+        for call in (session.feed, session.logits, session.prefill):
+            with pytest.raises(TreadleError, match="no tokens"):
+                call([])
+        with pytest.raises(TreadleError, match="41 tokens of 40"):
+            session.truncate(41)
+
+
+def test_pages_that_run_out_are_noticed_before_anything_is_run(tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama"), threads=1, context=1100) as model:
+        first, second = model.session(), model.session()
+        first.feed(text(600))
+        runs: list[int] = []
+        usual = model.engine.run
+
+        def counted(parts: list[Part]) -> Array:
+            runs.append(len(parts))
+            return usual(parts)
+
+        model.engine.run = counted  # type: ignore[method-assign,assignment]
+        with pytest.raises(ContextFullError, match="no page of keys and values left"):
+            second.feed(text(600, seed=2))  # its first chunk of 512 would have fitted
+        assert runs == []
+        assert second.n_past == 0
+
+
+def test_contexts_smaller_than_a_chunk(tiny: WriteTiny) -> None:
+    for context in (1, 7, 9, 33, 130):
+        with treadle.load(tiny("llama"), threads=1, kv="f32", context=context) as model:
+            ids = text(context)
+            truth = reference.forward(model.gguf, model.config, ids)
+            assert close(model.logits(ids), truth, rounding(model.config))
+
+
+def test_a_closed_engine_says_so(tiny: WriteTiny) -> None:
+    model = treadle.load(tiny("llama"), threads=2)
+    session = model.session()
+    session.feed([3])
+    model.close()
+    model.close()
+    with pytest.raises(TreadleError, match="the model is closed"):
+        session.feed([3])
+
+
+# -- formats of keys and values -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kv", "unit"), [("f16", 2.0**-11), ("bf16", 2.0**-8), ("q8_0", 1 / 254)], ids=lambda x: str(x)
+)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_formats_of_keys_and_values(kv: str, unit: float, arch: str, tiny: WriteTiny) -> None:
+    """``unit`` is a value's rounding. It enters every layer twice, as key and as value, and roundings
+    of different layers add up like a random walk; 4 is for the softmax, which stretches scores.
+    """
+    path, ids = tiny(arch, window=16, n_layer=6), text(60)
+    with engine_of(path) as engine:
+        exact = prefill(engine, ids)
+    with engine_of(path, kv=kv) as engine:
+        rows = {"prefill": prefill(engine, ids), "decode": decode(engine, ids)}
+    for name, found in rows.items():
+        error = np.abs(found - exact).max() / np.abs(exact).max()
+        assert unit / 8 < error <= 4 * unit * np.sqrt(2 * 6), (name, error / unit)
+
+
+def test_a_format_that_the_heads_do_not_fit_is_refused(tiny: WriteTiny) -> None:
+    for kv, message in (("q8_0", "multiple of 32"), ("q4_7", "no KV format 'q4_7'")):
+        with pytest.raises(UnsupportedError, match=message):
+            treadle.load(tiny("llama", head_dim=16), kv=kv)
+
+
+# -- embeddings -------------------------------------------------------------------------------------
+
+
+def states(model: treadle.Model, ids: Sequence[int]) -> Array:
+    """The reference's normed states, float64 [n_tokens, n_embd]."""
+
+    def tensor(name: str) -> Array:
+        return dequantize_tensor(model.gguf.tensors[name]).astype(np.float64)
+
+    x = tensor("token_embd.weight")[np.asarray(ids)] * model.config.embd_scale
+    for i in range(model.config.n_layer):
+        x = reference._layer(model.config, i, x, tensor)
+    return reference.rms_norm(x, tensor("output_norm.weight"), model.config.norm_eps)
+
+
+@pytest.mark.parametrize("n", [1, 3, 40, 530])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_embeddings_are_the_mean_of_the_last_states(arch: str, n: int, tiny: WriteTiny) -> None:
+    with treadle.load(tiny(arch, window=16), threads=2, kv="f32", context=600) as model:
+        mean = states(model, text(n)).mean(0)
+        found = model.engine.embed(text(n))
+        assert found.dtype == np.float32
+        assert found.shape == (model.config.n_embd,)
+        error = np.abs(found - mean / np.linalg.norm(mean)).max()
+        assert error <= 4 * rounding(model.config)
+        assert np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
+        check_pages(model.engine.cache, [])
+        with pytest.raises(ContextFullError):
+            model.engine.embed([3] * 601)
+        with pytest.raises(TreadleError, match="no tokens"):
+            model.engine.embed([])
+
+
+def test_embeddings_of_a_quantised_model(tiny: WriteTiny) -> None:
+    """Activations of 8 bits: 1/254 of each block's largest, in a dozen products."""
+    with treadle.load(tiny("llama", "Q8_0"), threads=2, kv="f32") as model:
+        mean = states(model, text(40)).mean(0)
+        cosine = model.engine.embed(text(40)) @ mean / np.linalg.norm(mean)
+        assert 1 - cosine < (4 / 254) ** 2 * 12
+
+
+# -- interrupts -------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_a_run_leaves_all_of_it_done(tiny: WriteTiny) -> None:
+    path = tiny("gemma3", window=16, n_layer=6)
+    with treadle.load(path, threads=2, kv="f32", context=300) as model:
+        ids = text(60)
+        session = model.session()
+        session.feed(ids[:40])
+        team = model.engine._team
+        assert team is not None
+        usual = team.run
+
+        def pressed(*args: int) -> None:
+            signal.raise_signal(signal.SIGINT)
+            usual(*args)
+
+        team.run = pressed  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            session.feed(ids[40:50])
+        team.run = usual  # type: ignore[method-assign]
+        assert session.ids == ids[:50]
+        check_pages(model.engine.cache, [session.seq])
+        assert agrees(model, session.feed(ids[50:]), ids)
+
+
+def test_an_exception_in_a_run_leaves_nothing_of_it(tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama"), threads=2, kv="f32", context=300) as model:
+        ids, session = text(60), model.session()
+        session.feed(ids[:40])
+        team = model.engine._team
+        assert team is not None
+        usual = team.run
+
+        def alarm(*args: int) -> None:
+            raise TimeoutError
+
+        team.run = alarm  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError):
+            session.feed(ids[40:50])
+        team.run = usual  # type: ignore[method-assign]
+        assert session.ids == ids[:40]
+        check_pages(model.engine.cache, [session.seq])
+        assert agrees(model, session.feed(ids[40:]), ids)
+
+
+def test_times_of_steps(tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama"), threads=2) as model:
+        for n_tokens in (1, 40):
+            times = model.profile(n_tokens, depth=PAGE + 1)
+            assert [label for label, _ in times] == [s.label for s in model.plan(n_tokens)]
+            assert all(0 <= seconds < 60 for _, seconds in times)
+        check_pages(model.engine.cache, [])

@@ -1,0 +1,290 @@
+"""The house rules that a program can check, over all of ``src/treadle``.
+
+``KNOWN`` lists what breaks one today, each with its cure. The tests hold that the list is exact:
+what is new fails, and so does what is cured and still listed. Imports for the type checker
+(``if TYPE_CHECKING``) do not count: they load nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from treadle.formats import FORMATS, GGML_TYPES, type_of
+from treadle.isa import ROWS
+from treadle.models.archs import ARCHS
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
+FILES = sorted(PACKAGE.rglob("*.py"))
+MAX_FILE, MAX_FUNCTION = 400, 80  # lines
+
+# What each part may import when it runs, beside itself. Two words: only that module of a part.
+MAY_IMPORT = {
+    "errors": "",
+    # file -> tensors
+    "formats": "errors jit.types",
+    "files": "errors formats",
+    # plan -> machine code
+    "jit": "errors",
+    "isa": "errors jit.types",
+    "kernels": "errors jit.types jit.math formats",
+    "runtime": "errors jit kernels isa",
+    # tensors -> plan
+    "plan": "kernels",
+    "models": "errors formats kernels plan",
+    "kvcache": "errors kernels models plan",
+    "batch": "kernels",
+    # logits -> tokens -> text
+    "session": "errors jit kernels models runtime batch kvcache plan",
+    "sampling": "errors",
+    "text": "errors files",
+    "generation": "errors text",
+    "model": "errors files formats isa jit models runtime batch session sampling generation text",
+    "hub": "errors",
+    "cli": "errors files formats models model hub sampling generation runtime text "
+    "jit.cache jit.inspect",
+    "__init__": "errors model sampling",
+    "__main__": "cli",
+}
+# The folders where a format, an instruction set or an architecture may be told by its name.
+TABLES = {"format": "formats/", "isa": "isa/", "arch": "models/archs.py"}
+NAMES = {
+    "format": {f.name for f in FORMATS.values()} | {t.name for t in GGML_TYPES.values()},
+    "isa": set(ROWS),
+    "arch": set(ARCHS),
+}
+
+KNOWN = {  # what breaks a rule today: how to cure it
+    # Only jit/ imports llvmlite; imports point one way
+    "runtime/describe.py imports llvmlite": "a function in jit/compile.py that gives the version",
+    "runtime/describe.py imports llvmlite.binding": "the same, for LLVM's version",
+    "jit/kernel.py imports treadle.kernels.spec": "let Spec make its own Frame from raw arguments",
+    "jit/inspect.py imports treadle.kernels.spec": "it knows rows too: move it to runtime/",
+    "jit/inspect.py imports treadle.isa": "the same",
+    "cli/doctor.py imports treadle.isa": "runtime/describe.py can choose the row",
+    "cli/doctor.py imports treadle.jit.compile": "the same",
+    # No file above 400 lines, no function above 80
+    "jit/values.py": "Val and Var in values.py, Builder in builder.py",
+    "kernels/attention.py": "Merge in merge.py",
+    "models/decoder.py": "Weights in weights.py; the helpers below _product with the plan",
+    "models/decoder.py: _attention": "the rope step and the attention step are a function each",
+    # Formats are told apart by traits
+    "models/config.py compares with 'F32'": "read rope_freqs through dequantize_tensor",
+}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def where(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def part(path: Path) -> str:
+    """``jit`` of ``jit/values.py``; ``plan`` of ``plan.py``."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+# -- imports ----------------------------------------------------------------------------------
+
+
+class Import(NamedTuple):
+    path: Path
+    line: int
+    module: str  # absolute
+
+    def __str__(self) -> str:
+        return f"{where(self.path)} imports {self.module}"
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def running(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below, without what only the type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        if not is_for_types(child):
+            yield child
+            yield from running(child)
+
+
+def imports(path: Path) -> Iterator[Import]:
+    package = ("treadle", *path.relative_to(PACKAGE).parts[:-1])
+    for node in running(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(path, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            for alias in node.names:
+                whole = f"{module}.{alias.name}"
+                yield Import(path, node.lineno, whole if is_module(whole) else module)
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return name.startswith("treadle.") and (path.with_suffix(".py").exists() or path.is_dir())
+
+
+EVERY_IMPORT = [i for path in FILES for i in imports(path)]
+
+
+def test_only_jit_imports_llvmlite() -> None:
+    found = {
+        str(i)
+        for i in EVERY_IMPORT
+        if i.module.split(".")[0] == "llvmlite" and part(i.path) != "jit"
+    }
+    check(found, "imports llvmlite")
+
+
+def test_every_part_has_its_place_in_the_order() -> None:
+    assert {part(path) for path in FILES} == set(MAY_IMPORT)
+
+
+def test_the_order_has_no_circle() -> None:
+    below = {name: {w.split(".")[0] for w in words.split()} for name, words in MAY_IMPORT.items()}
+    while below:
+        ready = {name for name, needs in below.items() if not needs & below.keys()}
+        assert ready, f"a circle among {sorted(below)}"
+        below = {name: needs for name, needs in below.items() if name not in ready}
+
+
+def test_imports_point_one_way() -> None:
+    found = {str(i) for i in EVERY_IMPORT if i.module.startswith("treadle.") and not allowed(i)}
+    check(found, "imports treadle")
+
+
+def allowed(i: Import) -> bool:
+    words = i.module.split(".")[1:]
+    own = part(i.path)
+    return words[0] == own or bool({words[0], ".".join(words[:2])} & set(MAY_IMPORT[own].split()))
+
+
+def check(found: set[str], rule: str) -> None:
+    """What was found, and what ``KNOWN`` has under this rule, are the same."""
+    known = {what for what in KNOWN if rule_of(what) == rule}
+    assert not found - known, f"breaks a house rule: {sorted(found - known)}"
+    assert not known - found, f"cured, take it out of KNOWN: {sorted(known - found)}"
+
+
+def rule_of(what: str) -> str:
+    for rule in ("imports llvmlite", "imports treadle", "compares with"):
+        if rule in what:
+            return rule
+    return "is long"
+
+
+WITHOUT_LLVM = """
+import sys
+sys.modules["llvmlite"] = None
+from treadle.files.gguf import open_gguf
+from treadle.isa import ROWS
+from treadle.kvcache import KVCache
+from treadle.models.config import load_config
+from treadle.models.decoder import Weights, build_plan
+gguf = open_gguf(sys.argv[1])
+config = load_config(gguf)
+cache, isa = KVCache(config, 256), ROWS["portable"]
+for n_tokens in (1, 64):
+    plan = build_plan(config, Weights(gguf), cache, isa, n_tokens, 1, n_threads=2)
+    plan.check()
+    assert all(step.kernel for step in plan)
+"""
+WITHOUT_TEXT = """
+import sys
+import treadle.session
+above = {"treadle.text", "treadle.sampling", "treadle.model", "jinja2", "tokenizers"}
+assert not above & set(sys.modules), above & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "program", [WITHOUT_LLVM, WITHOUT_TEXT], ids=["plan-without-llvm", "session-without-text"]
+)
+def test_what_is_loaded(program: str) -> None:
+    """A plan is made without LLVM, and an engine without text."""
+    command = [sys.executable, "-c", program, str(PACKAGE / "data" / "demo.gguf")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+
+
+# -- rows, not switches -----------------------------------------------------------------------
+
+
+def test_names_are_told_apart_in_their_table_only() -> None:
+    """Elsewhere one asks for a trait.
+
+    ``text/`` has a table of its own: a tokenizer's model may be called "llama" too.
+    """
+    found = set()
+    for path in FILES:
+        for kind, table in TABLES.items():
+            if not where(path).startswith((table, "text/")):
+                names = {n for node in ast.walk(tree(path)) for n in compared(node)} & NAMES[kind]
+                found |= {f"{where(path)} compares with {name!r}" for name in names}
+    check(found, "compares with")
+
+
+def compared(node: ast.AST) -> set[str]:
+    """The words in a comparison, or in a case of a match; for a ggml type's number, its name."""
+    if isinstance(node, ast.Compare):
+        sides: list[ast.expr] = [node.left, *node.comparators]
+    elif isinstance(node, ast.MatchValue):
+        sides = [node.value]
+    else:
+        return set()
+    literals = [
+        e for s in sides for e in (s.elts if isinstance(s, (ast.Tuple, ast.List, ast.Set)) else [s])
+    ]
+    values = [e.value for e in literals if isinstance(e, ast.Constant)]
+    if any(isinstance(s, ast.Attribute) and s.attr in ("ggml_type", "ggml_id") for s in sides):
+        return {kind.name for v in values if isinstance(v, int) and (kind := type_of(v))}
+    return {v for v in values if isinstance(v, str)}
+
+
+def test_kernels_name_no_instruction_set() -> None:
+    """Nor an intrinsic of one."""
+    for path in FILES:
+        if part(path) in ("kernels", "models", "runtime", "jit", "formats"):
+            text = path.read_text("utf-8")
+            assert "llvm.x86" not in text, where(path)
+            assert "llvm.aarch64" not in text, where(path)
+
+
+# -- sizes and names --------------------------------------------------------------------------
+
+
+def test_files_and_functions_are_short() -> None:
+    long = {where(p) for p in FILES if len(p.read_text("utf-8").splitlines()) > MAX_FILE}
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno + 1 > MAX_FUNCTION:
+                    long.add(f"{where(path)}: {node.name}")
+    check(long, "is long")
+
+
+def test_no_file_is_called_utils() -> None:
+    stems = {"util", "utils", "helper", "helpers", "common", "misc"}
+    assert not [where(p) for p in FILES if stems & set(p.with_suffix("").parts[-2:])]
+
+
+def test_assert_is_not_for_bad_files() -> None:
+    """``files/`` reads what strangers wrote: a bad file is a FileError."""
+    for path in FILES:
+        if part(path) == "files":
+            found = [n.lineno for n in ast.walk(tree(path)) if isinstance(n, ast.Assert)]
+            assert not found, f"{where(path)}: lines {found}"
