@@ -35,12 +35,15 @@ def llama2c(data: Path) -> list[dict[str, Any]]:
 
 
 def complete(model: treadle.Model, case: dict[str, Any]) -> str:
-    """The text as llama2.c prints it: prompt and completion, ``n_steps`` tokens after <bos>."""
+    """The text as llama2.c prints it: ``n_steps`` tokens after <bos>, or to the next <bos>."""
     n_prompt = len(model.tokenize(case["prompt"])) - 1
     left = case["n_steps"] - n_prompt
     made = model.generate(case["prompt"], max_tokens=left, sampling=GREEDY)
     text = made.finish()
     assert made.finish_reason == "length"
+    if model.tokenizer.bos in made.ids:
+        left = made.ids.index(model.tokenizer.bos)
+        text = model.generate(case["prompt"], max_tokens=left, sampling=GREEDY).finish()
     return f"{case['prompt']}{text}\n"
 
 

@@ -24,6 +24,7 @@ SIZES = {
     "n_vocab": N_VOCAB,
     "n_ctx": 4096,
     "window": 0,
+    "tied": 1,  # the embeddings are the output matrix as well
 }
 
 
@@ -49,7 +50,11 @@ def write_model(path: Path, arch: str = "llama", fmt: str = "F32", **sizes: int)
         "n_v": size["n_head_kv"] * size["head_dim"],
         "n_attn": size["n_head"] * size["head_dim"],
     }
-    names = [(row.name, row) for row in MODEL_TENSORS if not row.optional]
+    names = [
+        (row.name, row)
+        for row in MODEL_TENSORS
+        if not row.optional or (row.name == "output.weight" and not size["tied"])
+    ]
     for i in range(size["n_layer"]):
         for row in LAYER_TENSORS:
             if not row.optional or row.name in ARCHS[arch].needs:
@@ -89,7 +94,9 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndar
     elif name.endswith("bias"):
         x = 0.5 * x
     elif "embd" in name:
-        x = 0.35 * x  # the output matrix as well
+        x = 0.35 * x
+    elif name == "output.weight":
+        x = 3.0 * x / math.sqrt(shape[1])
     else:
         x = 1.4 * x / math.sqrt(shape[1])
     return x.astype(np.float32)

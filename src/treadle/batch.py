@@ -52,7 +52,7 @@ class Run:
         self.state["n_tokens"], self.state["n_outputs"] = n, len(self.output_rows)
         for field in ("tokens", "output_rows", "rope_global", "rope_local"):
             self.state[field] = getattr(self, field).ctypes.data
-        self._pages: list[np.ndarray] = []
+        self._kept: list[np.ndarray] = []  # what RUN_STATE points to
 
     def __getitem__(self, field: str) -> int:
         return int(self.state[field][0])
@@ -60,61 +60,67 @@ class Run:
     def lay_out(
         self, cache: KVCache, parts: Ids[Part], starts: Ids[int], tile: int, split: bool
     ) -> None:
-        """Slots and attention items. ``tile``: query tokens of an item; ``split``: cut long
-        histories.
+        """Slots and attention items in each pool: ``tile`` query tokens an item, long histories cut
+        where ``split``.
         """
-        for which, name in ((0, "global"), (-1, "local")):
-            pool = cache.pools[which]
-            slots, rows, merges, token = [], [], [], 0
-            n_partials = 0
+        for pool, name in ((cache.pools[0], "global"), (cache.pools[-1], "local")):
+            layout = _Layout(tile, split, pool.window)
+            which, token = cache.pools.index(pool), 0
             for part, start in zip(parts, starts, strict=True):
-                pages = np.array(part.seq.pages[which], np.int64)
-                self._pages.append(pages)
-                at = np.arange(start, start + len(part.ids))
-                slots.append(pages[at // PAGE] * PAGE + at % PAGE)
-                for first in range(0, len(part.ids), tile):
-                    count = min(tile, len(part.ids) - first)
-                    position = start + first
-                    begin = max(0, position - pool.window + 1) if pool.window else 0
-                    end = position + count
-                    cuts = (
-                        range(begin // SPLIT * SPLIT, end, SPLIT)
-                        if split
-                        else range(begin, begin + 1)
-                    )
-                    many = len(cuts) > 1
-                    for cut in cuts:
-                        key_begin = max(begin, cut)
-                        key_end = min(end, cut + SPLIT) if split else end
-                        partial = n_partials if many else -1
-                        row = (
-                            token + first,
-                            count,
-                            position,
-                            key_begin,
-                            key_end,
-                            pages.ctypes.data,
-                            partial,
-                            0,
-                        )
-                        rows.append((row, pages))
-                        n_partials += many
-                    if many:
-                        merges.append((token + first, count, n_partials - len(cuts), len(cuts)))
+                layout.add(np.array(part.seq.pages[which], np.int64), token, start, len(part.ids))
                 token += len(part.ids)
-            items = np.array([row for row, _ in rows], ITEM)
-            merged = np.array(merges, MERGE)
-            both = (np.concatenate(slots), items, merged)
-            for field, array in zip(("kv_slots", "attn_items", "attn_merges"), both, strict=True):
-                setattr(self, f"_{field}_{name}", array)
-                self.state[f"{field}_{name}"] = array.ctypes.data
-            suffix = "_local" if name == "local" else ""
-            self.state[f"n_attn_items{suffix}"] = len(items)
-            self.state[f"n_attn_merges{suffix}"] = len(merged)
-            setattr(self, f"kv_slots_{name}", both[0])
-            setattr(
-                self,
-                f"attn_items_{name}",
-                [(item, pages) for item, (_, pages) in zip(items, rows, strict=True)],
-            )
-            setattr(self, f"attn_merges_{name}", merged)
+            self._point(name, layout)
+
+    def _point(self, name: str, layout: _Layout) -> None:
+        """Let RUN_STATE, and the attributes for the twins, name what was laid out for a pool."""
+        slots, merges = np.concatenate(layout.slots), np.array(layout.merges, MERGE)
+        items = np.array(layout.items, ITEM)
+        suffix = "_local" if name == "local" else ""
+        self.state[f"n_attn_items{suffix}"] = len(items)
+        self.state[f"n_attn_merges{suffix}"] = len(merges)
+        arrays = {"kv_slots": slots, "attn_items": items, "attn_merges": merges}
+        for field, array in arrays.items():
+            self.state[f"{field}_{name}"] = array.ctypes.data
+        self._kept += [items, *layout.pages]
+        setattr(self, f"kv_slots_{name}", slots)
+        setattr(self, f"attn_items_{name}", list(zip(items, layout.pages_of, strict=True)))
+        setattr(self, f"attn_merges_{name}", merges)
+
+
+class _Layout:
+    """What one pool's layers are to do: where to write, and the attention items."""
+
+    def __init__(self, tile: int, split: bool, window: int) -> None:
+        self.tile, self.split, self.window = tile, split, window
+        self.slots: list[np.ndarray] = []
+        self.pages: list[np.ndarray] = []
+        self.items: list[tuple[int, ...]] = []
+        self.pages_of: list[np.ndarray] = []  # of each item
+        self.merges: list[tuple[int, ...]] = []
+        self.n_partials = 0
+
+    def add(self, pages: np.ndarray, token: int, start: int, n: int) -> None:
+        """``n`` tokens of one sequence, rows ``token`` and on of the batch, behind ``start``."""
+        at = np.arange(start, start + n)
+        self.pages.append(pages)
+        self.slots.append(pages[at // PAGE] * PAGE + at % PAGE)
+        for first in range(0, n, self.tile):
+            count, position = min(self.tile, n - first), start + first
+            runs = self._runs(position, position + count)
+            for begin, end in runs:
+                partial = self.n_partials if len(runs) > 1 else -1
+                self.n_partials += partial >= 0
+                tokens = (token + first, count, position)
+                self.items.append((*tokens, begin, end, pages.ctypes.data, partial, 0))
+                self.pages_of.append(pages)
+            if len(runs) > 1:
+                first_partial = self.n_partials - len(runs)
+                self.merges.append((token + first, count, first_partial, len(runs)))
+
+    def _runs(self, position: int, end: int) -> list[tuple[int, int]]:
+        """The keys that queries from ``position`` to ``end`` see, in runs of SPLIT where cut."""
+        begin = max(0, position - self.window + 1) if self.window else 0
+        if not self.split:
+            return [(begin, end)]
+        cuts = range(begin // SPLIT * SPLIT, end, SPLIT)
+        return [(max(begin, cut), min(end, cut + SPLIT)) for cut in cuts]

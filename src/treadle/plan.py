@@ -1,14 +1,13 @@
 """The forward pass as a flat list of labelled steps, and the memory they share.
 
-A plan is built once for a kind of batch (how many tokens and outputs at most). ``compile_plan``
+A plan is built once for a kind of batch (how many tokens and outputs at most). ``Plan.table``
 turns it into a table that the compiled loop walks; ``run_reference`` walks the same list with the
 kernels' numpy twins.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -80,6 +79,8 @@ class Plan:
 
     n_tokens: int
     n_outputs: int
+    query_tile: int = 1  # query tokens of an attention item
+    split_keys: bool = False  # long histories are cut into several items
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
     arena_bytes: int = 0
@@ -208,14 +209,3 @@ class Plan:
             else:
                 out.append(arg or 0)
         return out
-
-
-def with_grid(step: Step, **changes: Any) -> Step:
-    """A copy of a step with some fields changed."""
-    made = copy.copy(step)
-    for name, value in changes.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
-__all__ = ["Arg", "Buffer", "Const", "Grid", "Plan", "Sequence", "Step"]

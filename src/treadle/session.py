@@ -15,7 +15,7 @@ from treadle.jit.kernel import load_kernels
 from treadle.kernels.choice import GEMV_TOKENS
 from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.models.archs import rope_frequencies
-from treadle.models.decoder import TILE_ROWS, Weights, build_plan
+from treadle.models.decoder import Weights, build_plan
 from treadle.plan import Plan
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, Team, interrupts_held, step_times
@@ -242,9 +242,7 @@ class Engine:
         )
         ropes = [self._rope(positions, which) for which in range(len(self.cache.pools))]
         run = Run(parts, starts, ropes, tokens)
-        small = ready.plan.n_tokens in GEMV_TOKENS and not self.deterministic
-        shared = self.config.n_head // self.config.n_head_kv
-        run.lay_out(self.cache, parts, starts, 1 if small else max(1, TILE_ROWS // shared), small)
+        run.lay_out(self.cache, parts, starts, ready.plan.query_tile, ready.plan.split_keys)
         return run
 
     def _rope(self, positions: np.ndarray, which: int) -> np.ndarray:

@@ -23,15 +23,19 @@ def runnable(features: Set[str]) -> list[Isa]:
     return [row for row in ROWS.values() if row.needs <= features]
 
 
+def best(features: Set[str]) -> Isa:
+    """The fastest row for a CPU with these features."""
+    return [row for row in runnable(features) if not row.slow_with & features][-1]
+
+
 def choose(features: Set[str], forced: str | None = None) -> Isa:
-    """The best row for a CPU with these features, or the one named by ``forced`` or
-    ``TREADLE_ISA``.
+    """The ``best`` row, or the one named by ``forced`` or ``TREADLE_ISA``.
 
     Raises UnsupportedError for a name that is unknown or that this CPU cannot run.
     """
     forced = forced or os.environ.get("TREADLE_ISA")
     if not forced:
-        return runnable(features)[-1]
+        return best(features)
     row = ROWS.get(forced)
     if row is None:
         raise UnsupportedError(f"TREADLE_ISA={forced}: unknown; there are {', '.join(ROWS)}")

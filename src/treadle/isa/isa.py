@@ -34,6 +34,7 @@ class Isa:
     widen_f16: Op
     narrow_f16: Op
     pause: Op
+    slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster
     triple: str = ""  # empty: this process's own
     abi: str = ""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.jit.types import bf16, f32, i8, i16, i32, u32
-from treadle.kernels.spec import round_up
+from treadle.kernels.spec import Grid, round_up
 
 if TYPE_CHECKING:
     from treadle.formats.format import Codes
@@ -64,6 +64,14 @@ class Act:
 
     def n_bytes(self, n_tokens: int) -> int:
         return round_up(n_tokens, self.group) * self.row_bytes
+
+    def grid(self, base: int, count: str) -> Grid:
+        """``base`` items for each row of whole groups.
+
+        What stands in a group beside the real rows is multiplied too, and must be ordinary numbers:
+        the remains of another buffer, read as floats, can be denormal and a hundred times slower.
+        """
+        return Grid(base * self.group, count, self.group)
 
     # -- numpy's view ---------------------------------------------------------------------------
 

@@ -82,10 +82,11 @@ class Norm(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         x, w, out, residual, stride = (*(frame.ptr(i) for i in range(4)), frame.int(4))
         act, lanes = self.layout(), isa.lanes
+        n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
         with k.loop(frame.end, start=frame.begin) as n:
-            source = n
+            source = k.min(n, n_rows - 1)  # a group's last row fills it up: see Act.grid
             if self.outputs:
-                source = k.load(frame.run("output_rows", ptr), i32, offset=n * 4).to(n.ty)
+                source = k.load(frame.run("output_rows", ptr), i32, offset=source * 4).to(n.ty)
             row = x + source * stride * 4
             scale = 1.0 / k.sqrt(mean_square(k, row, self.k, lanes) + self.eps)
             full, rest = divmod(self.k, BLOCK)
@@ -172,9 +173,10 @@ class Pack(Spec):
         x, out, stride, up = frame.ptr(0), frame.ptr(1), frame.int(2), frame.int(3)
         act, lanes = self.layout(), isa.lanes
         full, rest = divmod(self.k, BLOCK)
+        n_rows = frame.run("n_tokens")
         with k.loop(frame.end, start=frame.begin) as item:
             n, part = item // self.slices, item % self.slices
-            row = x + n * stride * 4
+            row = x + k.min(n, n_rows - 1) * stride * 4  # see Act.grid
 
             def block(b: Val, count: int, row: Val = row, n: Val = n) -> None:
                 values = []

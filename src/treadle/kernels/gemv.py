@@ -45,6 +45,9 @@ class Gemv(Matmul):
         return STRIP
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        # Fewer tokens than nr: the last stands in for the missing ones.
+        last, stride = frame.run(self.count) - 1, self.layout().row_bytes
+        tokens = [frame.ptr(X) + k.min(k.i64(t), last) * stride for t in range(self.nr)]
         with k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item, STRIP)
             with k.loop(STRIP, step=self.mr) as r:
@@ -55,7 +58,7 @@ class Gemv(Matmul):
                         seg.weights + k.min(first + i, seg.m - 1) * self.fmt.row_bytes(self.k)
                         for i in range(self.mr)
                     ]
-                    self._store(k, frame, seg, first, dot(k, isa, self, rows, frame.ptr(X)))
+                    self._store(k, frame, seg, first, dot(k, isa, self, rows, tokens))
 
     def _store(
         self, k: Builder, frame: Frame, seg: Segment, first: Val, sums: list[list[Val]]
@@ -75,7 +78,9 @@ def _grid(k: Builder, spec: Gemv, lanes: int) -> list[list[Var]]:
     return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
 
 
-def _dot_q8(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> list[list[Val]]:
+def _dot_q8(
+    k: Builder, isa: Isa, spec: Gemv, rows: list[Val], tokens: list[Val]
+) -> list[list[Val]]:
     """As many blocks of each row at a time as fill a register with codes."""
     act, codes = spec.layout(), spec.fmt.codes
     assert codes is not None
@@ -84,12 +89,12 @@ def _dot_q8(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> list[l
     full, rest = divmod(act.kb, at_once)
     sums = _grid(k, spec, at_once * width // 4)
     with k.loop(full) as b:
-        _blocks(k, isa, spec, rows, x, b * at_once, at_once, sums)
+        _blocks(k, isa, spec, rows, tokens, b * at_once, at_once, sums)
     if not rest:
         return [[k.sum(s.v) for s in row] for row in sums]
     ends = _grid(k, spec, width // 4)
     for i in range(rest):
-        _blocks(k, isa, spec, rows, x, k.i64(full * at_once + i), 1, ends)
+        _blocks(k, isa, spec, rows, tokens, k.i64(full * at_once + i), 1, ends)
     return [
         [k.sum(s.v) + k.sum(e.v) for s, e in zip(row, end, strict=True)]
         for row, end in zip(sums, ends, strict=True)
@@ -97,9 +102,21 @@ def _dot_q8(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> list[l
 
 
 def _blocks(
-    k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val, b: Val, n: int, sums: list[list[Var]]
+    k: Builder,
+    isa: Isa,
+    spec: Gemv,
+    rows: list[Val],
+    tokens: list[Val],
+    b: Val,
+    n: int,
+    sums: list[list[Var]],
 ) -> None:
-    """Add the products of ``n`` blocks from ``b`` on: lanes of a block stay together."""
+    """Add the products of ``n`` blocks from ``b`` on. A block's lanes stay together, for n = 2::
+
+    dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
+    scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (repeat)
+    starts  i32   s0  0  0  0 | s1  0  0  0      (first), and the sums for minimums alike
+    """
     act, fmt, codes = spec.layout(), spec.fmt, spec.fmt.codes
     assert codes is not None
     width = BLOCK // codes.parts
@@ -111,8 +128,7 @@ def _blocks(
         for j in range(codes.parts)
     ]
     xs, scales, starts, totals = [], [], [], []
-    for t in range(spec.nr):
-        token = x + t * act.row_bytes
+    for token in tokens:
         values = k.load(token + b * BLOCK, i8 * (n * BLOCK))
         xs.append([k.shuffle(values, values, order) for order in orders])
         d = k.load(token, f32 * n, offset=b * 4 + act.d_off)
@@ -143,11 +159,13 @@ def _prefetch(k: Builder, p: Val) -> None:
     k.prefetch(p + NEAR, 3)
 
 
-def _dot_floats(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> list[list[Val]]:
+def _dot_floats(
+    k: Builder, isa: Isa, spec: Gemv, rows: list[Val], tokens: list[Val]
+) -> list[list[Val]]:
     """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
     the last.
     """
-    fmt, act, lanes = spec.fmt, spec.layout(), isa.lanes
+    fmt, lanes = spec.fmt, isa.lanes
     assert fmt.load is not None
     load = fmt.load
     depth = max(1, 8 // (spec.mr * spec.nr))
@@ -158,7 +176,7 @@ def _dot_floats(k: Builder, isa: Isa, spec: Gemv, rows: list[Val], x: Val) -> li
 
     def part(base: Val, u: int, n: int) -> None:
         at = base + u * lanes
-        xs = [k.load(x + t * act.row_bytes, f32 * lanes, offset=at * 4) for t in range(spec.nr)]
+        xs = [k.load(token, f32 * lanes, offset=at * 4) for token in tokens]
         for r, row in enumerate(rows):
             here = row + at * size
             _prefetch(k, here)

@@ -106,11 +106,6 @@ def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -
     return Segment(chosen[0], chosen[1] if spec.bias else None, chosen[2], chosen[3], here)
 
 
-def strips(spec: Matmul, rows: int, heights: Sequence[int]) -> int:
-    """Strips of ``rows`` rows over all segments."""
-    return sum(-(-m // rows) for m in heights)
-
-
 def add_bias(k: Builder, seg: Segment, row: Val, lanes: int) -> Val | None:
     """The bias of ``lanes`` rows from ``row`` on; bias vectors are padded, so whole vectors may be
     read.

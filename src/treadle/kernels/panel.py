@@ -17,7 +17,7 @@ from treadle.kernels.spec import round_up
 if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val, Var
+    from treadle.jit.values import Builder, Val
 
 
 def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
@@ -76,25 +76,24 @@ def emit_pack(
     lanes = isa.lanes
     for strip in range(0, rows, lanes):
         pointers = row_pointers(k, weights, first + strip, m, lanes, fmt.row_bytes(act.k))
-        # Kept in memory: sixteen live pointers would push the transposition's vectors out of
-        # registers.
-        slots = [k.var(p) for p in pointers]
         out = panel + strip * 4
         if act.kind == "q8":
-            _pack_codes(k, isa, fmt, act, out, slots, rows)
+            _pack_codes(k, isa, fmt, act, out, pointers, rows)
         else:
-            _pack_floats(k, isa, fmt, act, out, slots, rows)
+            _pack_floats(k, isa, fmt, act, out, pointers, rows)
 
 
 def _pack_codes(
-    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, slots: list[Var], rows: int
+    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[Val], rows: int
 ) -> None:
     codes = fmt.codes
     assert codes is not None
     lanes, size = isa.lanes, fmt.dtype.itemsize
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
-        blocks = [s.v + b * size for s in slots]
+        blocks = [p + b * size for p in pointers]
+        for p in blocks:
+            k.prefetch(p + lanes * fmt.row_bytes(act.k), 2)  # the strip after this one
         quants = [k.concat(*unpack_codes(k, fmt, [p])).bits(i32 * 8) for p in blocks]
         to = out + b * (8 * rows * 4)
         for c, column in enumerate(transpose(k, quants, lanes)):
@@ -109,7 +108,7 @@ def _pack_codes(
 
 
 def _pack_floats(
-    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, slots: list[Var], rows: int
+    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[Val], rows: int
 ) -> None:
     """Weights of any format as bf16 or f32 dwords, CHUNK dwords (or a whole block) of each row at a
     time.
@@ -121,8 +120,8 @@ def _pack_floats(
 
     def chunk(c: Val, n: int) -> None:
         vectors = []
-        for s in slots:
-            x = load_floats(k, isa, fmt, s.v, c, n_values, n)
+        for p in pointers:
+            x = load_floats(k, isa, fmt, p, c, n_values, n)
             vectors.append((bf16_bits(k, x) if act.kind == "bf16" else x).bits(i32 * n_dwords))
         to = out + c * (n_dwords * rows * 4)
         for col, column in enumerate(transpose(k, vectors, isa.lanes)):

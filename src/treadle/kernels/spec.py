@@ -4,7 +4,7 @@ A kernel is a pure function of its spec. Its machine code has one signature::
 
     void kernel(const i64 *args, const RunState *run, i64 begin, i64 end, u8 *scratch)
 
-``args`` holds the addresses of the step's reads, then of its writes, then its integers. The work is
+``args`` holds addresses and integers, in the order that the spec's docstring gives. The work is
 a range of items; any thread may take any part of it, so ``kernel`` does items ``begin`` to ``end``
 and shares nothing but its outputs. ``scratch`` is the thread's own memory, ``spec.scratch`` bytes
 of it.

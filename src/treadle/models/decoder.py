@@ -114,13 +114,15 @@ class _Decoder:
             )
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
         self.n_threads, self.deterministic = n_threads, deterministic
-        self.plan = Plan(n_tokens, n_outputs)
+        shared = config.n_head // config.n_head_kv
+        decoding = n_tokens in GEMV_TOKENS and not deterministic
+        tile = 1 if decoding else max(1, TILE_ROWS // shared)
+        self.plan = Plan(n_tokens, n_outputs, query_tile=tile, split_keys=decoding)
         self.plan.tensors = frozenset(weights.gguf.tensors)
         self.plan.tensors_ignored = frozenset(config.ignored)
         if config.rope_factors is not None:
             self.plan.tensors_used.add("rope_freqs.weight")  # in the rope tables of every run
         self.rows, self.out_rows = self._rows_for(n_tokens), self._rows_for(n_outputs)
-        self.decoding = n_tokens in GEMV_TOKENS and not deterministic
 
     def build(self) -> Plan:
         config = self.config
@@ -183,13 +185,14 @@ class _Decoder:
             writes=(qkv,),
             grid=Grid(n_kv, "n_tokens"),
         )
-        shared = n_head // n_kv
-        tokens = 1 if self.decoding else max(1, TILE_ROWS // shared)
+        tokens = self.plan.query_tile
         spec = Attention(
             self.cache.kv, n_head, n_kv, dims, tokens, window, local, config.attn_softcap
         )
         out = self._floats(f"L{i}.attn.out", n_head * dims)
-        n_partials = self.cache.max_partials(self.plan.n_tokens, SPLIT) if self.decoding else 1
+        n_partials = (
+            self.cache.max_partials(self.plan.n_tokens, SPLIT) if self.plan.split_keys else 1
+        )
         partials = Buffer(f"L{i}.attn.partials", n_partials, spec.partial_values * 4)
         suffix = "_local" if local else ""
         self._step(
@@ -209,7 +212,7 @@ class _Decoder:
             writes=(out, partials),
             grid=Grid(spec.n_groups, f"n_attn_items{suffix}"),
         )
-        if self.decoding:
+        if self.plan.split_keys:
             self._step(
                 f"L{i}.attn.merge",
                 Merge(spec.n_groups, spec.heads, tokens, dims, local),
@@ -258,7 +261,7 @@ class _Decoder:
             (x, self._floats_const("output_norm.weight"), h, None, self._stride(config.n_embd)),
             reads=(x,),
             writes=(h,),
-            grid=Grid(1, "n_outputs"),
+            grid=act.grid(1, "n_outputs"),
         )
         logits = self._floats("logits", config.n_vocab, self.out_rows)
         self._product(
@@ -284,7 +287,7 @@ class _Decoder:
                 (x, self._floats_const(norm), out[act], None, self._stride(self.config.n_embd)),
                 reads=(x,),
                 writes=(out[act],),
-                grid=Grid(1, "n_tokens"),
+                grid=act.grid(1, "n_tokens"),
             )
         return out
 
@@ -337,7 +340,7 @@ class _Decoder:
             (x, out, x.row_bytes // 4, up),
             reads=(x,),
             writes=(out,),
-            grid=Grid(spec.slices, "n_tokens"),
+            grid=act.grid(spec.slices, "n_tokens"),
         )
         return out
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treadle.isa import best as best_row
 from treadle.isa import choose, portable, runnable
 from treadle.jit import cache
 from treadle.jit.compile import host_features
@@ -210,7 +211,7 @@ def _kernel_cache() -> Report:
 
 
 def _of_instructions(isa: Isa, features: Set[str], peaks: Peaks | None) -> Iterator[str]:
-    best = runnable(features)[-1]
+    best = best_row(features)
     if isa is not best:
         yield f"TREADLE_ISA forces {isa.name}, and {best.name} would be faster: unset it"
     if not isa.needs:

@@ -1,0 +1,328 @@
+"""Text out of an engine. The engine here is a script that says what comes next, where that will do."""
+
+from __future__ import annotations
+
+import _thread
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treadle
+from tests.conftest import WriteTiny
+from tests.test_kvcache import check_pages
+from treadle.errors import ContextFullError, GrammarError, TreadleError
+from treadle.generation import Generation
+from treadle.sampling import Sampling
+
+EOG, BOS = 256, 257
+GREEDY = Sampling(temperature=0)
+
+
+class Bytes:
+    """A tokenizer whose tokens are pieces of text: 0 to 255 are bytes, more are given."""
+
+    adds_space = False
+    eog = frozenset({EOG})
+
+    def __init__(self, pieces: Sequence[str] = ()) -> None:
+        self.pieces = [bytes([i]) for i in range(256)] + [b"", b""]
+        self.pieces += [piece.encode() for piece in pieces]
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def is_control(self, token: int) -> bool:
+        return token in (EOG, BOS)
+
+    is_special = is_control
+
+
+class Script:
+    """A session that wants ``ids`` to come next, whatever it is fed; and a sampler that obeys."""
+
+    def __init__(self, ids: Sequence[int], n_ctx: int = 10_000) -> None:
+        self.script, self.n_prompt, self.calls = list(ids), 0, [("made", 0)]
+        self.seq = SimpleNamespace(ids=[])
+        cache = SimpleNamespace(check_context=self.check)
+        self.engine = SimpleNamespace(n_ctx=n_ctx, lock=threading.RLock(), cache=cache)
+
+    def check(self, n: int) -> None:
+        if n > self.engine.n_ctx:
+            raise ContextFullError(f"{n} tokens")
+
+    def match(self, ids: list[int]) -> int:
+        self.calls.append(("match", len(ids)))
+        self.n_prompt = len(ids)
+        self.seq.ids = ids[:1]
+        return 1
+
+    def feed(self, ids: list[int]) -> np.ndarray:
+        self.calls.append(("feed", len(ids)))
+        self.seq.ids = [*self.seq.ids, *ids]
+        return np.array(self.script[len(self.seq.ids) - self.n_prompt])
+
+    def sample(self, logits: np.ndarray, ids: list[int]) -> int:
+        return int(logits)
+
+    def generate(self, *, tokenizer: Any = None, prompt: int = 3, **settings: Any) -> Generation:
+        settings = {"max_tokens": None, "stop": ()} | settings
+        sampler: Any = SimpleNamespace(sample=self.sample)
+        session: Any = self
+        return Generation(session, tokenizer or Bytes(), sampler, [BOS] * prompt, **settings)
+
+
+def say(text: str) -> list[int]:
+    return [*text.encode(), EOG]
+
+
+# -- what ends a text -------------------------------------------------------------------------------
+
+
+def test_the_end_of_the_text() -> None:
+    made = Script(say("hello")).generate()
+    assert made.finish_reason is None
+    assert list(made) == ["h", "e", "l", "l", "o"]
+    assert (made.text, made.finish_reason, made.ids) == ("hello", "stop", list(b"hello"))
+    assert list(made) == []
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 5, 6])
+def test_a_number_of_tokens(n: int) -> None:
+    script = Script(say("hello"))
+    made = script.generate(max_tokens=n)
+    assert made.finish() == "hello"[:n]
+    assert made.finish_reason == ("length" if n <= 5 else "stop")
+    assert made.timings.n_generated == len(made.ids) == min(n, 5)
+    # what came last is not fed: nobody asked for what follows it
+    fed = [("match", 3), ("feed", 2), *[("feed", 1)] * min(n - 1, 5)] if n else []
+    assert script.calls[1:] == fed
+
+
+def test_a_full_context() -> None:
+    made = Script(say("hello"), n_ctx=5).generate(prompt=3)
+    assert made.finish() == "hel"  # 5 are held, and the logits behind the last say "l"
+    assert made.finish_reason == "context"
+    assert Script(say("hello"), n_ctx=3).generate(prompt=3).finish() == "h"
+    with pytest.raises(ContextFullError, match="3 tokens"):
+        Script(say("hello"), n_ctx=2).generate(prompt=3)
+
+
+def test_a_stop_string_is_held_back_until_it_is_sure() -> None:
+    made = Script(say("so be it. EN ENDED")).generate(stop=["END", "ENOUGH"])
+    pieces = list(made)
+    assert "".join(pieces) == made.text == "so be it. EN "
+    assert pieces[-1] == "EN "  # as soon as it could not become END any more
+    assert made.finish_reason == "stop"
+
+
+def test_what_only_began_like_a_stop_string_comes_out_at_the_end() -> None:
+    for settings in ({}, {"max_tokens": 4}):
+        made = Script(say("a EN")).generate(stop=["END", "", "N,"], **settings)
+        assert made.finish() == "a EN"
+        assert made.finish_reason == ("length" if settings else "stop")
+    full = Script(say("a ENDED"), n_ctx=6).generate(stop=["END"])
+    assert (full.finish(), full.finish_reason) == ("a EN", "context")
+
+
+def test_a_stop_string_in_the_last_token_that_was_allowed() -> None:
+    made = Script(say("a END")).generate(stop=["END"], max_tokens=5)
+    assert (made.finish(), made.finish_reason) == ("a ", "stop")
+
+
+def test_a_character_never_comes_in_parts() -> None:
+    made = Script(say("aé€😀")).generate()
+    assert list(made) == ["a", "é", "€", "😀"]
+    broken = Script([*"é".encode()[:1], EOG]).generate(stop=["\ufffdx"])
+    assert list(broken) == ["\ufffd"]
+    stopped = Script([*"é".encode()[:1], EOG]).generate(stop=["\ufffd"])
+    assert (list(stopped), stopped.finish_reason) == ([], "stop")
+
+
+words = st.text("abc", max_size=4)
+
+
+@given(st.lists(words, max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_any_pieces_and_any_stop_strings(pieces: list[str], stops: list[str]) -> None:
+    script = Script([*range(258, 258 + len(pieces)), EOG])
+    made = script.generate(tokenizer=Bytes(pieces), stop=stops)
+    found, text = list(made), "".join(pieces)
+    assert "".join(found) == made.text
+    assert "" not in found
+    assert text.startswith(made.text)
+    assert not any(stop in made.text for stop in stops)
+    rest = text[len(made.text) :]
+    assert any(map(rest.startswith, stops)) if rest else not any(stop in text for stop in stops)
+
+
+# -- the real engine --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tiny: WriteTiny) -> Iterator[treadle.Model]:
+    path = tiny("gemma3", window=16, n_layer=6, tied=0)
+    with treadle.load(path, threads=2, context=200) as model:
+        yield model
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "model" in request.fixturenames:
+        model = request.getfixturevalue("model")
+        check_pages(model.engine.cache, [model._session.seq])
+
+
+def greedy(model: treadle.Model, prompt: str, n: int = 40, **settings: Any) -> list[int]:
+    made = model.generate(prompt, max_tokens=n, sampling=GREEDY, **settings)
+    made.finish()
+    return made.ids
+
+
+def test_timings_and_what_the_cache_has_saved(model: treadle.Model) -> None:
+    model._session.reset()
+    model.engine.cache.forget()
+    first = model.generate("a text that is longer than one page of keys", max_tokens=8)
+    n = len(first.prompt_ids)
+    first.finish()
+    t = first.timings
+    assert (t.n_prompt, t.n_cached, t.n_generated) == (n, 0, len(first.ids))
+    assert t.prefill_s > 0
+    assert t.prefill_tok_s == pytest.approx(n / t.prefill_s)
+    assert t.decode_tok_s == pytest.approx((len(first.ids) - 1) / t.decode_s)
+    assert t.load_s == model.load_s > 0
+    again = model.generate("a text that is longer than one page of them", max_tokens=1)
+    again.finish()
+    assert again.timings.n_cached > 32
+    assert again.timings.decode_tok_s == 0
+
+
+def test_the_same_text_again_whatever_the_cache_holds(model: treadle.Model) -> None:
+    model.engine.cache.forget()
+    ids = greedy(model, "some words to begin with, and some more")
+    assert len(set(ids)) > 3
+    for _ in range(2):
+        assert greedy(model, "some words to begin with, and some more") == ids
+        greedy(model, "something else")
+    session = model.session()
+    assert greedy(model, "some words to begin with, and some more", session=session) == ids
+    session.close()
+
+
+def test_two_texts_in_turns_over_one_session(model: treadle.Model) -> None:
+    prompts = ["the first of them", "another one"]
+    alone = [greedy(model, prompt) for prompt in prompts]
+    both = [model.generate(p, max_tokens=40, sampling=GREEDY) for p in prompts]
+    for _ in range(60):
+        for made in both:
+            next(made, None)
+    assert [made.ids for made in both] == alone
+
+
+def test_a_session_of_its_own_and_its_end(tiny: WriteTiny) -> None:
+    path = tiny("llama")
+    with treadle.load(path, threads=1, context=64, n_sequences=2) as model:
+        session = model.session()
+        made = model.generate("abc", session=session, max_tokens=4)
+        made.finish()
+        assert session.ids == (made.prompt_ids + made.ids)[:-1]
+        assert "_session" not in vars(model)
+        session.close()
+
+
+def test_a_prompt_that_does_not_fit(model: treadle.Model) -> None:
+    ids = greedy(model, "short")
+    with pytest.raises(ContextFullError, match="201 tokens do not fit the context of 200"):
+        model.generate([5] * 201)
+    assert greedy(model, "short") == ids
+    made = model.generate([5] * 200, sampling=Sampling(ignore_eos=True))
+    made.finish()
+    assert (len(made.ids), made.finish_reason) == (1, "context")
+    made = model.generate([5] * 190, sampling=Sampling(ignore_eos=True))
+    made.finish()
+    assert (len(made.ids), made.finish_reason) == (11, "context")
+
+
+def test_an_empty_prompt(model: treadle.Model, data: Path) -> None:
+    """This model begins a text with no token of its own; stories260K does with one."""
+    with pytest.raises(TreadleError, match="the text is empty"):
+        model.generate("")
+    with pytest.raises(TreadleError, match="no tokens"):
+        model.generate([])
+    with treadle.load(data / "models" / "stories260K.gguf", threads=1) as stories:
+        made = stories.generate("", max_tokens=5, sampling=GREEDY)
+        assert made.prompt_ids == [1]
+        assert made.finish() == "Once upon a time,"  # without the space before a first word
+
+
+def test_custom_samplers(model: treadle.Model) -> None:
+    seen: list[int] = []
+
+    def count_up(logits: np.ndarray, ids: list[int]) -> np.ndarray:
+        seen.append(len(ids))
+        out = np.full_like(logits, -np.inf)
+        out[3 + len(ids)] = 0.0
+        return out
+
+    made = model.generate([7, 8], max_tokens=4, sampling=Sampling(custom=count_up))
+    made.finish()
+    assert made.ids == [5, 6, 7, 8]
+    assert seen == [2, 3, 4, 5]
+
+
+def test_a_sampler_that_fails_leaves_the_model_usable(model: treadle.Model) -> None:
+    ids = greedy(model, "short")
+
+    def fail(logits: np.ndarray, ids: list[int]) -> np.ndarray:
+        if len(ids) > 8:
+            raise KeyboardInterrupt
+        return logits
+
+    made = model.generate("short", sampling=Sampling(custom=fail))
+    with pytest.raises(KeyboardInterrupt):
+        made.finish()
+    assert list(made) == []
+    assert made.finish_reason is None
+    assert greedy(model, "short") == ids
+
+
+def test_grammars(model: treadle.Model) -> None:
+    for seed in range(4):
+        made = model.generate("?", grammar='root ::= "yes" | "no"', sampling=Sampling(seed=seed))
+        assert made.finish() in ("yes", "no")
+        assert made.finish_reason == "stop"
+    made = model.generate("?", json_schema={"enum": ["red", "green"]}, sampling=GREEDY)
+    assert made.finish() in ('"red"', '"green"')
+    assert made.finish_reason == "stop"
+    with pytest.raises(GrammarError, match="choose one"):
+        model.generate("?", grammar="root ::= [a]", json_schema={})
+    with pytest.raises(GrammarError):
+        model.generate("?", grammar="root ::= nothing")
+
+
+def test_ctrl_c_at_any_moment_leaves_the_model_usable(model: treadle.Model) -> None:
+    """Python's own handler raises between any two of its instructions; a thread presses the key."""
+    prompts = ["one text of some length, longer than a page", "and one that is quite different"]
+    truth = [greedy(model, prompt) for prompt in prompts]
+    draw, caught = random.Random(1), 0
+    for i in range(40):
+        key = threading.Timer(draw.uniform(0, 0.004), _thread.interrupt_main)
+        try:
+            key.start()
+            while True:
+                greedy(model, prompts[i % 2])
+        except KeyboardInterrupt:
+            caught += 1
+        key.join()
+        check_pages(model.engine.cache, [model._session.seq])
+        if i % 8 == 0:
+            assert [greedy(model, prompt) for prompt in prompts] == truth
+    assert caught == 40
+    assert [greedy(model, prompt) for prompt in prompts] == truth
