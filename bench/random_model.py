@@ -6,6 +6,7 @@ python bench/random_model.py tinyllama Q8_0 tinyllama-Q8_0.gguf
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +134,12 @@ def write(shape: Shape, fmt: Format, path: str) -> None:
     if not shape.tied:
         matrix("output.weight", shape.n_vocab, shape.n_embd)
     w.write()
+    # What was just written lies in the page cache in small pieces; what is read from the disk lies
+    # there as it will after the next boot. Let the next reader read it.
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.conftest import WriteTiny
-from treadle.errors import ContextFullError, UnsupportedError
+from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.kv import KV_FORMATS, PAGE
 from treadle.kvcache import GONE, KVCache, Sequence
@@ -336,6 +336,12 @@ def test_memory_reserved(kv: str) -> None:
     per_value = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1 + 4 / 32}[kv]
     assert cache.n_bytes == 8 * PAGE * 3 * 2 * 2 * 32 * per_value
     assert cache.pools[0].const.address % 64 == 0
+
+
+@pytest.mark.parametrize("n_ctx", [1 << 44, 1 << 62])
+def test_more_than_any_memory(n_ctx: int) -> None:
+    with pytest.raises(TreadleError, match="MiB of keys and values"):
+        KVCache(config(), n_ctx)
 
 
 def test_formats_that_do_not_fit_are_refused(tiny: WriteTiny) -> None:

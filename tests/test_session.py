@@ -27,12 +27,13 @@ Array = np.ndarray
 
 
 def text(n: int, seed: int = 1) -> list[int]:
-    return np.random.default_rng(seed).integers(3, 320, n).tolist()
+    return [int(i) for i in np.random.default_rng(seed).integers(3, 320, n)]
 
 
 @contextmanager
 def engine_of(path: Path, **settings: Any) -> Iterator[Engine]:
-    with treadle.load(path, **{"threads": 1, "kv": "f32", "context": 256} | settings) as model:
+    usual: dict[str, Any] = {"threads": 1, "kv": "f32", "context": 256}
+    with treadle.load(path, **usual | settings) as model:
         yield model.engine
 
 
@@ -74,7 +75,7 @@ def close(a: Array, b: Array, share: float) -> bool:
     return bool(np.abs(a - b).max() <= share * np.abs(b).max())
 
 
-# -- the same bits ----------------------------------------------------------------------------------
+# -- the same bits ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -111,7 +112,9 @@ def test_deterministic_bits_do_not_depend_on_the_batch(
         for chunk in (5, 13):
             assert np.array_equal(prefill(engine, ids, chunk), whole)
         together = mixed(engine, ids)
-        for a, b in zip(together, expected_of_mixed(lambda x: prefill(engine, x), ids), strict=True):
+        for a, b in zip(
+            together, expected_of_mixed(lambda x: prefill(engine, x), ids), strict=True
+        ):
             assert np.array_equal(a, b)
 
 
@@ -121,7 +124,7 @@ def test_without_it_they_are_only_close(tiny: WriteTiny) -> None:
         assert not np.array_equal(decode(engine, text(40)), prefill(engine, text(40)))
 
 
-# -- batches ----------------------------------------------------------------------------------------
+# -- batches ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
@@ -213,7 +216,7 @@ def test_a_larger_plan_moves_the_smaller_ones(tiny: WriteTiny) -> None:
         assert np.array_equal(decode(engine, text(8)), before)
 
 
-# -- windows and rewinding --------------------------------------------------------------------------
+# -- windows and rewinding ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -284,7 +287,7 @@ def test_a_fork_goes_its_own_way(windowed: treadle.Model) -> None:
     check_pages(engine.cache, [first, second])
 
 
-# -- a session --------------------------------------------------------------------------------------
+# -- a session ----------------------------------------------------------------------------------
 
 
 def test_sessions_with_a_common_beginning_share_its_pages(tiny: WriteTiny) -> None:
@@ -355,7 +358,7 @@ def test_a_closed_engine_says_so(tiny: WriteTiny) -> None:
         session.feed([3])
 
 
-# -- formats of keys and values -----------------------------------------------------------------------
+# -- formats of keys and values -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -363,7 +366,7 @@ def test_a_closed_engine_says_so(tiny: WriteTiny) -> None:
 )
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_formats_of_keys_and_values(kv: str, unit: float, arch: str, tiny: WriteTiny) -> None:
-    """``unit`` is a value's rounding. It enters every layer twice, as key and as value, and roundings
+    """``unit`` is a value's rounding. It enters every layer twice, as key and as value, and those
     of different layers add up like a random walk; 4 is for the softmax, which stretches scores.
     """
     path, ids = tiny(arch, window=16, n_layer=6), text(60)
@@ -382,7 +385,7 @@ def test_a_format_that_the_heads_do_not_fit_is_refused(tiny: WriteTiny) -> None:
             treadle.load(tiny("llama", head_dim=16), kv=kv)
 
 
-# -- embeddings -------------------------------------------------------------------------------------
+# -- embeddings ---------------------------------------------------------------------------------
 
 
 def states(model: treadle.Model, ids: Sequence[int]) -> Array:
@@ -423,7 +426,7 @@ def test_embeddings_of_a_quantised_model(tiny: WriteTiny) -> None:
         assert 1 - cosine < (4 / 254) ** 2 * 12
 
 
-# -- interrupts -------------------------------------------------------------------------------------
+# -- interrupts ---------------------------------------------------------------------------------
 
 
 def test_ctrl_c_in_a_run_leaves_all_of_it_done(tiny: WriteTiny) -> None:
@@ -440,7 +443,7 @@ def test_ctrl_c_in_a_run_leaves_all_of_it_done(tiny: WriteTiny) -> None:
             signal.raise_signal(signal.SIGINT)
             usual(*args)
 
-        team.run = pressed  # type: ignore[method-assign]
+        team.run = pressed  # type: ignore[method-assign,assignment]
         with pytest.raises(KeyboardInterrupt):
             session.feed(ids[40:50])
         team.run = usual  # type: ignore[method-assign]
@@ -460,7 +463,7 @@ def test_an_exception_in_a_run_leaves_nothing_of_it(tiny: WriteTiny) -> None:
         def alarm(*args: int) -> None:
             raise TimeoutError
 
-        team.run = alarm  # type: ignore[method-assign]
+        team.run = alarm  # type: ignore[method-assign,assignment]
         with pytest.raises(TimeoutError):
             session.feed(ids[40:50])
         team.run = usual  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from torch import Tensor
 Weights = dict[str, Tensor]
 NORM_EPS = 1e-5
 ROPE_BASE = 10000.0
+ATTENTION_BLOCK = 256
 # The matrices that Muon trains; embeddings and norms go to AdamW.
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
@@ -137,10 +138,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     if q.is_cuda or not q.requires_grad:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    n = q.shape[2]
-    bias = torch.full((n, n), -1e4, dtype=q.dtype, device=q.device).triu(1)
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + bias
-    return scores.softmax(dim=-1) @ v
+    out = []
+    for start in range(0, q.shape[2], ATTENTION_BLOCK):  # keys after a block are never looked at
+        block = q[:, :, start : start + ATTENTION_BLOCK] * q.shape[-1] ** -0.5
+        n = start + block.shape[2]
+        bias = torch.full((block.shape[2], n), -1e4, dtype=q.dtype).triu(start + 1)
+        scores = block @ k[:, :, :n].transpose(-1, -2) + bias
+        out.append(scores.softmax(dim=-1) @ v[:, :, :n])
+    return torch.cat(out, dim=2)
 
 
 def _ffn(layer: Weights, x: Tensor) -> Tensor:

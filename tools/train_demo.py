@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 CHECKPOINT_SECONDS = 180.0
-LONG_FROM = 0.94  # the share of the steps after which windows have the long context
+LONG_FROM = 0.864  # the share of the steps after which windows have the long context
 LOG_EVERY, EVALUATE_EVERY = 20, 500
 PROMPTS = ("def fibonacci(n):", "class Stack:", "import os\n\ndef ")
 SAMPLE_TOKENS = 120
@@ -288,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and logs")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2100)
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="stop early, without a file")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")

@@ -87,13 +87,13 @@ class Generation:
     def _run(self) -> Iterator[str]:
         from treadle.text.stream import StreamDecoder
 
-        begins = all(map(self._tokenizer.is_control, self.prompt_ids))  # nothing but a <bos>
-        decoder = StreamDecoder(self._tokenizer, start=begins)
         limit = self._max_tokens
         if limit is not None and limit <= 0:
             self.finish_reason = "length"
             return
         logits = self._prefill()
+        begins = all(map(self._tokenizer.is_control, self.prompt_ids))  # nothing but a <bos>
+        decoder = StreamDecoder(self._tokenizer, start=begins)
         while True:
             began = time.perf_counter()
             token = self._sampler.sample(logits, self.prompt_ids + self.ids)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treadle.errors import ContextFullError
+from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.kv import PAGE, PageLayout
 from treadle.models.archs import layer_window
 from treadle.models.config import Config
@@ -34,7 +34,13 @@ class Pool:
         self.layout, self.window, self.n_pages = layout, window, n_pages
         self._index = {layer: i for i, layer in enumerate(layers)}
         self.page_bytes = layout.layer_bytes * max(len(layers), 1)
-        raw = np.zeros(n_pages * self.page_bytes + 64, np.uint8)
+        try:
+            raw = np.zeros(n_pages * self.page_bytes + 64, np.uint8)
+        except (MemoryError, ValueError) as error:  # too much for this machine, or for any
+            raise TreadleError(
+                f"no memory for {n_pages * self.page_bytes >> 20} MiB of keys and values ({name}): "
+                "lower context= (-c) or n_sequences="
+            ) from error
         start = -raw.ctypes.data % 64
         self.const = Const(name, raw[start : start + n_pages * self.page_bytes])
         self.free = list(range(n_pages - 1, -1, -1))

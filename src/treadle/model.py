@@ -89,6 +89,8 @@ class Model:
             raise TreadleError(f"threads={threads}: expected 1 to 1024")
         if context is not None and context < 1:
             raise TreadleError(f"context={context}: expected at least 1")
+        if n_sequences < 1:
+            raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
         self.path = packaged_model() if path is None else Path(path)
         self.gguf = open_gguf(self.path)
         self.config = load_config(self.gguf)

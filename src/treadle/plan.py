@@ -79,13 +79,13 @@ class Plan:
 
     n_tokens: int
     n_outputs: int
-    query_tile: int = 1  # query tokens of an attention item
-    split_keys: bool = False  # long histories are cut into several items
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
     arena_bytes: int = 0
     tensors: frozenset[str] = frozenset()  # of the file
     tensors_used: set[str] = field(default_factory=set)
+    query_tile: int = 1  # query tokens of an attention item
+    split_keys: bool = False  # long histories are cut into several items
     tensors_ignored: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Step]:

@@ -303,7 +303,8 @@ class Session:
 
         Raises ContextFullError, before anything is run, when they do not fit.
         """
-        return self._feed(ids, self.engine.max_tokens, every=False)[-1]
+        last: np.ndarray = self._feed(ids, self.engine.max_tokens, every=False)[-1]
+        return last
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
         """Run ``ids`` behind what is held; logits after each, float32 ``[len(ids), n_vocab]``.

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.models.hf_tiny import CASES, tiny_models, write_tiny
 from tests.reference import forward, kl_divergence
-
 from treadle.files.gguf import open_gguf
 from treadle.models.config import load_config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from treadle.runtime import machine
 
 
-def write(root: Path, files: dict[str, object]) -> Path:
+def write(root: Path, files: Mapping[str, object]) -> Path:
     for name, value in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{value}\n")

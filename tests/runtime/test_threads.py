@@ -1,4 +1,4 @@
-"""The team: every item once, every step after the last, for any number of threads; idle for nothing.
+"""The team: every item once, every step after the last, for any number of threads; idle for free.
 
 The kernels here are toys, so that what is tested is the loop that runs them.
 """

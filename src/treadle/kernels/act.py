@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.jit.types import bf16, f32, i8, i16, i32, u32
+from treadle.jit.types import f32, i8, i16, i32, u32
 from treadle.kernels.spec import Grid, round_up
 
 if TYPE_CHECKING:
@@ -148,6 +148,11 @@ def correction(codes: Codes, s: Val) -> Val:
     return s >> (8 - codes.offset.bit_length())
 
 
+def block_sums(k: Builder, s: Val, d: Val) -> Val:
+    """The sum of each block's values, from ``s = -128 * sum of quants`` and the scale ``d``."""
+    return s.to(f32) * (d * (-1 / 128))
+
+
 def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
     """Write 32 f32 values (vectors, in order) as block ``block`` of the token at ``place`` in the
     group at ``group``.
@@ -192,16 +197,3 @@ def _sum(k: Builder, values: list[Val]) -> Val:
     for v in values[1:]:
         total = total + v
     return total
-
-
-__all__ = [
-    "BLOCK",
-    "CHUNK",
-    "Act",
-    "bf16",
-    "bf16_bits",
-    "correction",
-    "emit_store",
-    "quantize_ref",
-    "to_bf16_bits",
-]

@@ -23,7 +23,7 @@ from treadle.jit import math
 from treadle.jit.types import boolean, f32, i32, i64, ptr
 from treadle.kernels.act import BLOCK
 from treadle.kernels.kv import PAGE, PageLayout
-from treadle.kernels.spec import Frame, Spec
+from treadle.kernels.spec import Frame, Spec, widest
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -46,6 +46,7 @@ ITEM = np.dtype(
     ]
 )
 MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_partials")])
+QKV, POOL, OUT, PARTIALS, STRIDE, OUT_STRIDE, PAGE_BYTES, LAYER_OFF = range(8)  # arguments
 LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf - inf is NaN
 
 
@@ -169,10 +170,10 @@ class _Tile:
         self._load_queries()
         m, total = k.var(k.const(LOWEST, self.stat)), k.var(k.zero(self.stat))
         begin, end = self.item["key_begin"], self.item["key_end"]
-        page_bytes, layer_off = self.frame.int(6), self.frame.int(7)
+        page_bytes, layer_off = self.frame.int(PAGE_BYTES), self.frame.int(LAYER_OFF)
         shared = spec.n_head // spec.n_head_kv
         head = self.group * spec.heads // shared * spec.page.head_bytes
-        pool = self.frame.ptr(1) + (layer_off + head)
+        pool = self.frame.ptr(POOL) + (layer_off + head)
         with k.loop((end + (PAGE - 1)) // PAGE, start=begin // PAGE) as p:
             home = pool + k.load(self.pages, i64, offset=p * 8, align=8) * page_bytes
             key = p * PAGE
@@ -195,10 +196,10 @@ class _Tile:
     def _load_queries(self) -> None:
         """The tile's queries side by side in scratch, and zeros for its output."""
         k, dims = self.k, self.spec.head_dim
-        width = _width(self.isa.lanes, dims)
-        stride = self.frame.int(4) * 4
+        width = widest(self.isa.lanes, dims)
+        stride = self.frame.int(STRIDE) * 4
         for r, t, g in self._rows():
-            row = self.frame.ptr(0) + (self.item["token"] + self._token(t)) * stride
+            row = self.frame.ptr(QKV) + (self.item["token"] + self._token(t)) * stride
             row = row + (self.group * self.spec.heads + g) * (dims * 4)
             with k.loop(dims, step=width) as d:
                 k.store(self.q, k.load(row, f32 * width, offset=d * 4), offset=d * 4 + r * dims * 4)
@@ -297,7 +298,7 @@ class _Tile:
         """O = O c + P V. Keys past the last one are not read: what lies there may be anything."""
         k, isa, spec = self.k, self.isa, self.spec
         fmt, dims = spec.page.fmt, spec.head_dim
-        width = _width(isa.lanes, BLOCK if fmt.scaled else dims)
+        width = widest(isa.lanes, BLOCK if fmt.scaled else dims)
         vectors = dims // width
         at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
         while vectors % at_once:
@@ -337,15 +338,15 @@ class _Tile:
 
     def _store(self, m: Val, total: Val) -> None:
         k, spec, dims = self.k, self.spec, self.spec.head_dim
-        width = _width(self.isa.lanes, dims)
+        width = widest(self.isa.lanes, dims)
         partial = self.item["partial"]
         with k.if_else(partial < 0) as (whole, part):
             with whole:
                 inverse = 1.0 / total
                 for r, t, g in self._rows():
                     row = (
-                        self.frame.ptr(2)
-                        + (self.item["token"] + self._token(t)) * self.frame.int(5) * 4
+                        self.frame.ptr(OUT)
+                        + (self.item["token"] + self._token(t)) * self.frame.int(OUT_STRIDE) * 4
                     )
                     row = row + (self.group * spec.heads + g) * (dims * 4)
                     factor = k.splat(k.extract(inverse, r), f32 * width)
@@ -355,7 +356,7 @@ class _Tile:
             with part:
                 record = (partial * spec.n_groups + self.group) * (spec.rows * (dims + 2) * 4)
                 for r in range(spec.rows):
-                    row = self.frame.ptr(3) + (record + r * (dims + 2) * 4)
+                    row = self.frame.ptr(PARTIALS) + (record + r * (dims + 2) * 4)
                     with k.loop(dims, step=width) as d:
                         k.store(
                             row,
@@ -385,7 +386,7 @@ class Merge(Spec):
         partials, out, out_stride = frame.ptr(0), frame.ptr(1), frame.int(2)
         merges = frame.run(f"attn_merges_{'local' if self.local else 'global'}", ptr)
         rows, dims = self.tokens * self.heads, self.head_dim
-        width = _width(isa.lanes, dims)
+        width = widest(isa.lanes, dims)
         floats = f32 * width
         record = self.n_groups * rows * (dims + 2) * 4
         with k.loop(frame.end, start=frame.begin) as index:
@@ -429,10 +430,3 @@ class Merge(Spec):
                     column = group * self.heads * dims
                     block = o[group, t * self.heads : (t + 1) * self.heads]
                     out[int(merge["token"]) + t, column : column + block.size] = block.ravel()
-
-
-def _width(most: int, n: int) -> int:
-    width = most
-    while n % width:
-        width //= 2
-    return width

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.jit.types import f32, i8, i32, u8
-from treadle.kernels.act import Act, correction
+from treadle.kernels.act import Act, block_sums, correction
 from treadle.kernels.matmul import (
     CHUNK,
     RESIDUAL,
@@ -167,9 +167,7 @@ class Tile:
             if codes.m:
                 m_w = k.load(scales, floats, offset=at + 4 * self.rows * act.kb, align=4)
                 for t in range(spec.nr):
-                    total = token(i32, act.s_off, t).to(f32) * (
-                        token(f32, act.d_off, t) * (-1 / 128)
-                    )
+                    total = block_sums(k, token(i32, act.s_off, t), token(f32, act.d_off, t))
                     sums[m][t].v = k.fma(m_w, k.splat(total, floats), sums[m][t].v)
 
     def store(self, sums: list[list[Var]], token: Val) -> None:

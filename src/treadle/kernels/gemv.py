@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.jit.types import f32, i8, i32
-from treadle.kernels.act import BLOCK, Act, correction
+from treadle.kernels.act import BLOCK, Act, block_sums, correction
 from treadle.kernels.blocks import load_scales, unpack_codes
 from treadle.kernels.matmul import RESIDUAL, Y_STRIDE, Matmul, Segment, X, Y, pick_segment
 from treadle.kernels.spec import Frame
@@ -137,7 +137,7 @@ def _blocks(
         corrected = correction(codes, s) if codes.offset else k.zero(s.ty)
         starts.append(k.shuffle(corrected, k.zero(s.ty), first))
         if codes.m:
-            totals.append(k.shuffle(s.to(f32) * (d * (-1 / 128)), k.zero(d.ty), first))
+            totals.append(k.shuffle(block_sums(k, s, d), k.zero(d.ty), first))
     for r, row in enumerate(rows):
         at = row + b * fmt.dtype.itemsize
         _prefetch(k, at)

@@ -14,7 +14,7 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.act import BLOCK
 from treadle.kernels.elementwise import mean_square
 from treadle.kernels.kv import PAGE, PageLayout
-from treadle.kernels.spec import Frame, Spec
+from treadle.kernels.spec import Frame, Spec, widest
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -87,7 +87,7 @@ class RopeStore(Spec):
                 return v * k.splat(gain, v.ty) * k.load(weight, v.ty, offset=at * 4)
             return v * scale if scale != 1.0 else v
 
-        width = _width(isa.lanes, half)
+        width = widest(isa.lanes, half)
         pairs = f32 * width
         for i in range(0, half, width):
             cos = k.load(table, pairs, offset=i * 4)
@@ -106,7 +106,7 @@ class RopeStore(Spec):
             else:
                 order = [j + width * odd for j in range(width) for odd in range(2)]
                 k.store(out, k.shuffle(first, second, order), offset=i * 8)
-        width = _width(isa.lanes, dims - 2 * half) if dims > 2 * half else 1
+        width = widest(isa.lanes, dims - 2 * half) if dims > 2 * half else 1
         for i in range(2 * half, dims, width):
             k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
 
@@ -115,7 +115,7 @@ class RopeStore(Spec):
     ) -> None:
         """One head's key or value, narrowed, into its page."""
         fmt, dims = self.page.fmt, self.head_dim
-        width = BLOCK if fmt.scaled else _width(2 * isa.lanes, dims)
+        width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
         scales = home + self.page.codes_bytes
         with k.loop(dims // width) as b:
             v = k.load(x, f32 * width, offset=b * (4 * width))
@@ -161,11 +161,3 @@ class RopeStore(Spec):
             for head in range(self.n_head_kv):
                 home = self.page.head_ref(pool, int(slot) // PAGE, page_bytes, layer_off, head)
                 self.page.write_ref(home, int(slot) % PAGE, keys[i, head], value[i, head])
-
-
-def _width(most: int, n: int) -> int:
-    """The widest vector, of at most ``most`` lanes, that divides ``n``."""
-    width = most
-    while n % width:
-        width //= 2
-    return width

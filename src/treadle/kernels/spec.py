@@ -141,3 +141,11 @@ class Spec:
 def round_up(n: int, multiple: int) -> int:
     """The next multiple of ``multiple`` that is at least ``n``."""
     return -(-n // multiple) * multiple
+
+
+def widest(most: int, n: int) -> int:
+    """The widest vector, a power of two of at most ``most`` lanes, that divides ``n``."""
+    width = most
+    while n % width:
+        width //= 2
+    return width

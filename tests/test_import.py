@@ -1,0 +1,96 @@
+"""What is imported when: nothing heavy before it is needed, and nothing is traced when warm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import WriteTiny
+
+HEAVY = ["numpy", "llvmlite", "sentencepiece", "tokenizers", "jinja2", "llguidance", "rich"]
+HEAVY += ["huggingface_hub", "safetensors", "prompt_toolkit", "click"]
+
+
+def run(script: str, *args: str, **environment: str) -> Any:
+    """What a new Python prints, as JSON; it must say nothing else and end well."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *args],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+
+
+def test_importing_treadle_is_light() -> None:
+    modules = set(run(f"import treadle, treadle.errors; treadle.__version__; {LOADED}"))
+    assert "treadle" in modules
+    assert not modules.intersection(HEAVY)
+    # and the names in __all__ are there when they are asked for
+    names = run("import json, treadle; print(json.dumps([n for n in treadle.__all__ "
+                "if not hasattr(treadle, n)]))")  # fmt: skip
+    assert names == []
+
+
+GENERATE = """
+import json, sys, treadle
+model = treadle.load(sys.argv[1], threads=2)
+made = model.generate("once upon", max_tokens=6, sampling=treadle.Sampling(temperature=0))
+made.finish()
+model.logits([5] * 40)
+print(json.dumps({"ids": made.ids, "modules": sorted(sys.modules)}))
+"""
+
+
+def test_a_warm_run_compiles_and_traces_nothing(tiny: WriteTiny, tmp_path: Path) -> None:
+    cache = str(tmp_path / "kernels")
+    path = str(tiny("llama", "Q8_0"))
+    cold = run(GENERATE, path, TREADLE_CACHE=cache)
+    warm = run(GENERATE, path, TREADLE_CACHE=cache, TREADLE_NO_COMPILE="1")
+    assert warm["ids"] == cold["ids"]
+    assert "treadle.jit.values" in cold["modules"]  # the kernel language
+    others = ("tokenizers", "jinja2", "llguidance", "rich", "huggingface_hub")
+    for absent in ("treadle.jit.values", *others):
+        assert absent not in warm["modules"]
+
+
+END = """
+import json, sys, treadle
+model = treadle.load(sys.argv[1], threads=3)
+model.logits([5] * 40)
+print(json.dumps("done"))
+"""
+
+
+def test_a_program_may_end_without_closing_anything(tiny: WriteTiny) -> None:
+    """Its workers are still awake then, for they wait a while for the next run."""
+    for last in ("", "\nraise SystemExit", "\ndel model", "\nglobals().clear()"):
+        assert run(END + last, str(tiny())) == "done"
+
+
+FORK = """
+import json, os, sys, warnings, numpy, treadle
+warnings.simplefilter("ignore")  # Python 3.12 warns of every fork of a process with threads
+model = treadle.load(sys.argv[1], threads=3)
+before = model.logits([5] * 40)
+child = os.fork()
+same = numpy.array_equal(model.logits([5] * 40), before)
+if not child:
+    os._exit(0 if same else 3)
+_, status = os.waitpid(child, 0)
+print(json.dumps([same, os.waitstatus_to_exitcode(status)]))
+"""
+
+
+def test_a_forked_child_has_a_team_of_its_own(tiny: WriteTiny) -> None:
+    assert run(FORK, str(tiny("llama", n_layer=2))) == [True, 0]

@@ -1,0 +1,238 @@
+"""What a user of the library sees: loading, settings, numbers, chat."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.conftest import WriteTiny
+from tests.kernels.rows import ALL
+from tests.test_kvcache import check_pages
+from treadle.errors import (
+    ContextFullError,
+    FileError,
+    TemplateError,
+    TreadleError,
+    UnsupportedError,
+)
+from treadle.isa import choose
+from treadle.isa.isa import Isa
+from treadle.jit.compile import host_features
+from treadle.model import packaged_model
+from treadle.runtime.machine import usable_threads
+
+GREEDY = treadle.Sampling(temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threads": 0}, "threads=0: expected 1 to 1024"),
+        ({"threads": 1025}, "threads=1025"),
+        ({"context": 0}, "context=0: expected at least 1"),
+        ({"n_sequences": 0}, "n_sequences=0: expected at least 1"),
+        ({"kv": "f17"}, "no KV format 'f17'"),
+        ({"isa": "sse9"}, "sse9"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str, tiny: WriteTiny) -> None:
+    with pytest.raises(TreadleError, match=message):
+        treadle.load(tiny(), **settings)
+
+
+def test_files_that_are_not_there_or_not_models(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(FileError):
+        treadle.load(tmp_path / "absent.gguf")
+    (tmp_path / "text.gguf").write_text("once upon a time")
+    with pytest.raises(FileError, match=r"text\.gguf"):
+        treadle.load(tmp_path / "text.gguf")
+    with pytest.raises(UnsupportedError, match="superpoint"):
+        treadle.load(data / "models" / "other" / "superpoint.gguf")
+    with pytest.raises(FileError, match="vocabulary only"):
+        treadle.load(data / "vocab" / "ggml-vocab-llama-spm.gguf")
+    with pytest.raises(UnsupportedError, match="Q5_0"):
+        treadle.load(data / "models" / "babyllama105" / "babyllama105-Q5_0.gguf").plan()
+
+
+def test_defaults(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    with treadle.load(tiny(n_ctx=100)) as model:
+        assert model.n_ctx == 100
+        assert model.n_threads == usable_threads()[0]
+        assert model.isa is choose(host_features())
+    with treadle.load(str(tiny(n_ctx=1 << 20))) as model:
+        assert model.n_ctx == 4096
+    with treadle.load(tiny(n_ctx=100), context=200, threads=3) as model:
+        assert (model.n_ctx, model.n_threads) == (200, 3)
+    monkeypatch.setenv("TREADLE_ISA", "portable")
+    with treadle.load(tiny()) as model:
+        assert model.isa.name == "portable"
+
+
+def test_the_model_inside_the_package() -> None:
+    assert packaged_model().is_file()
+    with treadle.load(threads=2, context=64) as model:
+        made = model.generate("def add(a, b):", max_tokens=6, sampling=GREEDY)
+        assert made.finish()
+        model.plan(64, 1).check()
+
+
+def test_progress_is_told(tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from treadle.jit import kernel
+
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
+    monkeypatch.setattr(kernel, "_linked", {})
+    told: list[tuple[str, int, int]] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        told.append((stage, done, total))
+
+    with treadle.load(tiny(), threads=1, progress=progress) as model:
+        plan = model.plan()
+    n = len(plan.specs())
+    assert {stage for stage, _, _ in told} == {"compile"}
+    assert told[-1] == ("compile", n, n)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+@pytest.mark.parametrize("fmt", ["F32", "Q4_0"])
+def test_logits_of_every_token(fmt: str, tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama", fmt), threads=2, deterministic=True, context=300) as model:
+        ids = list(range(3, 303))
+        logits = model.logits(ids)
+        assert logits.shape == (300, model.config.n_vocab)
+        assert logits.dtype == np.float32
+        assert np.array_equal(model.logits(tuple(ids[:10])), logits[:10])
+        with pytest.raises(ContextFullError, match="301 tokens do not fit the context of 300"):
+            model.logits([3] * 301)
+        with pytest.raises(TreadleError, match="no tokens"):
+            model.logits([])
+        with pytest.raises(TreadleError, match=r"outside 0\.\.319"):
+            model.logits([320])
+        check_pages(model.engine.cache, [])
+
+
+def test_numbers_find_room_beside_a_text_that_fills_the_cache(tiny: WriteTiny) -> None:
+    """The model's own session gives way, and what it was writing goes on as if nothing were."""
+    with treadle.load(tiny("llama", tied=0), threads=2, context=128) as model:
+        alone = model.generate([7] * 50, max_tokens=70, sampling=GREEDY)
+        alone.finish()
+        made = model.generate([7] * 50, max_tokens=70, sampling=GREEDY)
+        for _ in range(35):
+            next(made)
+        assert model.logits([9] * 128).shape[0] == 128
+        model.embed(["x" * 100])
+        model.profile(1, depth=100)
+        made.finish()
+        assert made.ids == alone.ids
+        model._session.reset()
+        other = model.session()
+        other.feed([5] * 100)
+        with pytest.raises(ContextFullError, match="no page"):
+            model.logits([9] * 128)  # a session of the user's own does not give way
+        other.close()
+
+
+def test_embed(tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama"), threads=2) as model:
+        rows = model.embed(["one text", "another", "one text"])
+        assert rows.shape == (3, model.config.n_embd)
+        assert rows.dtype == np.float32
+        assert np.array_equal(rows[0], rows[2])
+        assert not np.allclose(rows[0], rows[1])
+        assert np.array_equal(rows[0], model.engine.embed(model.tokenize("one text")))
+        assert model.embed([]).shape == (0, model.config.n_embd)
+        with pytest.raises(TreadleError, match="the text is empty"):
+            model.embed(["one", ""])
+
+
+def test_text_to_ids_and_back(tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1) as model:
+        ids = model.tokenize("héllo</s>")
+        assert ids[-1] == model.tokenizer.eos
+        text = model.detokenize(ids)
+        assert text.endswith("héllo")
+        assert model.detokenize(iter(ids), special=True) == f"{text}</s>"
+        assert model.tokenize("héllo</s>", special=False)[-1] != model.tokenizer.eos
+        assert model.tokenize("a", bos=True)[0] == model.tokenizer.bos == 1
+
+
+class Template:
+    """A chat template that is easy to read."""
+
+    stop = ("[",)
+
+    def render(self, messages: list[dict[str, Any]], **settings: Any) -> str:
+        assert settings == {"add_generation_prompt": True, "tools": None}
+        return "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
+
+
+def test_chat(tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1) as model:
+        vars(model)["template"] = Template()
+        talk = [{"role": "user", "content": "hi"}]
+        assert model.chat_prompt(talk) == "[user]hi[assistant]"
+        made = model.chat(talk, max_tokens=3, sampling=GREEDY)
+        assert made.prompt_ids == model.tokenize("[user]hi[assistant]")
+        made.finish()
+        assert made.timings.n_generated
+        # words put into the model's mouth
+        talk += [{"role": "assistant", "content": "Well, "}]
+        assert model.chat_prompt(talk) == "[user]hi[assistant]Well, "
+        assert model.chat_prompt(talk[1:]) == "[assistant]Well, [assistant]"
+        with pytest.raises(TemplateError, match="without a message"):
+            model.chat([])
+
+
+def test_a_template_that_writes_bos_itself_gets_one(tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1) as model:
+        template: Any = Template()
+        vars(model)["template"] = template
+        template.render = lambda messages, **_: "<s>" + messages[0]["content"]
+        made = model.chat([{"role": "user", "content": "hi"}], max_tokens=1)
+        assert made.prompt_ids.count(1) == 1
+
+
+def test_a_model_that_is_forgotten_leaves_nothing_behind(tiny: WriteTiny) -> None:
+    def workers() -> int:
+        return sum(thread.name.startswith("treadle-") for thread in threading.enumerate())
+
+    before = workers()
+    model = treadle.load(tiny(), threads=3)
+    model.generate("abc", max_tokens=2).finish()
+    assert workers() == before + 2
+    del model
+    gc.collect()
+    assert workers() == before
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
+def test_a_closed_model_lets_go_of_its_file(tmp_path: Path) -> None:
+    from tests.tiny import write_model
+
+    path = tmp_path / "closing.gguf"
+    write_model(path)
+
+    def mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    model = treadle.load(path, threads=2)
+    model.logits([3, 4, 5])
+    assert mapped()
+    model.close()
+    assert not mapped()
+    with pytest.raises(TreadleError, match="closed"):
+        model.logits([3])
+
+
+@pytest.mark.parametrize("isa", ALL, ids=lambda row: row.name)
+def test_every_instruction_set_of_this_machine_by_name(isa: Isa, tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1, isa=isa.name) as model:
+        assert model.isa is isa
+        assert model.generate("abc", max_tokens=1).finish() is not None
