@@ -26,7 +26,7 @@ from treadle.runtime.threads import Team
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder
+    from treadle.jit.builder import Builder
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from treadle.batch import Part, Run
-from treadle.kernels.attention import Attention, Merge
+from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matmul import COLUMN, ROWS, SEGMENT_SLOTS, SEGMENTS, Matmul
+from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.plan import Buffer, Plan, Step
 from treadle.runtime.runner import STEP

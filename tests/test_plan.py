@@ -24,7 +24,8 @@ from treadle.kernels.spec import Grid, Spec
 from treadle.kvcache import KVCache
 from treadle.models.archs import ARCHS
 from treadle.models.config import load_config
-from treadle.models.decoder import Weights, build_plan
+from treadle.models.decoder import build_plan
+from treadle.models.weights import Weights
 from treadle.plan import ALIGN, Buffer, Plan, Step
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -48,8 +48,7 @@ MAY_IMPORT = {
     "generation": "errors text",
     "model": "errors files formats isa jit models runtime batch session sampling generation text",
     "hub": "errors",
-    "cli": "errors files formats models model hub sampling generation runtime text "
-    "jit.cache jit.inspect",
+    "cli": "errors files formats models model hub sampling generation runtime text jit.cache",
     "__init__": "errors model sampling",
     "__main__": "cli",
 }
@@ -61,23 +60,7 @@ NAMES = {
     "arch": set(ARCHS),
 }
 
-KNOWN = {  # what breaks a rule today: how to cure it
-    # Only jit/ imports llvmlite; imports point one way
-    "runtime/describe.py imports llvmlite": "a function in jit/compile.py that gives the version",
-    "runtime/describe.py imports llvmlite.binding": "the same, for LLVM's version",
-    "jit/kernel.py imports treadle.kernels.spec": "let Spec make its own Frame from raw arguments",
-    "jit/inspect.py imports treadle.kernels.spec": "it knows rows too: move it to runtime/",
-    "jit/inspect.py imports treadle.isa": "the same",
-    "cli/doctor.py imports treadle.isa": "runtime/describe.py can choose the row",
-    "cli/doctor.py imports treadle.jit.compile": "the same",
-    # No file above 400 lines, no function above 80
-    "jit/values.py": "Val and Var in values.py, Builder in builder.py",
-    "kernels/attention.py": "Merge in merge.py",
-    "models/decoder.py": "Weights in weights.py; the helpers below _product with the plan",
-    "models/decoder.py: _attention": "the rope step and the attention step are a function each",
-    # Formats are told apart by traits
-    "models/config.py compares with 'F32'": "read rope_freqs through dequantize_tensor",
-}
+KNOWN: dict[str, str] = {}  # what breaks a rule today: how to cure it
 
 
 @cache
@@ -193,7 +176,8 @@ from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.kvcache import KVCache
 from treadle.models.config import load_config
-from treadle.models.decoder import Weights, build_plan
+from treadle.models.decoder import build_plan
+from treadle.models.weights import Weights
 gguf = open_gguf(sys.argv[1])
 config = load_config(gguf)
 cache, isa = KVCache(config, 256), ROWS["portable"]

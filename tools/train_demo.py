@@ -3,8 +3,8 @@
     python tools/train_demo.py --out src/treadle/data/demo.gguf --work DIR [--steps N] [--resume]
 
 Everything follows from the library's text, the seed and the step number, so a run that was stopped
-and resumed is the run that was never stopped. A resume may lower or raise --steps while the
-learning rate is still constant (the first half): the decay then ends with the new number.
+and resumed is the run that was never stopped. A resume may change --steps while the learning rate
+is still constant (before half of both numbers): the run is then one of the new number.
 docs/demo-model.md says what the shipped file was made from and how good it is.
 """
 
@@ -294,7 +294,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     args = parser.parse_args(argv)
-    torch.set_num_threads(2)
+    # A toy's steps are too small to share: on a busy machine two threads mostly wait.
+    torch.set_num_threads(1 if args.tiny else 2)
     torch.use_deterministic_algorithms(True)
     args.work.mkdir(parents=True, exist_ok=True)
     recipe = TINY if args.tiny else DEMO

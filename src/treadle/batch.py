@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.kernels.attention import ITEM, MERGE, SPLIT
+from treadle.kernels.attention import ITEM, SPLIT
 from treadle.kernels.kv import PAGE
+from treadle.kernels.merge import MERGE
 from treadle.kernels.spec import RUN_STATE
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from treadle.jit.kernel import load_kernels
 from treadle.kernels.choice import GEMV_TOKENS
 from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.models.archs import rope_frequencies
-from treadle.models.decoder import Weights, build_plan
+from treadle.models.decoder import build_plan
+from treadle.models.weights import Weights
 from treadle.plan import Plan
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, Team, interrupts_held, step_times

@@ -122,8 +122,9 @@ def test_portable_needs_no_more_than_x86_64(spec: Spec) -> None:
 @pytest.mark.parametrize("row", list(ROWS.values()), ids=lambda row: row.name)
 def test_pause_leaves_the_loop(row: Isa) -> None:
     from tests.jit.emit import ir_text
+    from treadle.jit.builder import Builder
     from treadle.jit.types import i64
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.values import Val
 
     def build(k: Builder, n: Val) -> None:
         with k.loop(k.load(n, i64)):

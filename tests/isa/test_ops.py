@@ -15,8 +15,9 @@ from tests.jit.emit import compiled
 from tests.kernels import rows
 from tests.kernels.harness import U32, assert_close
 from treadle.isa.isa import Isa
+from treadle.jit.builder import Builder
 from treadle.jit.types import bf16, f16, f32, i8, i32, u8, u16
-from treadle.jit.values import Builder, Val
+from treadle.jit.values import Val
 from treadle.kernels.act import to_bf16_bits
 
 # -- dot4

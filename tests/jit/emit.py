@@ -13,9 +13,10 @@ import numpy as np
 from llvmlite import ir
 
 from treadle.isa.isa import Isa
+from treadle.jit.builder import Builder
 from treadle.jit.compile import Linker, emit_object
 from treadle.jit.types import ptr
-from treadle.jit.values import Builder, Val
+from treadle.jit.values import Val
 
 _count = itertools.count()
 

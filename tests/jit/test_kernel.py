@@ -16,10 +16,11 @@ from tests.jit.emit import ir_text
 from treadle.errors import CacheError, CompileError
 from treadle.isa.portable import PORTABLE
 from treadle.jit import cache, kernel
+from treadle.jit.builder import Builder
 from treadle.jit.compile import emit_object
 from treadle.jit.kernel import isa_key, load_kernels, object_code, trace
 from treadle.jit.types import f32, i32
-from treadle.jit.values import Builder, Val
+from treadle.jit.values import Val
 from treadle.kernels.elementwise import Embed
 
 SPEC = Embed("F32", 32)

@@ -14,8 +14,9 @@ from tests.kernels import rows
 from tests.kernels.harness import assert_close
 from treadle.isa.isa import Isa
 from treadle.jit import math
+from treadle.jit.builder import Builder
 from treadle.jit.types import f32
-from treadle.jit.values import Builder, Val
+from treadle.jit.values import Val
 
 
 def apply(function: Callable[[Builder, Val], Val], isa: Isa, x: np.ndarray) -> np.ndarray:

@@ -13,8 +13,9 @@ from tests.kernels import rows
 from tests.kernels.harness import Memory
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
+from treadle.jit.builder import Builder
 from treadle.jit.types import Ty, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8, u16, u32, u64
-from treadle.jit.values import Builder, Val
+from treadle.jit.values import Val
 
 BEST = rows.ALL[-1]
 NUMPY = {f16: "f2", f32: "f4", f64: "f8"}

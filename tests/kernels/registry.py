@@ -5,10 +5,11 @@ awkward sizes.
 from __future__ import annotations
 
 from treadle.formats import FORMATS
-from treadle.kernels.attention import Attention, Merge
+from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Spec
 

@@ -19,8 +19,9 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import ATTENTIONS
 from treadle.isa.isa import Isa
-from treadle.kernels.attention import ITEM, MERGE, Attention, Merge
+from treadle.kernels.attention import ITEM, Attention
 from treadle.kernels.kv import PAGE
+from treadle.kernels.merge import MERGE, Merge
 
 PART = 64  # keys of a part, here: small, so that short histories are cut too
 

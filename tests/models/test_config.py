@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
+from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS, LAYER_TENSORS
 from treadle.models.config import Config, load_config
 
@@ -49,7 +50,14 @@ def fake(arch: str = "llama", optional: tuple[str, ...] = (), **changes: Any) ->
 
 def tensor(name: str, shape: tuple[int, ...], values: Any = (), ggml_type: int = 0) -> Any:
     data = np.asarray(values, "<f4").view(np.uint8)
-    return SimpleNamespace(name=name, shape=shape, ggml_type=ggml_type, data=data, offset=64)
+    return SimpleNamespace(
+        name=name,
+        shape=shape,
+        ggml_type=ggml_type,
+        format=FORMATS.get(ggml_type),
+        data=data,
+        offset=64,
+    )
 
 
 def test_defaults_are_llama_cpps() -> None:
@@ -147,8 +155,8 @@ def test_rope_factors_are_read() -> None:
     gguf.tensors["rope_freqs.weight"].data = np.asarray([1, 1, 0, 1, 1, 1], "<f4").view(np.uint8)
     with pytest.raises(FileError, match=r"at byte 64: rope_freqs\.weight"):
         load_config(gguf)
-    gguf.tensors["rope_freqs.weight"] = tensor("rope_freqs.weight", (6,), ggml_type=1)
-    with pytest.raises(FileError, match="ggml type 1"):
+    gguf.tensors["rope_freqs.weight"] = tensor("rope_freqs.weight", (6,), ggml_type=8)
+    with pytest.raises(FileError, match="ggml type 8"):
         load_config(gguf)
 
 

@@ -17,10 +17,10 @@ import pytest
 
 from treadle.isa import choose
 from treadle.isa.isa import Isa
+from treadle.jit.builder import Builder
 from treadle.jit.compile import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
-from treadle.jit.values import Builder
 from treadle.kernels.spec import RUN_STATE, Frame, Spec
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Team, interrupts_held, step_times

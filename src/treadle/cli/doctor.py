@@ -41,9 +41,7 @@ def examine(model: str | None, progress: ProgressBar) -> dict[str, Any]:
     from treadle.cli.load import find_model
     from treadle.errors import CacheError, CompileError
     from treadle.files.gguf import open_gguf
-    from treadle.isa import choose
-    from treadle.jit.compile import host_features
-    from treadle.runtime.describe import describe
+    from treadle.runtime.describe import describe, row_in_use
     from treadle.runtime.machine import usable_threads
     from treadle.runtime.peaks import measure_peaks
 
@@ -54,7 +52,7 @@ def examine(model: str | None, progress: ProgressBar) -> dict[str, Any]:
         gguf.close()
     peaks, failure = None, None
     try:
-        peaks = measure_peaks(choose(host_features()), usable_threads()[0], progress=progress)
+        peaks = measure_peaks(row_in_use(), usable_threads()[0], progress=progress)
     except (CacheError, CompileError) as error:
         failure = str(error)
     report = describe(files, peaks)

@@ -22,7 +22,8 @@ def command(name: str | None, ir: bool, asm: bool, as_json: bool) -> None:
     if name is None and (ir or asm):
         raise click.UsageError("--ir and --asm need the NAME of a kernel")
 
-    from treadle.jit import cache, inspect
+    from treadle.jit import cache
+    from treadle.runtime import inspect
 
     entries = cache.entries()
     if name is not None:

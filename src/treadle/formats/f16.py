@@ -11,7 +11,8 @@ from treadle.jit.types import f16
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 
 def dequantize(blocks: Blocks) -> F32Array:

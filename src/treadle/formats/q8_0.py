@@ -11,7 +11,8 @@ from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.rounding import half_away, inverse, to_f16, to_int
 
 if TYPE_CHECKING:
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "i1", (32,))])

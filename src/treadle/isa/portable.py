@@ -10,7 +10,8 @@ from treadle.isa.isa import Isa
 from treadle.jit.types import f16, f32, i16, i32, u16, u32
 
 if TYPE_CHECKING:
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:

@@ -9,7 +9,8 @@ from treadle.isa import portable
 from treadle.jit.types import bf16, f16, f32, i16, u16
 
 if TYPE_CHECKING:
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 
 # Of 128, 256 and 512 bits.

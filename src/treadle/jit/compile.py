@@ -5,12 +5,19 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from treadle.errors import CompileError
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
+
+
+def compiler_versions() -> dict[str, str]:
+    """Of llvmlite, and of the LLVM inside it."""
+    version = ".".join(map(str, llvm.llvm_version_info))
+    return {"llvmlite": llvmlite.__version__, "llvm": version}
 
 
 @lru_cache(maxsize=1)

@@ -22,9 +22,9 @@ def trace(spec: Spec, isa: Isa) -> str:
     """The kernel's LLVM IR, as the Python function emits it."""
     from llvmlite import ir
 
+    from treadle.jit.builder import Builder
     from treadle.jit.types import i64, ptr
-    from treadle.jit.values import Builder, Val
-    from treadle.kernels.spec import Frame
+    from treadle.jit.values import Val
 
     module = ir.Module(name=spec.name)
     signature = ir.FunctionType(ir.VoidType(), [ptr.ir, ptr.ir, i64.ir, i64.ir, ptr.ir])
@@ -36,7 +36,7 @@ def trace(spec: Spec, isa: Isa) -> str:
     args, run, begin, end, scratch = (
         Val(k, arg, ty) for arg, ty in zip(function.args, (ptr, ptr, i64, i64, ptr), strict=True)
     )
-    spec.build(k, isa, Frame(k, args, run, begin, end, scratch))
+    spec.emit(k, isa, args, run, begin, end, scratch)
     k.ret()
     return str(module)
 

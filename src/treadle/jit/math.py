@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from treadle.jit.types import i32
 
 if TYPE_CHECKING:
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 LOG2_E = 1.4426950408889634
 # ln 2 in two parts: the first has trailing zeros, so n * LN2_HIGH is exact for every n in range.

@@ -20,7 +20,8 @@ from treadle.kernels.spec import Grid, round_up
 
 if TYPE_CHECKING:
     from treadle.formats.format import Codes
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
 BLOCK = 32  # values that share a q8 scale

@@ -9,7 +9,8 @@ from treadle.jit.types import f16, i16, u8
 if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 
 def unpack_codes(k: Builder, fmt: Format, blocks: list[Val]) -> list[Val]:

@@ -19,7 +19,8 @@ from treadle.kernels.spec import Frame, Spec
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 SLICE = (
     1024  # values of a row that one item handles: decoding's single row still feeds several threads

@@ -33,7 +33,8 @@ from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val, Var
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val, Var
 
 PANEL_LANES_MAX = 16
 

@@ -22,7 +22,8 @@ from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val, Var
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val, Var
 
 STRIP = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
 # Hardware prefetchers stop at every 4 KB page, so each row's stream is asked for twice: this many

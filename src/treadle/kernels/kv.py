@@ -20,7 +20,8 @@ from treadle.kernels.act import BLOCK, bf16_bits, to_bf16_bits
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 PAGE = 32  # tokens: with f16 a row of transposed keys is one cache line
 

@@ -20,11 +20,13 @@ from treadle.kernels.act import Act
 from treadle.kernels.spec import Frame, Spec
 
 if TYPE_CHECKING:
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 X, RESIDUAL, Y, Y_STRIDE, CHUNK, SEGMENTS = range(6)
 SEGMENT_SLOTS = 4  # w, bias, m, y_column
 W, BIAS, ROWS, COLUMN = range(4)
+COLUMNS = 64  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from treadle.kernels.spec import round_up
 if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 
 def panel_bytes(fmt: Format, act: Act, rows: int) -> int:

@@ -18,7 +18,8 @@ from treadle.kernels.spec import Frame, Spec, widest
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from treadle.jit.types import Ty, i64, ptr
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 # What changes from one run to the next. The compiled steps read it by pointer; ``session.py`` fills
 # it.
@@ -126,6 +127,12 @@ class Spec:
     def scratch(self) -> int:
         """Bytes of scratch a thread needs."""
         return 0
+
+    def emit(
+        self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
+    ) -> None:
+        """Emit the kernel into ``k``'s function, whose arguments these are."""
+        self.build(k, isa, Frame(k, args, run, begin, end, scratch))
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import FileError
+from treadle.errors import FileError
 
 if TYPE_CHECKING:
-    from ..files.gguf import GGUF
-    from .config import Config
+    from treadle.files.gguf import GGUF
+    from treadle.models.config import Config
 
 QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 POST_NORM = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})

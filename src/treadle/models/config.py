@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ..errors import FileError, UnsupportedError
-from .archs import ARCHS, Arch, check_tensors
+from treadle.errors import FileError, UnsupportedError
+from treadle.models.archs import ARCHS, Arch, check_tensors
 
 if TYPE_CHECKING:
-    from ..files.gguf import GGUF
+    from treadle.files.gguf import GGUF
 
 N_LAYER_MAX = 1024
 SIZE_MAX = 1 << 24  # of any width: far above what exists, far below what overflows
@@ -224,10 +224,10 @@ def _n_vocab(keys: _Keys) -> int:
 
 def _read_rope_factors(gguf: GGUF) -> tuple[float, ...]:
     tensor = gguf.tensors["rope_freqs.weight"]
-    if tensor.ggml_type != 0:
+    if tensor.format is None or tensor.format.block > 1:
         found = f"has ggml type {tensor.ggml_type}"
-        raise FileError(found, path=gguf.path, where=tensor.name, expected="0 (F32)")
-    factors = tensor.data.view("<f4").astype(np.float64)
+        raise FileError(found, path=gguf.path, where=tensor.name, expected="floats, such as F32")
+    factors = tensor.format.dequantize_rows(tensor.data).astype(np.float64)
     if not bool(np.all(np.isfinite(factors) & (factors > 0.0))):
         found = "holds a factor that is not a positive number"
         raise FileError(found, path=gguf.path, where=tensor.name, offset=tensor.offset)

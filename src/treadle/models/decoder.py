@@ -12,69 +12,22 @@ are one step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from treadle.errors import UnsupportedError
-from treadle.kernels.attention import SPLIT, Attention, Merge
-from treadle.kernels.choice import GEMV_TOKENS, matmul
-from treadle.kernels.elementwise import Embed, Norm, Pack
-from treadle.kernels.matmul import Matmul
+from treadle.kernels.attention import SPLIT, Attention
+from treadle.kernels.elementwise import Embed, Norm
+from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.spec import Grid
 from treadle.models.archs import layer_window
-from treadle.plan import Arg, Buffer, Const, Plan, Step
+from treadle.models.graph import Graph
+from treadle.models.weights import Weights
+from treadle.plan import Buffer, Plan
 
 if TYPE_CHECKING:
-    from treadle.files.gguf import GGUF
-    from treadle.files.tensor import Tensor
-    from treadle.formats import Format
     from treadle.isa.isa import Isa
-    from treadle.kernels.act import Act
     from treadle.kvcache import KVCache
     from treadle.models.config import Config
-
-COLUMNS = 64  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
-TILE_ROWS = 8  # query rows of an attention tile in a prefill
-
-
-@dataclass
-class Weights:
-    """A model's tensors as constants of a plan; shared by all of its plans."""
-
-    gguf: GGUF
-    consts: dict[str, Const] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Const:
-        if name not in self.consts:
-            self.consts[name] = Const(name, self.gguf.tensors[name].data)
-        return self.consts[name]
-
-    def floats(self, name: str) -> Const:
-        """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias."""
-        key = f"{name}:f32"
-        if key not in self.consts:
-            from treadle.formats import dequantize_tensor
-
-            values = dequantize_tensor(self.gguf.tensors[name]).ravel()
-            padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
-            padded[: values.size] = values
-            self.consts[key] = Const(name, padded)
-        return self.consts[key]
-
-    def tensor(self, name: str) -> Tensor:
-        return self.gguf.tensors[name]
-
-    def format(self, name: str) -> Format:
-        tensor = self.tensor(name)
-        if tensor.format is None:
-            raise UnsupportedError(
-                f"{self.gguf.path}: {name} is {tensor.type_name}, "
-                "a format treadle has no kernels for yet"
-            )
-        return tensor.format
 
 
 def build_plan(
@@ -96,34 +49,7 @@ def build_plan(
     return plan
 
 
-class _Decoder:
-    def __init__(
-        self,
-        config: Config,
-        weights: Weights,
-        cache: KVCache,
-        isa: Isa,
-        n_tokens: int,
-        n_outputs: int,
-        n_threads: int,
-        deterministic: bool,
-    ) -> None:
-        if config.head_dim != config.head_dim_v:
-            raise UnsupportedError(
-                f"heads with {config.head_dim} dims for keys and {config.head_dim_v} for values"
-            )
-        self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
-        self.n_threads, self.deterministic = n_threads, deterministic
-        shared = config.n_head // config.n_head_kv
-        decoding = n_tokens in GEMV_TOKENS and not deterministic
-        tile = 1 if decoding else max(1, TILE_ROWS // shared)
-        self.plan = Plan(n_tokens, n_outputs, query_tile=tile, split_keys=decoding)
-        self.plan.tensors = frozenset(weights.gguf.tensors)
-        self.plan.tensors_ignored = frozenset(config.ignored)
-        if config.rope_factors is not None:
-            self.plan.tensors_used.add("rope_freqs.weight")  # in the rope tables of every run
-        self.rows, self.out_rows = self._rows_for(n_tokens), self._rows_for(n_outputs)
-
+class _Decoder(Graph):
     def build(self) -> Plan:
         config = self.config
         x = self._floats("x", config.n_embd)
@@ -151,31 +77,39 @@ class _Decoder:
         heights = [n_head * dims, n_kv * dims, n_kv * dims]
         h = self._normed(f"L{i}.attn", f"blk.{i}.attn_norm.weight", x, names)
         qkv, columns = self._products(f"L{i}.attn", "qkv", names, heights, h, config.n_embd)
-        window = layer_window(config, i)
-        pool = self.cache.pool_of(i)
-        local = bool(window)
+        self._rope(i, qkv, columns)
+        out = self._attend(i, qkv)
+        packed = self._packed(
+            f"L{i}.attn.pack", "copy", out, [f"blk.{i}.attn_output"], n_head * dims, 0
+        )
+        return self._added(
+            f"L{i}.attn.output", f"blk.{i}.attn_output", packed, x, f"blk.{i}.post_attention_norm"
+        )
+
+    def _rope(self, i: int, qkv: Buffer, columns: list[int]) -> None:
+        """Rotate queries and keys in place, and put keys and values into their pages."""
+        config, pool, n_kv = self.config, self.cache.pool_of(i), self.config.n_head_kv
         q_norm = self._optional_floats(f"blk.{i}.attn_q_norm.weight")
         k_norm = self._optional_floats(f"blk.{i}.attn_k_norm.weight")
-        stride = qkv.row_bytes // 4
         self._step(
             f"L{i}.attn.rope",
             RopeStore(
                 config.arch.rope,
                 self.cache.kv,
-                n_head,
+                config.n_head,
                 n_kv,
-                dims,
+                config.head_dim,
                 config.rope_dims,
                 config.attn_scale,
                 config.norm_eps if q_norm else 0.0,
-                local,
+                bool(layer_window(config, i)),
             ),
             (
                 qkv,
                 q_norm,
                 k_norm,
                 pool.const,
-                stride,
+                qkv.row_bytes // 4,
                 columns[1],
                 columns[2],
                 pool.page_bytes,
@@ -185,6 +119,12 @@ class _Decoder:
             writes=(qkv,),
             grid=Grid(n_kv, "n_tokens"),
         )
+
+    def _attend(self, i: int, qkv: Buffer) -> Buffer:
+        """Attention over the pages, f32 ``[N, n_head * head_dim]``."""
+        config, pool, window = self.config, self.cache.pool_of(i), layer_window(self.config, i)
+        dims, n_head, n_kv, local = config.head_dim, config.n_head, config.n_head_kv, bool(window)
+        stride = qkv.row_bytes // 4
         tokens = self.plan.query_tile
         spec = Attention(
             self.cache.kv, n_head, n_kv, dims, tokens, window, local, config.attn_softcap
@@ -221,12 +161,7 @@ class _Decoder:
                 writes=(out,),
                 grid=Grid(spec.n_groups, f"n_attn_merges{suffix}"),
             )
-        packed = self._packed(
-            f"L{i}.attn.pack", "copy", out, [f"blk.{i}.attn_output"], n_head * dims, 0
-        )
-        return self._added(
-            f"L{i}.attn.output", f"blk.{i}.attn_output", packed, x, f"blk.{i}.post_attention_norm"
-        )
+        return out
 
     def _ffn(self, i: int, x: Buffer) -> Buffer:
         config = self.config
@@ -267,202 +202,3 @@ class _Decoder:
         self._product(
             "output", spec, [name], [config.n_vocab], [0], h, logits, None, self.plan.n_outputs
         )
-
-    # -- pieces ---------------------------------------------------------------------------------
-
-    def _normed(self, label: str, norm: str, x: Buffer, names: list[str]) -> dict[Act, Buffer]:
-        """The normed input in every layout that the products of ``names`` want (one, unless formats
-        are mixed).
-        """
-        out: dict[Act, Buffer] = {}
-        for name in names:
-            act = self._matmul_of(name, self.config.n_embd).layout()
-            if act in out:
-                continue
-            suffix = "" if not out else f".{act.kind}"
-            out[act] = self._acts(f"{label}.norm{suffix}", act, self.rows)
-            self._step(
-                f"{label}.norm{suffix}",
-                Norm(act.kind, act.k, act.group, self.config.norm_eps),
-                (x, self._floats_const(norm), out[act], None, self._stride(self.config.n_embd)),
-                reads=(x,),
-                writes=(out[act],),
-                grid=act.grid(1, "n_tokens"),
-            )
-        return out
-
-    def _products(
-        self,
-        label: str,
-        joint: str,
-        names: list[str],
-        heights: list[int],
-        h: dict[Act, Buffer],
-        k: int,
-    ) -> tuple[Buffer, list[int]]:
-        """Products of one input into neighbouring columns; those of the same format and biases are
-        one step.
-        """
-        columns = [0]
-        for height in heights:
-            columns.append(columns[-1] + round_up(height, COLUMNS))
-        y = self._floats(f"{label}.{joint}", columns.pop())
-        groups: dict[tuple[str, bool], list[int]] = {}
-        for j, name in enumerate(names):
-            key = (self.weights.format(f"{name}.weight").name, self._has(f"{name}.bias"))
-            groups.setdefault(key, []).append(j)
-        for members in groups.values():
-            part = [names[j] for j in members]
-            spec = self._matmul_of(
-                part[0], k, segments=len(part), bias=self._has(f"{part[0]}.bias")
-            )
-            stem = "_".join(name.rpartition("_")[2] for name in part)
-            self._product(
-                f"{label}.{joint if len(groups) == 1 else stem}",
-                spec,
-                part,
-                [heights[j] for j in members],
-                [columns[j] for j in members],
-                h[spec.layout()],
-                y,
-                None,
-                self.plan.n_tokens,
-            )
-        return y, columns
-
-    def _packed(self, label: str, fn: str, x: Buffer, names: list[str], k: int, up: int) -> Buffer:
-        act = self._matmul_of(names[0], k).layout()
-        out = self._acts(label, act, self.rows)
-        spec = Pack(fn, act.kind, k, act.group)
-        self._step(
-            label,
-            spec,
-            (x, out, x.row_bytes // 4, up),
-            reads=(x,),
-            writes=(out,),
-            grid=act.grid(spec.slices, "n_tokens"),
-        )
-        return out
-
-    def _added(self, label: str, name: str, h: Buffer, x: Buffer, post_norm: str) -> Buffer:
-        """``x + W h``, or ``x + norm(W h)`` where the layer has a norm after the product."""
-        k = self.weights.tensor(f"{name}.weight").shape[1]
-        post = f"{post_norm}.weight"
-        n_embd = self.config.n_embd
-        spec = self._matmul_of(
-            name, k, bias=self._has(f"{name}.bias"), residual=not self._has(post)
-        )
-        y = self._floats(label, n_embd)
-        self._product(
-            label,
-            spec,
-            [name],
-            [n_embd],
-            [0],
-            h,
-            y,
-            x if spec.residual else None,
-            self.plan.n_tokens,
-        )
-        if spec.residual:
-            return y
-        out = self._floats(f"{label}.post", n_embd)
-        self._step(
-            f"{label}.post_norm",
-            Norm("f32", n_embd, 1, self.config.norm_eps, add=True),
-            (y, self._floats_const(post), out, x, self._stride(n_embd)),
-            reads=(y, x),
-            writes=(out,),
-            grid=Grid(1, "n_tokens"),
-        )
-        return out
-
-    def _product(
-        self,
-        label: str,
-        spec: Matmul,
-        names: list[str],
-        heights: list[int],
-        columns: list[int],
-        h: Buffer,
-        y: Buffer,
-        residual: Buffer | None,
-        n_tokens: int,
-    ) -> None:
-        rows = spec.rows_per_item(self.isa.lanes)
-        strips = sum(-(-height // rows) for height in heights)
-        tokens = round_up(n_tokens, spec.nr)
-        if spec.op == "gemm":
-            # Few rows for many cores: cut the tokens as well, at the price of packing a panel more
-            # than once.
-            cuts = max(1, min(-(-n_tokens // (8 * spec.nr)), -(-self.n_threads * 4 // strips)))
-            tokens = round_up(-(-n_tokens // cuts), spec.nr)
-            grid = Grid(strips, spec.count, tokens)
-        else:
-            grid = Grid(strips, spec.count, spec.nr)
-        args: list[Arg] = [h, residual, y, y.row_bytes // 4, tokens]
-        for name, height, column in zip(names, heights, columns, strict=True):
-            bias = self._floats_const(f"{name}.bias") if spec.bias else None
-            args += [self._weight(f"{name}.weight"), bias, height, column]
-        n_bytes = sum(self.weights.tensor(f"{name}.weight").n_bytes for name in names)
-        self._step(
-            label,
-            spec,
-            tuple(args),
-            reads=(h, residual) if residual else (h,),
-            writes=(y,),
-            grid=grid,
-            n_bytes=n_bytes,
-            n_flops=2 * spec.k * sum(heights),
-            shape=(sum(heights), spec.k),
-        )
-
-    def _matmul(self, fmt: Format, k: int, n: int, **fields: bool | int) -> Matmul:
-        # One kernel family for every batch: what else is in it cannot change how a sum is taken.
-        return matmul(fmt, self.isa, k, GEMV_TOKENS[-1] + 1 if self.deterministic else n, **fields)
-
-    def _matmul_of(self, name: str, k: int, **fields: bool | int) -> Matmul:
-        return self._matmul(self.weights.format(f"{name}.weight"), k, self.plan.n_tokens, **fields)
-
-    def _step(
-        self,
-        label: str,
-        spec: object,
-        args: tuple[Arg, ...],
-        *,
-        grid: Grid,
-        reads: tuple[Buffer, ...] = (),
-        writes: tuple[Buffer, ...] = (),
-        chunk: int = 1,
-        n_bytes: int = 0,
-        n_flops: int = 0,
-        shape: tuple[int, ...] = (),
-    ) -> None:
-        self.plan.emit(Step(label, spec, args, reads, writes, grid, chunk, shape, n_bytes, n_flops))  # type: ignore[arg-type]
-
-    def _floats(self, name: str, columns: int, rows: int | None = None) -> Buffer:
-        return Buffer(name, self.rows if rows is None else rows, self._stride(columns) * 4)
-
-    def _acts(self, name: str, act: Act, rows: int) -> Buffer:
-        return Buffer(name, 1, act.n_bytes(rows), "u1")
-
-    def _rows_for(self, n: int) -> int:
-        """Rows of a buffer: a tile writes whole groups of tokens, also past the last one."""
-        return n if n in GEMV_TOKENS and not self.deterministic else round_up(n, 64) + 64
-
-    def _stride(self, columns: int) -> int:
-        return round_up(columns, COLUMNS)
-
-    def _has(self, name: str) -> bool:
-        return name in self.weights.gguf.tensors
-
-    def _weight(self, name: str) -> Const:
-        self.plan.tensors_used.add(name)
-        return self.weights[name]
-
-    def _floats_const(self, name: str) -> Const:
-        self.plan.tensors_used.add(name)
-        return self.weights.floats(name)
-
-    def _optional_floats(self, name: str) -> Const | None:
-        return self._floats_const(name) if self._has(name) else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.isa import best as best_row
 from treadle.isa import choose, portable, runnable
 from treadle.jit import cache
-from treadle.jit.compile import host_features
+from treadle.jit.compile import compiler_versions, host_features
 from treadle.runtime import machine
 from treadle.runtime.threads import FUTEX_CALL
 
@@ -48,6 +48,11 @@ FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     },
 }
 ENOUGH = 0.9  # a share above this is not worth a warning
+
+
+def row_in_use() -> Isa:
+    """The instruction set that kernels are compiled for here."""
+    return choose(host_features())
 
 
 def describe(
@@ -178,8 +183,6 @@ def _peaks(peaks: Peaks | None) -> Report:
 
 
 def _versions() -> Mapping[str, str]:
-    import llvmlite
-    import llvmlite.binding
     import numpy as np
 
     import treadle
@@ -187,8 +190,7 @@ def _versions() -> Mapping[str, str]:
     return {
         "treadle": treadle.__version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "llvmlite": llvmlite.__version__,
-        "llvm": ".".join(map(str, llvmlite.binding.llvm_version_info)),
+        **compiler_versions(),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()}",
     }

@@ -23,7 +23,8 @@ from treadle.runtime.threads import Memory, Team
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 Progress = Callable[[str, int, int], None]
 

@@ -22,7 +22,8 @@ from treadle.kernels.spec import Frame, Spec
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.values import Builder, Val
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
 STEP_FIELDS = ("kernel", "args", "base", "count_off", "per", "chunk")

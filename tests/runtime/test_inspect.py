@@ -10,10 +10,11 @@ import pytest
 from tests.kernels import registry, rows
 from treadle.errors import CacheError
 from treadle.isa import choose
-from treadle.jit import cache, inspect, kernel
+from treadle.jit import cache, kernel
 from treadle.jit.compile import host_features
 from treadle.kernels.elementwise import Norm
 from treadle.kernels.spec import Spec
+from treadle.runtime import inspect
 from treadle.runtime.runner import Work
 
 SPEC = Norm("q8", 96, 1, 1e-6, outputs=True)

@@ -1,0 +1,311 @@
+"""The builder that emits LLVM IR: the kernel language.
+
+Running a kernel's Python function once emits its code. Python's own ``for`` and ``if`` therefore
+unroll and select while building, and ``with k.loop(n)`` and ``with k.if_(c)`` run on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from treadle.jit.types import Ty, boolean, i8, i64, ptr
+from treadle.jit.values import Operand, Val, Var
+
+
+class _Callee:
+    """A pointer with a signature, as llvmlite's ``call`` wants one: opaque pointers carry none."""
+
+    def __init__(self, pointer: Any, signature: Any) -> None:
+        self.type, self.function_type = pointer.type, signature
+        self.get_reference = pointer.get_reference
+
+
+class Builder:
+    """Emits one function. ``b`` is llvmlite's builder, for the few places that need it bare (isa
+    rows, the runner).
+    """
+
+    def __init__(self, function: Any, isa: Any) -> None:
+        self.isa = isa
+        self.function = function
+        self.module = function.module
+        # Slots go to a block of their own, so that a slot made inside a loop is made once.
+        self._entry = function.append_basic_block("entry")
+        start = function.append_basic_block("start")
+        self.b = ir.IRBuilder(self._entry)
+        self._slots = ir.IRBuilder(self._entry)
+        self._enter = self.b.branch(start)
+        self._slots.position_before(self._enter)
+        self.b.position_at_end(start)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def val(self, x: Operand, ty: Ty) -> Val:
+        """``x`` as a value: a Python number becomes a constant (splat) of ``ty``."""
+        if isinstance(x, Val):
+            return x
+        if isinstance(x, Var):
+            return x.v
+        return self.const(x, ty)
+
+    def const(self, x: float | Sequence[float], ty: Ty) -> Val:
+        """A constant; a sequence gives each lane its own number."""
+        lanes = list(x) if isinstance(x, Sequence) else [x] * max(ty.lanes, 1)
+        if not ty.is_float:
+            if any(v != int(v) for v in lanes):
+                raise TypeError(f"{x} is no {ty}")
+            lanes = [int(v) for v in lanes]
+        if not ty.lanes:
+            return Val(self, ir.Constant(ty.ir, lanes[0]), ty)
+        scalar = ty.scalar.ir
+        return Val(self, ir.Constant(ty.ir, [ir.Constant(scalar, v) for v in lanes]), ty)
+
+    def zero(self, ty: Ty) -> Val:
+        return Val(self, ir.Constant(ty.ir, None), ty)
+
+    def var(self, init: Val) -> Var:
+        """A variable that starts as ``init``."""
+        slot = self._slots.alloca(init.ty.ir)
+        made = Var(self, slot, init.ty)
+        made.v = init
+        return made
+
+    def i64(self, x: int) -> Val:
+        return self.const(x, i64)
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def gep(self, p: Val, n_bytes: Operand) -> Val:
+        """The pointer ``n_bytes`` further on."""
+        off = self.val(n_bytes, i64)
+        return Val(self, self.b.gep(p.ir, [off.ir], source_etype=ir.IntType(8)), ptr)
+
+    def load(self, p: Val, ty: Ty, *, align: int = 1, offset: Operand = 0) -> Val:
+        """A ``ty`` at ``p + offset`` bytes."""
+        if not (isinstance(offset, int) and offset == 0):
+            p = self.gep(p, offset)
+        return Val(self, self.b.load(p.ir, align=align, typ=ty.ir), ty)
+
+    def store(self, p: Val, x: Val, *, align: int = 1, offset: Operand = 0) -> None:
+        if not (isinstance(offset, int) and offset == 0):
+            p = self.gep(p, offset)
+        self.b.store(x.ir, p.ir, align=align)
+
+    def load_first(self, p: Val, ty: Ty, n: int) -> Val:
+        """The first ``n`` lanes of a ``ty`` at ``p``, the others zero; memory past them is not
+        touched.
+        """
+        if n == ty.lanes:
+            return self.load(p, ty)
+        if n == 0:
+            return self.zero(ty)
+        if n == 1:
+            return self.insert(self.zero(ty), self.load(p, ty.scalar), 0)
+        part = self.load(p, ty.scalar * n)
+        return self.shuffle(part, self.zero(part.ty), [min(i, n) for i in range(ty.lanes)])
+
+    def store_first(self, p: Val, x: Val, n: int) -> None:
+        """Store the first ``n`` lanes only."""
+        if n == 1:
+            self.store(p, self.extract(x, 0))
+        else:
+            self.store(p, x if n == x.ty.lanes else self.shuffle(x, x, list(range(n))))
+
+    def prefetch(self, p: Val, locality: int = 3) -> None:
+        """Ask for the cache line at ``p``."""
+        c = [ir.Constant(ir.IntType(32), v) for v in (0, locality, 1)]
+        self.call("llvm.prefetch.p0", None, [p.ir, *c])
+
+    # -- vectors --------------------------------------------------------------------------------
+
+    def splat(self, x: Operand, ty: Ty) -> Val:
+        """``x`` in every lane of ``ty``."""
+        x = self.val(x, ty.scalar)
+        if x.ty != ty.scalar:
+            raise TypeError(f"splat of {x.ty} into {ty}")
+        first = self.insert(Val(self, ir.Constant(ty.ir, ir.Undefined), ty), x, 0)
+        return self.shuffle(first, first, [0] * ty.lanes)
+
+    def insert(self, v: Val, x: Val, lane: int) -> Val:
+        return Val(self, self.b.insert_element(v.ir, x.ir, ir.Constant(ir.IntType(32), lane)), v.ty)
+
+    def extract(self, v: Val, lane: int) -> Val:
+        lane_ir = ir.Constant(ir.IntType(32), lane)
+        return Val(self, self.b.extract_element(v.ir, lane_ir), v.ty.scalar)
+
+    def shuffle(self, a: Val, b: Val, mask: Sequence[int]) -> Val:
+        """Lanes of ``a`` (0..) and ``b`` (lanes of a..) picked by ``mask``."""
+        index = ir.Constant(
+            ir.VectorType(ir.IntType(32), len(mask)), [ir.Constant(ir.IntType(32), m) for m in mask]
+        )
+        return Val(self, self.b.shuffle_vector(a.ir, b.ir, index), a.ty.scalar * len(mask))
+
+    def concat(self, *parts: Val) -> Val:
+        """Vectors of one type, end to end (a power of two of them)."""
+        while len(parts) > 1:
+            n = parts[0].ty.lanes
+            parts = tuple(
+                self.shuffle(a, b, range(2 * n))
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
+            )
+        return parts[0]
+
+    def split(self, v: Val, lanes: int) -> list[Val]:
+        """``v`` cut into vectors of ``lanes``."""
+        if lanes == v.ty.lanes:
+            return [v]
+        return [self.shuffle(v, v, range(i, i + lanes)) for i in range(0, v.ty.lanes, lanes)]
+
+    def select(self, cond: Val, a: Val, b: Val) -> Val:
+        """``a`` where ``cond`` holds, else ``b``."""
+        if a.ty != b.ty:
+            raise TypeError(f"mixed types: {a.ty} and {b.ty}; convert one with .to()")
+        return Val(self, self.b.select(cond.ir, a.ir, b.ir), a.ty)
+
+    def max(self, a: Val, b: Operand) -> Val:
+        """The larger; ``b`` where either is NaN (as SSE has it)."""
+        b = self.val(b, a.ty)
+        return self.select(a > b, a, b)
+
+    def min(self, a: Val, b: Operand) -> Val:
+        """The smaller; ``b`` where either is NaN."""
+        b = self.val(b, a.ty)
+        return self.select(a < b, a, b)
+
+    def fold(self, v: Val, op: Any) -> Val:
+        """All lanes reduced by ``op`` in a fixed tree: halves are combined until one is left."""
+        n = v.ty.lanes
+        while n > 1:
+            half = n // 2
+            low, high = self.shuffle(v, v, range(half)), self.shuffle(v, v, range(half, 2 * half))
+            v, n = op(low, high), half
+        return self.extract(v, 0)
+
+    def sum(self, v: Val) -> Val:
+        return self.fold(v, lambda a, b: a + b)
+
+    def fma(self, a: Val, b: Val, c: Val) -> Val:
+        """``a * b + c``, with one rounding where the machine has it."""
+        if not a.ty == b.ty == c.ty:
+            raise TypeError(f"mixed types: {a.ty}, {b.ty} and {c.ty}; convert with .to()")
+        return self.call(f"llvm.fmuladd.{a.ty.mangled}", a.ty, [a.ir, b.ir, c.ir])
+
+    def abs(self, v: Val) -> Val:
+        if v.ty.is_float:
+            return self.call(f"llvm.fabs.{v.ty.mangled}", v.ty, [v.ir])
+        return self.max(v, -v)
+
+    def sqrt(self, v: Val) -> Val:
+        return self.call(f"llvm.sqrt.{v.ty.mangled}", v.ty, [v.ir])
+
+    def round(self, v: Val) -> Val:
+        """Round a float (of magnitude below 2**22) to the nearest integer, ties to even, as a
+        float.
+
+        Adding and taking away 1.5 * 2**23 leaves no fraction bits; it needs no SSE4.1 and no libm.
+        """
+        magic = self.const(12582912.0, v.ty)
+        plus = self.b.fadd(v.ir, magic.ir)  # no flags: this must not be simplified
+        return Val(self, self.b.fsub(plus, magic.ir), v.ty)
+
+    # -- control --------------------------------------------------------------------------------
+
+    @contextmanager
+    def loop(self, stop: Operand, *, start: Operand = 0, step: Operand = 1) -> Iterator[Val]:
+        """``for i in range(start, stop, step)`` at run time; yields ``i`` (i64)."""
+        stop_v, step_v = self.val(stop, i64), self.val(step, i64)
+        index = self.var(self.val(start, i64))
+        head, body, done = (self.function.append_basic_block(n) for n in ("loop", "body", "done"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        i = index.v
+        self.b.cbranch((i < stop_v).ir, body, done)
+        self.b.position_at_end(body)
+        yield i
+        index.v = i + step_v
+        self.b.branch(head)
+        self.b.position_at_end(done)
+
+    @contextmanager
+    def if_(self, cond: Val) -> Iterator[None]:
+        """Run the body where ``cond`` (a scalar bool) holds."""
+        with self.b.if_then(cond.ir):
+            yield
+
+    @contextmanager
+    def if_else(self, cond: Val) -> Iterator[tuple[Any, Any]]:
+        """``with k.if_else(c) as (then, other): with then: ...; with other: ...``."""
+        with self.b.if_else(cond.ir) as both:
+            yield both
+
+    def call(self, name: str, ret: Ty | None, args: Sequence[Any]) -> Val:
+        """Call an intrinsic or other external function with raw IR arguments."""
+        ret_ir = ret.ir if ret else ir.VoidType()
+        fn = self.module.globals.get(name)
+        if fn is None:
+            fn = ir.Function(self.module, ir.FunctionType(ret_ir, [a.type for a in args]), name)
+        return Val(self, self.b.call(fn, args), ret or i8)
+
+    def call_pointer(self, function: Val, ret: Ty | None, args: Sequence[Val]) -> Val:
+        """Call the function at an address."""
+        signature = ir.FunctionType(ret.ir if ret else ir.VoidType(), [a.ty.ir for a in args])
+        return Val(
+            self, self.b.call(_Callee(function.ir, signature), [a.ir for a in args]), ret or i8
+        )
+
+    # -- memory shared between threads ----------------------------------------------------------
+
+    def atomic_load(self, p: Val, ty: Ty) -> Val:
+        return Val(self, self.b.load_atomic(p.ir, "seq_cst", ty.n_bytes, typ=ty.ir), ty)
+
+    def atomic_add(self, p: Val, x: Val) -> Val:
+        """Add ``x``; gives what was there before."""
+        return Val(self, self.b.atomic_rmw("add", p.ir, x.ir, "seq_cst"), x.ty)
+
+    def atomic_set(self, p: Val, x: Val) -> None:
+        self.b.atomic_rmw("xchg", p.ir, x.ir, "seq_cst")
+
+    def compare_swap(self, p: Val, old: Val, new: Val) -> Val:
+        """Set to ``new`` if it holds ``old``; gives whether it did."""
+        both = self.b.cmpxchg(p.ir, old.ir, new.ir, "seq_cst", "seq_cst")
+        return Val(self, self.b.extract_value(both, 1), boolean)
+
+    # -- blocks, for control flow that loops and conditions cannot express
+    # --------------------------
+
+    def label(self, name: str) -> Any:
+        return self.function.append_basic_block(name)
+
+    def goto(self, label: Any) -> None:
+        self.b.branch(label)
+
+    def branch(self, cond: Val, yes: Any, no: Any) -> None:
+        self.b.cbranch(cond.ir, yes, no)
+
+    def at(self, label: Any) -> None:
+        """Go on emitting at ``label``."""
+        self.b.position_at_end(label)
+
+    def fence(self) -> None:
+        """An empty statement that LLVM's scheduler may not move memory operations across.
+
+        Between groups of dots it keeps the scheduler from hoisting a whole unrolled block's loads
+        and spilling.
+        """
+        self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+    def pin(self, v: Val, register: str) -> Val:
+        """``v`` by way of an empty statement on a register (the target's letter for its class).
+
+        LLVM's scheduler may put an unrolled block's integer sums off until its end, and spill all
+        their parts until then; not through this.
+        """
+        same = ir.FunctionType(v.ty.ir, [v.ty.ir])
+        return Val(self, self.b.asm(same, "", f"={register},0", [v.ir], False), v.ty)
+
+    def ret(self) -> None:
+        self.b.ret_void()

@@ -1,0 +1,88 @@
+"""Joining the runs of keys that attention took apart; see ``attention.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from treadle.jit import math
+from treadle.jit.types import f32, i64, ptr
+from treadle.kernels.attention import LOWEST
+from treadle.kernels.spec import Frame, Spec, widest
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+
+MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_partials")])
+
+
+@dataclass(frozen=True)
+class Merge(Spec):
+    """Joins the items of one tile: ``out = sum O_i e**(m_i - m) / sum l_i e**(m_i - m)``, in the
+    order of the keys.
+
+    Arguments: ``partials, out, out_stride``. Items: merges x head groups.
+    """
+
+    op: ClassVar[str] = "merge"
+    n_groups: int
+    heads: int
+    tokens: int
+    head_dim: int
+    local: bool = False
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        partials, out, out_stride = frame.ptr(0), frame.ptr(1), frame.int(2)
+        merges = frame.run(f"attn_merges_{'local' if self.local else 'global'}", ptr)
+        rows, dims = self.tokens * self.heads, self.head_dim
+        width = widest(isa.lanes, dims)
+        floats = f32 * width
+        record = self.n_groups * rows * (dims + 2) * 4
+        with k.loop(frame.end, start=frame.begin) as index:
+            merge, group = merges + index // self.n_groups * MERGE.itemsize, index % self.n_groups
+            assert MERGE.fields is not None
+            token, n_tokens, first, n = (
+                k.load(merge, i64, offset=int(field[1])) for field in MERGE.fields.values()
+            )
+            with k.loop(n_tokens * self.heads) as r:
+                source = partials + (first * record + (group * rows + r) * ((dims + 2) * 4))
+                m, total = k.var(k.const(LOWEST, f32)), k.var(k.const(0.0, f32))
+                with k.loop(n) as i:
+                    m.v = k.max(m.v, k.load(source, f32, offset=i * record + dims * 4))
+                row = out + (token + r // self.heads) * out_stride * 4
+                row = row + (group * self.heads + r % self.heads) * (dims * 4)
+                with k.loop(dims, step=width) as d:
+                    o = k.var(k.zero(floats))
+                    total.v = k.const(0.0, f32)
+                    with k.loop(n) as i:
+                        at = source + i * record
+                        gain = math.exp(k, k.splat(k.load(at, f32, offset=dims * 4) - m.v, floats))
+                        o.v = k.fma(k.load(at, floats, offset=d * 4), gain, o.v)
+                        total.v = k.fma(
+                            k.load(at, f32, offset=dims * 4 + 4), k.extract(gain, 0), total.v
+                        )
+                    k.store(row, o.v * k.splat(1.0 / total.v, floats), offset=d * 4)
+
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        partials, out, out_stride = arrays[:3]
+        dims, rows = self.head_dim, self.tokens * self.heads
+        record = self.n_groups * rows * (dims + 2)
+        data = partials[: partials.size // record * record].reshape(
+            -1, self.n_groups, rows, dims + 2
+        )
+        out = out.reshape(-1, out_stride)
+        for merge in run.attn_merges_local if self.local else run.attn_merges_global:
+            part = data[int(merge["partial"]) :][: int(merge["n_partials"])].astype(np.float64)
+            gain = np.exp(part[..., dims] - part[..., dims].max(0))
+            o = (part[..., :dims] * gain[..., None]).sum(0) / (part[..., dims + 1] * gain).sum(0)[
+                ..., None
+            ]
+            for t in range(int(merge["n_tokens"])):
+                for group in range(self.n_groups):
+                    column = group * self.heads * dims
+                    block = o[group, t * self.heads : (t + 1) * self.heads]
+                    out[int(merge["token"]) + t, column : column + block.size] = block.ravel()

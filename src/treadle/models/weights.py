@@ -1,0 +1,55 @@
+"""A model's tensors as the constants of its plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.errors import UnsupportedError
+from treadle.kernels.matmul import COLUMNS
+from treadle.kernels.spec import round_up
+from treadle.plan import Const
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.files.tensor import Tensor
+    from treadle.formats import Format
+
+
+@dataclass
+class Weights:
+    """A model's tensors as constants of a plan; shared by all of its plans."""
+
+    gguf: GGUF
+    consts: dict[str, Const] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Const:
+        if name not in self.consts:
+            self.consts[name] = Const(name, self.gguf.tensors[name].data)
+        return self.consts[name]
+
+    def floats(self, name: str) -> Const:
+        """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias."""
+        key = f"{name}:f32"
+        if key not in self.consts:
+            from treadle.formats import dequantize_tensor
+
+            values = dequantize_tensor(self.gguf.tensors[name]).ravel()
+            padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
+            padded[: values.size] = values
+            self.consts[key] = Const(name, padded)
+        return self.consts[key]
+
+    def tensor(self, name: str) -> Tensor:
+        return self.gguf.tensors[name]
+
+    def format(self, name: str) -> Format:
+        tensor = self.tensor(name)
+        if tensor.format is None:
+            raise UnsupportedError(
+                f"{self.gguf.path}: {name} is {tensor.type_name}, "
+                "a format treadle has no kernels for yet"
+            )
+        return tensor.format
