@@ -63,7 +63,7 @@ class Step:
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     grid: Grid
-    chunk: int = 1  # items a thread claims at once
+    chunk: int = 1  # items a thread claims at least
     shape: tuple[int, ...] = ()
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)

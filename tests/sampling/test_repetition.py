@@ -146,6 +146,7 @@ def test_neither_changes_the_logits_it_was_given() -> None:
     x.flags.writeable = False
     penalties(Candidates(x), [1, 2], 2.0, 1.0, 1.0)
     dry(Candidates(x), [1, 2, 1, 2, 1], 1.0, 1.5, 1, {})
+    assert not x.any()
 
 
 def test_ids_outside_the_vocabulary_are_nobodys() -> None:

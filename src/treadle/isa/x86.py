@@ -111,6 +111,6 @@ AVX512_BF16 = replace(
     features="-prefer-256-bit,+avx512vnni,+avx512bf16",
     dot_bf16=dot_bf16,
     # Intel's cores with AMX run vdpbf16ps at half the speed of FMA's products: 114 GFLOP/s a core
-    # against 195 in f32 (Sapphire Rapids; bench/peaks). AMD's run it at twice the speed.
+    # against 195 in f32 (Sapphire Rapids; `doctor`). AMD's run it at twice the speed.
     slow_with=frozenset({"amx-bf16"}),
 )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val, Var
 
-PANEL_LANES_MAX = 16
+PANEL_LANES_MAX = 16  # f32 lanes of the widest vectors there is a row for: scratch is sized by them
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Gemm(Matmul):
         return panel_bytes(self.fmt, self.layout(), self.mr * PANEL_LANES_MAX) + 64
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        assert isa.lanes <= PANEL_LANES_MAX
         act, rows = self.layout(), self.mr * isa.lanes
         n_tokens, chunk = frame.run(self.count), frame.int(CHUNK)
         n_chunks = (n_tokens + (chunk - 1)) // chunk
