@@ -9,6 +9,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from treadle.files.gguf import GGUFWriter, ValueType
 from treadle.formats import Format, by_name
 
-STRIP = 1 << 22  # values made at once
+STRIP = 1 << 20  # values made at once
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,19 @@ SHAPES = {
 }
 
 
+@lru_cache(maxsize=8)
+def quantised_strip(name: str, k: int) -> np.ndarray:
+    """Rows of ``k`` normal weights of deviation 1/sqrt(k), as bytes."""
+    rng = np.random.default_rng(k)
+    base = rng.standard_normal((max(1, STRIP // k), k), np.float32) * np.float32(k**-0.5)
+    return by_name(name).quantize_rows(base)
+
+
 def random_rows(fmt: Format, m: int, k: int, seed: int) -> Iterator[np.ndarray]:
-    """``m`` rows of ``k`` normal weights of deviation 1/sqrt(k), in strips: one strip is quantised
-    and its rows shuffled.
-    """
-    rng = np.random.default_rng(seed)
-    rows = max(1, min(m, STRIP // k))
-    base = rng.standard_normal((rows, k), np.float32) * np.float32(k**-0.5)
-    data = fmt.quantize_rows(base)
-    for start in range(0, m, rows):
-        yield data[rng.permutation(rows)[: min(rows, m - start)]]
+    """``m`` rows, in strips: one strip is quantised for all tensors, its rows shuffled for each."""
+    rng, data = np.random.default_rng(seed), quantised_strip(fmt.name, k)
+    for start in range(0, m, len(data)):
+        yield data[rng.permutation(len(data))[: min(len(data), m - start)]]
 
 
 def write(shape: Shape, fmt: Format, path: str) -> None:

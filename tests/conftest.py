@@ -34,6 +34,7 @@ def one_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TREADLE_CACHE", str(folder))
         patch.setenv("TREADLE_TEST_CACHE", str(folder))
+        patch.setenv("TREADLE_TUNE", "0")
         patch.delenv("TREADLE_ISA", raising=False)
         patch.delenv("TREADLE_NO_COMPILE", raising=False)
         yield folder

@@ -22,6 +22,7 @@ from treadle.errors import (
     TreadleError,
     UnsupportedError,
 )
+from treadle.formats import FORMATS, by_name
 from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.jit.compile import host_features
@@ -47,7 +48,9 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str, tiny: Wri
         treadle.load(tiny(), **settings)
 
 
-def test_files_that_are_not_there_or_not_models(tmp_path: Path, data: Path) -> None:
+def test_files_that_are_not_there_or_not_models(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FileError):
         treadle.load(tmp_path / "absent.gguf")
     (tmp_path / "text.gguf").write_text("once upon a time")
@@ -57,6 +60,7 @@ def test_files_that_are_not_there_or_not_models(tmp_path: Path, data: Path) -> N
         treadle.load(data / "models" / "other" / "superpoint.gguf")
     with pytest.raises(FileError, match="vocabulary only"):
         treadle.load(data / "vocab" / "ggml-vocab-llama-spm.gguf")
+    monkeypatch.delitem(FORMATS, by_name("Q5_0").ggml_id)
     with pytest.raises(UnsupportedError, match="Q5_0"):
         treadle.load(data / "models" / "babyllama105" / "babyllama105-Q5_0.gguf").plan()
 

@@ -36,13 +36,13 @@ def plan_of(path: Path, n_tokens: int, n_outputs: int, deterministic: bool = Fal
     gguf = open_gguf(path)
     config = load_config(gguf)
     cache = KVCache(config, 4096)
-    sizes = {"n_tokens": n_tokens, "n_outputs": n_outputs}
     return build_plan(
         config,
         Weights(gguf),
         cache,
         PORTABLE,
-        **sizes,
+        n_tokens=n_tokens,
+        n_outputs=n_outputs,
         n_threads=2,
         deterministic=deterministic,
     )

@@ -51,7 +51,14 @@ def unpack(k: Any, field: Any) -> list[Any]:
 
 
 TOY_FORMAT = Format(
-    "T2", 4242, 32, T2, dequantize, quantize, "q8", Codes(unpack, offset=1, top=3, parts=4)
+    "T2",
+    4242,
+    32,
+    T2,
+    dequantize,
+    quantize,
+    "q8",
+    Codes(unpack, offset=1, top=3, run=8, order=((0,), (1,), (2,), (3,))),
 )
 
 # -- the new file of an instruction set ---------------------------------------------------------

@@ -46,9 +46,16 @@ MAY_IMPORT = {
     "sampling": "errors",
     "text": "errors files",
     "generation": "errors text",
-    "model": "errors files formats isa jit models runtime batch session sampling generation text",
+    # other files -> tensors, and back
+    "convert": "errors formats files text models",
+    "imatrix": "errors files formats jit.kernel kernels plan batch runtime session",
+    "quantize": "errors files formats imatrix convert.finite",
+    "perplexity": "errors batch session",
+    "model": "errors files formats isa jit models runtime batch session sampling generation text"
+    " convert",
     "hub": "errors",
-    "cli": "errors files formats models model hub sampling generation runtime text jit.cache",
+    "cli": "errors files formats models model hub sampling generation runtime text jit.cache batch"
+    " convert imatrix quantize perplexity",
     "__init__": "errors model sampling",
     "__main__": "cli",
 }

@@ -64,13 +64,12 @@ class Run:
         """Slots and attention items in each pool: ``tile`` query tokens an item, long histories cut
         where ``split``.
         """
-        for pool, name in ((cache.pools[0], "global"), (cache.pools[-1], "local")):
-            layout = _Layout(tile, split, pool.window)
-            which, token = cache.pools.index(pool), 0
+        for which, pool in enumerate(cache.pools):
+            layout, token = _Layout(tile, split, pool.window), 0
             for part, start in zip(parts, starts, strict=True):
                 layout.add(np.array(part.seq.pages[which], np.int64), token, start, len(part.ids))
                 token += len(part.ids)
-            self._point(name, layout)
+            self._point(("global", "local")[which], layout)
 
     def _point(self, name: str, layout: _Layout) -> None:
         """Let RUN_STATE, and the attributes for the twins, name what was laid out for a pool."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.batch import Part
+from treadle.convert.open import open_model
 from treadle.errors import ContextFullError, TemplateError, TreadleError
-from treadle.files.gguf import open_gguf
 from treadle.generation import Generation
 from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
@@ -40,8 +40,8 @@ def load(
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Open a GGUF file (or the first shard of one); without a path, the small model inside the
-    package.
+    """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
+    the small model inside the package.
 
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096;
@@ -92,7 +92,7 @@ class Model:
         if n_sequences < 1:
             raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
         self.path = packaged_model() if path is None else Path(path)
-        self.gguf = open_gguf(self.path)
+        self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = context or min(self.config.n_ctx_train, DEFAULT_CONTEXT)

@@ -7,7 +7,7 @@ kernels' numpy twins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -71,6 +71,19 @@ class Step:
     @property
     def kernel(self) -> str:
         return self.spec.name
+
+    def work(self, parts: Iterable[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
+        """Bytes that one run reads of the model's file and of its history, and its operations.
+
+        ``parts``: tokens held before, and tokens of the batch, of each sequence.
+        """
+        parts = list(parts)
+        rows = n_outputs if self.grid.count == "n_outputs" else sum(n for _, n in parts)
+        n_bytes, n_ops = (self.n_bytes if rows else 0), rows * self.n_flops
+        for part in parts:
+            more_bytes, more_ops = self.spec.history(*part)
+            n_bytes, n_ops = n_bytes + more_bytes, n_ops + more_ops
+        return n_bytes, n_ops
 
 
 @dataclass

@@ -20,6 +20,7 @@ from treadle.models.weights import Weights
 from treadle.plan import Plan
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, Team, interrupts_held, step_times
+from treadle.runtime.tuned import tuned_row
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -68,6 +69,7 @@ class Engine:
         self.config, self.isa, self.n_threads, self.n_ctx = config, isa, n_threads, n_ctx
         self.deterministic, self.progress = deterministic, progress
         self.cache = KVCache(config, n_ctx, kv, n_sequences)
+        self._table = tuned_row(isa).table
         self._weights = Weights(gguf)
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._arena = Memory(0)
@@ -98,6 +100,7 @@ class Engine:
                 *key,
                 n_threads=self.n_threads,
                 deterministic=self.deterministic,
+                table=self._table,
             )
             kernels = load_kernels(plan.specs(), self.isa, self.progress)
             self._grow(plan)
@@ -204,6 +207,14 @@ class Engine:
                 for part in parts:
                     self.cache.commit(part.seq)
             return read(ready, run)
+
+    def steps(self, parts: Ids[Part]) -> tuple[Plan, Run, Team]:
+        """The plan for a batch, its inputs laid out, and the team, for whoever runs a plan piece by
+        piece: hold ``lock``, and let the cache commit each sequence afterwards.
+        """
+        ready = self._plan_of(parts)
+        assert self._team is not None
+        return ready.plan, self._prepare(ready, parts), self._team
 
     def _plan_of(self, parts: Ids[Part]) -> _Ready:
         """The plan for a batch, once its sizes and ids are known to be sound."""

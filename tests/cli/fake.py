@@ -63,14 +63,42 @@ class FakeGeneration:
 class FakeSession:
     def __init__(self, calls: list[Any]):
         self.calls = calls
-        self.n_past = 0
+        self.ids: list[int] = []
+        self.seq = self  # what a part of a batch names
+
+    @property
+    def n_past(self) -> int:
+        return len(self.ids)
+
+    def truncate(self, n: int) -> None:
+        self.calls.append(("truncate", n))
+        del self.ids[n:]
 
     def reset(self) -> None:
-        self.n_past = 0
+        self.ids = []
 
     def feed(self, ids: list[int]) -> None:
-        self.n_past += len(ids)
+        self.ids += ids
         self.calls.append(("feed", len(ids), self.n_past))
+
+    def close(self) -> None:
+        self.ids = []
+
+
+@dataclass
+class FakeEngine:
+    calls: list[Any]
+    step_s: float = 1e-6  # a token
+
+    def run(self, parts: Sequence[Any]) -> None:
+        for part in parts:
+            part.seq.ids += part.ids
+        self.calls.append(("run", [(len(part.ids), part.seq.n_past) for part in parts]))
+
+    def run_timed(self, parts: Sequence[Any]) -> list[tuple[str, float]]:
+        self.run(parts)
+        n = sum(len(part.ids) for part in parts)
+        return [(step.label, self.step_s * n) for step in FakeModel().plan(n)]
 
 
 @dataclass(frozen=True)
@@ -81,10 +109,24 @@ class FakeStep:
     n_bytes: int
     n_flops: int  # of one token, or output
     grid: Any = field(default_factory=lambda: SimpleNamespace(count="n_tokens"))
+    key_bytes: int = 0  # that a token in the cache makes each later one read
+    key_flops: int = 0
+
+    def work(self, parts: Sequence[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
+        rows = n_outputs if self.grid.count == "n_outputs" else sum(n for _, n in parts)
+        seen = sum((before + 1) * n for before, n in parts)
+        n_bytes = self.n_bytes if rows else 0
+        return n_bytes + seen * self.key_bytes, rows * self.n_flops + seen * self.key_flops
 
 
 class FakePlan(list[FakeStep]):
     n_tokens = 512
+
+
+@dataclass(frozen=True)
+class FakeTensor:
+    type_name: str
+    n_bytes: int
 
 
 @dataclass
@@ -98,7 +140,12 @@ class FakeModel:
     pause_s: float = 0.0
     interrupt_at: int | None = None  # the piece before which Ctrl-C is pressed
     calls: list[Any] = field(default_factory=list)
-    config: Any = field(default_factory=lambda: SimpleNamespace(n_vocab=257))
+    config: Any = field(default_factory=lambda: SimpleNamespace(n_vocab=257, n_ctx_train=4096))
+    gguf: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            tensors={"output": FakeTensor("F32", 288), "w": FakeTensor("Q8_0", 360)}
+        )
+    )
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         self.calls.append(("tokenize", text, bos, special))
@@ -132,19 +179,21 @@ class FakeModel:
     def session(self) -> FakeSession:
         return FakeSession(self.calls)
 
-    def plan(self, n_tokens: int = 1) -> FakePlan:
+    @property
+    def engine(self) -> FakeEngine:
+        return FakeEngine(self.calls)
+
+    def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> FakePlan:
         outputs = SimpleNamespace(count="n_outputs")
         return FakePlan(
             [
                 FakeStep("token_embd", "embed_F32", (n_tokens, 8), 32, 0),
                 FakeStep("L0.attn.qkv", "gemv_Q8_0_q8_k8", (24, 8), 216, 384),
+                FakeStep("L5.attn", "attention_q8_0_n_head1", (), 0, 0, key_bytes=2, key_flops=4),
                 FakeStep("L5.ffn.gate", "gemv_Q8_0_q8_k8", (16, 8), 144, 256),
                 FakeStep("output", "gemv_F32_f32_k8", (9, 8), 288, 144, outputs),
             ]
         )
-
-    def profile(self, n_tokens: int) -> list[tuple[str, float]]:
-        return [(step.label, 1e-6 * n_tokens) for step in self.plan(n_tokens)]
 
     def close(self) -> None:
         self.calls.append(("close",))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.conftest import Run
 from treadle.cli import doctor
+from treadle.cli.progress import ProgressBar
 
 REPORT = {
     "cpu": {"name": "A Processor\x1b", "features": ["avx2", "fma"], "missing": {}, "hybrid": False},
@@ -71,6 +74,46 @@ def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     assert report["peaks"]["read_bytes_s"] > 1e7
     assert report["model"]["size_bytes"] == 1185376
     assert 0 <= report["model"]["in_memory_bytes"] <= 1185376
+    assert report["model"]["formats"] == ["F32"]
+    assert (report["model"]["without_kernel"], report["model"]["problem"]) == ([], None)
+
+
+def write_model(path: Path, arch: str, ggml_type: int, shape: tuple[int, ...], size: int) -> str:
+    """A model with one tensor and next to no settings."""
+    from treadle.files.gguf_writer import GGUFWriter
+    from treadle.formats import FORMATS
+
+    writer = GGUFWriter(path)
+    writer.add("general.architecture", arch)
+    writer.add_tensor("token_embd.weight", shape, FORMATS[ggml_type], np.zeros(size, np.uint8))
+    writer.write()
+    return str(path)
+
+
+def test_what_treadle_cannot_run(run: Run, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", "mamba9", 1, (4, 8), 64)
+    report = json.loads(run("doctor", model, "--json").out)
+    assert report["model"]["formats"] == ["F16"]
+    assert "mamba9" in report["model"]["problem"]
+    assert "treadle cannot run this model:" in report["warnings"][0]
+
+
+def test_a_format_without_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from treadle.convert import open as opening
+    from treadle.files.gguf import open_gguf
+
+    def without_formats(path: Path) -> object:
+        opened = open_gguf(path)
+        for name, tensor in opened.tensors.items():
+            opened.tensors[name] = replace(tensor, format=None)
+        return opened
+
+    monkeypatch.setattr(opening, "open_model", without_formats)
+    model = write_model(tmp_path / "m.gguf", "llama", 0, (4, 8), 128)
+    about = doctor.look_at(model, ProgressBar())
+    assert (list(about.formats), list(about.without_kernel)) == (["F32"], ["F32"])
+    assert about.acts == set()
+    assert "Q8_0" in about.instead
 
 
 def test_kernels_that_cannot_be_had(

@@ -70,8 +70,11 @@ def test_the_gguf_package_reads_what_was_written(tmp_path: Path, alignment: int)
     writer.add("names", ["a", "▁b", ""])
     writer.add("ids", [1, -2])
     weights = {}
-    for fmt in FORMATS.values():
-        x = rng.standard_normal((3, 64)).astype(np.float32)
+    theirs = {int(t) for t in gguf_package.GGMLQuantizationType}
+    known = [f for f in FORMATS.values() if f.ggml_id in theirs]
+    assert len(FORMATS) - len(known) <= 1  # Q2_0 is newer than the package
+    for fmt in known:
+        x = rng.standard_normal((3, 256)).astype(np.float32)
         weights[fmt.name] = fmt.quantize_rows(x)
         writer.add_tensor(f"{fmt.name}.weight", x.shape, fmt, weights[fmt.name])
     writer.write()
@@ -87,10 +90,10 @@ def test_the_gguf_package_reads_what_was_written(tmp_path: Path, alignment: int)
         "names": ["a", "▁b", ""],
         "ids": [1, -2],
     }
-    assert len(reader.tensors) == len(FORMATS)
+    assert len(reader.tensors) == len(known)
     for t in reader.tensors:
         assert t.data_offset % alignment == 0
-        assert [int(n) for n in t.shape] == [64, 3]
+        assert [int(n) for n in t.shape] == [256, 3]
         assert f"{t.tensor_type.name}.weight" == t.name
         assert np.array_equal(t.data.view(np.uint8).reshape(3, -1), weights[t.tensor_type.name])
     assert list(open_gguf(path).tensors) == [t.name for t in reader.tensors]

@@ -107,6 +107,40 @@ def test_dot_bf16(isa: Isa | None, rng: np.random.Generator) -> None:
         assert_close(acc, start + products.sum(-1), size, isa.name)
 
 
+# -- lookup
+# -----------------------------------------------------------------------------------------
+
+TABLES = {
+    "falling": list(range(255, 239, -1)),
+    "steep": [(i * i * 37 + 11) % 256 for i in range(16)],
+    "ends": [0] + [255] * 14 + [1],
+}
+
+
+@lru_cache
+def lookup(isa: Isa, table: str, lanes: int) -> Callable[..., None]:
+    def build(k: Builder, index: Val, out: Val) -> None:
+        k.store(out, k.lookup(TABLES[table], k.load(index, u8 * lanes)))
+
+    return compiled(isa, 2, build)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_lookup(isa: Isa, table: str) -> None:
+    """From half a block up to a block of 256 nibbles, wider than any register."""
+    for lanes in (16, 32, 64, 128):
+
+        @settings(max_examples=40, deadline=None)
+        @given(hnp.arrays(np.uint8, lanes, elements=st.integers(0, 15)))
+        def holds(index: np.ndarray) -> None:
+            got = np.zeros(len(index), np.uint8)
+            lookup(isa, table, len(index))(index, got)
+            assert (got == np.array(TABLES[table], np.uint8)[index]).all(), (index, got)
+
+        holds()
+
+
 # -- f16
 # --------------------------------------------------------------------------------------------
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.jit.emit import compiled, scratch_builder
+from tests.jit.emit import compiled, ir_text, scratch_builder
 from tests.kernels import rows
 from tests.kernels.harness import Memory
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
 from treadle.jit.builder import Builder
+from treadle.jit.compile import emit_object
 from treadle.jit.types import Ty, bf16, f16, f32, f64, i8, i16, i32, i64, ptr, u8, u16, u32, u64
 from treadle.jit.values import Val
 
@@ -243,6 +244,44 @@ def test_store_first_leaves_the_rest(memory: Memory) -> None:
         compiled(BEST, 1, build)(out)
         assert (out[:n] == np.arange(n)).all()
         assert np.isnan(out[n:]).all()
+
+
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+@pytest.mark.parametrize("ty", [u32, u64, f32], ids=str)
+def test_gather_reads_a_table(ty: Ty, isa: Isa, rng: np.random.Generator) -> None:
+    dtype = np.dtype(NUMPY[ty])
+    values = rng.integers(0, 256, (2048, dtype.itemsize), np.uint8).view(dtype)[:, 0]
+    for lanes in (1, 4, 64 // dtype.itemsize, 128 // dtype.itemsize):
+        index = rng.integers(0, 2048, lanes).astype(np.int32)
+        index[[0, -1]] = 0, 2047
+        out = np.zeros(lanes, dtype)
+
+        def build(k: Builder, at: Val, to: Val, lanes: int = lanes) -> None:
+            k.store(to, k.gather(k.table(values), k.load(at, i32 * lanes), ty * lanes))
+
+        compiled(isa, 2, build)(index, out)
+        assert out.tobytes() == values[index].tobytes(), lanes
+
+
+def test_a_table_is_kept_once_and_read_only() -> None:
+    """The object holds each table's bytes a single time, in a section that nobody may write."""
+    a, b = np.arange(1000, 1064, dtype=np.uint32), np.arange(2000, 2064, dtype=np.uint32)
+
+    def build(k: Builder, to: Val) -> None:
+        for i, table in enumerate((a, b, a.copy(), a.view(np.int32))):
+            k.store(to, k.load(k.table(table), u32, offset=4 * i), offset=4 * i)
+        k.store(to, k.gather(k.table(a), k.load(to, i32 * 4) & 63, u32 * 4), offset=16)
+        k.store(to, k.gather(k.table(b), k.load(to, i32 * 4) & 63, u32 * 4), offset=32)
+
+    text = ir_text(BEST, 1, build)
+    assert text.count("private constant") == 2, text
+    code = emit_object(text, BEST)
+    assert code.count(a.tobytes()) == 1
+    assert code.count(b.tobytes()) == 1
+    out = np.zeros(12, np.uint32)
+    compiled(BEST, 1, build)(out)
+    assert out[:4].tolist() == [1000, 2001, 1002, 1003]
+    assert out[4:].tolist() == [*a[out[:4] & 63], *b[out[:4] & 63]]
 
 
 # -- vectors

@@ -4,6 +4,8 @@ awkward sizes.
 
 from __future__ import annotations
 
+from typing import Any
+
 from treadle.formats import FORMATS
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
@@ -15,8 +17,16 @@ from treadle.kernels.spec import Spec
 
 EPS = 1e-6
 
+
+def embed_widths(block: int) -> tuple[int, int]:
+    """Awkward rows for blocks of this size: the narrowest, and one that no strip divides."""
+    if block > 64:
+        return block, 3 * block
+    return max(32, block), 11 * max(32, block)
+
+
 EMBEDS = [
-    *(Embed(f.name, k) for f in FORMATS.values() for k in (32, 352)),
+    *(Embed(f.name, k) for f in FORMATS.values() for k in embed_widths(f.block)),
     Embed("F32", 172),
     Embed("F16", 172, 2.5),
     Embed("BF16", 172),
@@ -96,6 +106,20 @@ GEMVS = [
     Gemv("F16", "f32", 2048, 4, 1),
     Gemv("F32", "f32", 5, 1, 2),
 ]
+
+
+def _options(i: int, mr: int) -> dict[str, Any]:
+    """Different ones for neighbours."""
+    return ({"bias": True}, {"segments": 2}, {"residual": True}, {"mr": mr})[i % 4]
+
+
+# Every other format once in each: blocks beside each other, and some that are left over.
+KNOWN = {s.w for s in (*GEMMS, *GEMVS)}
+OTHERS = [f for f in FORMATS.values() if f.name not in KNOWN and (f.codes or f.load)]
+for i, f in enumerate(OTHERS):
+    act, k = ("q8", 352 if f.block == 32 else 768) if f.codes else ("f32", 172)
+    GEMMS.append(Gemm(f.name, act, k, **{"mr": 1, "nr": 4, **_options(i, 2)}))
+    GEMVS.append(Gemv(f.name, act, k, **{"mr": 2, "nr": 1, **_options(i + 1, 4)}))
 ALL: list[Spec] = [
     *EMBEDS,
     *NORMS,

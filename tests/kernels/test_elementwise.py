@@ -18,7 +18,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import EMBEDS, NORMS, PACKS
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.act import BLOCK, Act, quantize_ref
+from treadle.kernels.act import BLOCK, MAGIC_BITS, OFFSET, Act, quantize_ref
 from treadle.kernels.elementwise import Embed, Norm, Pack
 
 
@@ -58,12 +58,12 @@ def check_act(
 
 def check_sums(out: np.ndarray, act: Act, n: int, what: str) -> None:
     groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
-    sums = groups[:, act.s_off : act.s_off + 4 * act.kb * act.group].copy().view(np.int32)
+    sums = groups[:, act.start_off : act.start_off + 4 * act.kb * act.group].copy().view(np.int32)
     sums = sums.reshape(-1, act.kb, act.group).transpose(0, 2, 1).reshape(-1, act.kb)[:n]
     dwords = groups[:, : act.d_off].copy().view(np.int32).reshape(-1, act.kd, act.group)
     quants = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, act.kd).view(np.int8)[:n]
     assert quants.min(initial=0) >= -127, f"{what}: a quant of -128"
-    expected = -128 * quants.reshape(n, act.kb, BLOCK).sum(-1, dtype=np.int32)
+    expected = MAGIC_BITS - OFFSET * quants.reshape(n, act.kb, BLOCK).sum(-1, dtype=np.int32)
     assert_close(sums, expected, 0.5, f"{what}: sums")
 
 

@@ -38,6 +38,7 @@ def test_cores_are_counted_by_package_and_only_where_allowed(tmp_path: Path) -> 
         ("cpufreq/cpuinfo_max_freq", [5100, 5000, 4700, 3800], [0, 1, 2]),  # favoured, and slow
         ("cpufreq/cpuinfo_max_freq", [3000, 3000, 3000, 3000], [0, 1, 2, 3]),
         ("nothing", [0, 0, 0, 0], [0, 1, 2, 3]),
+        ("cpufreq/cpuinfo_max_freq", [5000, 5000, 0, 0], [0, 1, 2, 3]),  # of two nothing is known
     ],
 )
 def test_fast_cores(tmp_path: Path, name: str, values: list[int], fast: list[int]) -> None:

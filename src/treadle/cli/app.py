@@ -18,7 +18,21 @@ import click
 import treadle
 from treadle.errors import TreadleError
 
-COMMANDS = ("run", "chat", "bench", "inspect", "plan", "kernels", "doctor", "tokenize")
+COMMANDS = (
+    "run",
+    "chat",
+    "bench",
+    "inspect",
+    "plan",
+    "kernels",
+    "doctor",
+    "tune",
+    "tokenize",
+    "convert",
+    "quantize",
+    "perplexity",
+    "imatrix",
+)
 
 DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the signal's number
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
+from treadle.cli.engines import Engine, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import find_model, load_model
 from treadle.cli.progress import ProgressBar
-from treadle.cli.speed import Peaks, Work, measured_peaks
-from treadle.cli.table import print_json, print_table, scaled
-from treadle.errors import TreadleError
-
-BATCH = 512  # tokens that llama.cpp takes at once, its own bench's default
+from treadle.cli.results import Result, print_results
+from treadle.cli.speed import Parts, Peaks, Work, measured_peaks
+from treadle.cli.table import print_json
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -32,11 +30,11 @@ class Numbers(click.ParamType[tuple[int, ...]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Split at the commas, and check each."""
+        """Split at the commas, and check each; one given twice counts once."""
         if isinstance(value, tuple):
             return value
         try:
-            numbers = tuple(int(part) for part in value.split(","))
+            numbers = tuple(dict.fromkeys(int(part) for part in value.split(",")))
         except ValueError:
             self.fail(f"'{value}' is not a list of whole numbers, as in 1,2", param, ctx)
         if min(numbers) < self.least:
@@ -46,195 +44,196 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class Test:
-    """What is timed: ``n`` tokens read at once or written one by one, after ``depth`` others."""
+    """What is timed: ``n`` tokens read at once, or written one by one by each of ``sequences``,
+    after ``depth`` others.
+    """
 
     kind: str  # "pp" or "tg"
     n: int
     depth: int
+    sequences: int = 1
 
     @property
     def name(self) -> str:
         """``pp512``, ``tg128``: the names that llama.cpp's bench uses."""
         return f"{self.kind}{self.n}"
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in all, of which a speed counts."""
+        return self.n * self.sequences
+
+    def runs(self, at_once: int) -> Iterator[tuple[Parts, int]]:
+        """The runs of the model that this takes: parts, and rows of logits; a prompt's only at its
+        end. One run reads ``at_once`` tokens at most.
+        """
+        if self.kind == "tg":
+            for i in range(self.n):
+                yield [(self.depth + i, 1)] * self.sequences, self.sequences
+            return
+        for done in range(0, self.n, at_once):
+            n = min(at_once, self.n - done)
+            yield [(self.depth + done, n)], int(done + n == self.n)
+
 
 @dataclass(frozen=True)
-class Result:
-    """One line of the report; the speeds are of the median repetition."""
+class Schedule:
+    """Everything one call of the command is to time."""
 
-    test: str
-    depth: int
-    threads: int
-    sequences: int
-    tok_s: float
-    tok_s_min: float
-    tok_s_max: float
-    bytes_s: float | None  # what the plan's steps read and write, by the second
-    ops_s: float | None
-    share_of_peak: float | None  # the least time these steps could take here, over the time taken
-    engine: str
+    tests: list[Test]
+    repeat: int
+    kv: str | None
+    against: bool
 
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that are held at once, at most."""
+        return max(test.sequences for test in self.tests)
 
-class Engine(Protocol):
-    """What can be timed: tokens go in after those it holds."""
-
-    name: str
-
-    def reset(self) -> None:
-        """Forget everything."""
-
-    def feed(self, ids: list[int]) -> object:
-        """Run ``ids`` through the model after what it holds."""
-
-
-class Treadle:
-    """This program."""
-
-    name = "treadle"
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.session = model.session()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.session.reset()
-
-    def feed(self, ids: list[int]) -> object:
-        """Run ``ids`` through the model after what it holds."""
-        return self.session.feed(ids)
-
-
-class LlamaCpp:
-    """llama.cpp, through llama-cpp-python."""
-
-    name = "llama-cpp-python"
-
-    def __init__(self, path: Path, threads: int, context: int) -> None:
-        try:
-            import llama_cpp
-        except ImportError as error:
-            hint = "pip install 'treadle[bench]'"
-            raise TreadleError(f"llama-cpp-python is not installed: {hint}") from error
-        self._synchronize = llama_cpp.llama_synchronize
-        self.model = llama_cpp.Llama(
-            str(path),
-            n_ctx=context,
-            n_batch=BATCH,
-            n_ubatch=BATCH,
-            n_threads=threads,
-            n_threads_batch=threads,
-            verbose=False,
-        )
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.model.reset()
-
-    def feed(self, ids: list[int]) -> object:
-        """Run ``ids`` through the model after what it holds."""
-        self.model.eval(ids)
-        self._synchronize(self.model.ctx)  # logits are read here, so nothing is left running
-        return None
+    @property
+    def context(self) -> int:
+        """Tokens that a sequence must be able to hold."""
+        return max(test.n + test.depth for test in self.tests)
 
 
 @click.command()
-@click.argument("model", type=click.Path())
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, type=click.Path())
 @click.option("-p", "--prompt", "n_prompt", type=Numbers(0), default=(512,), help="Tokens to read.")
 @click.option("-n", "--gen", "n_gen", type=Numbers(0), default=(128,), help="Tokens to write.")
 @click.option("-d", "--depth", type=Numbers(0), default=(0,), help="Tokens in the cache before.")
+@click.option(
+    "-s", "--sequences", type=Numbers(1), default=(1,), help="Sequences that write together."
+)
 @click.option("-t", "--threads", type=Numbers(1), help="Threads; by default as `doctor` says.")
 @click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
 @click.option("--kv", metavar="TYPE", help="Type of the cached keys and values, such as f16.")
 @click.option(
     "--against", type=click.Choice([LlamaCpp.name]), help="Time another program too, in turns."
 )
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.svg",
+    help="Draw a picture: roofline, speed by depth, speed by model file.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 def command(
-    model: str,
+    models: tuple[str, ...],
     n_prompt: tuple[int, ...],
     n_gen: tuple[int, ...],
     depth: tuple[int, ...],
+    sequences: tuple[int, ...],
     threads: tuple[int, ...] | None,
     repeat: int,
     kv: str | None,
     against: str | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Time MODEL: tokens per second, median and spread, and the share of this machine's peak.
+    """Time each MODEL: tokens per second, median and spread, and the share of this machine's peaks.
 
-    -p, -n, -d and -t take several numbers, as in -t 1,2; 0 leaves out the test. ppN reads N tokens
-    at once, tgN writes N, one by one; sampling is no part of it.
+    -p, -n, -d, -s and -t take several numbers, as in -t 1,2; 0 leaves out the test. ppN reads N
+    tokens at once, tgN writes N, one by one; sampling is no part of it.
     """
-    tests = [Test(kind, n, d) for d in depth for kind, ns in (("pp", n_prompt), ("tg", n_gen))
-             for n in ns if n]  # fmt: skip
+    tests = [
+        *(Test("pp", n, d) for d in depth for n in n_prompt if n),
+        *(Test("tg", n, d, s) for d in depth for n in n_gen for s in sequences if n),
+    ]
     if not tests:
         raise click.UsageError("nothing to time: -p and -n are both 0")
-    context = max(test.n + test.depth for test in tests)
+    tests.sort(key=lambda test: test.depth)  # what one depth holds, the next reads on from
+    schedule = Schedule(tests, repeat, kv, against is not None)
+    if plot:
+        plot.touch()  # fail before the work, not after it
     results: list[Result] = []
     with ProgressBar() as progress:
-        path = find_model(model, progress)
-        for n_threads in threads or (None,):
-            loaded = load_model(str(path), progress, threads=n_threads, context=context, kv=kv)
-            try:
-                engines: list[Engine] = [Treadle(loaded)]
-                if against:
-                    engines.append(LlamaCpp(path, loaded.n_threads, context))
-                for test in tests:
-                    progress(f"timing {test.name}", 0, 0)
-                    seconds = time_in_turns(engines, test, repeat, loaded.config.n_vocab, progress)
-                    peaks = measured_peaks(loaded, progress)  # bandwidth moves by the minute
-                    results += evaluate(loaded, engines, test, seconds, peaks)
-            finally:
-                loaded.close()
+        paths = [find_model(model, progress) for model in models]
+        for path, name in zip(paths, names_of(paths), strict=True):
+            for n_threads in threads or (None,):
+                results += time_model(path, name, n_threads, schedule, progress)
+    if plot:
+        from treadle.cli.plot import draw
+
+        plot.write_text(draw(results), "utf-8")
     if as_json:
         print_json([asdict(result) for result in results])
     else:
         print_results(results)
 
 
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """The files' names, or where two have the same, the paths; a file given twice counts twice."""
+    unique = {path.name for path in paths}
+    return [path.name if len(unique) == len(set(paths)) else str(path) for path in paths]
+
+
+def time_model(
+    path: Path, name: str, n_threads: int | None, schedule: Schedule, progress: ProgressBar
+) -> list[Result]:
+    """Run every test of ``schedule`` on one file with one number of threads."""
+    settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv}
+    if schedule.n_sequences > 1:
+        settings["n_sequences"] = schedule.n_sequences
+    model: Any = load_model(str(path), progress, context=schedule.context, **settings)
+    results: list[Result] = []
+    engines: list[Engine] = []
+    try:
+        ids: Streams = streams(schedule.n_sequences, schedule.context, model.config.n_vocab)
+        engines.append(Treadle(model, ids))
+        if schedule.against:
+            peer = {"threads": model.n_threads, "context": schedule.context, "kv": schedule.kv}
+            engines.append(LlamaCpp(path, ids, **peer))
+        for test in schedule.tests:
+            seconds = time_in_turns(engines, test, schedule.repeat, progress)
+            peaks = measured_peaks(model, progress)  # bandwidth moves by the minute
+            results += evaluate(model, name, engines, test, seconds, peaks)
+    finally:
+        for engine in engines:
+            engine.close()
+        model.close()
+    return results
+
+
 def time_in_turns(
-    engines: Sequence[Engine], test: Test, repeat: int, n_vocab: int, progress: ProgressBar
+    engines: Sequence[Engine], test: Test, repeat: int, progress: ProgressBar
 ) -> list[list[float]]:
     """Return the seconds of every repetition of every engine [n_engines][repeat].
 
     The engines take turns, so that a slow minute of a shared machine falls on all of them. One
     repetition before the first warms caches and compiles what is missing; it is not counted.
     """
-    random_ids = random.Random(0)
-    ids = [random_ids.randrange(n_vocab) for _ in range(test.depth + test.n)]
     seconds: list[list[float]] = [[] for _ in engines]
     for i in range(repeat + 1):
+        progress(f"timing {test.name} at depth {test.depth}", i, repeat + 1)
         for engine, times in zip(engines, seconds, strict=True):
-            elapsed = time_once(engine, test, ids)
+            elapsed = time_once(engine, test)
             if i:
                 times.append(elapsed)
-        progress(f"timing {test.name} at depth {test.depth}", i, repeat)
+    progress(f"timing {test.name} at depth {test.depth}", repeat + 1, repeat + 1)
     return seconds
 
 
-def time_once(engine: Engine, test: Test, ids: list[int]) -> float:
+def time_once(engine: Engine, test: Test) -> float:
     """Return the seconds that ``test`` takes once, the tokens before it not counted."""
-    engine.reset()
-    for start in range(0, test.depth, BATCH):
-        engine.feed(ids[start : min(start + BATCH, test.depth)])
-    wanted = ids[test.depth :]
+    engine.hold(test.depth, test.sequences)
     start_s = time.perf_counter()
     if test.kind == "pp":
-        engine.feed(wanted)
+        engine.read(test.n)
     else:
-        for id in wanted:
-            engine.feed([id])
+        engine.write(test.n, test.sequences)
     return time.perf_counter() - start_s
 
 
 def evaluate(
-    model: Any, engines: Sequence[Engine], test: Test, seconds: list[list[float]], peaks: Peaks
+    model: Any,
+    name: str,
+    engines: Sequence[Engine],
+    test: Test,
+    seconds: list[list[float]],
+    peaks: Peaks,
 ) -> Iterator[Result]:
     """Turn seconds into results; bytes and operations are those of treadle's plan."""
-    plan = model.plan(test.n if test.kind == "pp" else 1)
-    n_passes = -(-test.n // plan.n_tokens) if test.kind == "pp" else test.n
-    work = Work.of(plan, test.n, n_passes, peaks)
+    n_rows = test.n if test.kind == "pp" else test.sequences
+    steps = model.plan(n_rows, test.sequences)
+    work = Work.of(steps, test.runs(steps.n_tokens), peaks)
     for engine, times in zip(engines, seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
@@ -242,34 +241,25 @@ def evaluate(
             test=test.name,
             depth=test.depth,
             threads=model.n_threads,
-            sequences=1,
-            tok_s=test.n / middle,
-            tok_s_min=test.n / max(times),
-            tok_s_max=test.n / min(times),
+            sequences=test.sequences,
+            tok_s=test.n_tokens / middle,
+            tok_s_min=test.n_tokens / max(times),
+            tok_s_max=test.n_tokens / min(times),
             bytes_s=work.n_bytes / middle if ours else None,
-            ops_s=work.n_ops / middle if ours else None,
-            share_of_peak=work.least_s / middle if ours else None,
+            ops_s=work.ops / middle if ours else None,
+            share_of_peak=work.share_of_peak(middle) if ours else None,
             engine=engine.name,
+            model=name,
+            format=format_of(model),
+            peak=work.bound if ours else None,
+            shares=work.shares(middle) if ours else None,
+            peaks=dict(peaks),
         )
 
 
-def print_results(results: list[Result]) -> None:
-    """Print the results for people."""
-    headers = ["engine", "test", "depth ", "threads ", "tokens/s ", "spread", "bytes/s ", "op/s "]
-    print_table(
-        [*headers, "of peak "],
-        [
-            (
-                r.engine,
-                r.test,
-                r.depth,
-                r.threads,
-                f"{r.tok_s:.1f}",
-                f"{r.tok_s_min:.1f} to {r.tok_s_max:.1f}",
-                "" if r.bytes_s is None else scaled(r.bytes_s, "B/s"),
-                "" if r.ops_s is None else scaled(r.ops_s, "op/s"),
-                "" if r.share_of_peak is None else f"{r.share_of_peak:.0%}",
-            )
-            for r in results
-        ],
-    )
+def format_of(model: Any) -> str:
+    """The type that most bytes of the file's tensors have."""
+    sizes: dict[str, int] = {}
+    for tensor in model.gguf.tensors.values():
+        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
+    return max(sizes, key=lambda name: sizes[name], default="none")

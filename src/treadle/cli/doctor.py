@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, print_json, printable, scaled
+
+if TYPE_CHECKING:
+    from treadle.runtime.describe import ModelFile
 
 # How numbers are written whose name ends so; the ending is no part of what people read.
 UNITS: dict[str, Callable[[float], str]] = {
@@ -25,7 +28,7 @@ UNITS: dict[str, Callable[[float], str]] = {
 def command(model: str | None, as_json: bool) -> None:
     """Tell what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
 
-    With MODEL, also how much of the file is in memory.
+    With MODEL, also how much of the file is in memory, and whether treadle has its kernels.
     """
     with ProgressBar() as progress:
         report = examine(model, progress)
@@ -38,27 +41,57 @@ def command(model: str | None, as_json: bool) -> None:
 
 def examine(model: str | None, progress: ProgressBar) -> dict[str, Any]:
     """Describe this machine, and measure its peaks if kernels can be had for that."""
-    from treadle.cli.load import find_model
     from treadle.errors import CacheError, CompileError
-    from treadle.files.gguf import open_gguf
     from treadle.runtime.describe import describe, row_in_use
     from treadle.runtime.machine import usable_threads
     from treadle.runtime.peaks import measure_peaks
 
-    files = []
-    if model is not None:
-        gguf = open_gguf(find_model(model, progress))
-        files = sorted({tensor.path for tensor in gguf.tensors.values()} | {gguf.path})
-        gguf.close()
+    about = None if model is None else look_at(model, progress)
     peaks, failure = None, None
     try:
         peaks = measure_peaks(row_in_use(), usable_threads()[0], progress=progress)
     except (CacheError, CompileError) as error:
         failure = str(error)
-    report = describe(files, peaks)
+    report = describe(about, peaks)
     if failure:
         report["warnings"].append(f"peaks were not measured: {failure}")
     return report
+
+
+def look_at(model: str, progress: ProgressBar) -> ModelFile:
+    """Tell what matters of MODEL's files, without reading a weight."""
+    from treadle.cli.load import find_model
+    from treadle.convert.open import open_model
+    from treadle.errors import TreadleError
+    from treadle.formats import FORMATS
+    from treadle.models.config import load_config
+    from treadle.runtime.describe import ModelFile
+
+    gguf = open_model(find_model(model, progress))
+    try:
+        problem = None
+        try:
+            load_config(gguf)
+        except TreadleError as error:
+            problem = str(error)
+        tensors = list(gguf.tensors.values())
+        sizes: dict[str, int] = {}
+        for tensor in tensors:
+            sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
+        lacking = {tensor.type_name for tensor in tensors if tensor.format is None}
+        formats = sorted(sizes, key=lambda name: -sizes[name])
+        return ModelFile(
+            files=sorted({tensor.path for tensor in tensors} | {gguf.path}),
+            formats=formats,
+            without_kernel=[name for name in formats if name in lacking],
+            acts={
+                tensor.format.act for tensor in tensors if tensor.format and len(tensor.shape) > 1
+            },
+            instead=[row.name for row in FORMATS.values()],
+            problem=problem,
+        )
+    finally:
+        gguf.close()
 
 
 def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:

@@ -21,14 +21,24 @@ SHOWN = 8  # elements of an array
 
 @click.command()
 @click.argument("model", type=click.Path())
+@click.argument("other", type=click.Path(), required=False)
+@click.option("--diff", is_flag=True, help="Compare two files, tensor by tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str, as_json: bool) -> None:
-    """Print MODEL's metadata, tensors, formats and sizes, and what is missing or unknown."""
-    from treadle.files.gguf import open_gguf
+def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
+    """Print MODEL's metadata, tensors, formats and sizes, and what is missing or unknown.
+
+    `inspect --diff A B` prints what differs between two files, and by how much their weights.
+    """
+    if diff != (other is not None):
+        raise click.UsageError("--diff takes two files" if diff else "two files, without --diff")
+    if other is not None:
+        print_difference(model, other, as_json)
+        return
+    from treadle.convert.open import open_model
 
     with ProgressBar() as progress:
         path = find_model(model, progress)
-    gguf = open_gguf(path)
+    gguf = open_model(path)
     try:
         report = describe(gguf)
     finally:
@@ -37,6 +47,22 @@ def command(model: str, as_json: bool) -> None:
         print_json(report)
     else:
         print_report(report)
+
+
+def print_difference(a: str, b: str, as_json: bool) -> None:
+    """Compare two files and print what was found."""
+    from treadle.cli.diff import compare, print_diff
+    from treadle.convert.open import open_model
+    from treadle.runtime.machine import usable_threads
+
+    with ProgressBar() as progress:
+        paths = [find_model(ref, progress) for ref in (a, b)]
+        with open_model(paths[0]) as first, open_model(paths[1]) as second:
+            report = compare(first, second, usable_threads()[0], progress)
+    if as_json:
+        print_json(report)
+    else:
+        print_diff(report, written)
 
 
 def describe(gguf: GGUF) -> dict[str, Any]:
@@ -48,6 +74,8 @@ def describe(gguf: GGUF) -> dict[str, Any]:
         "alignment": gguf.alignment,
         "n_bytes": gguf.n_bytes,
         "n_parameters": sum(n_elements(tensor) for tensor in tensors),
+        "bits_per_weight": bits(tensors),
+        "f16_share": f16_share(tensors),
         "formats": count_formats(tensors),
         "metadata": {key: described(value) for key, value in gguf.metadata.items()},
         "tensors": [
@@ -72,18 +100,35 @@ def n_elements(tensor: Tensor) -> int:
     return count
 
 
+def bits(tensors: list[Tensor]) -> float:
+    """Bits a weight takes, over all of these tensors."""
+    return 8 * sum(t.n_bytes for t in tensors) / max(sum(map(n_elements, tensors)), 1)
+
+
+def f16_share(tensors: list[Tensor]) -> float:
+    """Their size, as a share of what they would take as F16."""
+    return bits(tensors) / 16
+
+
 def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
-    """Tell, for each weight format, how much of the file is in it."""
-    formats: dict[str, dict[str, Any]] = {}
+    """Tell, for each weight format, how much of the file is in it and what that costs."""
+    groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        row = formats.setdefault(
-            tensor.type_name,
-            {"format": tensor.type_name, "n_tensors": 0, "n_parameters": 0, "n_bytes": 0},
-        )
-        row["n_tensors"] += 1
-        row["n_parameters"] += n_elements(tensor)
-        row["n_bytes"] += tensor.n_bytes
-    return sorted(formats.values(), key=lambda row: -int(row["n_bytes"]))
+        groups.setdefault(tensor.type_name, []).append(tensor)
+    total = sum(tensor.n_bytes for tensor in tensors)
+    rows = [
+        {
+            "format": name,
+            "n_tensors": len(members),
+            "n_parameters": sum(map(n_elements, members)),
+            "n_bytes": (size := sum(t.n_bytes for t in members)),
+            "share": size / max(total, 1),
+            "bits_per_weight": bits(members),
+            "f16_share": f16_share(members),
+        }
+        for name, members in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -int(str(row["n_bytes"])))
 
 
 def described(value: object) -> object:
@@ -127,7 +172,8 @@ def print_report(report: Mapping[str, Any]) -> None:
     heading(printable(report["path"]))
     print(
         f"GGUF version {report['version']}, {n_bytes(report['n_bytes'])}, "
-        f"{scaled(report['n_parameters'])} parameters in {len(report['tensors'])} tensors\n"
+        f"{scaled(report['n_parameters'])} parameters in {len(report['tensors'])} tensors, "
+        f"{report['bits_per_weight']:.2f} bits a weight\n"
     )
     if report["metadata"]:
         print_table(
@@ -144,9 +190,17 @@ def print_report(report: Mapping[str, Any]) -> None:
         )
         print()
         print_table(
-            ["format", "tensors ", "parameters ", "size "],
+            ["format", "tensors ", "parameters ", "size ", "share ", "bits a weight ", "of F16 "],
             [
-                (f["format"], f["n_tensors"], scaled(f["n_parameters"]), n_bytes(f["n_bytes"]))
+                (
+                    f["format"],
+                    f["n_tensors"],
+                    scaled(f["n_parameters"]),
+                    n_bytes(f["n_bytes"]),
+                    f"{f['share']:.1%}",
+                    f"{f['bits_per_weight']:.2f}",
+                    f"{f['f16_share']:.0%}",
+                )
                 for f in report["formats"]
             ],
         )

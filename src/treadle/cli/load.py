@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
+from treadle.convert.open import is_hf
 from treadle.errors import FileError
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ def is_model(word: str) -> bool:
     """Tell a MODEL from a PROMPT where only one of them was given."""
     if word.startswith("hf:") or os.path.isfile(word):
         return True
+    if os.path.isdir(word):
+        return is_hf(word)
     return word.endswith(".gguf") and not any(c.isspace() for c in word)
 
 
 def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
-    """Return the file that MODEL means; what ``hf:`` names is downloaded.
+    """Return the file or Hugging Face directory that MODEL means; what ``hf:`` names is downloaded.
 
     Raises FileError, with the nearest names in the folder, if there is no such file.
     """
@@ -32,6 +35,8 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
         return download(ref, progress=progress)
     path = Path(ref)
     if path.is_dir():
+        if is_hf(path):
+            return path
         raise FileError(f"is a folder, not a model{listing(path)}", path=ref)
     if not path.exists():
         raise FileError(f"no such file{near_names(path)}", path=ref)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from statistics import median
 from typing import Any
 
 import click
 
 from treadle.cli.load import load_model
 from treadle.cli.options import load_options
+from treadle.cli.profile import Profile, kinds_of, profile_of, speeds
 from treadle.cli.progress import ProgressBar
-from treadle.cli.speed import Peaks, Work, measured_peaks, operations
-from treadle.cli.table import n_bytes, print_json, print_table, scaled
+from treadle.cli.speed import Peaks, Work, measured_peaks
+from treadle.cli.table import heading, n_bytes, print_json, print_table, scaled
 from treadle.errors import TreadleError
 
-RUNS = 5  # of a profile
+ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
+AGREES = 0.03  # of the whole: what the steps' sum may differ by before it is explained
+SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 
 
 @click.command()
@@ -25,52 +27,66 @@ RUNS = 5  # of a profile
     "-p", "--tokens", type=click.IntRange(1), default=1, metavar="N",
     help="Plan for N tokens at once: 1, the default, is decoding.",
 )  # fmt: skip
+@click.option(
+    "-d", "--depth", type=click.IntRange(0), default=0, metavar="N",
+    help="Tokens in the cache before, whose keys and values attention reads.",
+)  # fmt: skip
 @click.option("--profile", is_flag=True, help="Run it, and show what each step took.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list, of a profile an object.")
 @load_options
 def command(
-    model: str, match: str, tokens: int, profile: bool, as_json: bool, load: dict[str, Any]
+    model: str,
+    match: str,
+    tokens: int,
+    depth: int,
+    profile: bool,
+    as_json: bool,
+    load: dict[str, Any],
 ) -> None:
     """Print the steps of MODEL's forward pass: label, kernel, shape, bytes, operations."""
+    if profile and load["context"] is None:
+        load = {**load, "context": max(ROOM, depth + tokens)}
+    peaks: Peaks = {}
+    profiled: Profile | None = None
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
-        seconds = profile_of(loaded, tokens, progress) if profile else {}
-        peaks: Peaks = measured_peaks(loaded, progress) if profile else {}
-    steps = [step for step in loaded.plan(tokens) if fnmatchcase(step.label, match)]
-    if not steps:
-        raise TreadleError(f"no step's label matches '{match}'")
-    rows = [row_of(step, tokens, seconds.get(step.label), peaks) for step in steps]
+        steps = list(loaded.plan(tokens))
+        shown = [step for step in steps if fnmatchcase(step.label, match)]
+        if not shown:
+            raise TreadleError(f"no step's label matches '{match}'")
+        if profile:
+            profiled = profile_of(loaded, tokens, depth, progress)
+            peaks = measured_peaks(loaded, progress)
+    parts = [(depth, tokens)]
+    rows = [row_of(step, parts, profiled, peaks) for step in shown]
+    if profiled is None:
+        print_json(rows) if as_json else print_plan(rows, False)
+        return
+    kinds = kinds_of(steps, profiled, parts, peaks)
     if as_json:
-        print_json(rows)
-    else:
-        print_plan(rows, profile)
+        totals = {"sum_s": profiled.sum_s, "whole_s": profiled.whole_s, "ratio": profiled.ratio}
+        print_json({"steps": rows, "kinds": kinds, **totals, "peaks": dict(peaks)})
+        return
+    print_plan(rows, True)
+    print_kinds(kinds, profiled)
 
 
-def profile_of(model: Any, n_tokens: int, progress: ProgressBar) -> dict[str, float]:
-    """Return the median seconds of each step, by label, over RUNS runs behind one to warm up."""
-    runs = []
-    for i in range(RUNS + 1):
-        progress("timing the steps", i, RUNS + 1)
-        runs.append(dict(model.profile(n_tokens)))
-    return {step: median(run[step] for run in runs[1:]) for step in runs[0]}
-
-
-def row_of(step: Any, n_tokens: int, seconds: float | None, peaks: Peaks) -> dict[str, Any]:
+def row_of(
+    step: Any, parts: list[tuple[int, int]], profile: Profile | None, peaks: Peaks
+) -> dict[str, Any]:
     """Tell one step's facts, and its speed if it was run."""
-    n_flops = operations(step, n_tokens)
+    work = Work.of([step], [(parts, 1)], peaks)
     row = {
         "label": step.label,
         "kernel": step.kernel,
         "shape": list(step.shape),
-        "n_bytes": step.n_bytes,
-        "n_flops": n_flops,
+        "n_bytes": work.n_bytes,
+        "n_flops": work.ops,
     }
-    if seconds:
-        row["seconds"] = seconds
-        row["bytes_s"] = step.n_bytes / seconds
-        row["ops_s"] = n_flops / seconds
-        row["share_of_peak"] = Work.of([step], n_tokens, 1, peaks).least_s / seconds
-    return row
+    if profile is None:
+        return row
+    seconds = profile.seconds[step.label]
+    return {**row, "share_of_time": seconds / profile.sum_s, **speeds(work, seconds)}
 
 
 def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
@@ -80,8 +96,9 @@ def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
     total += [n_bytes(sum(row["n_bytes"] for row in rows))]
     total += [scaled(sum(row["n_flops"] for row in rows))]
     if profile:
-        headers += ["µs ", "bytes/s ", "op/s ", "of peak "]
-        total += [f"{1e6 * sum(row.get('seconds', 0.0) for row in rows):.1f}", "", "", ""]
+        headers += SPEEDS
+        total += [f"{1e6 * sum(row['seconds'] for row in rows):.1f}"]
+        total += [f"{sum(row['share_of_time'] for row in rows):.1%}", "", "", ""]
     print_table(headers, [*(cells_of(row, profile) for row in rows), total])
 
 
@@ -94,14 +111,48 @@ def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
         n_bytes(row["n_bytes"]),
         scaled(row["n_flops"]),
     ]
-    if not profile:
-        return cells
-    if "seconds" not in row:
-        return [*cells, "-", "-", "-", "-"]
+    return cells + speed_cells(row) if profile else cells
+
+
+def speed_cells(row: dict[str, Any]) -> list[str]:
+    """Write time and speeds; a step of which neither bytes nor operations count has no speed."""
     return [
-        *cells,
         f"{1e6 * row['seconds']:.1f}",
-        scaled(row["bytes_s"], "B/s"),
-        scaled(row["ops_s"], "op/s"),
-        f"{row['share_of_peak']:.0%}",
+        f"{row['share_of_time']:.1%}",
+        scaled(row["bytes_s"], "B/s") if row["n_bytes"] else "",
+        scaled(row["ops_s"], "op/s") if row["n_flops"] else "",
+        f"{row['share_of_peak']:.0%} {row['peak']}" if row["peak"] else "",
     ]
+
+
+def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
+    """Print the sums by kind, and how they compare with the whole."""
+    print()
+    heading("by kind, of all steps")
+    headers = ["kind", "steps ", "bytes ", "operations ", *SPEEDS]
+    print_table(
+        headers,
+        [
+            [
+                row["kind"],
+                row["n_steps"],
+                n_bytes(row["n_bytes"]),
+                scaled(row["n_flops"]),
+                *speed_cells(row),
+            ]
+            for row in kinds
+        ],
+    )
+    print()
+    print(
+        f"sum of the steps {1e6 * profile.sum_s:.1f} µs, "
+        f"one whole run {1e6 * profile.whole_s:.1f} µs, ratio {profile.ratio:.3f}"
+    )
+    outside_s = profile.whole_s - profile.sum_s
+    if outside_s > AGREES * profile.whole_s:
+        print(
+            f"the other {1e6 * outside_s:.1f} µs are Python's, around the steps: laying out the "
+            "batch, waking the threads, copying the logits"
+        )
+    elif outside_s < -AGREES * profile.whole_s:
+        print("the steps took longer while they were timed: other programs disturbed it; run again")

@@ -2,54 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treadle.model import Model
 
-Peaks = Mapping[str, float]  # "bytes_s", and operations a second of each kind in KINDS
+BANDWIDTH = "bandwidth"
+# A kernel's name has the kind of numbers it multiplies: which peak that is, as people call it.
+ARITHMETIC = {"q8": "int8", "bf16": "bf16", "f32": "f32"}
+PLAIN = "f32"  # what kernels whose name has none multiply
+# Kernels that do one thing between them, as a profile sums them up.
+PARTS = {"gemm": "matmul", "gemv": "matmul", "merge": "attention"}
 
-KINDS = ("q8", "bf16", "f32")  # of the numbers that a kernel multiplies; its name has one of them
+Peaks = Mapping[str, float]  # bytes a second of BANDWIDTH, operations a second of the others
+Parts = Sequence[tuple[int, int]]  # of one run: tokens held before, and tokens, of each sequence
 
 
 def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | None) -> Peaks:
     """Measure what this machine reaches at best, now, with the threads and instructions in use."""
     from treadle.runtime.peaks import measure_peaks
 
-    return measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
+    found = measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
+    names = {"bytes_s": BANDWIDTH, **ARITHMETIC}
+    return {names[name]: rate for name, rate in found.items() if name in names}
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a forward pass costs, however fast: bytes of weights, operations, and the least time."""
+    """What forward passes cost, however fast: bytes read, operations, and the least time."""
 
     n_bytes: int
-    n_ops: int
-    least_s: float  # each step bound by this machine's memory or by its arithmetic
+    n_ops: Mapping[str, int]  # by the peak that bounds them
+    least_s: Mapping[str, float]  # of the steps that each peak bounds; empty without peaks
+    peaks: Peaks
 
     @classmethod
-    def of(cls, steps: Iterable[Any], n_tokens: int, n_passes: int, peaks: Peaks) -> Work:
-        """Add up ``steps`` for ``n_tokens`` tokens, in ``n_passes`` passes over the weights."""
-        total_bytes, total_ops, least_s = 0, 0, 0.0
-        for step in steps:
-            n_bytes, n_ops = step.n_bytes * n_passes, operations(step, n_tokens, n_passes)
-            total_bytes += n_bytes
-            total_ops += n_ops
-            if peaks:
-                op_s = peaks.get(kind_of(step.kernel), peaks["f32"])
-                least_s += max(n_bytes / peaks["bytes_s"], n_ops / op_s)
-        return cls(total_bytes, total_ops, least_s)
+    def of(cls, steps: Iterable[Any], runs: Iterable[tuple[Parts, int]], peaks: Peaks) -> Work:
+        """Add up ``steps`` over ``runs``, each of some parts and a number of rows of logits."""
+        steps, total_bytes = list(steps), 0
+        total_ops: dict[str, int] = {}
+        least_s: dict[str, float] = {}
+        for parts, n_outputs in runs:
+            for step in steps:
+                n_bytes, n_ops = step.work(parts, n_outputs)
+                kind = kind_of(step.kernel, peaks)
+                total_bytes += n_bytes
+                if n_ops:
+                    total_ops[kind] = total_ops.get(kind, 0) + n_ops
+                if peaks:
+                    reading_s, computing_s = n_bytes / peaks[BANDWIDTH], n_ops / peaks[kind]
+                    bound = kind if computing_s > reading_s else BANDWIDTH
+                    least_s[bound] = least_s.get(bound, 0.0) + max(reading_s, computing_s)
+        return cls(total_bytes, total_ops, least_s, peaks)
+
+    @property
+    def ops(self) -> int:
+        """Operations of every kind."""
+        return sum(self.n_ops.values())
+
+    @property
+    def bound(self) -> str | None:
+        """The peak that most of the least time waits for; None where nothing is counted."""
+        if not any(self.least_s.values()):
+            return None
+        return max(self.least_s, key=lambda name: self.least_s[name])
+
+    def share_of_peak(self, seconds: float) -> float:
+        """The least time that the steps could take here, over the time they took."""
+        return sum(self.least_s.values()) / seconds
+
+    def shares(self, seconds: float) -> dict[str, float]:
+        """The share of each peak in use: bytes of the bandwidth, operations of their kind's."""
+        used = {BANDWIDTH: self.n_bytes, **self.n_ops}
+        return {name: n / seconds / self.peaks[name] for name, n in used.items() if n}
 
 
-def operations(step: Any, n_tokens: int, n_passes: int = 1) -> int:
-    """Count a step's operations; what works on outputs does so for one token of a pass."""
-    count = n_passes if step.grid.count == "n_outputs" else n_tokens
-    return int(step.n_flops) * count
+def kind_of(kernel: str, peaks: Peaks) -> str:
+    """The arithmetic peak that bounds ``kernel``: of the numbers it multiplies, where there is one.
+
+    Only products are told by their names; what else has a type in its name works in f32.
+    """
+    words = kernel.split("_")
+    named = (kind for word in words for kind in ARITHMETIC if word.startswith(kind))
+    kind = ARITHMETIC[next(named, PLAIN) if part_of(kernel) == "matmul" else PLAIN]
+    return kind if kind in peaks or not peaks else ARITHMETIC[PLAIN]
 
 
-def kind_of(kernel: str) -> str:
-    """Name the kind of numbers that ``kernel`` multiplies; plain float32 if its name has none."""
-    parts = kernel.split("_")
-    return next((kind for kind in KINDS if kind in parts), "f32")
+def part_of(kernel: str) -> str:
+    """What ``kernel`` does, as a profile sums it up: matmul, attention, norm, rope, pack, ..."""
+    op = kernel.split("_")[0]
+    return PARTS.get(op, op)

@@ -33,10 +33,10 @@ def command(model: str, text: str | None, only_ids: bool, as_json: bool, raw: bo
     elif not is_utf8(text):
         raise click.UsageError("TEXT is not UTF-8")
 
-    from treadle.files.gguf import open_gguf
+    from treadle.convert.open import open_model
     from treadle.text.tokenizer import load_tokenizer
 
-    gguf = open_gguf(path)
+    gguf = open_model(path)
     try:
         tokenizer = load_tokenizer(gguf)
         ids = tokenizer.encode(text, bos=False if raw else None, special=not raw)

@@ -34,10 +34,10 @@ MAX_KEY = (1 << 16) - 1  # bytes, by the specification
 MAX_NAME = 64  # bytes of a tensor's name, by the specification
 MAX_ELEMENTS = (1 << 63) - 1  # ggml counts in int64
 LEGACY = {  # what else a model file may begin with
-    b"FUGG": "a GGUF of before its release in August 2023; convert the model again",
-    b"tjgg": "a GGJT file, which GGUF replaced in 2023; convert the model again",
-    b"fmgg": "a GGMF file, which GGUF replaced in 2023; convert the model again",
-    b"lmgg": "a GGML file, which GGUF replaced in 2023; convert the model again",
+    b"FUGG": "a GGUF of before its release in August 2023; `treadle convert` makes a GGUF of it",
+    b"tjgg": "a GGJT file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
+    b"fmgg": "a GGMF file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
+    b"lmgg": "a GGML file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
     b"PK\x03\x04": "a PyTorch checkpoint (or zip archive), not a GGUF file; convert it first",
 }
 MIN_KV, MIN_INFO = 13, 24  # bytes of the smallest metadata entry and tensor description
@@ -102,7 +102,7 @@ class Header:
         if self.version == 1:
             raise UnsupportedError(
                 f"{self.path}: GGUF version 1, with 32-bit lengths, was given up in August 2023; "
-                "convert the model again"
+                "`treadle convert` makes a GGUF of it"
             )
         if self.version not in (2, 3):
             raise UnsupportedError(f"{self.path}: GGUF version {self.version} (treadle reads 2, 3)")

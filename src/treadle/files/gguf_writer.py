@@ -32,6 +32,14 @@ class _Entry(NamedTuple):
     data: Data
 
 
+class Layout(NamedTuple):
+    """Where everything of a file goes: the bytes before the tensors, and where each begins."""
+
+    header: bytes
+    offsets: dict[str, int]  # absolute
+    n_bytes: int  # of the file, the padding of the last tensor included
+
+
 class GGUFWriter:
     """Collects metadata and tensors, then writes them in the order they were added.
 
@@ -100,9 +108,7 @@ class GGUFWriter:
         part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("xb") as f:
-                f.write(self._header())
-                if self._tensors:
-                    self._pad(f)
+                f.write(self.layout().header)
                 for entry in self._tensors.values():
                     self._write_tensor(f, entry)
                     self._pad(f)
@@ -113,6 +119,17 @@ class GGUFWriter:
             raise FileError(f"cannot be written: {e}", path=self.path) from e
         finally:
             part.unlink(missing_ok=True)
+
+    def layout(self) -> Layout:
+        """What ``write`` would lay down where; for those who write the tensors themselves."""
+        header = self._header()
+        if self._tensors:
+            header += bytes(-len(header) % self._alignment)
+        offsets, end = {}, len(header)
+        for entry in self._tensors.values():
+            offsets[entry.name] = end
+            end += -(-entry.n_bytes // self._alignment) * self._alignment
+        return Layout(header, offsets, end)
 
     def _header(self) -> bytes:
         out = bytearray(b"GGUF")
@@ -147,6 +164,11 @@ class GGUFWriter:
 
     def _error(self, message: str, where: str, expected: str | None = None) -> FileError:
         return FileError(message, path=self.path, where=where, expected=expected)
+
+
+def part_of(target: Path) -> Path:
+    """Where a file that takes long to write grows until it is complete: hidden, beside it."""
+    return target.with_name(f".{target.name}.part")
 
 
 def _ggml_type(fmt: Format | str | int) -> int:

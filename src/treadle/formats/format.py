@@ -21,19 +21,41 @@ STRIP = 1 << 18  # weights a strip: the float32 temporaries of the numpy code st
 
 @dataclass(frozen=True)
 class Codes:
-    """How a kernel reads a block of 32 weights as bytes: ``w = d * (code - offset) [+ m]``.
+    """How a kernel reads blocks as bytes: ``w = d * (code - offset) [+ m]``.
 
-    ``unpack(k, field)`` gives the codes, none above ``top``, as ``parts`` vectors of ``u8``: part j
-    holds the codes from ``32 / parts * j`` on. ``field(name)`` is a field's bytes. Kernels hand
-    over as many blocks as fill a register, side by side in every vector: ``unpack`` need not know.
+    ``unpack(k, field)`` gives the codes, none above ``top``, as vectors of ``u8``. ``order`` says
+    what each holds: runs of ``run`` neighbouring codes, by their number. ``field(name)`` is a
+    field's bytes. Kernels hand over as many small blocks as fill a register, side by side in every
+    field and every vector: neither ``unpack`` nor ``scales`` need to know.
+
+    ``d`` and ``m`` name the fields that hold scale and minimum where they are one f16 each. Else
+    ``scales(k, isa, field)`` gives what every ``sub`` codes share, in order: f32 scales of at most
+    21 significant bits (their products with 1.5 * 2**23 are exact), and f32 minimums or None.
     """
 
     unpack: Emit
     offset: int
     top: int
-    d: str = "d"  # the field that holds the scale, f16
-    m: str = ""  # the field that holds the minimum, f16; empty where there is none
-    parts: int = 1
+    d: str = "d"
+    m: str = ""
+    run: int = 32
+    order: tuple[tuple[int, ...], ...] = ((0,),)
+    sub: int = 32  # 16 or 32
+    scales: Emit | None = None
+    minimums: bool = False  # whether ``scales`` gives them
+
+    @property
+    def has_m(self) -> bool:
+        """Whether there is a minimum."""
+        return bool(self.m) or self.minimums
+
+    def groups(self, block: int, n: int = 1) -> list[list[int]]:
+        """Which fours of codes, counted over ``n`` blocks side by side, each vector holds."""
+        fours = self.run // 4
+        return [
+            [i * (block // 4) + r * fours + j for i in range(n) for r in runs for j in range(fours)]
+            for runs in self.order
+        ]
 
 
 @dataclass(frozen=True)
@@ -49,7 +71,7 @@ class Format:
     block: int  # weights in a block
     dtype: np.dtype[Any]
     dequantize: Callable[[Blocks], F32Array]  # blocks [...] -> float32 [..., block]
-    quantize: Callable[[F32Array], Blocks]  # float32 [..., block] -> blocks [...]
+    quantize: Callable[..., Blocks]  # float32 [..., block] [, importance] -> blocks [...]
     act: str = "f32"  # what activations become to meet these weights: "q8", "bf16" or "f32"
     codes: Codes | None = None  # int8 formats
     load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read) -> f32 * lanes
@@ -67,17 +89,24 @@ class Format:
         assert self.dtype.fields is not None
         return int(self.dtype.fields[field][1])
 
-    def quantize_rows(self, x: F32Array) -> npt.NDArray[np.uint8]:
+    def quantize_rows(self, x: F32Array, weights: F32Array | None = None) -> npt.NDArray[np.uint8]:
         """float32 [..., k] to the format's bytes, uint8 [..., row_bytes(k)].
 
-        Works in strips, so that a large tensor needs no large temporaries.
+        ``weights``: how much each error counts, broadcast to x's shape; formats without a search
+        take no notice. Works in strips, so that a large tensor needs no large temporaries.
         """
         n_bytes = self.row_bytes(x.shape[-1])
         blocks = np.ascontiguousarray(x, np.float32).reshape(-1, self.block)
         out = np.empty(blocks.shape[0], self.dtype)
-        step = STRIP // self.block
-        for i in range(0, len(out), step):
-            out[i : i + step] = self.quantize(blocks[i : i + step])
+        step = max(1, STRIP // self.block)
+        if weights is None:
+            for i in range(0, len(out), step):
+                out[i : i + step] = self.quantize(blocks[i : i + step])
+        else:
+            importance = np.broadcast_to(weights, x.shape).reshape(-1, self.block)
+            for i in range(0, len(out), step):
+                part = np.ascontiguousarray(importance[i : i + step], np.float32)
+                out[i : i + step] = self.quantize(blocks[i : i + step], part)
         return out.view(np.uint8).reshape(*x.shape[:-1], n_bytes)
 
     def dequantize_rows(self, data: npt.NDArray[np.uint8]) -> F32Array:

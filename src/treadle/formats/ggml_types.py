@@ -52,6 +52,7 @@ GGML_TYPES: dict[int, GGMLType] = {
     39: GGMLType("MXFP4", 32, 17),
     40: GGMLType("NVFP4", 64, 36),
     41: GGMLType("Q1_0", 128, 18),
+    42: GGMLType("Q2_0", 64, 18),
 }
 
 # Numbers that ggml took back; no current program writes or reads them.

@@ -37,4 +37,13 @@ def quantize(x: F32Array) -> Blocks:
     return out
 
 
-Q4_0 = Format("Q4_0", 2, 32, LAYOUT, dequantize, quantize, "q8", Codes(nibbles, 8, 15, parts=2))
+Q4_0 = Format(
+    "Q4_0",
+    2,
+    32,
+    LAYOUT,
+    dequantize,
+    quantize,
+    "q8",
+    Codes(nibbles, 8, 15, run=16, order=((0,), (1,))),
+)

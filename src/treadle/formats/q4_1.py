@@ -35,5 +35,12 @@ def quantize(x: F32Array) -> Blocks:
 
 
 Q4_1 = Format(
-    "Q4_1", 3, 32, LAYOUT, dequantize, quantize, "q8", Codes(nibbles, 0, 15, m="m", parts=2)
+    "Q4_1",
+    3,
+    32,
+    LAYOUT,
+    dequantize,
+    quantize,
+    "q8",
+    Codes(nibbles, 0, 15, m="m", run=16, order=((0,), (1,))),
 )

@@ -4,13 +4,15 @@ lower.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.isa.isa import Isa
-from treadle.jit.types import f16, f32, i16, i32, u16, u32
+from treadle.jit.types import f16, f32, i16, i32, i64, u16, u32
 
 if TYPE_CHECKING:
     from treadle.jit.builder import Builder
+    from treadle.jit.types import Ty
     from treadle.jit.values import Val
 
 
@@ -62,6 +64,24 @@ def pause(k: Builder) -> None:
     k.fence()
 
 
+def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
+    """A tree of selects: each bit of the index halves what is left of the table."""
+    left = [k.const(v, index.ty) for v in table]
+    for bit in (1, 2, 4, 8):
+        zero = (index & bit).eq(0)
+        left = [k.select(zero, a, b) for a, b in zip(left[::2], left[1::2], strict=True)]
+    return left[0]
+
+
+def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
+    """A load for each lane."""
+    found = k.zero(ty)
+    for lane in range(ty.lanes):
+        at = k.extract(index, lane).to(i64) * ty.scalar.n_bytes
+        found = k.insert(found, k.load(table, ty.scalar, offset=at), lane)
+    return found
+
+
 PORTABLE = Isa(
     name="portable",
     needs=frozenset(),
@@ -74,4 +94,6 @@ PORTABLE = Isa(
     widen_f16=widen_f16,
     narrow_f16=narrow_f16,
     pause=pause,
+    lookup=lookup,
+    gather=gather,
 )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.isa import portable
-from treadle.jit.types import bf16, f16, f32, i16, u16
+from treadle.jit.types import bf16, f16, f32, i16, u8, u16
 
 if TYPE_CHECKING:
     from treadle.jit.builder import Builder
+    from treadle.jit.types import Ty
     from treadle.jit.values import Val
 
 
 # Of 128, 256 and 512 bits.
 MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
+MADDUBS_TOP = 32767 // (2 * 127)
 MADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
+PSHUFB = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
 
 def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
@@ -30,7 +34,7 @@ def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     def madd(a: Val, b: Val) -> Val:
         return k.call(f"llvm.x86.{MADDWD[halves]}", acc.ty, [a.ir, b.ir])
 
-    if 2 * w_max * 127 <= 32767:
+    if w_max <= MADDUBS_TOP:
         name = f"llvm.x86.{MADDUBS[w.ty.lanes]}"
         return k.pin(
             acc + madd(k.call(name, i16 * halves, [w.ir, x.ir]), k.const(1, i16 * halves)), "v"
@@ -69,6 +73,21 @@ def pause(k: Builder) -> None:
     k.call("llvm.x86.sse2.pause", None, [])
 
 
+def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
+    """``vpshufb``, which looks up within every 16 bytes of a register."""
+    n = min(index.ty.lanes, k.isa.vector_bits // 8)
+    same = k.const([*table] * (n // 16), u8 * n)
+    parts = k.split(index, n)
+    return k.concat(
+        *(k.call(f"llvm.x86.{PSHUFB[n]}", same.ty, [same.ir, part.ir]) for part in parts)
+    )
+
+
+def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
+    """``vpgatherd*``, which LLVM takes apart again for the CPUs before AVX-512."""
+    return k.masked_gather(table, index, ty)
+
+
 AVX2 = replace(
     portable.PORTABLE,
     name="avx2",
@@ -76,9 +95,12 @@ AVX2 = replace(
     cpu="x86-64-v3",
     vector_bits=256,
     dot4=dot4_maddubs,
+    dot4_top=MADDUBS_TOP,
+    fused=True,
     widen_f16=widen_f16,
     narrow_f16=narrow_f16,
     pause=pause,
+    lookup=lookup,
 )
 AVX2_VNNI = replace(
     AVX2,
@@ -86,6 +108,7 @@ AVX2_VNNI = replace(
     needs=AVX2.needs | {"avxvnni"},
     features="+avxvnni",
     dot4=dot4_vnni,
+    dot4_top=255,
 )
 # x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
 AVX512 = replace(
@@ -95,6 +118,7 @@ AVX512 = replace(
     cpu="x86-64-v4",
     features="-prefer-256-bit",
     vector_bits=512,
+    gather=gather,
     regs=32,
 )
 AVX512_VNNI = replace(
@@ -103,6 +127,7 @@ AVX512_VNNI = replace(
     needs=AVX512.needs | {"avx512vnni"},
     features="-prefer-256-bit,+avx512vnni",
     dot4=dot4_vnni,
+    dot4_top=255,
 )
 AVX512_BF16 = replace(
     AVX512_VNNI,

@@ -6,14 +6,18 @@ unroll and select while building, and ``with k.loop(n)`` and ``with k.if_(c)`` r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
 from treadle.jit.types import Ty, boolean, i8, i64, ptr
 from treadle.jit.values import Operand, Val, Var
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class _Callee:
@@ -120,7 +124,43 @@ class Builder:
         c = [ir.Constant(ir.IntType(32), v) for v in (0, locality, 1)]
         self.call("llvm.prefetch.p0", None, [p.ir, *c])
 
+    def table(self, array: NDArray[Any]) -> Val:
+        """A pointer to the bytes of ``array``, kept as a constant in the kernel's object; the same
+        bytes are kept once.
+        """
+        data = array.tobytes()
+        name = f"table.{sha256(data).hexdigest()[:16]}"
+        made = self.module.globals.get(name)
+        if made is None:
+            ty = ir.ArrayType(ir.IntType(8), len(data))
+            made = ir.GlobalVariable(self.module, ty, name)
+            made.linkage, made.global_constant, made.align = "private", True, 64
+            made.initializer = ir.Constant(ty, bytearray(data))
+        return Val(self, made, ptr)
+
+    def gather(self, table: Val, index: Val, ty: Ty) -> Val:
+        """Lane i is element ``index[i]`` (i32, never negative) of a table of ``ty``'s scalars: an
+        operation of the row.
+        """
+        found: Val = self.isa.gather(self, table, index, ty)
+        return found
+
+    def masked_gather(self, table: Val, index: Val, ty: Ty) -> Val:
+        """The same as LLVM's own operation, for rows whose machines have an instruction for it."""
+        lanes, flag = ty.lanes, ir.IntType(1)
+        at = self.b.gep(table.ir, [index.ir], source_etype=ty.scalar.ir)
+        at.type = ir.VectorType(ptr.ir, lanes)  # llvmlite takes it for one pointer
+        every = ir.Constant(ir.VectorType(flag, lanes), [ir.Constant(flag, 1)] * lanes)
+        align = ir.Constant(ir.IntType(32), ty.scalar.n_bytes)
+        name = f"llvm.masked.gather.{ty.mangled}.v{lanes}p0"
+        return self.call(name, ty, [at, align, every, ir.Constant(ty.ir, ir.Undefined)])
+
     # -- vectors --------------------------------------------------------------------------------
+
+    def lookup(self, table: Sequence[int], index: Val) -> Val:
+        """Lane i is byte ``index[i]`` (u8, below 16) of a table of 16: an operation of the row."""
+        found: Val = self.isa.lookup(self, table, index)
+        return found
 
     def splat(self, x: Operand, ty: Ty) -> Val:
         """``x`` in every lane of ``ty``."""
@@ -257,6 +297,21 @@ class Builder:
             self, self.b.call(_Callee(function.ir, signature), [a.ir for a in args]), ret or i8
         )
 
+    def apart(self, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
+        """Call ``build(k, *args)``, emitted as a function of its own.
+
+        What LLVM finds constant in there then takes no register out here.
+        """
+        signature = ir.FunctionType(ir.VoidType(), [a.ty.ir for a in args])
+        function = ir.Function(self.module, signature, name=f"{self.function.name}_{name}")
+        function.linkage = "internal"
+        for attribute in ("nounwind", "noinline"):
+            function.attributes.add(attribute)
+        k = Builder(function, self.isa)
+        build(k, *(Val(k, made, a.ty) for made, a in zip(function.args, args, strict=True)))
+        k.ret()
+        self.b.call(function, [a.ir for a in args])
+
     # -- memory shared between threads ----------------------------------------------------------
 
     def atomic_load(self, p: Val, ty: Ty) -> Val:
@@ -304,8 +359,8 @@ class Builder:
         LLVM's scheduler may put an unrolled block's integer sums off until its end, and spill all
         their parts until then; not through this.
         """
-        same = ir.FunctionType(v.ty.ir, [v.ty.ir])
-        return Val(self, self.b.asm(same, "", f"={register},0", [v.ir], False), v.ty)
+        same = ir.FunctionType(v.ty.ir, [v.ty.ir])  # with side effects: in the order of the program
+        return Val(self, self.b.asm(same, "", f"={register},0", [v.ir], True), v.ty)
 
     def ret(self) -> None:
         self.b.ret_void()

@@ -3,9 +3,10 @@
 The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. A group of g tokens
 is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
 neighbouring addresses; g = 1 is plain row-major. ``q8`` quantises every 32 values to -127..127 with
-an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then ``s = -128 * sum of the 32 quants``
-as i32 ``[KB, g]``: where a weight's code is its value + 128, an accumulator that starts at ``s``
-ends as the true dot product (and ``s >> 4`` serves an offset of 8: ``correction``).
+an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then for every ``sub`` of them ``start =
+MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``: where a weight's code is its value + 128,
+an accumulator that starts there ends as MAGIC_BITS + the true dot product, which are the bits of
+the float MAGIC + dot.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from treadle.jit.types import f32, i8, i16, i32, u32
 from treadle.kernels.spec import Grid, round_up
 
 if TYPE_CHECKING:
-    from treadle.formats.format import Codes
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
 PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
 BLOCK = 32  # values that share a q8 scale
 CHUNK = 16  # dwords of a row that packing handles at once
+# 1.5 * 2**23: floats of this size are whole numbers, so an integer of up to 22 bits that is added
+# to the bits is added to the value. MAGIC times a scale of up to 22 bits is exact.
+MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
+OFFSET = 128  # of the codes that ``start`` serves
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Act:
     kind: str  # "q8", "bf16" or "f32"
     k: int
     group: int = 1
+    sub: int = BLOCK  # values that share a start: 16 or 32
 
     @property
     def kd(self) -> int:
@@ -47,8 +52,13 @@ class Act:
         return -(-self.k // BLOCK) if self.kind == "q8" else 0
 
     @property
+    def ks(self) -> int:
+        """q8 starts a row."""
+        return self.kb * (BLOCK // self.sub)
+
+    @property
     def row_bytes(self) -> int:
-        return round_up(4 * self.kd + 8 * self.kb, 64)
+        return round_up(4 * (self.kd + self.kb + self.ks), 64)
 
     @property
     def group_bytes(self) -> int:
@@ -60,7 +70,7 @@ class Act:
         return 4 * self.kd * self.group
 
     @property
-    def s_off(self) -> int:
+    def start_off(self) -> int:
         return self.d_off + 4 * self.kb * self.group
 
     def n_bytes(self, n_tokens: int) -> int:
@@ -94,10 +104,11 @@ class Act:
         groups[:, : self.d_off].view(np.int32)[:] = dwords.reshape(len(groups), -1)
         if self.kind == "q8":
             scale = np.zeros((groups.shape[0] * g, self.kb), np.float32)
-            total = np.zeros(scale.shape, np.int32)
-            scale[:n], total[:n] = d, -128 * q.reshape(n, -1, BLOCK).sum(-1, dtype=np.int32)
-            for off, part in ((self.d_off, scale), (self.s_off, total)):
-                part = part.reshape(-1, g, self.kb).transpose(0, 2, 1).reshape(len(groups), -1)
+            total = np.zeros((len(scale), self.ks), np.int32)
+            scale[:n] = d
+            total[:n] = MAGIC_BITS - OFFSET * q.reshape(n, -1, self.sub).sum(-1, dtype=np.int32)
+            for off, part in ((self.d_off, scale), (self.start_off, total)):
+                part = part.reshape(len(groups), g, -1).transpose(0, 2, 1).reshape(len(groups), -1)
                 groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
 
     def read_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
@@ -113,7 +124,7 @@ class Act:
         if self.kind == "bf16":
             bits = rows.view(np.uint16)[:, : self.k].astype(np.uint32) << 16
             return bits.view(np.float32).astype(np.float64)
-        raw = np.ascontiguousarray(groups[:, self.d_off : self.s_off]).view(np.float32)
+        raw = np.ascontiguousarray(groups[:, self.d_off : self.start_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         q = rows.view(np.int8)[:, : self.kb * BLOCK].reshape(n, self.kb, BLOCK)
         return (q * d[:, :, None].astype(np.float64)).reshape(n, -1)[:, : self.k]
@@ -143,15 +154,17 @@ def bf16_bits(k: Builder, x: Val) -> Val:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
 
 
-def correction(codes: Codes, s: Val) -> Val:
-    """``-offset * sum of x``, from ``s = -128 * sum of x``: offsets are powers of two up to 128."""
-    assert codes.offset.bit_count() == 1, codes.offset
-    return s >> (8 - codes.offset.bit_length())
+def correction(offset: int, start: Val) -> Val:
+    """``-offset * sum of x`` from ``start``: offsets are 0 and powers of two up to OFFSET."""
+    if not offset:
+        return start & 0
+    assert offset.bit_count() == 1, offset
+    return (start - MAGIC_BITS) >> (OFFSET.bit_length() - offset.bit_length())
 
 
-def block_sums(k: Builder, s: Val, d: Val) -> Val:
-    """The sum of each block's values, from ``s = -128 * sum of quants`` and the scale ``d``."""
-    return s.to(f32) * (d * (-1 / 128))
+def block_sums(k: Builder, start: Val, d: Val) -> Val:
+    """The sum of each block's values, from ``start`` and the scale ``d``."""
+    return (start - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
 
 
 def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
@@ -168,10 +181,13 @@ def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
         inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
         rounded = [k.round(v * scale).to(i32) for v in values]
-        total = k.sum(_sum(k, rounded))
         at = (block * act.group + place) * 4
         k.store(group + act.d_off, top * (1 / 127), offset=at)
-        k.store(group + act.s_off, total * -128, offset=at)
+        per = BLOCK // act.sub
+        for i in range(per):
+            part = rounded[i * len(rounded) // per : (i + 1) * len(rounded) // per]
+            at = ((block * per + i) * act.group + place) * 4
+            k.store(group + act.start_off, MAGIC_BITS - k.sum(_sum(k, part)) * OFFSET, offset=at)
         dwords = k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)
     elif act.kind == "bf16":
         dwords = k.concat(*(bf16_bits(k, v) for v in values)).bits(i32 * 16)

@@ -1,9 +1,9 @@
 """Attention over pages of keys and values, with an online softmax (Milakov and Gimelshein, 2018).
 
-A tile of queries (tokens x the heads that share one key/value head) walks its keys a page at a
+A tile of queries (tokens x the heads that share one key/value head) walks its keys SPAN pages at a
 time::
 
-    S = Q K^T, masked;  m' = max(m, rowmax S);  P = e**(S - m');  c = e**(m - m')
+    S = log2(e) Q K^T, masked;  m' = max(m, rowmax S);  P = 2**(S - m');  c = 2**(m - m')
     l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
 
 A long history is cut into runs of SPLIT keys, each an item of its own, so that every core has work
@@ -13,7 +13,8 @@ count never changes a sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +23,7 @@ import numpy as np
 from treadle.jit import math
 from treadle.jit.types import boolean, f32, i32, i64, ptr
 from treadle.kernels.act import BLOCK
+from treadle.kernels.fold import fold_all
 from treadle.kernels.kv import PAGE, PageLayout
 from treadle.kernels.spec import Frame, Spec, widest
 
@@ -30,22 +32,10 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val, Var
 
+SPAN = 4  # pages whose scores are kept: what is done for each row is done for so many keys
 SPLIT = 512  # keys of one item while decoding
-ITEM = np.dtype(
-    [
-        (name, "i8")
-        for name in (
-            "token",
-            "n_tokens",
-            "position",
-            "key_begin",
-            "key_end",
-            "pages",
-            "partial",
-            "pad",
-        )
-    ]
-)
+ITEM_FIELDS = "token n_tokens position key_begin key_end pages partial pad"
+ITEM = np.dtype([(name, "i8") for name in ITEM_FIELDS.split()])
 QKV, POOL, OUT, PARTIALS, STRIDE, OUT_STRIDE, PAGE_BYTES, LAYER_OFF = range(8)  # arguments
 LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf - inf is NaN
 
@@ -96,14 +86,27 @@ class Attention(Spec):
 
     @property
     def scratch(self) -> int:
-        return 4 * self.rows * (2 * self.head_dim + PAGE) + 256
+        return 4 * self.rows * (2 * self.head_dim + SPAN * PAGE) + 256
+
+    def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
+        """Every visible key and its value once, for the tiles of a batch find them in cache; a
+        multiplication and an addition for each value of each that a query sees.
+        """
+        end = n_before + n_tokens
+        reach = self.window or end
+        n_keys = min(end, n_tokens - 1 + reach)
+        n_seen = sum(min(reach, position + 1) for position in range(n_before, end))
+        n_bytes = n_keys * self.page.layer_bytes // PAGE
+        return n_bytes, 4 * n_seen * self.n_head * self.head_dim
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         suffix = "_local" if self.local else "_global"
         items = frame.run(f"attn_items{suffix}", ptr)
+        n_items = frame.run("n_attn_items" + suffix.replace("_global", ""))
         with k.loop(frame.end, start=frame.begin) as index:
-            item = items + index // self.n_groups * ITEM.itemsize
-            _Tile(k, isa, self, frame, item, index % self.n_groups).run()
+            # One group after the other: its keys and values stay in cache from tile to tile.
+            item = items + index % n_items * ITEM.itemsize
+            _Tile(k, isa, self, frame, item, index // n_items).run()
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
         qkv, pool, out, partials, stride, out_stride, page_bytes, layer_off = arrays[:8]
@@ -145,7 +148,7 @@ class Attention(Spec):
                         row = row.reshape(shape)[
                             int(item["partial"]), group, t * self.heads + member
                         ]
-                        row[:dims], row[dims], row[dims + 1] = p @ vv, m, p.sum()
+                        row[:dims], row[dims], row[dims + 1] = p @ vv, m * math.LOG2_E, p.sum()
 
 
 class _Tile:
@@ -166,21 +169,32 @@ class _Tile:
         self.stat = f32 * max(4, 1 << (rows - 1).bit_length())  # a lane for each row's m and l
 
     def run(self) -> None:
-        k, spec = self.k, self.spec
+        k = self.k
         self._load_queries()
         m, total = k.var(k.const(LOWEST, self.stat)), k.var(k.zero(self.stat))
         begin, end = self.item["key_begin"], self.item["key_end"]
-        page_bytes, layer_off = self.frame.int(PAGE_BYTES), self.frame.int(LAYER_OFF)
-        shared = spec.n_head // spec.n_head_kv
-        head = self.group * spec.heads // shared * spec.page.head_bytes
-        pool = self.frame.ptr(POOL) + (layer_off + head)
-        with k.loop((end + (PAGE - 1)) // PAGE, start=begin // PAGE) as p:
-            home = pool + k.load(self.pages, i64, offset=p * 8, align=8) * page_bytes
-            key = p * PAGE
-            self._scores(home, key)
-            correction = self._softmax(m, total)
-            self._values(home + spec.page.v_off, k.min(end - key, PAGE), correction)
+        last = (end + (PAGE - 1)) // PAGE
+        with k.loop(last, start=begin // PAGE, step=SPAN) as first:
+            n_pages = k.min(last - first, SPAN)
+            tops = self._vectors(LOWEST)
+            with k.loop(n_pages) as i:
+                self._scores(self._page(first + i), (first + i) * PAGE, i * (PAGE * 4), tops)
+            correction = self._softmax(m, total, n_pages, tops)
+            self._values(first, n_pages, correction)
         self._store(m.v, total.v)
+
+    def _page(self, p: Val) -> Val:
+        """Where the sequence's p-th page keeps this layer and head."""
+        k, spec = self.k, self.spec
+        page_bytes, layer_off = self.frame.int(PAGE_BYTES), self.frame.int(LAYER_OFF)
+        head = self.group * spec.heads // (spec.n_head // spec.n_head_kv) * spec.page.head_bytes
+        page = k.load(self.pages, i64, offset=p * 8, align=8) * page_bytes
+        return self.frame.ptr(POOL) + (layer_off + head) + page
+
+    def _vectors(self, value: float) -> list[Var]:
+        """One for each row."""
+        ty = f32 * self.isa.lanes
+        return [self.k.var(self.k.const(value, ty)) for _ in range(self.spec.rows)]
 
     def _token(self, t: int) -> Val:
         """Token ``t`` of the tile; past its end, the last one again."""
@@ -198,15 +212,17 @@ class _Tile:
         k, dims = self.k, self.spec.head_dim
         width = widest(self.isa.lanes, dims)
         stride = self.frame.int(STRIDE) * 4
+        factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         for r, t, g in self._rows():
             row = self.frame.ptr(QKV) + (self.item["token"] + self._token(t)) * stride
             row = row + (self.group * self.spec.heads + g) * (dims * 4)
             with k.loop(dims, step=width) as d:
-                k.store(self.q, k.load(row, f32 * width, offset=d * 4), offset=d * 4 + r * dims * 4)
+                q = k.load(row, f32 * width, offset=d * 4) * factor
+                k.store(self.q, q, offset=d * 4 + r * dims * 4)
                 k.store(self.o, k.zero(f32 * width), offset=d * 4 + r * dims * 4)
 
-    def _scores(self, home: Val, key: Val) -> None:
-        """P = masked Q K^T of one page."""
+    def _scores(self, home: Val, key: Val, at: Val, tops: list[Var]) -> None:
+        """P = masked Q K^T of one page, kept ``at`` bytes into the span's; raises ``tops``."""
         k, isa, spec = self.k, self.isa, self.spec
         fmt, lanes, dims = spec.page.fmt, isa.lanes, spec.head_dim
         vectors = PAGE // lanes
@@ -242,9 +258,11 @@ class _Tile:
             else:
                 dots(k.i64(0), dims, sums)
             for i, c in enumerate(columns):
-                self._mask_and_store(key, c * lanes, [row[i].v for row in sums])
+                self._mask_and_store(key, at, c * lanes, [row[i].v for row in sums], tops)
 
-    def _mask_and_store(self, key: Val, column: int, rows: list[Val]) -> None:
+    def _mask_and_store(
+        self, key: Val, at: Val, column: int, rows: list[Val], tops: list[Var]
+    ) -> None:
         k, lanes = self.k, self.isa.lanes
         iota = k.const(range(column, column + lanes), i32 * lanes)
         position = k.splat(key.to(i32), iota.ty) + iota
@@ -260,81 +278,93 @@ class _Tile:
             assert seen.ty.scalar == boolean
             score = rows[r]
             if self.spec.softcap:
-                score = math.tanh(k, score * (1 / self.spec.softcap)) * self.spec.softcap
-            k.store(self.p, k.select(seen, score, lowest), offset=4 * (r * PAGE + column))
+                cap = self.spec.softcap
+                score = math.tanh(k, score * (1 / cap)) * (cap * math.LOG2_E)
+            score = k.select(seen, score, lowest)
+            tops[r].v = k.max(tops[r].v, score)
+            k.store(self.p + at, score, offset=4 * (r * SPAN * PAGE + column))
 
-    def _softmax(self, m: Var, total: Var) -> Val:
-        """P = e**(S - m'); updates m and l, returns the correction of what was summed before."""
+    def _softmax(self, m: Var, total: Var, n_pages: Val, tops: list[Var]) -> Val:
+        """P = 2**(S - m'); updates m and l, returns the correction of what was summed before."""
         k, lanes = self.k, self.isa.lanes
-        rows, vectors = range(self.spec.rows), range(PAGE // lanes)
-        scores = [
-            [k.load(self.p, f32 * lanes, offset=4 * (r * PAGE + c * lanes)) for c in vectors]
-            for r in rows
-        ]
-        top = k.const(LOWEST, self.stat)
-        for r in rows:
-            best = scores[r][0]
-            for v in scores[r][1:]:
-                best = k.max(best, v)
-            top = k.insert(top, k.fold(best, k.max), r)
         old = m.v
-        new = k.max(old, top)
+        new = k.max(old, self._of_rows([top.v for top in tops], k.max))
         m.v = new
-        correction = math.exp(k, old - new)
-        sums = k.zero(self.stat)
-        for r in rows:
-            shift = k.splat(k.extract(new, r), f32 * lanes)
-            parts = [math.exp(k, v - shift) for v in scores[r]]
-            for c, p in enumerate(parts):
-                k.store(self.p, p, offset=4 * (r * PAGE + c * lanes))
-            line = parts[0]
-            for p in parts[1:]:
-                line = line + p
-            sums = k.insert(sums, k.sum(line), r)
+        correction = math.exp2(k, old - new)
+        shifts = [k.splat(k.extract(new, r), f32 * lanes) for r in range(self.spec.rows)]
+        lines = self._vectors(0.0)
+        with k.loop(n_pages * PAGE, step=PAGE) as i:
+            for r, shift in enumerate(shifts):
+                for c in range(0, PAGE, lanes):
+                    place = self.p + i * 4
+                    offset = 4 * (r * SPAN * PAGE + c)
+                    part = math.exp2(k, k.load(place, shift.ty, offset=offset) - shift)
+                    k.store(place, part, offset=offset)
+                    lines[r].v = lines[r].v + part
+        sums = self._of_rows([line.v for line in lines], operator.add)
         total.v = k.fma(total.v, correction, sums)
         return correction
 
-    def _values(self, home: Val, n_keys: Val, correction: Val) -> None:
+    def _of_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
+        """Each row's vector folded to one value, in the row's lane of a ``stat``."""
+        k, lanes = self.k, self.isa.lanes
+        vectors = vectors + vectors[:1] * (self.stat.lanes - len(vectors))
+        at_once = min(lanes, self.stat.lanes)
+        folded = [
+            k.split(fold_all(k, vectors[at : at + at_once], op), at_once)[0]
+            for at in range(0, self.stat.lanes, at_once)
+        ]
+        return k.concat(*folded)
+
+    def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
         """O = O c + P V. Keys past the last one are not read: what lies there may be anything."""
         k, isa, spec = self.k, self.isa, self.spec
-        fmt, dims = spec.page.fmt, spec.head_dim
-        width = widest(isa.lanes, BLOCK if fmt.scaled else dims)
-        vectors = dims // width
+        width = widest(isa.lanes, BLOCK if spec.page.fmt.scaled else spec.head_dim)
+        vectors = spec.head_dim // width
         at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
         while vectors % at_once:
             at_once -= 1
+        with k.loop(vectors, step=at_once) as column:
+            places = [
+                [(column + i) * (4 * width) + r * spec.head_dim * 4 for i in range(at_once)]
+                for r in range(spec.rows)
+            ]
+            sums = [
+                [
+                    k.var(
+                        k.load(self.o, f32 * width, offset=place)
+                        * k.splat(k.extract(correction, r), f32 * width)
+                    )
+                    for place in row
+                ]
+                for r, row in enumerate(places)
+            ]
+            with k.loop(n_pages) as i:
+                page = self._page(first + i) + spec.page.v_off
+                n_keys = k.min(self.item["key_end"] - (first + i) * PAGE, PAGE)
+                self._add_page(page, n_keys, self.p + i * (PAGE * 4), column, sums)
+            for row, line in zip(places, sums, strict=True):
+                for place, total in zip(row, line, strict=True):
+                    k.store(self.o, total.v, offset=place)
+
+    def _add_page(self, home: Val, n_keys: Val, p: Val, column: Val, sums: list[list[Var]]) -> None:
+        """One page's P V, in the vectors of V from ``column`` on."""
+        k, spec = self.k, self.spec
+        fmt, dims, width = spec.page.fmt, spec.head_dim, sums[0][0].ty.lanes
         scales = home + spec.page.codes_bytes
-        with k.loop(vectors, step=at_once) as first:
-            sums = []
-            for r in range(spec.rows):
-                c = k.splat(k.extract(correction, r), f32 * width)
-                sums.append(
-                    [
-                        k.var(
-                            k.load(
-                                self.o, f32 * width, offset=(first + i) * (4 * width) + r * dims * 4
-                            )
-                            * c
-                        )
-                        for i in range(at_once)
-                    ]
-                )
-            with k.loop(n_keys) as j:
-                values = []
-                for i in range(at_once):
-                    column = (first + i) * width
-                    v = fmt.load(k, isa, home + (j * dims + column) * fmt.n_bytes, width)
-                    if fmt.scaled:
-                        at = (j * (dims // BLOCK) + column // BLOCK) * 4
-                        v = v * k.splat(k.load(scales, f32, offset=at), v.ty)
-                    values.append(v)
-                for r in range(spec.rows):
-                    p = k.splat(k.load(self.p, f32, offset=j * 4 + r * PAGE * 4), f32 * width)
-                    for i, v in enumerate(values):
-                        sums[r][i].v = k.fma(p, v, sums[r][i].v)
-            for r in range(spec.rows):
-                for i in range(at_once):
-                    k.store(self.o, sums[r][i].v, offset=(first + i) * (4 * width) + r * dims * 4)
+        with k.loop(n_keys) as j:
+            values = []
+            for i in range(len(sums[0])):
+                start = (column + i) * width
+                v = fmt.load(k, self.isa, home + (j * dims + start) * fmt.n_bytes, width)
+                if fmt.scaled:
+                    at = (j * (dims // BLOCK) + start // BLOCK) * 4
+                    v = v * k.splat(k.load(scales, f32, offset=at), v.ty)
+                values.append(v)
+            for r, row in enumerate(sums):
+                weight = k.load(p, f32, offset=j * 4 + r * SPAN * PAGE * 4)
+                for total, v in zip(row, values, strict=True):
+                    total.v = k.fma(k.splat(weight, v.ty), v, total.v)
 
     def _store(self, m: Val, total: Val) -> None:
         k, spec, dims = self.k, self.spec, self.spec.head_dim

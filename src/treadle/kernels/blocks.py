@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from treadle.jit.types import f16, i16, u8
+from treadle.jit.types import f16, f32, i16, i32, u8
+from treadle.kernels.act import BLOCK
 
 if TYPE_CHECKING:
     from treadle.formats import Format
@@ -13,33 +15,94 @@ if TYPE_CHECKING:
     from treadle.jit.values import Val
 
 
-def unpack_codes(k: Builder, fmt: Format, blocks: list[Val]) -> list[Val]:
-    """The codes of several blocks (a power of two), in ``codes.parts`` vectors of ``u8``.
-
-    Part j holds codes ``32 / parts * j`` and on of the first block, then those of the next.
-    """
-    assert fmt.codes is not None
+def fields_of(k: Builder, fmt: Format, blocks: list[Val]) -> Callable[[str], Val]:
+    """What formats are handed: the bytes of a field of several blocks (a power of two)."""
 
     def field(name: str) -> Val:
         assert fmt.dtype.fields is not None
         dtype, offset = fmt.dtype.fields[name][:2]
         return k.concat(*(k.load(p, u8 * dtype.itemsize, offset=int(offset)) for p in blocks))
 
-    parts: list[Val] = fmt.codes.unpack(k, field)
+    return field
+
+
+def unpack_codes(k: Builder, fmt: Format, blocks: list[Val]) -> list[Val]:
+    """The codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
+    assert fmt.codes is not None
+    parts: list[Val] = fmt.codes.unpack(k, fields_of(k, fmt, blocks))
     return parts
 
 
+def codes_in_order(k: Builder, fmt: Format, block: Val) -> Val:
+    """The codes of one block as they follow each other, ``u8 * block``."""
+    assert fmt.codes is not None
+    parts, groups = unpack_codes(k, fmt, [block]), fmt.codes.groups(fmt.block)
+    if len(parts) == 1:
+        (whole,) = parts
+    else:
+        whole = k.concat(*parts)
+    held = [g for part in groups for g in part]
+    if held == sorted(held):
+        return whole
+    places = [held.index(g) for g in range(len(held))]
+    return k.shuffle(whole.bits(i32 * len(held)), k.zero(i32 * len(held)), places).bits(whole.ty)
+
+
+def scales_of(k: Builder, isa: Isa, fmt: Format, blocks: list[Val]) -> tuple[Val, Val | None]:
+    """f32 scales, and minimums where there are any, one for every ``codes.sub`` codes."""
+    codes = fmt.codes
+    assert codes is not None
+    if codes.scales is not None:
+        d, m = codes.scales(k, isa, fields_of(k, fmt, blocks))
+        return d, m
+    d = load_scales(k, isa, fmt, blocks, codes.d)
+    return d, load_scales(k, isa, fmt, blocks, codes.m) if codes.m else None
+
+
+def load_weights(k: Builder, isa: Isa, fmt: Format, block: Val) -> list[Val]:
+    """The weights of one block, ``f32 * 32`` each."""
+    codes = fmt.codes
+    assert codes is not None
+    whole = codes_in_order(k, fmt, block)
+    d, m = scales_of(k, isa, fmt, [block])
+    out = []
+    for b in range(fmt.block // BLOCK):
+        lanes = [(b * BLOCK + i) // codes.sub for i in range(BLOCK)]
+        x = k.shuffle(whole, whole, range(b * BLOCK, (b + 1) * BLOCK)).to(i32) - codes.offset
+        x = x.to(f32) * k.shuffle(d, d, lanes)
+        out.append(x if m is None else x + k.shuffle(m, m, lanes))
+    return out
+
+
 def load_scales(
-    k: Builder, isa: Isa, fmt: Format, blocks: list[Val], field: str, repeat: int = 1
+    k: Builder, isa: Isa, fmt: Format, blocks: list[Val], field: str, lanes: Sequence[int] = ()
 ) -> Val:
-    """One f16 field of several blocks as f32, each in ``repeat`` lanes."""
+    """One f16 field of several blocks as f32; ``lanes``: whose each lane holds, or in turn."""
     offset = fmt.field_offset(field)
-    if repeat > 1:
+    if lanes:
+        repeat = len(lanes) // len(blocks)
         halves = k.concat(*(k.splat(k.load(p, f16, offset=offset), f16 * repeat) for p in blocks))
+        in_turn = [i for i in range(len(blocks)) for _ in range(repeat)]
+        assert list(lanes) == in_turn, "blocks of other formats have scales of their own"
     else:
         bits = k.zero(i16 * len(blocks))
         for lane, p in enumerate(blocks):
             bits = k.insert(bits, k.load(p, i16, offset=offset), lane)
         halves = bits.bits(f16 * len(blocks))
     wide: Val = isa.widen_f16(k, halves)
+    return wide
+
+
+def load_scale_run(
+    k: Builder, isa: Isa, fmt: Format, at: Val, n: int, field: str, lanes: Sequence[int]
+) -> Val:
+    """The same of ``n`` neighbouring blocks: one load and one shuffle where a register holds all
+    of their scales and nothing past their end.
+    """
+    size, offset, n_bytes = fmt.dtype.itemsize, fmt.field_offset(field), isa.vector_bits // 8
+    if size % 2 or (n - 1) * size + offset + 2 > n_bytes or n * size < n_bytes:
+        return load_scales(k, isa, fmt, [at + i * size for i in range(n)], field, lanes)
+    words = k.load(at, i16 * (n_bytes // 2))
+    order = [(i * size + offset) // 2 for i in lanes]
+    wide: Val = isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))
     return wide

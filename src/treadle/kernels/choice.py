@@ -1,12 +1,20 @@
-"""Which matrix product serves a weight format, an instruction set and a number of tokens."""
+"""Which matrix product serves a weight format, an instruction set and a number of tokens.
+
+What is shipped is a formula and a few measured rows. ``treadle tune`` measures a ``Table`` of a
+machine's own, which whoever builds a plan hands in: nothing here reads a file or keeps a state.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from treadle.kernels.act import BLOCK
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
-from treadle.kernels.matmul import Matmul
+from treadle.kernels.matmul import COLUMNS, Matmul
+from treadle.kernels.spec import round_up
 
 if TYPE_CHECKING:
     from treadle.formats import Format
@@ -18,17 +26,81 @@ GEMV_TOKENS = (1, 2, 4)
 # 89 GOP/s, 4 at 143.
 MEASURED = {("avx512", "q8"): (2, 4)}
 # Rows that a gemv walks together, by activation kind and tokens.
-GEMV_ROWS = {"q8": {1: 8, 2: 4, 4: 2}, "f32": {1: 4, 2: 4, 4: 2}}
+GEMV_ROWS = {"q8": {1: 4, 2: 4, 4: 2}, "f32": {1: 4, 2: 4, 4: 2}}
+
+Fields = Mapping[str, int]
+
+# What `treadle tune` tries, by kernel: fields that change its speed and not its meaning, and their
+# values. Fields of one stage are tried in all combinations; a later stage starts from the best of
+# those before. A field that the kernel's spec does not have is passed over.
+SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
+    "gemm": (
+        {"mr": (1, 2, 4, 8), "nr": (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 24)},
+        {"fence": (0, 1, 2, 4, 8), "unroll": (1, 2, 4, 8)},
+        {"kc": (0, 512, 1024, 2048, 4096)},
+    ),
+    "gemv": ({"mr": (1, 2, 4, 8, 16)},),
+}
+# Sums and rows of weights that a kernel may hold, in register files. A q8 tile keeps part of its
+# sums in L1 at little cost; decoding walks more rows than registers hold, for the memory's sake.
+ROOM = {"gemm": 1.25, "gemv": 2.0}
 
 
-def matmul(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Matmul:
+@dataclass(frozen=True)
+class Table:
+    """What was measured on one machine, for one instruction set; the shipped choice stands where
+    it says nothing.
+    """
+
+    gemm: Mapping[str, Fields] = field(default_factory=dict)  # by weight format
+    gemv: Mapping[tuple[str, int], Fields] = field(default_factory=dict)  # and tokens
+    gemv_tokens: Mapping[str, int] = field(default_factory=dict)  # the most that gemv is for
+
+    def is_gemv(self, w: str, tokens: int) -> bool:
+        """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` unpacked."""
+        return tokens in GEMV_TOKENS and tokens <= self.gemv_tokens.get(w, GEMV_TOKENS[-1])
+
+    def only_gemv(self, tokens: int) -> bool:
+        """Whether they do so in every format: then no tile is written past the last token."""
+        return all(self.is_gemv(w, tokens) for w in (*self.gemv_tokens, ""))
+
+    def updated(self, newer: Table) -> Table:
+        """This table with what another says put over it."""
+        return Table(
+            {**self.gemm, **newer.gemm},
+            {**self.gemv, **newer.gemv},
+            {**self.gemv_tokens, **newer.gemv_tokens},
+        )
+
+
+SHIPPED = Table()
+
+
+def matmul(
+    fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
+) -> Matmul:
     """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more)."""
-    if tokens in GEMV_TOKENS:
-        act = gemv_act(fmt)
-        return Gemv(fmt.name, act, k, GEMV_ROWS[act][tokens], tokens, **fields)
+    if table.is_gemv(fmt.name, tokens):
+        return gemv(fmt, k, tokens, table, **fields)
+    return gemm(fmt, isa, k, table, **fields)
+
+
+def gemv(fmt: Format, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
+    """The product that reads the blocks as they are."""
+    act = gemv_act(fmt)
+    own = table.gemv.get((fmt.name, tokens), {})
+    chosen: dict[str, Any] = {"mr": GEMV_ROWS[act].get(tokens, 1), **own}
+    return Gemv(fmt.name, act, k, nr=tokens, **chosen, **fields)
+
+
+def gemm(fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, **fields: Any) -> Gemm:
+    """The product that packs panels, for any number of tokens."""
     act = gemm_act(fmt, isa)
-    mr, nr = tile(isa, act)
-    return Gemm(fmt.name, act, k, mr, nr, **fields)
+    mr, nr = tile(isa, act, fmt.codes.sub if fmt.codes else BLOCK)
+    chosen: dict[str, Any] = {"mr": mr, "nr": nr, **table.gemm.get(fmt.name, {})}
+    if chosen.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
+        chosen["kc"] = 0
+    return Gemm(fmt.name, act, k, **chosen, **fields)
 
 
 def gemv_act(fmt: Format) -> str:
@@ -43,13 +115,35 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
     return "bf16" if fmt.act == "bf16" and isa.dot_bf16 else "f32"
 
 
-def tile(isa: Isa, act: str) -> tuple[int, int]:
+def tile(isa: Isa, act: str, sub: int = BLOCK) -> tuple[int, int]:
     """Vectors of rows and tokens of a tile: what the register file holds.
 
-    q8 keeps i32 sums of a block beside the f32 sums, so it has about half the registers.
+    q8 keeps i32 sums of a block beside the f32 sums, so it has about half the registers. Some of
+    the f32 sums spill; where every 16 values have a scale (``sub``) that happens twice as often.
     """
     if (isa.name, act) in MEASURED:
         return MEASURED[isa.name, act]
     if isa.regs >= 32:
-        return (2, 8) if act == "q8" else (2, 12)
+        return (2, 12) if act != "q8" else (2, 8) if sub == BLOCK else (2, 6)
     return (2, 2) if act == "q8" else (2, 5)
+
+
+def fits(spec: Matmul, isa: Isa) -> bool:
+    """Whether a product of this shape can be used at all, and is not far too large to be fast.
+
+    Items are written whole, so their rows must fill the columns that y is padded to, and rows that
+    are walked together must fill an item.
+    """
+    rows = spec.rows_per_item(isa.lanes)
+    whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
+    return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
+
+
+def tokens_per_item(spec: Matmul, strips: int, n_tokens: int, n_threads: int) -> int:
+    """Tokens that an item handles: all, or part of them where ``strips`` of rows are few for so
+    many threads, at the price of packing a panel more than once.
+    """
+    if not isinstance(spec, Gemm):
+        return spec.nr
+    cuts = max(1, min(-(-n_tokens // (8 * spec.nr)), -(-n_threads * 4 // strips)))
+    return round_up(-(-n_tokens // cuts), spec.nr)

@@ -14,6 +14,7 @@ from treadle.formats import by_name
 from treadle.jit import math
 from treadle.jit.types import f32, i32, ptr
 from treadle.kernels.act import BLOCK, Act, emit_store
+from treadle.kernels.blocks import load_weights
 from treadle.kernels.panel import load_floats
 from treadle.kernels.spec import Frame, Spec
 
@@ -45,13 +46,21 @@ class Embed(Spec):
         with k.loop(frame.end, start=frame.begin) as n:
             row = weights + k.load(tokens, i32, offset=n * 4).to(n.ty) * fmt.row_bytes(self.k)
             to = x + n * stride * 4
-            full, rest = divmod(self.k, BLOCK)
-            with k.loop(full) as b:
-                value = load_floats(k, isa, fmt, row, b, BLOCK, BLOCK)
-                k.store(to, value * self.scale, offset=b * (BLOCK * 4))
-            if rest:
-                value = load_floats(k, isa, fmt, row, k.i64(full), BLOCK, rest)
-                k.store_first(to + full * BLOCK * 4, value * self.scale, rest)
+            if fmt.codes:
+                with k.loop(self.k // fmt.block) as b:
+                    values = load_weights(k, isa, fmt, row + b * fmt.dtype.itemsize)
+                    for i, value in enumerate(values):
+                        k.store(
+                            to + b * (fmt.block * 4), value * self.scale, offset=i * (BLOCK * 4)
+                        )
+            else:
+                full, rest = divmod(self.k, BLOCK)
+                with k.loop(full) as b:
+                    value = load_floats(k, isa, fmt, row, b, BLOCK, BLOCK)
+                    k.store(to, value * self.scale, offset=b * (BLOCK * 4))
+                if rest:
+                    value = load_floats(k, isa, fmt, row, k.i64(full), BLOCK, rest)
+                    k.store_first(to + full * BLOCK * 4, value * self.scale, rest)
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
         w, x, stride = arrays[:3]
@@ -76,9 +85,10 @@ class Norm(Spec):
     eps: float
     add: bool = False
     outputs: bool = False
+    sub: int = BLOCK  # of the activations
 
     def layout(self) -> Act:
-        return Act(self.act, self.k, self.group)
+        return Act(self.act, self.k, self.group, self.sub)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         x, w, out, residual, stride = (*(frame.ptr(i) for i in range(4)), frame.int(4))
@@ -162,9 +172,10 @@ class Pack(Spec):
     act: str
     k: int
     group: int
+    sub: int = BLOCK
 
     def layout(self) -> Act:
-        return Act(self.act, self.k, self.group)
+        return Act(self.act, self.k, self.group, self.sub)
 
     @property
     def slices(self) -> int:

@@ -4,7 +4,7 @@ The one tile loop of all formats, for each group of nr tokens and mr vectors of 
 
     for each dword kd of K:   acc[m][t] += dot(panel[kd][m], x[kd][t])      acc: i32 (q8) or f32
     q8, every 32 values:      sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])
-                              acc = -offset * sum_x
+                              acc = start[t] = -offset * sum_x[t]
 
 (the panel scheme is that of Goto and van de Geijn, "Anatomy of high-performance matrix
 multiplication", 2008).
@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.jit.types import f32, i8, i32, u8
-from treadle.kernels.act import Act, block_sums, correction
+from treadle.kernels.act import (
+    BLOCK,
+    MAGIC,
+    MAGIC_BITS,
+    OFFSET,
+    PER_DWORD,
+    Act,
+    block_sums,
+    correction,
+)
 from treadle.kernels.matmul import (
     CHUNK,
     RESIDUAL,
@@ -28,32 +37,52 @@ from treadle.kernels.matmul import (
     add_bias,
     pick_segment,
 )
-from treadle.kernels.panel import emit_pack, panel_bytes
-from treadle.kernels.spec import Frame
+from treadle.kernels.panel import code_offset, code_top, emit_pack, panel_bytes, stage_bytes
+from treadle.kernels.spec import Frame, round_up
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
-    from treadle.jit.values import Val, Var
+    from treadle.jit.types import Ty
+    from treadle.jit.values import Operand, Val, Var
 
+STEP = {"q8": 8, "bf16": 4, "f32": 4}  # dwords of K that the loop does at a time
 PANEL_LANES_MAX = 16  # f32 lanes of the widest vectors there is a row for: scratch is sized by them
 
 
 @dataclass(frozen=True)
 class Gemm(Matmul):
-    """Many tokens: items are panels of ``mr * lanes`` rows times chunks of tokens."""
+    """Many tokens: items are panels of ``mr * lanes`` rows times chunks of tokens.
+
+    With ``kc`` all tokens meet that many values of K before any meets the next: so much of a panel
+    stays in the first-level cache, and the sums wait in y meanwhile. ``fence`` is the number of
+    dwords of K after which LLVM may not move a load: it would hoist them all and spill.
+    """
 
     op: ClassVar[str] = "gemm"
+    kc: int = 0  # a multiple of 32; 0: all of K at once
+    fence: int = 1  # 0: none
 
     def layout(self) -> Act:
-        return Act(self.act, self.k, self.nr)
+        return Act(self.act, self.k, self.nr, self.sub if self.act == "q8" else BLOCK)
 
     def rows_per_item(self, lanes: int) -> int:
         return self.mr * lanes
 
     @property
     def scratch(self) -> int:
-        return panel_bytes(self.fmt, self.layout(), self.mr * PANEL_LANES_MAX) + 64
+        panel = panel_bytes(self.fmt, self.layout(), self.mr * PANEL_LANES_MAX)
+        stage = stage_bytes(self.fmt, self.k, PANEL_LANES_MAX) if self.act == "q8" else 0
+        return panel + self.lane_bytes + stage
+
+    @property
+    def lane_bytes(self) -> int:
+        """Scratch for what each token, and each accumulator, needs in every lane."""
+        return round_up(4 * self.nr * (1 + self.mr), 64)
+
+    def _pack(self, k: Builder, panel: Val, stage: Val, weights: Val, first: Val, m: Val) -> None:
+        rows, act = self.mr * k.isa.lanes, self.layout()
+        emit_pack(k, k.isa, self.fmt, act, panel, stage, weights, first, m, rows)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         assert isa.lanes <= PANEL_LANES_MAX
@@ -63,46 +92,74 @@ class Gemm(Matmul):
         panel = frame.scratch
         with k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item // n_chunks, rows)
-            emit_pack(k, isa, self.fmt, act, panel, seg.weights, seg.first, seg.m, rows)
+            lane_values = panel + panel_bytes(self.fmt, act, rows)
+            stage = lane_values + self.lane_bytes
+            if self.act == "q8":
+                magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
+                k.store(lane_values, magic, offset=4 * self.nr)
+            given = (panel, stage, seg.weights, seg.first, seg.m)
+            k.apart("pack", given, self._pack)
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
-            with k.loop(stop, start=start, step=self.nr) as token:
-                tile = Tile(
-                    k,
-                    isa,
-                    self,
-                    frame,
-                    seg,
-                    panel,
-                    frame.ptr(X) + token // self.nr * act.group_bytes,
-                )
-                tile.store(tile.multiply(), token)
+            steps = act.kd // STEP[self.act]
+            kc = self.kc // BLOCK * (BLOCK // PER_DWORD[self.act]) // STEP[self.act] or steps
+
+            def tokens(first: Val, last: Val, again: bool) -> None:
+                with k.loop(stop, start=start, step=self.nr) as token:
+                    x = frame.ptr(X) + token // self.nr * act.group_bytes
+                    tile = Tile(k, isa, self, frame, seg, panel, x, token)
+                    tile.store(tile.multiply(first, last, again), again)
+
+            tokens(k.i64(0), k.i64(min(kc, steps)), False)
+            if kc < steps:
+                with k.loop(steps, start=kc, step=kc) as at:
+                    tokens(at, k.min(at + kc, steps), True)
 
 
 class Tile:
-    """mr vectors of rows times nr tokens, over the whole of K."""
+    """mr vectors of rows times nr tokens, over a part of K."""
 
     def __init__(
-        self, k: Builder, isa: Isa, spec: Gemm, frame: Frame, seg: Segment, panel: Val, x: Val
+        self,
+        k: Builder,
+        isa: Isa,
+        spec: Gemm,
+        frame: Frame,
+        seg: Segment,
+        panel: Val,
+        x: Val,
+        token: Val,
     ) -> None:
         self.k, self.isa, self.spec, self.frame, self.seg = k, isa, spec, frame, seg
-        self.panel, self.x, self.act = panel, x, spec.layout()
+        self.panel, self.x, self.act, self.token = panel, x, spec.layout(), token
         self.rows = spec.mr * isa.lanes
+        self.lane_values = panel + panel_bytes(spec.fmt, self.act, self.rows)
 
-    def multiply(self) -> list[list[Var]]:
-        k, spec = self.k, self.spec
+    def multiply(self, first: Val, last: Val, again: bool) -> list[list[Var]]:
+        """The sums over steps ``first`` to ``last`` of K, on top of what is in y if ``again``."""
+        k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
+        y = self.frame.ptr(Y)
         sums = [
-            [k.var(k.zero(f32 * self.isa.lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)
+            [
+                k.var(k.load(y + self._place(m, t), floats, align=4) if again else k.zero(floats))
+                for t in range(spec.nr)
+            ]
+            for m in range(spec.mr)
         ]
-        if spec.act == "q8":
-            with k.loop(self.act.kb) as b:
-                self._block(b, sums)
-        else:
-            unroll = 4
-            with k.loop(self.act.kd // unroll) as c:
-                for u in range(unroll):
-                    self._dwords(c * unroll + u, sums)
+        step = STEP[spec.act]
+        with k.loop(last, start=first) as c:
+            if spec.act == "q8":
+                for part in range(BLOCK // self.act.sub):
+                    self._block(c, part, sums)
+            else:
+                for u in range(step):
+                    self._dwords(c * step + u, sums)
         return sums
+
+    def _place(self, m: int, t: int) -> Val:
+        """Where vector m of token t is, in bytes, in y and in the residual."""
+        column = self.seg.column + self.seg.first + self.isa.lanes * m
+        return (self.token + t) * (self.frame.int(Y_STRIDE) * 4) + column * 4
 
     def _weights(self, kd: Val) -> list[Val]:
         """The panel's vectors of one dword of K, as i32 bits."""
@@ -133,60 +190,84 @@ class Tile:
                     ty = f32 * isa.lanes
                     sums[m][t].v = k.fma(w.bits(ty), x.bits(ty), sums[m][t].v)
 
-    def _block(self, b: Val, sums: list[list[Var]]) -> None:
-        """32 values of K: eight dots an accumulator, then the scales."""
+    def _block(self, b: Val, part: int, sums: list[list[Var]]) -> None:
+        """The values of K that share a scale, 32 or a half of them: eight dots an accumulator or
+        four, then the scales.
+
+        An accumulator ends as the bits of the float MAGIC + dot (see ``act.py``), of which
+        ``fma(that, d_w, -MAGIC * d_w)`` makes dot * d_w, rounded once, without a conversion: two
+        operations beside eight dots, where converting takes three.
+        """
         k, isa, spec, act = self.k, self.isa, self.spec, self.act
         lanes, codes = isa.lanes, spec.fmt.codes
         assert codes is not None
-        ints, floats = i32 * lanes, f32 * lanes
+        floats = f32 * lanes
         group = b * (4 * spec.nr)
+        piece = b * (BLOCK // act.sub) + part  # which of them
 
-        def token(ty: object, off: int, t: int) -> Val:
-            return k.load(self.x, ty, offset=group + (off + 4 * t), align=4)  # type: ignore[arg-type]
+        def in_lanes(p: Val, ty: Ty, t: int, offset: Operand = 0) -> Val:
+            return k.splat(k.load(p + 4 * t, ty, offset=offset, align=4), ty * lanes)
 
-        starts = [
-            correction(codes, k.splat(token(i32, act.s_off, t), ints))
-            if codes.offset
-            else k.zero(ints)
-            for t in range(spec.nr)
-        ]
-        acc = [[starts[t] for t in range(spec.nr)] for _ in range(spec.mr)]
-        for step in range(8):
-            kd = b * 8 + step
+        offset, starts_at = code_offset(codes, isa), piece * (4 * spec.nr) + act.start_off
+        if codes.has_m or offset not in (0, OFFSET):
+            # What each token needs in every lane is computed for all tokens at once and read back
+            # lane by lane: a broadcast from memory costs no arithmetic.
+            start = k.load(self.x, i32 * spec.nr, offset=starts_at, align=4)
+            if codes.has_m:
+                d = k.load(self.x, f32 * spec.nr, offset=group + act.d_off, align=4)
+                k.store(self.lane_values, block_sums(k, start, d))
+            else:
+                k.store(self.lane_values, correction(offset, start) + MAGIC_BITS)
+            k.fence()
+        if not offset:
+            # Each accumulator's own copy in memory: of one constant LLVM would make 16 copies in
+            # registers, and spill.
+            acc = [
+                [in_lanes(self.lane_values, i32, (1 + m) * spec.nr + t) for t in range(spec.nr)]
+                for m in range(spec.mr)
+            ]
+        else:
+            base, at = (self.x, starts_at) if offset == OFFSET else (self.lane_values, 0)
+            starts = [in_lanes(base, i32, t, at) for t in range(spec.nr)]
+            acc = [list(starts) for _ in range(spec.mr)]
+        for step in range(act.sub // 4):
+            kd = piece * (act.sub // 4) + step
             weights = [w.bits(u8 * (4 * lanes)) for w in self._weights(kd)]
             for t in range(spec.nr):
                 x = self._token(kd, t).bits(i8 * (4 * lanes))
                 for m, w in enumerate(weights):
-                    acc[m][t] = isa.dot4(k, acc[m][t], w, x, codes.top)
-            k.fence()
+                    acc[m][t] = isa.dot4(k, acc[m][t], w, x, code_top(codes, isa))
+            if spec.fence and (step + 1) % spec.fence == 0:
+                k.fence()
         scales = self.panel + (4 * self.rows * act.kd)
         for m in range(spec.mr):
-            at = b * (4 * self.rows) + 4 * lanes * m
+            at = piece * (4 * self.rows) + 4 * lanes * m
             d_w = k.load(scales, floats, offset=at, align=4)
+            less = d_w * -MAGIC
+            if codes.has_m:
+                m_w = k.load(scales, floats, offset=at + 4 * self.rows * act.ks, align=4)
             for t in range(spec.nr):
-                d_x = k.splat(token(f32, act.d_off, t), floats)
-                sums[m][t].v = k.fma(acc[m][t].to(f32), d_w * d_x, sums[m][t].v)
-            if codes.m:
-                m_w = k.load(scales, floats, offset=at + 4 * self.rows * act.kb, align=4)
-                for t in range(spec.nr):
-                    total = block_sums(k, token(i32, act.s_off, t), token(f32, act.d_off, t))
-                    sums[m][t].v = k.fma(m_w, k.splat(total, floats), sums[m][t].v)
+                d_x = in_lanes(self.x, f32, t, group + act.d_off)
+                if isa.fused:
+                    dot = k.fma(acc[m][t].bits(floats), d_w, less)
+                else:
+                    dot = (acc[m][t] - MAGIC_BITS).to(f32) * d_w
+                total = k.fma(dot, d_x, sums[m][t].v)
+                if codes.has_m:
+                    total = k.fma(m_w, in_lanes(self.lane_values, f32, t), total)
+                sums[m][t].v = total
 
-    def store(self, sums: list[list[Var]], token: Val) -> None:
-        """Write the tile. Rows of y are padded to whole panels and to whole groups, so no edge
-        needs a mask.
+    def store(self, sums: list[list[Var]], again: bool) -> None:
+        """Write the tile, with bias and residual the first time. Rows of y are padded to whole
+        panels and to whole groups, so no edge needs a mask.
         """
         k, lanes = self.k, self.isa.lanes
-        stride = self.frame.int(Y_STRIDE) * 4
         for t in range(self.spec.nr):
-            row = (token + t) * stride
             for m in range(self.spec.mr):
-                first = self.seg.first + lanes * m
-                column = row + (self.seg.column + first) * 4
-                y = sums[m][t].v
-                bias = add_bias(k, self.seg, first, lanes)
-                if bias is not None:
+                place, y = self._place(m, t), sums[m][t].v
+                bias = add_bias(k, self.seg, self.seg.first + lanes * m, lanes)
+                if bias is not None and not again:
                     y = y + bias
-                if self.spec.residual:
-                    y = y + k.load(self.frame.ptr(RESIDUAL) + column, f32 * lanes, align=4)
-                k.store(self.frame.ptr(Y) + column, y, align=4)
+                if self.spec.residual and not again:
+                    y = y + k.load(self.frame.ptr(RESIDUAL) + place, f32 * lanes, align=4)
+                k.store(self.frame.ptr(Y) + place, y, align=4)

@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.formats import Format, by_name
 from treadle.jit.types import f32
-from treadle.kernels.act import Act
+from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.spec import Frame, Spec
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class Matmul(Spec):
     def layout(self) -> Act:
         """How this kernel wants its activations."""
         raise NotImplementedError
+
+    @property
+    def sub(self) -> int:
+        """Codes that share a scale."""
+        return self.fmt.codes.sub if self.fmt.codes else BLOCK
 
     def rows_per_item(self, lanes: int) -> int:
         raise NotImplementedError

@@ -22,7 +22,7 @@ MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_p
 
 @dataclass(frozen=True)
 class Merge(Spec):
-    """Joins the items of one tile: ``out = sum O_i e**(m_i - m) / sum l_i e**(m_i - m)``, in the
+    """Joins the items of one tile: ``out = sum O_i 2**(m_i - m) / sum l_i 2**(m_i - m)``, in the
     order of the keys.
 
     Arguments: ``partials, out, out_stride``. Items: merges x head groups.
@@ -60,7 +60,7 @@ class Merge(Spec):
                     total.v = k.const(0.0, f32)
                     with k.loop(n) as i:
                         at = source + i * record
-                        gain = math.exp(k, k.splat(k.load(at, f32, offset=dims * 4) - m.v, floats))
+                        gain = math.exp2(k, k.splat(k.load(at, f32, offset=dims * 4) - m.v, floats))
                         o.v = k.fma(k.load(at, floats, offset=d * 4), gain, o.v)
                         total.v = k.fma(
                             k.load(at, f32, offset=dims * 4 + 4), k.extract(gain, 0), total.v
@@ -77,7 +77,7 @@ class Merge(Spec):
         out = out.reshape(-1, out_stride)
         for merge in run.attn_merges_local if self.local else run.attn_merges_global:
             part = data[int(merge["partial"]) :][: int(merge["n_partials"])].astype(np.float64)
-            gain = np.exp(part[..., dims] - part[..., dims].max(0))
+            gain = np.exp2(part[..., dims] - part[..., dims].max(0))
             o = (part[..., :dims] * gain[..., None]).sum(0) / (part[..., dims + 1] * gain).sum(0)[
                 ..., None
             ]

@@ -1,30 +1,76 @@
 """Packing: a strip of weight rows, unpacked into cache in the order that the tile loop reads.
 
-A panel is ``[KD, P]`` dwords (see ``act.py``) of P rows, then for int8 formats the scales ``[KB,
-P]`` in f32 and, where the format has them, the minimums ``[KB, P]``. Rows past the last one repeat
+A panel is ``[KD, P]`` dwords (see ``act.py``) of P rows, then for int8 formats the scales ``[KS,
+P]`` in f32 and, where the format has them, the minimums ``[KS, P]``. Rows past the last one repeat
 it, so nothing outside the tensor is ever read.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treadle.jit.types import f32, i32
-from treadle.kernels.act import BLOCK, CHUNK, PER_DWORD, Act, bf16_bits
-from treadle.kernels.blocks import load_scales, unpack_codes
+from treadle.kernels.act import BLOCK, CHUNK, OFFSET, PER_DWORD, Act, bf16_bits
+from treadle.kernels.blocks import (
+    codes_in_order,
+    load_scales,
+    load_weights,
+    scales_of,
+    unpack_codes,
+)
 from treadle.kernels.spec import round_up
 
 if TYPE_CHECKING:
     from treadle.formats import Format
+    from treadle.formats.format import Codes
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
 
+STAGE = 256  # codes of a row that are unpacked at once
+
+
 def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
     """Scratch for one panel."""
-    n_scales = act.kb * (2 if fmt.codes and fmt.codes.m else 1)
+    n_scales = act.ks * (2 if fmt.codes and fmt.codes.has_m else 1)
     return round_up(4 * rows * (act.kd + n_scales), 64)
+
+
+def stage_blocks(fmt: Format, k: int) -> int:
+    """Blocks of a row that are unpacked before they are put in order: about STAGE codes."""
+    n = 1
+    while 2 * n * fmt.block <= STAGE and k // fmt.block % (2 * n) == 0:
+        n *= 2
+    return n
+
+
+def stage_bytes(fmt: Format, k: int, lanes: int) -> int:
+    """Scratch for the codes, scales and minimums of ``lanes`` rows of that many blocks."""
+    if fmt.codes is None or not is_staged(fmt):
+        return 0
+    n = stage_blocks(fmt, k) * fmt.block
+    return lanes * (n + 8 * (n // fmt.codes.sub))
+
+
+def is_staged(fmt: Format) -> bool:
+    """Blocks with more than one scale are unpacked row by row first."""
+    return fmt.codes is not None and fmt.codes.scales is not None
+
+
+def code_offset(codes: Codes, isa: Isa) -> int:
+    """What to subtract from a panel's code: OFFSET, which the activations are prepared for, unless
+    there is nothing to subtract or such large codes would be slower.
+    """
+    if codes.offset and codes.top + OFFSET - codes.offset <= isa.dot4_top:
+        return OFFSET
+    return codes.offset
+
+
+def code_top(codes: Codes, isa: Isa) -> int:
+    """The largest code in a panel."""
+    return codes.top + code_offset(codes, isa) - codes.offset
 
 
 def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
@@ -68,13 +114,21 @@ def emit_pack(
     fmt: Format,
     act: Act,
     panel: Val,
+    stage: Val,
     weights: Val,
     first: Val,
     m: Val,
     rows: int,
 ) -> None:
-    """Pack rows ``first .. first + rows`` of ``weights [m, K]`` into ``panel``."""
+    """Pack rows ``first .. first + rows`` of ``weights [m, K]`` into ``panel``, by way of
+    ``stage``.
+    """
     lanes = isa.lanes
+    if is_staged(fmt):
+        with k.loop(rows, step=lanes) as at:
+            source = Rows(weights, first + at, m, fmt.row_bytes(act.k))
+            _pack_staged(k, isa, fmt, act, panel + at * 4, stage, source, rows)
+        return
     for strip in range(0, rows, lanes):
         pointers = row_pointers(k, weights, first + strip, m, lanes, fmt.row_bytes(act.k))
         out = panel + strip * 4
@@ -90,22 +144,79 @@ def _pack_codes(
     codes = fmt.codes
     assert codes is not None
     lanes, size = isa.lanes, fmt.dtype.itemsize
+    more = code_offset(codes, isa) - codes.offset
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
         blocks = [p + b * size for p in pointers]
         for p in blocks:
             k.prefetch(p + lanes * fmt.row_bytes(act.k), 2)  # the strip after this one
-        quants = [k.concat(*unpack_codes(k, fmt, [p])).bits(i32 * 8) for p in blocks]
-        to = out + b * (8 * rows * 4)
-        for c, column in enumerate(transpose(k, quants, lanes)):
-            for i, v in enumerate(column):
-                k.store(to, v, offset=4 * (c * rows + i * v.ty.lanes))
+        quants = [(k.concat(*unpack_codes(k, fmt, [p])) + more).bits(i32 * 8) for p in blocks]
+        _store_columns(k, isa, out + b * (8 * rows * 4), quants, rows)
         for at, field in enumerate(f for f in (codes.d, codes.m) if f):
             k.store(
                 scales + 4 * rows * act.kb * at,
                 load_scales(k, isa, fmt, blocks, field),
                 offset=b * (4 * rows),
             )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows from ``first`` on of ``weights [m, n_bytes]``; the last stands in for those past it."""
+
+    weights: Val
+    first: Val
+    m: Val
+    n_bytes: int
+
+    def row(self, k: Builder, r: Val) -> Val:
+        return self.weights + k.min(self.first + r, self.m - 1) * self.n_bytes
+
+
+def _pack_staged(
+    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, stage: Val, source: Rows, rows: int
+) -> None:
+    """Large blocks: each row's are unpacked into ``stage``, then all rows' put in order together,
+    the 32 codes of a block of activations at a time.
+    """
+    codes, lanes = fmt.codes, isa.lanes
+    assert codes is not None
+    more, n_blocks = code_offset(codes, isa) - codes.offset, stage_blocks(fmt, act.k)
+    n, n_subs = n_blocks * fmt.block, fmt.block // codes.sub
+    pitch, n_scales = n + 8 * (n // codes.sub), 2 if codes.has_m else 1
+    scales = out + 4 * rows * act.kd
+    with k.loop(act.k // n) as c:
+        with k.loop(lanes) as r:
+            at = source.row(k, r) + c * (n_blocks * fmt.dtype.itemsize)
+            for line in range(0, n_blocks * fmt.dtype.itemsize, 64):
+                k.prefetch(at + (2 * n_blocks * fmt.dtype.itemsize + line), 2)
+            with k.loop(n_blocks) as i:
+                block = at + i * fmt.dtype.itemsize
+                to = stage + (r * pitch + i * fmt.block)
+                k.store(to, codes_in_order(k, fmt, block) + more)
+                to = stage + (r * pitch + n + i * (4 * n_subs))
+                for which, v in enumerate(scales_of(k, isa, fmt, [block])[:n_scales]):
+                    assert v is not None
+                    k.store(to, v, offset=which * 4 * (n // codes.sub))
+        with k.loop(n // BLOCK) as j:
+            held = [k.load(stage + j * BLOCK, i32 * 8, offset=r * pitch) for r in range(lanes)]
+            to = out + (c * (n // BLOCK) + j) * (8 * rows * 4)
+            _store_columns(k, isa, to, held, rows)
+        width = min(n // codes.sub, 8)
+        for which in range(n_scales):
+            with k.loop(n // codes.sub, step=width) as j:
+                at = stage + j * 4
+                skip = n + which * 4 * (n // codes.sub)
+                held = [k.load(at, i32 * width, offset=r * pitch + skip) for r in range(lanes)]
+                to = scales + (c * (n // codes.sub) + j) * (4 * rows)
+                _store_columns(k, isa, to + which * (4 * rows * act.ks), held, rows)
+
+
+def _store_columns(k: Builder, isa: Isa, to: Val, held: list[Val], rows: int) -> None:
+    """The dwords of some rows, column after column of a panel of ``rows``."""
+    for c, column in enumerate(transpose(k, held, isa.lanes)):
+        for i, v in enumerate(column):
+            k.store(to, v, offset=4 * (c * rows + i * v.ty.lanes))
 
 
 def _pack_floats(
@@ -124,10 +235,7 @@ def _pack_floats(
         for p in pointers:
             x = load_floats(k, isa, fmt, p, c, n_values, n)
             vectors.append((bf16_bits(k, x) if act.kind == "bf16" else x).bits(i32 * n_dwords))
-        to = out + c * (n_dwords * rows * 4)
-        for col, column in enumerate(transpose(k, vectors, isa.lanes)):
-            for i, v in enumerate(column):
-                k.store(to, v, offset=4 * (col * rows + i * v.ty.lanes))
+        _store_columns(k, isa, out + c * (n_dwords * rows * 4), vectors, rows)
 
     with k.loop(full) as c:
         chunk(c, n_values)
@@ -144,12 +252,11 @@ def load_floats(k: Builder, isa: Isa, fmt: Format, row: Val, c: Val, n_values: i
             return k.zero(f32 * n_values)
         at = row + c * (n_values * fmt.dtype.itemsize)
         return fmt.load(k, isa, at, n_values, n)  # type: ignore[no-any-return]
-    blocks = []
-    for j in range(n_values // BLOCK):
-        p = row + (c * (n_values // BLOCK) + j) * fmt.dtype.itemsize
-        x = (k.concat(*unpack_codes(k, fmt, [p])).to(i32) - codes.offset).to(f32)
-        x = x * load_scales(k, isa, fmt, [p], codes.d, BLOCK)
-        if codes.m:
-            x = x + load_scales(k, isa, fmt, [p], codes.m, BLOCK)
-        blocks.append(x)
-    return k.concat(*blocks)
+    first = row + c * (n_values // fmt.block * fmt.dtype.itemsize)
+    return k.concat(
+        *(
+            part
+            for j in range(n_values // fmt.block)
+            for part in load_weights(k, isa, fmt, first + j * fmt.dtype.itemsize)
+        )
+    )

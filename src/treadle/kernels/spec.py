@@ -128,6 +128,12 @@ class Spec:
         """Bytes of scratch a thread needs."""
         return 0
 
+    def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
+        """Bytes of keys and values that ``n_tokens`` of one sequence behind ``n_before`` others
+        make this kernel read at least, and operations on them: nothing, but for attention.
+        """
+        return 0, 0
+
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:

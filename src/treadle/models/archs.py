@@ -29,6 +29,9 @@ QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 POST_NORM = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
+Rope = Literal["norm", "neox"]
+ROPES: tuple[Rope, ...] = ("norm", "neox")
+
 
 @dataclass(frozen=True)
 class Arch:
@@ -47,7 +50,7 @@ class Arch:
     """
 
     name: str
-    rope: Literal["norm", "neox"] = "neox"
+    rope: Rope = "neox"
     activation: Literal["silu", "gelu"] = "silu"
     needs: frozenset[str] = frozenset()
     embd_scale: bool = False

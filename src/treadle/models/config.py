@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import ARCHS, Arch, check_tensors
+from treadle.models.archs import ARCHS, ROPES, Arch, check_tensors
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 N_LAYER_MAX = 1024
 SIZE_MAX = 1 << 24  # of any width: far above what exists, far below what overflows
+ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
+WINDOW_KEY = "attention.sliding_window_pattern"
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")
 
 
@@ -101,7 +103,14 @@ def _find_arch(gguf: GGUF) -> Arch:
         raise UnsupportedError(
             f"{gguf.path}: architecture {name!r}: treadle has {', '.join(ARCHS)}{hint}"
         )
-    return ARCHS[name]
+    asked = gguf.metadata.get(ROPE_KEY)
+    if asked is None:
+        return ARCHS[name]
+    for rope in ROPES:
+        if rope == asked:
+            return replace(ARCHS[name], rope=rope)
+    expected = " or ".join(ROPES)
+    raise FileError(f"is {asked!r}", path=gguf.path, where=ROPE_KEY, expected=expected)
 
 
 def _refuse_other_graphs(keys: _Keys) -> None:
@@ -127,7 +136,8 @@ def _read_keys(keys: _Keys, arch: Arch) -> Config:
     head_dim = keys.integer("attention.key_length", n_embd // n_head, lo=1, hi=SIZE_MAX)
     n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
     window = keys.integer("attention.sliding_window", 0, lo=0, hi=1 << 31)
-    local = _local_layers(keys, arch, n_layer) if arch.window_period and window else ()
+    windowed = bool(window) and (arch.window_period > 0 or keys.has(WINDOW_KEY))
+    local = _local_layers(keys, arch, n_layer) if windowed else ()
     width = n_embd / n_head if n_layer in arch.width_scaled else head_dim
     return Config(
         arch=arch,
@@ -187,7 +197,7 @@ def _rope_fields(keys: _Keys, arch: Arch, head_dim: int, n_ctx_train: int) -> di
 
 def _local_layers(keys: _Keys, arch: Arch, n_layer: int) -> tuple[bool, ...]:
     """Which layers have the window: the key is a period, or one flag per layer."""
-    key = "attention.sliding_window_pattern"
+    key = WINDOW_KEY
     flags = keys.get(key)
     if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
         if len(flags) != n_layer or any(flag not in (0, 1) for flag in flags):

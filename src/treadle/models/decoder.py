@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.kernels.attention import SPLIT, Attention
+from treadle.kernels.choice import SHIPPED, Table
 from treadle.kernels.elementwise import Embed, Norm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
@@ -40,10 +41,13 @@ def build_plan(
     *,
     n_threads: int,
     deterministic: bool = False,
+    table: Table = SHIPPED,
 ) -> Plan:
-    """The plan for batches of up to ``n_tokens`` tokens that want logits of up to ``n_outputs``."""
+    """The plan for batches of up to ``n_tokens`` tokens that want logits of up to ``n_outputs``;
+    ``table``: this machine's own tiles.
+    """
     plan = _Decoder(
-        config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic
+        config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic, table
     ).build()
     plan.place()
     return plan
@@ -192,7 +196,7 @@ class _Decoder(Graph):
         h = self._acts("output_norm", act, self.out_rows)
         self._step(
             "output_norm",
-            Norm(act.kind, act.k, act.group, config.norm_eps, outputs=True),
+            Norm(act.kind, act.k, act.group, config.norm_eps, outputs=True, sub=act.sub),
             (x, self._floats_const("output_norm.weight"), h, None, self._stride(config.n_embd)),
             reads=(x,),
             writes=(h,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.choice import GEMV_TOKENS, matmul
+from treadle.kernels.choice import GEMV_TOKENS, Table, matmul, tokens_per_item
 from treadle.kernels.elementwise import Norm, Pack
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import Grid, round_up
@@ -35,13 +35,14 @@ class Graph:
         n_outputs: int,
         n_threads: int,
         deterministic: bool,
+        table: Table,
     ) -> None:
         if config.head_dim != config.head_dim_v:
             raise UnsupportedError(
                 f"heads with {config.head_dim} dims for keys and {config.head_dim_v} for values"
             )
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
-        self.n_threads, self.deterministic = n_threads, deterministic
+        self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
         shared = config.n_head // config.n_head_kv
         decoding = n_tokens in GEMV_TOKENS and not deterministic
         tile = 1 if decoding else max(1, TILE_ROWS // shared)
@@ -61,11 +62,11 @@ class Graph:
             act = self._matmul_of(name, self.config.n_embd).layout()
             if act in out:
                 continue
-            suffix = "" if not out else f".{act.kind}"
+            suffix = "" if not out else f".{act.kind}_group{act.group}_sub{act.sub}"
             out[act] = self._acts(f"{label}.norm{suffix}", act, self.rows)
             self._step(
                 f"{label}.norm{suffix}",
-                Norm(act.kind, act.k, act.group, self.config.norm_eps),
+                Norm(act.kind, act.k, act.group, self.config.norm_eps, sub=act.sub),
                 (x, self._floats_const(norm), out[act], None, self._stride(self.config.n_embd)),
                 reads=(x,),
                 writes=(out[act],),
@@ -115,7 +116,7 @@ class Graph:
     def _packed(self, label: str, fn: str, x: Buffer, names: list[str], k: int, up: int) -> Buffer:
         act = self._matmul_of(names[0], k).layout()
         out = self._acts(label, act, self.rows)
-        spec = Pack(fn, act.kind, k, act.group)
+        spec = Pack(fn, act.kind, k, act.group, act.sub)
         self._step(
             label,
             spec,
@@ -173,15 +174,8 @@ class Graph:
     ) -> None:
         rows = spec.rows_per_item(self.isa.lanes)
         strips = sum(-(-height // rows) for height in heights)
-        tokens = round_up(n_tokens, spec.nr)
-        if spec.op == "gemm":
-            # Few rows for many cores: cut the tokens as well, at the price of packing a panel more
-            # than once.
-            cuts = max(1, min(-(-n_tokens // (8 * spec.nr)), -(-self.n_threads * 4 // strips)))
-            tokens = round_up(-(-n_tokens // cuts), spec.nr)
-            grid = Grid(strips, spec.count, tokens)
-        else:
-            grid = Grid(strips, spec.count, spec.nr)
+        tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
+        grid = Grid(strips, spec.count, tokens)
         args: list[Arg] = [h, residual, y, y.row_bytes // 4, tokens]
         for name, height, column in zip(names, heights, columns, strict=True):
             bias = self._floats_const(f"{name}.bias") if spec.bias else None
@@ -201,7 +195,8 @@ class Graph:
 
     def _matmul(self, fmt: Format, k: int, n: int, **fields: bool | int) -> Matmul:
         # One kernel family for every batch: what else is in it cannot change how a sum is taken.
-        return matmul(fmt, self.isa, k, GEMV_TOKENS[-1] + 1 if self.deterministic else n, **fields)
+        n = GEMV_TOKENS[-1] + 1 if self.deterministic else n
+        return matmul(fmt, self.isa, k, n, self.table, **fields)
 
     def _matmul_of(self, name: str, k: int, **fields: bool | int) -> Matmul:
         return self._matmul(self.weights.format(f"{name}.weight"), k, self.plan.n_tokens, **fields)
@@ -230,7 +225,8 @@ class Graph:
 
     def _rows_for(self, n: int) -> int:
         """Rows of a buffer: a tile writes whole groups of tokens, also past the last one."""
-        return n if n in GEMV_TOKENS and not self.deterministic else round_up(n, 64) + 64
+        exact = self.table.only_gemv(n) and not self.deterministic
+        return n if exact else round_up(n, 64) + 64
 
     def _stride(self, columns: int) -> int:
         return round_up(columns, COLUMNS)

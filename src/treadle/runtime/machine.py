@@ -58,35 +58,43 @@ def affinity() -> list[int]:
 
 def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
     """Processors' worth of time that the control group (v2, else v1) allows; None for no limit."""
-    best: float | None = None
-    for text in _cgroup_files("cpu.max", root, proc):
-        words = text.split()
-        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-            share = int(words[0]) / int(words[1])
-            best = share if best is None else min(best, share)
-    quota, period = _read(root / "cpu/cpu.cfs_quota_us"), _read(root / "cpu/cpu.cfs_period_us")
-    if best is None and quota.isdigit() and period.isdigit():
-        best = int(quota) / int(period)
-    return best
+    pairs = [tuple(_read(folder / "cpu.max").split()) for folder in _groups("", root, proc)]
+    pairs += [
+        (_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+        for folder in _groups("cpu", root, proc)
+    ]
+    shares = [
+        int(pair[0]) / int(pair[1])
+        for pair in pairs
+        if len(pair) == 2 and pair[0].isdigit() and pair[1].isdigit() and int(pair[1])
+    ]
+    return min(shares, default=None)
 
 
 def memory_limit(root: Path = CGROUP, proc: Path = PROC) -> int | None:
     """Bytes that the control group (v2, else v1) allows, or None for no limit."""
-    texts = [*_cgroup_files("memory.max", root, proc), _read(root / "memory/memory.limit_in_bytes")]
+    texts = [_read(folder / "memory.max") for folder in _groups("", root, proc)]
+    texts += [_read(folder / "memory.limit_in_bytes") for folder in _groups("memory", root, proc)]
     limits = [int(text) for text in texts if text.isdigit()]
     return min((n for n in limits if n < 1 << 60), default=None)  # v1 writes "no limit" as 2**63
 
 
-def _cgroup_files(name: str, root: Path, proc: Path) -> Iterator[str]:
-    """The file ``name`` of this process's v2 group and of every group around it: each may limit."""
-    lines = _read(proc / "self/cgroup").splitlines()
-    group = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
+    """The folders of this process's group and of every group around it, for each may limit.
+
+    ``controller``: of v1's, which have a tree each; empty for v2, which has one for all.
+    """
+    root = root / controller
+    group = ""
+    for line in _read(proc / "self/cgroup").splitlines():  # 4:cpu,cpuacct:/box, or 0::/box
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller in controllers.split(","):
+            group = path.strip("/")
     folder = root / group
-    while folder == root or root in folder.parents:
-        yield _read(folder / name)
-        if folder == root:
-            break
+    while folder != root and root in folder.parents:
+        yield folder
         folder = folder.parent
+    yield root
 
 
 def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]]:
@@ -112,6 +120,8 @@ def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
         capacity = _read(cpus / f"cpu{cpu}" / "cpu_capacity")
         frequency = _read(cpus / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq")
         power[cpu] = int(capacity or frequency or 0)
+    if not all(power.values()):  # of some nobody says
+        return cores
     top = max(power.values(), default=0)
     return [cpu for cpu in cores if power[cpu] >= 0.8 * top]
 
@@ -145,6 +155,20 @@ def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
     return limits
 
 
+def power_limits(sys_root: Path = SYS) -> list[str]:
+    """What saves power for the whole machine, each with its cure; nothing if nobody says."""
+    limits = []
+    profile = _read(sys_root / "firmware/acpi/platform_profile")
+    if profile in ("low-power", "quiet", "cool"):
+        cure = "echo performance > /sys/firmware/acpi/platform_profile"
+        limits.append(f"the platform profile is {profile}: {cure}")
+    supplies = list((sys_root / "class/power_supply").glob("*"))
+    mains = [_read(s / "online") for s in supplies if _read(s / "type") == "Mains"]
+    if mains and "1" not in mains:
+        limits.append("this machine runs on battery, which lowers clocks: plug it in")
+    return limits
+
+
 def governor_of(cpu: int = 0, cpus: Path = CPUS) -> str | None:
     """The frequency governor; None where there is none, as in most virtual machines."""
     return _read(cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor") or None
@@ -159,6 +183,11 @@ def memory(proc: Path = PROC) -> tuple[int, int]:
         if words and words[0].isdigit():
             sizes[name] = int(words[0]) << 10
     return sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
+
+
+def memory_nodes(sys_root: Path = SYS) -> int:
+    """Parts of the memory that some processors reach sooner than others; 1 if nobody says."""
+    return max(1, len(_numbers(_read(sys_root / "devices/system/node/has_memory"))))
 
 
 def huge_pages(sys_root: Path = SYS) -> str | None:
@@ -209,12 +238,24 @@ def cache_bytes(cpus: Path = CPUS) -> int:
 
 def online(cpus: Path = CPUS) -> list[int]:
     """The processors that are switched on."""
+    return _numbers(_read(cpus / "online")) or list(range(os.cpu_count() or 1))
+
+
+def _numbers(text: str) -> list[int]:
+    """``0-2,5`` as numbers."""
     found: list[int] = []
-    for part in _read(cpus / "online").split(","):
+    for part in text.split(","):
         first, _, last = part.partition("-")
         if first.isdigit():
             found += range(int(first), int(last or first) + 1)
-    return found or list(range(os.cpu_count() or 1))
+    return found
+
+
+def is_virtual(proc: Path = PROC) -> bool:
+    """Tell whether the processor says that it is a virtual machine's."""
+    lines = _read(proc / "cpuinfo").splitlines()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return "hypervisor" in flags.split()
 
 
 def cpu_name(proc: Path = PROC) -> str:

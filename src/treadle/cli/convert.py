@@ -1,0 +1,128 @@
+"""``treadle convert``: a checkpoint of any kind as one mappable GGUF file."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.cli.meter import Meter
+from treadle.cli.table import n_bytes, print_json, printable
+from treadle.errors import FileError, UnsupportedError
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
+
+
+class Alignment(click.ParamType[int]):
+    """A power of two, or ``page``: what this machine maps at a time."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it."""
+        if value == "page":
+            return mmap.PAGESIZE
+        n = int(value) if str(value).isdecimal() else 0
+        if n < 1 or n & (n - 1) or n >= 1 << 31:
+            self.fail(f"'{value}' is neither a power of two nor 'page'", param, ctx)
+        return n
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: ``500M``, ``2G``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read it."""
+        match = re.fullmatch(r"(\d{1,15})([KMG]?)", str(value).upper())
+        if match is None or not int(match[1]):
+            self.fail(f"'{value}' is no size, such as 500M or 2G", param, ctx)
+        return int(match[1]) * UNITS[match[2]]
+
+
+@click.command()
+@click.argument("src", type=click.Path())
+@click.argument("dst", type=click.Path())
+@click.option(
+    "--type",
+    "fmt",
+    metavar="TYPE",
+    help="Format of the matrices, such as F16 or Q8_0; as in SRC by default. Vectors become F32.",
+)
+@click.option("--align", type=Alignment(), default="32", help="Of tensors: bytes, or 'page'.  [32]")
+@click.option("--split-max-size", type=Size(), help="Write shards, none larger than this: 2G.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(),
+    metavar="FILE",
+    help="For checkpoints without one: tokenizer.model or tokenizer.bin.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the metadata, such as llama.context_length=4096; may be repeated.",
+)
+@click.option("--force", is_flag=True, help="Replace DST if it exists.")
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    help="Continue the same conversion where it was stopped.  [resume]",
+)
+@click.option("--allow-nonfinite", is_flag=True, help="Take infinities and NaNs among the weights.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    src: str, dst: str, fmt: str | None, align: int, split_max_size: int | None,
+    tokenizer: str | None, settings: tuple[str, ...], force: bool, resume: bool,
+    allow_nonfinite: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Write the checkpoint SRC as the GGUF file DST.
+
+    SRC is told by its content: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
+    checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards become one file).
+    """
+    from treadle.convert.kinds import find_kind, open_source
+    from treadle.convert.output import STAGE, convert
+    from treadle.convert.pagecache import before_opening
+    from treadle.convert.recipe import Options
+    from treadle.formats import by_name
+
+    try:
+        options = Options(
+            None if fmt is None else by_name(fmt), align, split_max_size or 0, force, resume,
+            allow_nonfinite, settings,
+        )  # fmt: skip
+    except UnsupportedError as error:
+        raise click.UsageError(str(error)) from error
+
+    def say(text: str) -> None:
+        click.echo(f"treadle: {printable(text)}", err=True)
+
+    path, target = Path(src).expanduser(), Path(dst).expanduser()
+    if not target.parent.is_dir():
+        raise FileError("there is no such folder", path=target.parent)
+    cache = before_opening(path)
+    source = None
+    try:
+        kind = find_kind(path)
+        source = open_source(path, None if tokenizer is None else Path(tokenizer).expanduser())
+        for note in getattr(source, "notes", ()):
+            say(note)
+        with Meter(STAGE, "B") as meter:
+            written = convert(source, target, options, progress=meter, say=say, cache=cache)
+    finally:
+        if source is not None:
+            source.close()
+        cache.close()
+    sizes = [made.stat().st_size for made in written]
+    if as_json:
+        paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]
+        print_json({"source": str(path), "kind": kind.name, "files": paths})
+    else:
+        for made, size in zip(written, sizes, strict=True):
+            print(f"{printable(str(made))}  {n_bytes(size)}")

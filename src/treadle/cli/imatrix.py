@@ -1,0 +1,118 @@
+"""``treadle imatrix``: what in a model's weights matters for a text."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.load import find_model, load_model
+from treadle.cli.meter import Meter
+from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of, read_text
+from treadle.cli.table import print_json, printable
+from treadle.errors import FileError
+
+if TYPE_CHECKING:
+    from treadle.imatrix.matrix import ImportanceMatrix
+    from treadle.model import Model
+
+STAGE = "imatrix"
+
+
+@click.command()
+@click.argument("model", type=click.Path())
+@click.argument("file", type=click.Path())
+@click.option(
+    "-o", "--output", default="imatrix.gguf", metavar="OUT", type=click.Path(), show_default=True,
+    help="The file to write.",
+)  # fmt: skip
+@click.option(
+    "-c", "--context", type=click.IntRange(4), default=DEFAULT_CONTEXT, metavar="N",
+    show_default=True, help="Tokens of a window.",
+)  # fmt: skip
+@click.option("--chunks", type=click.IntRange(1), metavar="N", help="At most N windows.")
+@click.option(
+    "--in-file", "others", multiple=True, metavar="FILE", type=click.Path(),
+    help="Add what an earlier run has found; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--process-output", is_flag=True, help="The output matrix too (more slowly)."
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    model: str, file: str, output: str, context: int, chunks: int | None, others: tuple[str, ...],
+    process_output: bool, force: bool, threads: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Let MODEL read the text FILE, and write how much passes into each column of its weights.
+
+    `treadle quantize --imatrix OUT` then spends its precision there. The text should be like what
+    the model is to be used for, some hundred thousand tokens of it; MODEL best the unquantized one.
+    """
+    from treadle.imatrix.matrix import missing, read
+    from treadle.quantize.plan import is_matrix
+
+    if os.path.exists(output) and not force:
+        raise FileError("exists already: --force replaces it", path=output)
+    earlier = [read(other) for other in others]
+    with Meter(STAGE, "tok") as meter:
+        loaded = load_model(
+            str(find_model(model, meter)), meter, threads=threads, context=context
+        )  # fmt: skip
+        try:
+            began = time.perf_counter()
+            matrix = run(loaded, file, context, chunks, process_output, meter)
+            seconds = time.perf_counter() - began
+            own = matrix.n_chunks
+            for other in earlier:
+                matrix = matrix + other
+            names = [n for n, t in loaded.gguf.tensors.items() if is_matrix(n, t.shape)]
+            left_out = missing(matrix, names)
+        finally:
+            loaded.close()
+    matrix.write(output)
+    report: dict[str, Any] = {
+        "model": str(loaded.path),
+        "path": output,
+        "n_entries": len(matrix.entries),
+        "n_chunks": matrix.n_chunks,
+        "chunk_size": matrix.chunk_size,
+        "datasets": list(matrix.datasets),
+        "without": left_out,
+        "seconds": seconds,
+        "tok_s": own * context / seconds,
+    }
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report)
+
+
+def run(
+    model: Model, file: str, n_ctx: int, chunks: int | None, with_output: bool, meter: Meter
+) -> ImportanceMatrix:
+    """Cut the text and collect."""
+    from treadle.imatrix.collect import collect
+    from treadle.perplexity import cut
+
+    bos = bos_of(model.tokenizer)
+    ids = model.tokenize(read_text(file), special=False)
+    windows = cut(ids, n_ctx, bos=bos, n_windows=chunks)
+    return collect(
+        model.engine, windows.tokens, file, bos=bos, with_output=with_output,
+        progress=lambda done, total: meter(STAGE, done, total),
+    )  # fmt: skip
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print it for people."""
+    print(
+        f"{printable(report['path'])}: {report['n_entries']} matrices, "
+        f"{report['n_chunks']} windows of {report['chunk_size']} tokens, "
+        f"{report['tok_s']:.0f} tokens/s"
+    )
+    if report["without"]:
+        print(f"nothing for {', '.join(map(printable, report['without']))}")

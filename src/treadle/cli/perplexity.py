@@ -1,0 +1,213 @@
+"""``treadle perplexity``: how well a model predicts a text, alone and beside a reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.load import find_model, load_model
+from treadle.cli.meter import Meter
+from treadle.cli.table import heading, print_json, print_table, printable
+from treadle.errors import FileError, TreadleError
+
+if TYPE_CHECKING:
+    from treadle.model import Model
+    from treadle.perplexity import Measured, Reference, Summary, Windows
+
+DEFAULT_CONTEXT = 512  # tokens: what published numbers are for
+STAGE = "perplexity"
+
+
+@click.command()
+@click.argument("model", type=click.Path())
+@click.argument("file", type=click.Path(), required=False)
+@click.option(
+    "--kl-from", "reference", metavar="REF", type=click.Path(),
+    help="Compare with the predictions of this model, or with saved ones.",
+)  # fmt: skip
+@click.option(
+    "-c", "--context", type=click.IntRange(4), metavar="N",
+    help=f"Tokens of a window.  [default: {DEFAULT_CONTEXT}]",
+)  # fmt: skip
+@click.option("--chunks", type=click.IntRange(1), metavar="N", help="At most N windows.")
+@click.option(
+    "--stride", type=click.IntRange(1), metavar="N",
+    help="Windows N tokens apart, of which the last N tokens are scored.",
+)  # fmt: skip
+@click.option(
+    "--save-logits", "save", metavar="FILE", type=click.Path(),
+    help="Keep the predictions, for --kl-from.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
+@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    model: str, file: str | None, reference: str | None, context: int | None, chunks: int | None,
+    stride: int | None, save: str | None, force: bool, threads: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the perplexity of MODEL on the text FILE ("-": standard input).
+
+    The text is cut into windows; the second half of each is scored. With --kl-from, also how far
+    the predictions are from the reference's. Saved predictions hold their text: then without FILE.
+    """
+    from treadle.perplexity import SavedLogits, is_saved
+
+    saved = SavedLogits(reference) if reference and is_saved(reference) else None
+    check_usage(file, saved is not None, stride, save, context)
+    if save and os.path.exists(save) and not force:
+        raise FileError("exists already: --force replaces it", path=save)
+    n_ctx = context or (saved.windows.n_ctx if saved else DEFAULT_CONTEXT)
+    with ExitStack() as stack:
+        meter = stack.enter_context(Meter(STAGE, "tok"))
+        loaded = open_model(model, n_ctx, threads, meter, stack)
+        other = None
+        if reference and saved is None:
+            other = open_model(reference, n_ctx, threads, meter, stack)
+        windows = windows_of(loaded, other, saved, file, n_ctx, stride or 0, chunks)
+        began = time.perf_counter()
+        result = run(loaded, other, saved, windows, save, meter)
+        seconds = time.perf_counter() - began
+    report = describe(loaded, file, reference, windows, stride, result.summary(), seconds)
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report)
+
+
+def check_usage(
+    file: str | None, saved: bool, stride: int | None, save: str | None, context: int | None
+) -> None:
+    """Options that exclude each other are wrong usage."""
+    if file is None and not saved:
+        raise click.UsageError("Missing argument 'FILE'")
+    if saved and (stride or context or file):
+        raise click.UsageError(
+            "saved predictions hold their text and its windows: no FILE, -c or --stride with them"
+        )
+    if save and (stride or saved):
+        raise click.UsageError("--save-logits excludes --stride, and --kl-from with saved ones")
+
+
+def open_model(ref: str, n_ctx: int, threads: int | None, meter: Meter, stack: ExitStack) -> Model:
+    """Load a model with room for the windows that are run at once."""
+    from treadle.perplexity import N_SEQUENCES
+
+    path = str(find_model(ref, meter))
+    loaded = load_model(path, meter, threads=threads, context=n_ctx, n_sequences=N_SEQUENCES)
+    stack.callback(loaded.close)
+    return loaded
+
+
+def windows_of(
+    model: Model, other: Model | None, saved: Any, file: str | None, n_ctx: int, stride: int,
+    chunks: int | None,
+) -> Windows:  # fmt: skip
+    """Cut the text, after all concerned agree on its tokens."""
+    from treadle.perplexity import cut
+
+    tokenizer = model.tokenizer
+    if saved is not None:
+        found: Windows = saved.windows
+        kept = found.tokens[:chunks]
+        return dataclasses.replace(found, tokens=kept, bos=bos_of(tokenizer))
+    assert file is not None
+    text = read_text(file)
+    ids = model.tokenize(text, special=False)
+    if other is not None and other.tokenize(text, special=False) != ids:
+        raise TreadleError(
+            f"{other.path} reads the text as other tokens than {model.path}: "
+            "their predictions cannot be compared"
+        )
+    return cut(ids, n_ctx, bos=bos_of(tokenizer), stride=stride, n_windows=chunks)
+
+
+def bos_of(tokenizer: Any) -> int | None:
+    """The token that this model wants every text to begin with, if any."""
+    return tokenizer.bos if tokenizer.add_bos else None
+
+
+def read_text(file: str) -> str:
+    """The text of FILE, which must be UTF-8."""
+    octets = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        return octets.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError("is not UTF-8", path=file, offset=error.start, expected="a text") from error
+
+
+def run(
+    model: Model, other: Model | None, saved: Any, windows: Windows, save: str | None, meter: Meter
+) -> Measured:
+    """Score the windows."""
+    from treadle.perplexity import Beside, SavedWriter, measure
+
+    against: Reference | None = saved
+    if other is not None:
+        against = Beside(other.engine, windows)
+
+    def progress(done: int, total: int, so_far: Measured) -> None:
+        if meter.wanted and so_far.nll:
+            meter.note = f"perplexity {so_far.perplexity:.4f}"
+        meter(STAGE, done, total)
+
+    if save is None:
+        return measure(model.engine, windows, against=against, progress=progress)
+    with SavedWriter(save, windows, model.config.n_vocab) as writer:
+        return measure(model.engine, windows, against=against, save=writer, progress=progress)
+
+
+def describe(
+    model: Model, file: str | None, reference: str | None, windows: Windows, stride: int | None,
+    summary: Summary, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Tell all: what was measured, how, and what came out."""
+    n_run = len(windows) * (windows.n_ctx - 1)
+    report: dict[str, Any] = {
+        "model": str(model.path),
+        "file": file,
+        "reference": reference,
+        "n_ctx": windows.n_ctx,
+        "stride": stride,
+        "n_windows": len(windows),
+        "n_run": n_run,
+        "seconds": seconds,
+        "tok_s": n_run / seconds,
+    }
+    return report | dataclasses.asdict(summary)
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print it for people."""
+    heading(printable(report["model"]))
+    print(
+        f"{report['n']} tokens scored in {report['n_windows']} windows of {report['n_ctx']}, "
+        f"{report['tok_s']:.0f} tokens/s"
+    )
+    rows = [("perplexity", plus_minus(report["perplexity"], 4))]
+    if report["reference"]:
+        rows += [
+            ("of the reference", plus_minus(report["base_perplexity"], 4)),
+            ("ratio", plus_minus(report["ratio"], 5)),
+            ("KL divergence, mean", plus_minus(report["kl"], 6)),
+            ("median", f"{report['kl_median']:.6f}"),
+            ("99th percentile", f"{report['kl_p99']:.6f}"),
+            ("99.9th percentile", f"{report['kl_p999']:.6f}"),
+            ("maximum", f"{report['kl_max']:.6f}"),
+            ("same top token", plus_minus(report["top1"], 3, 100, " %")),
+            ("Δp of the true token, mean", plus_minus(report["delta_p"], 3, 100, " %")),
+            ("root mean square", f"{100 * report['delta_p_rms']:.3f} %"),
+        ]
+    print_table(["", "value ± standard error"], rows)
+
+
+def plus_minus(estimate: dict[str, float], digits: int, scale: float = 1, unit: str = "") -> str:
+    """Write a value and its standard error."""
+    value, error = scale * estimate["value"], scale * estimate["error"]
+    return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"

@@ -1,0 +1,114 @@
+"""Where a forward pass's time goes: each step's, each kind's, and whether they add up.
+
+A step's time runs from the end of the step before it to the end of its own last item, stamped by
+the thread that finished that item. So waiting for the slowest thread belongs to the step waited
+for, the hand-over to the step that begins, and nothing between the first step's start and the last
+one's end is left out.
+
+The whole is measured apart, as anybody sees it who runs the model: without stamps, and with what
+Python does around the compiled loop (laying out the batch, waking the threads, copying logits).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any
+
+from treadle.cli.engines import streams
+from treadle.cli.progress import ProgressBar
+from treadle.cli.speed import Peaks, Work, part_of
+
+RUNS = 7  # of each sort, behind one to warm up
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of each step, by label, and of a whole run."""
+
+    seconds: Mapping[str, float]
+    whole_s: float
+
+    @property
+    def sum_s(self) -> float:
+        """What all steps took."""
+        return fsum(self.seconds.values())
+
+    @property
+    def ratio(self) -> float:
+        """The steps' sum over the whole."""
+        return self.sum_s / self.whole_s
+
+
+def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> Profile:
+    """Time the steps of ``n_tokens`` behind ``depth`` others, and the whole, in turns."""
+    from treadle.model import Part  # type: ignore[attr-defined]
+
+    session = model.session()
+    (ids,) = streams(1, depth + n_tokens, model.config.n_vocab)
+    stamped: list[dict[str, float]] = []
+    wholes: list[float] = []
+    try:
+        if depth:
+            progress("reading what comes before", 0, 0)
+            session.feed(ids[:depth])
+        for i in range(RUNS + 1):
+            progress("timing the steps", i, RUNS + 1)
+            stamped.append(dict(model.engine.run_timed([Part(session.seq, ids[depth:])])))
+            session.truncate(depth)
+            began = time.perf_counter()
+            model.engine.run([Part(session.seq, ids[depth:])])
+            wholes.append(time.perf_counter() - began)
+            session.truncate(depth)
+        progress("timing the steps", RUNS + 1, RUNS + 1)
+    finally:
+        session.close()
+    return summary_of(stamped[1:], wholes[1:])
+
+
+def summary_of(stamped: Sequence[Mapping[str, float]], wholes: Sequence[float]) -> Profile:
+    """The mean of the quicker half of the runs of either sort.
+
+    A mean, and of whole runs, because means add up where medians of steps do not; the quicker half,
+    because other programs can only ever add time.
+    """
+    n = (len(stamped) + 1) // 2
+    quick = sorted(stamped, key=lambda run: fsum(run.values()))[:n]
+    seconds = {label: fsum(run[label] for run in quick) / n for label in quick[0]}
+    return Profile(seconds, fsum(sorted(wholes)[:n]) / n)
+
+
+def speeds(work: Work, seconds: float) -> dict[str, Any]:
+    """What ``work`` in ``seconds`` comes to, as JSON has it."""
+    return {
+        "seconds": seconds,
+        "bytes_s": work.n_bytes / seconds,
+        "ops_s": work.ops / seconds,
+        "share_of_peak": work.share_of_peak(seconds),
+        "peak": work.bound,
+    }
+
+
+def kinds_of(
+    steps: Sequence[Any], profile: Profile, parts: Sequence[tuple[int, int]], peaks: Peaks
+) -> list[dict[str, Any]]:
+    """Sum the steps up by what they do, the kind that took longest first."""
+    groups: dict[str, list[Any]] = {}
+    for step in steps:
+        groups.setdefault(part_of(step.kernel), []).append(step)
+    total = profile.sum_s
+    rows = []
+    for kind, members in groups.items():
+        seconds = fsum(profile.seconds[step.label] for step in members)
+        work = Work.of(members, [(parts, 1)], peaks)
+        rows.append({
+            "kind": kind,
+            "n_steps": len(members),
+            "n_bytes": work.n_bytes,
+            "n_flops": work.ops,
+            "share_of_time": seconds / total,
+            **speeds(work, seconds),
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: -float(row["seconds"]))

@@ -1,0 +1,184 @@
+"""``treadle quantize``: a model file in smaller formats."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.load import find_model
+from treadle.cli.meter import Meter
+from treadle.cli.table import n_bytes, print_json, print_table, printable, scaled
+from treadle.errors import TreadleError, UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.quantize.plan import Recipe
+
+SHOWN = 6  # names of tensors in a remark
+
+
+@click.command()
+@click.argument("src", type=click.Path())
+@click.argument("dst", type=click.Path())
+@click.argument("mix", metavar="TYPE")
+@click.option(
+    "--tensor", "rules", multiple=True, metavar="PATTERN=TYPE",
+    help="Another type for the matrices that a regular expression is found in, such as "
+    "ffn_down=Q6_K; may be repeated, the last one counts.",
+)  # fmt: skip
+@click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
+@click.option("--embd-type", metavar="TYPE", help="Type of token_embd.weight.")
+@click.option("--imatrix", metavar="FILE", type=click.Path(), help="Importances: treadle imatrix.")
+@click.option("--pure", is_flag=True, help="TYPE's own format for every matrix, no mix.")
+@click.option("--allow-requantize", is_flag=True, help="Take weights that were quantized before.")
+@click.option("--dry-run", is_flag=True, help="Print what would become of every tensor, no more.")
+@click.option("--force", is_flag=True, help="Replace DST if it exists.")
+@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    src: str, dst: str, mix: str, rules: tuple[str, ...], output_type: str | None,
+    embd_type: str | None, imatrix: str | None, pure: bool, allow_requantize: bool, dry_run: bool,
+    force: bool, threads: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Write the model SRC as DST, its matrices in TYPE: a format, or a mix such as Q4_K_M.
+
+    Where TYPE's blocks do not fit a matrix's rows, another format stands in, and is named.
+    """
+    from treadle.files.gguf import open_gguf
+    from treadle.imatrix.matrix import read
+    from treadle.quantize.plan import find_mix, kind_by_name, make_recipe, parse_rule
+    from treadle.quantize.write import check_target, write
+    from treadle.runtime.machine import usable_threads
+
+    try:
+        wanted, asked = find_mix(mix), [parse_rule(rule) for rule in rules]
+        for name in filter(None, (output_type, embd_type)):
+            kind_by_name(name)
+    except (UnsupportedError, TreadleError) as error:
+        raise click.UsageError(str(error)) from error
+    with Meter("quantizing", "B") as meter:
+        gguf = open_gguf(gguf_of(src, meter))
+        try:
+            matrix = None if imatrix is None else read(imatrix)
+            recipe = make_recipe(
+                gguf, wanted, rules=asked, output_type=output_type, embd_type=embd_type,
+                pure=pure, imatrix=matrix,
+            )  # fmt: skip
+            began = time.perf_counter()
+            if not dry_run:
+                check_target(gguf, Path(dst), force)
+                for remark in remarks(recipe, matrix):
+                    click.echo(f"treadle: {remark}", err=True)
+                write(
+                    gguf, recipe, dst, n_threads=threads or usable_threads()[0], imatrix=matrix,
+                    overwrite=force, allow_requantize=allow_requantize, progress=meter,
+                )  # fmt: skip
+            seconds = time.perf_counter() - began
+            report = describe(recipe, gguf, dst, None if dry_run else seconds)
+            report["remarks"] = remarks(recipe, matrix)
+        finally:
+            gguf.close()
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report, dry_run)
+
+
+def gguf_of(src: str, meter: Meter) -> Path:
+    """The file that SRC means, which must be GGUF: a folder's tensors have another order."""
+    path = find_model(src, meter)
+    if path.is_dir() or path.suffix == ".safetensors":
+        raise UnsupportedError(
+            f"{path} is no GGUF file: make it one with 'treadle convert {path} FILE.gguf', and "
+            "quantize that"
+        )
+    return path
+
+
+def describe(recipe: Recipe, gguf: Any, dst: str, seconds: float | None) -> dict[str, Any]:
+    """Tell what became, or is to become, of the file; without ``seconds`` nothing was done."""
+    from treadle.quantize.write import gguf_bytes
+
+    before = sum(target.tensor.n_bytes for target in recipe.targets)
+    return {
+        "source": str(gguf.path),
+        "path": dst,
+        "mix": recipe.name,
+        "file_type": recipe.file_type,
+        "n_weights": recipe.n_weights,
+        "n_bytes_before": gguf.n_bytes,
+        "n_bytes": gguf_bytes(recipe, gguf) if seconds is None else Path(dst).stat().st_size,
+        "bits_per_weight_before": 8 * before / max(recipe.n_weights, 1),
+        "bits_per_weight": recipe.bits_per_weight,
+        "seconds": seconds,
+        "bytes_s": None if not seconds else before / seconds,
+        "formats": dict(Counter(target.type.name for target in recipe.targets)),
+        "tensors": [
+            {
+                "name": target.tensor.name,
+                "shape": list(target.tensor.shape),
+                "from": target.tensor.type_name,
+                "to": target.type.name,
+                "n_bytes": target.n_bytes,
+                "note": target.note,
+            }
+            for target in recipe.targets
+        ],
+    }
+
+
+def remarks(recipe: Recipe, matrix: Any) -> list[str]:
+    """What a user should know before it is done: formats that stand in, importances that lack."""
+    from treadle.imatrix.matrix import missing
+
+    out = []
+    groups: dict[tuple[str, str], list[str]] = {}
+    for target in recipe.targets:
+        if target.note:
+            groups.setdefault((target.type.name, target.note), []).append(target.tensor.name)
+    for (fmt, note), names in groups.items():
+        out.append(f"{fmt} instead, for {note}: {listed(names)}")
+    coarse = recipe.wants_imatrix
+    if coarse and matrix is None:
+        out.append(
+            f"{len(coarse)} tensors become very coarse, and no --imatrix says what matters in "
+            f"them: expect little of the model; {listed(coarse)}"
+        )
+    elif matrix is not None and (without := missing(matrix, coarse)):
+        out.append(f"the importance matrix has nothing for {listed(without)}")
+    return out
+
+
+def listed(names: list[str]) -> str:
+    """Name a few tensors, and say how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(printable, names[:SHOWN])) + more
+
+
+def print_report(report: dict[str, Any], dry_run: bool) -> None:
+    """Print it for people: of a dry run, every tensor."""
+    if dry_run:
+        print_table(
+            ["tensor", "shape", "from", "to", "size ", ""],
+            [
+                (t["name"], "×".join(map(str, t["shape"])), t["from"], t["to"],
+                 n_bytes(t["n_bytes"]), t["note"])
+                for t in report["tensors"]
+            ],
+        )  # fmt: skip
+        print()
+        for remark in report["remarks"]:
+            click.echo(f"treadle: {remark}", err=True)
+    counts = ", ".join(f"{n} {fmt}" for fmt, n in report["formats"].items())
+    print(f"{report['mix']}: {counts}")
+    print(
+        f"{n_bytes(report['n_bytes_before'])} -> {n_bytes(report['n_bytes'])}, "
+        f"{report['bits_per_weight_before']:.2f} -> {report['bits_per_weight']:.2f} bits a weight"
+        + (" (not written)" if dry_run else "")
+    )
+    if not dry_run:
+        rate = scaled(report["bytes_s"] or 0, "B/s")
+        print(f"{printable(report['path'])} in {report['seconds']:.1f} s, {rate}")

@@ -1,0 +1,46 @@
+"""Is every weight a finite number? Asked of the bytes as they lie, in any format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.formats import Format
+
+Flags = npt.NDArray[np.bool_]
+STRIP = 1 << 20  # weights looked at together
+
+
+def is_finite(fmt: Format, data: npt.NDArray[np.uint8]) -> bool:
+    """Whether no weight of ``data`` (uint8, whole blocks) is an infinity or a NaN."""
+    return find_nonfinite(fmt, data) < 0
+
+
+def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8]) -> int:
+    """The first block with a weight that is none; -1 where all are finite."""
+    blocks = np.ascontiguousarray(data).reshape(-1).view(fmt.dtype)
+    step = max(1, STRIP // fmt.block)
+    for begin in range(0, len(blocks), step):
+        good = _finite(fmt, blocks[begin : begin + step])
+        if not good.all():
+            return begin + int(good.argmin())
+    return -1
+
+
+def _finite(fmt: Format, blocks: npt.NDArray[Any]) -> Flags:
+    """bool [n]. A quantised weight is finite if its block's scales are: codes always are."""
+    fields = fmt.dtype.fields
+    if fields is None:
+        floats = blocks if fmt.dtype.kind == "f" else fmt.dequantize(blocks)
+        return _every(np.isfinite(floats), len(blocks))
+    good = np.ones(len(blocks), np.bool_)
+    for name, (dtype, *_) in fields.items():
+        if dtype.base.kind == "f":
+            good &= _every(np.isfinite(blocks[name]), len(blocks))
+    return good
+
+
+def _every(flags: Flags, n: int) -> Flags:
+    return np.asarray(flags.reshape(n, -1).all(axis=1)) if n else np.ones(0, np.bool_)

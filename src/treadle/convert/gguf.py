@@ -1,0 +1,40 @@
+"""GGUF files of today as sources: shards to one file, one file to shards, another type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.opened import Opened
+from treadle.convert.source import FileRange, SourceTensor
+from treadle.files.gguf import GGUF, Tensor, open_gguf
+from treadle.files.gguf_array import DTYPES, ValueType
+
+
+def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Opened:
+    """A GGUF file with all its shards; errors as ``open_gguf``'s."""
+    gguf = open_gguf(path)
+    metadata = {key: _typed(gguf, key) for key in gguf.metadata}
+    tensors = {name: _tensor(tensor) for name, tensor in gguf.tensors.items()}
+    return Opened(gguf.path, metadata, tensors, [gguf], verbatim=True)
+
+
+def _typed(gguf: GGUF, key: str) -> Any:
+    """A value that the writer gives the type which it has here."""
+    value, kind = gguf.metadata[key], gguf.types[key]
+    if not isinstance(value, (int, float)) or kind is ValueType.BOOL:
+        return value
+    return np.array(value, DTYPES[kind])[()]
+
+
+def _tensor(tensor: Tensor) -> SourceTensor:
+    return SourceTensor(
+        tensor.name,
+        tensor.shape,
+        tensor.ggml_type,
+        lambda: tensor.data,
+        f"{tensor.path}: {tensor.name}",
+        (FileRange(tensor.path, tensor.offset, tensor.n_bytes),),
+    )

@@ -1,0 +1,222 @@
+"""Hugging Face directories: config.json, tokenizer files, and weights in safetensors.
+
+``open_hf`` makes of one what the engine runs, in place: weights stay in the mapped files, whatever
+their size. ``HFSource`` makes of one what a converter writes as GGUF.
+
+GGUF's llama turns neighbouring elements of a head (2i, 2i + 1) where transformers turns
+(i, i + d/2), so a converter reorders the rows of q and k. What runs in place leaves the rows alone
+and says in ``treadle.rope`` how they turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.hf_config import Hyper, read_config
+from treadle.convert.hf_tensors import GGML_TYPE, ROPE_FREQS, Named, layer_of, name_tensors
+from treadle.convert.hf_tokenizer import read_tokenizer
+from treadle.convert.open import CONFIG
+from treadle.convert.source import FileRange, SourceTensor
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import GGUF
+from treadle.files.safetensors import SafeTensors, find_weights, open_safetensors, read_json
+from treadle.files.tensor import Tensor
+from treadle.formats import FORMATS
+from treadle.models.archs import ARCHS
+from treadle.models.config import ROPE_KEY
+
+_IN_PLACE = "neox"  # transformers' layout
+_F32 = GGML_TYPE["F32"]
+_FILE_TYPES = {GGML_TYPE["F32"]: 0, GGML_TYPE["F16"]: 1, GGML_TYPE["BF16"]: 32}  # of llama.cpp
+_TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass
+class Checkpoint:
+    """A directory, opened and checked: what both ways to use it begin with."""
+
+    path: Path  # the directory
+    hyper: Hyper
+    weights: SafeTensors
+    tensors: dict[str, Named]  # by GGUF name
+    metadata: dict[str, Any]
+
+
+def open_hf(path: str | os.PathLike[str]) -> HFModel:
+    """Open a Hugging Face directory to run in place.
+
+    ``path`` is the directory, or its weight file or index. Raises FileError for what is damaged,
+    missing or at odds, and UnsupportedError for a model or tokenizer that treadle does not have.
+    """
+    return HFModel(read_checkpoint(path))
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open and check a directory; errors as ``open_hf``."""
+    given = Path(os.path.expanduser(path))
+    folder = given if given.is_dir() else given.parent
+    config = read_json(folder / CONFIG)
+    hyper = read_config(config, folder / CONFIG)
+    weights = open_safetensors(given if given != folder else _weights_of(folder))
+    try:
+        tensors = name_tensors(weights, hyper)
+        metadata = {**hyper.metadata, "general.name": folder.resolve().name}
+        metadata |= {"general.type": "model"}
+        kind = tensors["token_embd.weight"].ggml_type
+        if kind in _FILE_TYPES:
+            metadata["general.file_type"] = _FILE_TYPES[kind]
+        metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
+    except BaseException:
+        weights.close()
+        raise
+    return Checkpoint(folder, hyper, weights, tensors, metadata)
+
+
+def _weights_of(folder: Path) -> Path:
+    found = find_weights(folder)
+    if found is not None:
+        return found
+    others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pth", ".pt"))
+    if others:
+        raise UnsupportedError(
+            f"{folder}: weights in {others[0]}, which can run a program of its writer's when it "
+            "is opened; save them as safetensors"
+        )
+    raise FileError("is a folder without weights", path=folder, expected="safetensors files")
+
+
+class HFModel(GGUF):
+    """A directory as the engine sees a GGUF file: the same keys, and tensors in the mapped files.
+
+    In memory are only Gemma's norms, which GGUF has one larger, and Llama 3's rope factors.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Takes over the checkpoint's files."""
+        hyper, weights = checkpoint.hyper, checkpoint.weights
+        self.path = checkpoint.path
+        self.paths = weights.paths
+        self.version, self.alignment, self.header_only = 3, 1, False
+        self.n_bytes = weights.n_bytes
+        self.metadata = {**checkpoint.metadata, ROPE_KEY: _IN_PLACE}
+        self.types = {}
+        self.tensors = {}
+        for name, named in checkpoint.tensors.items():
+            if _shift(named, hyper):
+                values = named.floats(_shift(named, hyper))
+                self.tensors[name] = _in_memory(name, values, named.tensor.path)
+            else:
+                self.tensors[name] = _in_place(named)
+        if hyper.rope_factors is not None:
+            config = checkpoint.path / CONFIG
+            self.tensors[ROPE_FREQS] = _in_memory(ROPE_FREQS, hyper.rope_factors, config)
+        self._weights = weights
+
+    def close(self) -> None:
+        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
+        self.metadata, self.tensors = {}, {}
+        self._weights.close()
+
+
+def _in_place(named: Named) -> Tensor:
+    tensor = named.tensor
+    return Tensor(
+        named.name,
+        tensor.shape,
+        named.ggml_type,
+        FORMATS.get(named.ggml_type),
+        tensor.n_bytes,
+        tensor.path,
+        tensor.offset,
+        tensor.file,
+    )
+
+
+def _in_memory(name: str, values: npt.NDArray[np.float32], path: Path) -> Tensor:
+    data = _bytes(values)
+    return Tensor(name, values.shape, _F32, FORMATS[_F32], len(data), path, 0, data)
+
+
+def _bytes(values: npt.NDArray[np.float32]) -> Bytes:
+    data: Bytes = np.ascontiguousarray(values, "<f4").view(np.uint8)
+    data.flags.writeable = False
+    return data
+
+
+def _shift(named: Named, hyper: Hyper) -> float:
+    return hyper.family.norm_shift if "norm" in named.name else 0.0
+
+
+class HFSource:
+    """A directory as a converter's source: GGUF's names, order of rows, and F32 for vectors."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Errors as ``open_hf``'s."""
+        checkpoint = read_checkpoint(path)
+        hyper = checkpoint.hyper
+        self.path = checkpoint.path
+        self.metadata = checkpoint.metadata
+        self._weights = checkpoint.weights
+        self.tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
+        factors = hyper.rope_factors
+        if factors is not None:
+            data = _bytes(factors)
+            origin = f"{self.path / CONFIG}: rope_scaling"
+            self.tensors[ROPE_FREQS] = SourceTensor(
+                ROPE_FREQS, factors.shape, _F32, lambda: data, origin
+            )
+
+    def close(self) -> None:
+        """Let go of the files; views still in use keep theirs mapped."""
+        self.metadata, self.tensors = {}, {}
+        self._weights.close()
+
+
+def _source(named: Named, hyper: Hyper) -> SourceTensor:
+    tensor = named.tensor
+    place = (FileRange(tensor.path, tensor.offset, tensor.n_bytes),)
+    n_head = _turned_heads(named.name, hyper)
+    read: Callable[[], Bytes]
+    kind = named.ggml_type
+    if len(tensor.shape) == 1:
+        kind = _F32
+
+        def read() -> Bytes:
+            values = named.floats(_shift(named, hyper))
+            return _bytes(halves_to_pairs(values, n_head) if n_head else values)
+
+    elif n_head:
+
+        def read() -> Bytes:
+            rows = tensor.data.reshape(tensor.shape[0], -1)
+            return halves_to_pairs(rows, n_head).reshape(-1)
+
+    else:
+
+        def read() -> Bytes:
+            return tensor.data
+
+    return SourceTensor(named.name, tensor.shape, kind, read, named.origin, place)
+
+
+def _turned_heads(name: str, hyper: Hyper) -> int:
+    """The heads of a tensor whose rows GGUF wants in another order; 0 for all others."""
+    rest = layer_of(name)[1]
+    if ARCHS[hyper.family.arch].rope == _IN_PLACE or rest not in _TURNED:
+        return 0
+    return hyper.n_head if rest.startswith("attn_q") else hyper.n_head_kv
+
+
+def halves_to_pairs(rows: npt.NDArray[Any], n_head: int) -> npt.NDArray[Any]:
+    """Rows [n_head * d, ..] reordered within each head: i and i + d/2 become neighbours."""
+    halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,0 +1,118 @@
+"""The rotation of queries and keys, from config.json's old spelling and its new one.
+
+Old: ``rope_theta`` and ``rope_scaling``; new: ``rope_parameters``, one for all layers or one for
+each kind of layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.json_keys import POSITION_MAX, Keys
+
+Factors = npt.NDArray[np.float32]
+
+
+def read_rope(keys: Keys, own_local: bool, head_dim: int) -> tuple[dict[str, Any], Factors | None]:
+    """Bases and scaling, in the old spelling (``rope_theta``, ``rope_scaling``) and the new."""
+    full, local = keys.within("rope_parameters"), None
+    if full is not None and "full_attention" in full.values:
+        local = full.within("sliding_attention")
+        full = full.within("full_attention")
+    full = full or keys.within("rope_scaling") or Keys({}, keys.path, {}, keys.prefix)
+    theta = keys.number("rope_theta", lo=1.001, hi=1e12)
+    made: dict[str, Any] = {
+        "rope.freq_base": f32(full.number("rope_theta", theta, lo=1.001, hi=1e12))
+    }
+    if own_local:
+        base = keys.number("rope_local_base_freq", lo=1.001, hi=1e12)
+        base = local.number("rope_theta", base, lo=1.001, hi=1e12) if local else base
+        made["rope.freq_base_swa"] = f32(base)
+        if local and _kind(local) != "default":
+            local.refuse("rope_type", f"{_kind(local)!r:.60}, where treadle scales no rope")
+    if full.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) != 1.0:
+        full.refuse("partial_rotary_factor", "treadle turns whole heads in this architecture")
+    kind = _kind(full)
+    if kind not in _SCALINGS:
+        full.refuse("rope_type", f"{kind!r:.60}: treadle has {', '.join(_SCALINGS)}")
+    scaling, factors = _SCALINGS[kind](full, keys, made["rope.freq_base"], head_dim)
+    return {**made, **scaling}, factors
+
+
+def _kind(rope: Keys) -> str:
+    return rope.text("rope_type", rope.text("type", "default"))
+
+
+Scaled = tuple[dict[str, Any], Factors | None]
+
+
+def _unscaled(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    return {}, None
+
+
+def _linear(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    factor = f32(rope.number("factor", lo=1e-3, hi=1e6))
+    return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, None
+
+
+def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Long waves are stretched by ``factor``, short ones left, and those between by a mixture.
+
+    A wave's length is in tokens a turn; "long" is against the context of before the stretching.
+    """
+    factor = rope.number("factor", lo=1e-3, hi=1e6)
+    low = rope.number("low_freq_factor", lo=1e-3, hi=1e6)
+    high = rope.number("high_freq_factor", lo=1e-3, hi=1e6)
+    if high <= low:
+        rope.fail("high_freq_factor", f"is {high:g}", f"more than low_freq_factor, {low:g}")
+    n_ctx = rope.integer("original_max_position_embeddings", hi=POSITION_MAX)
+    wave = 2.0 * np.pi * base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
+    kept = np.clip((n_ctx / wave - low) / (high - low), 0.0, 1.0)
+    return {}, (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)
+
+
+def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    n_ctx = rope.integer(
+        "original_max_position_embeddings",
+        keys.integer("max_position_embeddings", hi=POSITION_MAX),
+        hi=POSITION_MAX,
+    )
+    stretched = keys.integer("max_position_embeddings", hi=POSITION_MAX) / n_ctx
+    factor = rope.number("factor", stretched, lo=1e-3, hi=1e6)
+    if not rope.flag("truncate", True):
+        rope.refuse("truncate", "treadle rounds YaRN's range to whole pairs")
+
+    def usual(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    mscale, over = (rope.number(k, 0.0, lo=0.0, hi=1e6) for k in ("mscale", "mscale_all_dim"))
+    attention = usual(mscale) / usual(over) if mscale and over else usual(1.0)
+    attention = rope.number("attention_factor", attention, lo=1e-6, hi=1e6)
+    made: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": f32(factor),
+        "rope.scaling.original_context_length": n_ctx,
+        "rope.scaling.yarn_beta_fast": f32(rope.number("beta_fast", 32.0, lo=1e-3, hi=1e6)),
+        "rope.scaling.yarn_beta_slow": f32(rope.number("beta_slow", 1.0, lo=1e-3, hi=1e6)),
+    }
+    if not math.isclose(attention, usual(1.0)):  # GGUF's multiplies the usual one
+        made["rope.scaling.attn_factor"] = f32(attention / usual(1.0))
+    return made, None
+
+
+_SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
+    "default": _unscaled,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def f32(value: float) -> float:
+    """As GGUF will have it, so that a model is the same before and after conversion."""
+    return float(np.float32(value))

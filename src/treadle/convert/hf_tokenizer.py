@@ -1,0 +1,288 @@
+"""Tokenizer files of a Hugging Face model to GGUF's ``tokenizer.*`` keys.
+
+tokenizer.json describes byte-level BPE (Llama 3, Qwen) in full. Of SentencePiece vocabularies
+(Llama 2, Mistral, Gemma) the original is tokenizer.model; a tokenizer.json without it has the
+scores in the order of its merges. tokenizer_config.json and the rest name the special tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.hf_chat import read_templates
+from treadle.convert.hf_pretokenizer import find_pre
+from treadle.convert.hf_special import Specials, added_tokens, read_specials
+from treadle.convert.sentencepiece_model import read_sentencepiece
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
+from treadle.files.safetensors import read_json
+from treadle.text.vocab import TokenType, string_array
+
+JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_NO_SCORE = -1000.0  # of what no merge makes; llama.cpp's
+_SPACE = "\u2581"
+
+
+@dataclass
+class Pieces:
+    """A vocabulary by id; ``types`` as GGUF numbers them; None: no piece has this id yet."""
+
+    path: Path
+    model: str  # tokenizer.ggml.model
+    texts: list[bytes | None]
+    types: list[int]
+    scores: list[float] | None = None
+    keys: dict[str, Any] = field(default_factory=dict)  # further tokenizer.ggml.* of this kind
+    ids: dict[str, int] = field(default_factory=dict)  # what the vocabulary calls bos, eos ..
+    adds: tuple[bool, bool] = (False, False)  # BOS before a text, EOS after it, if nothing says
+
+
+def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
+    """All ``tokenizer.*`` keys for a model with ``n_vocab`` rows of embeddings.
+
+    ``config`` is config.json. Without tokenizer files there are none. Rows beyond the vocabulary
+    get names that no text spells. Raises FileError and UnsupportedError, naming file and key.
+    """
+    spec = read_json(folder / JSON) if os.path.lexists(folder / JSON) else None
+    settings = read_json(folder / CONFIG) if os.path.lexists(folder / CONFIG) else {}
+    if spec is not None and _is_byte_level(spec):
+        pieces = _byte_level(spec, folder / JSON, n_vocab)
+    elif os.path.lexists(folder / SPM):
+        pieces = _from_model(folder / SPM)
+    elif spec is not None:
+        pieces = _from_merges(spec, folder / JSON, n_vocab)
+    else:
+        return {}
+    if len(pieces.texts) > n_vocab:
+        raise FileError(
+            f"has {len(pieces.texts)} pieces",
+            path=pieces.path,
+            expected=f"at most {n_vocab}, the rows of the embeddings",
+        )
+    special = read_specials(folder, spec, settings, config)
+    _add(pieces, special, n_vocab)
+    prefix_key = "add_space_prefix"
+    if prefix_key in pieces.keys and isinstance(settings.get("add_prefix_space"), bool):
+        pieces.keys[prefix_key] = settings["add_prefix_space"]
+    made = {"model": pieces.model, **_arrays(pieces), **pieces.keys}
+    made |= special.keys(_ids(pieces), pieces.ids, pieces.adds)
+    found: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in made.items()}
+    return {**found, **read_templates(folder, settings)}
+
+
+def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:
+    """Put the added tokens in their places, and names for rows that are nobody's."""
+    missing = n_vocab - len(pieces.texts)
+    pieces.texts += [None] * missing
+    pieces.types += [TokenType.UNUSED] * missing
+    if pieces.scores is not None:
+        pieces.scores += [_NO_SCORE] * missing
+    for i, (text, is_special) in special.added.items():
+        if i >= n_vocab:  # the model has no row for it (Gemma's image token, in models of text)
+            continue
+        kind = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
+        raw = text.encode("utf-8", "surrogatepass")
+        if pieces.texts[i] != raw or pieces.types[i] not in (TokenType.UNKNOWN, TokenType.BYTE):
+            pieces.types[i] = kind
+        pieces.texts[i] = raw
+    for i, piece in enumerate(pieces.texts):
+        if piece is None:
+            pieces.texts[i], pieces.types[i] = b"[PAD%d]" % i, TokenType.UNUSED
+
+
+def _ids(pieces: Pieces) -> dict[str, int]:
+    """From spelling to id; the first of duplicates."""
+    texts = [text.decode("utf-8", "replace") for text in pieces.texts if text is not None]
+    return {text: i for i, text in reversed(list(enumerate(texts)))}
+
+
+def _arrays(pieces: Pieces) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "tokens": string_array([text or b"" for text in pieces.texts]),
+        "token_type": _numbers(ValueType.INT32, pieces.types),
+    }
+    if pieces.scores is not None:
+        found["scores"] = _numbers(ValueType.FLOAT32, pieces.scores)
+    return found
+
+
+def _numbers(kind: ValueType, values: Sequence[float]) -> GGUFArray:
+    """Numbers as an array of a GGUF file that is not there."""
+    buffer = np.array(values, DTYPES[kind]).view(np.uint8)
+    return GGUFArray(kind, buffer, 0, len(values), np.empty(0, np.int64))
+
+
+# -- SentencePiece --------------------------------------------------------------------------
+
+
+def _from_model(path: Path) -> Pieces:
+    model = read_sentencepiece(path)
+    keys = {
+        "pre": "default",
+        "add_space_prefix": model.add_dummy_prefix,
+        "remove_extra_whitespaces": model.remove_extra_whitespaces,
+    }
+    texts: list[bytes | None] = [*model.pieces]
+    return Pieces(path, "llama", texts, model.types, model.scores, keys, model.ids, (True, False))
+
+
+def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
+    """SentencePiece's BPE as tokenizer.json spells it: a piece's score is the rank of its merges.
+
+    SentencePiece merges whatever makes a piece. Where the file leaves merges out that would make
+    one, no scores can say the same, and it is refused.
+    """
+    texts, merges = _vocabulary(spec, path, n_vocab)
+    ids = {text: i for i, text in enumerate(texts) if text is not None}
+    adds_space = _space_rule(spec, path)
+    added = {text for text, _ in added_tokens(spec, path).values()}
+    unknown = spec["model"].get("unk_token")
+    ranks: dict[str, int] = {}
+    for left, right in merges:
+        ranks.setdefault(left + right, len(ranks))
+    scores, types = [], []
+    pairs = set(merges)
+    for text in texts:
+        scores.append(-float(ranks[text]) if text in ranks else _NO_SCORE - len(ranks))
+        kind = TokenType.BYTE if text and _BYTE.fullmatch(text) else TokenType.NORMAL
+        types.append(int(TokenType.UNKNOWN if text == unknown else kind))
+        if text is None or text in added or kind is not TokenType.NORMAL:
+            continue
+        for cut in range(1, len(text)):
+            pair = text[:cut], text[cut:]
+            if pair in pairs or pair[0] not in ids or pair[1] not in ids:
+                continue
+            if not added.isdisjoint(pair):
+                continue
+            raise UnsupportedError(
+                f"{path}: model.merges: {text!r:.60} is a piece, and no merge makes it of "
+                f"{pair[0]!r:.60} and {pair[1]!r:.60}, as SentencePiece would: this vocabulary "
+                "needs the tokenizer.model that it was made of, or has none"
+            )
+    keys = {"pre": "default", "add_space_prefix": adds_space, "remove_extra_whitespaces": False}
+    raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+    return Pieces(path, "llama", raws, types, scores, keys)
+
+
+def _space_rule(spec: dict[str, Any], path: Path) -> bool:
+    """Whether a space is put before a text; UnsupportedError for other rules than spaces."""
+    steps: list[Any] = []
+    for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        node = spec.get(key)
+        inner = node.get(parts) if isinstance(node, dict) else None
+        steps += inner if isinstance(inner, list) else [node] if node is not None else []
+    adds = marks = False
+    for step in steps:
+        kind = step.get("type") if isinstance(step, dict) else None
+        pattern = step.get("pattern") if kind else None
+        if kind == "Prepend" and step.get("prepend") == _SPACE:
+            adds = True
+        elif kind == "Replace" and (pattern, step.get("content")) == ({"String": " "}, _SPACE):
+            marks = True
+        elif kind == "Metaspace" and step.get("split") is False:
+            marks = step.get("replacement") == _SPACE
+            adds = step.get("prepend_scheme", "always") != "never"
+        elif kind == "Split" and pattern == {"String": " "} and marks:
+            continue  # there are no spaces left to split at
+        else:
+            raise UnsupportedError(f"{path}: {step!r:.120}: treadle has no such rule for text")
+    if not marks:
+        raise UnsupportedError(f"{path}: neither bytes as letters nor {_SPACE} for spaces")
+    return adds
+
+
+# -- byte-level BPE -------------------------------------------------------------------------
+
+
+def _is_byte_level(spec: dict[str, Any]) -> bool:
+    node = spec.get("pre_tokenizer")
+    parts = node.get("pretokenizers") if isinstance(node, dict) else None
+    nodes = [node, *(parts if isinstance(parts, list) else [])]
+    return any(isinstance(part, dict) and part.get("type") == "ByteLevel" for part in nodes)
+
+
+def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
+    texts, merges = _vocabulary(spec, path, n_vocab)
+    normalizer = spec.get("normalizer")
+    # NFC is Qwen's; GGUF has no word for it, and text is nearly always in that form already.
+    if normalizer is not None and normalizer != {"type": "NFC"}:
+        raise UnsupportedError(f"{path}: normalizer {normalizer!r:.120}: GGUF has no word for it")
+    spaced = next((pair for pair in merges if " " in pair[0] or " " in pair[1]), None)
+    if spaced:
+        raise FileError(f"has {spaced!r:.80}", path=path, where="model.merges", expected="letters")
+    keys = {
+        "pre": find_pre(spec, path),
+        "merges": string_array(
+            [" ".join(pair).encode("utf-8", "surrogatepass") for pair in merges]
+        ),
+    }
+    raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+    types = [int(TokenType.UNUSED if text is None else TokenType.NORMAL) for text in texts]
+    return Pieces(path, "gpt2", raws, types, None, keys)
+
+
+# -- tokenizer.json's model -----------------------------------------------------------------
+
+
+def _vocabulary(
+    spec: dict[str, Any], path: Path, n_vocab: int
+) -> tuple[list[str | None], list[tuple[str, str]]]:
+    """Pieces by id, and merges as pairs; every id and both sides of every merge are checked."""
+    model = spec.get("model")
+    if not isinstance(model, dict):
+        raise FileError(f"is {model!r:.60}", path=path, where="model", expected="an object")
+    if model.get("type", "BPE") != "BPE":
+        raise UnsupportedError(
+            f"{path}: a {model.get('type')!r:.40} tokenizer: treadle has BPE here"
+        )
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.get(key):
+            raise UnsupportedError(f"{path}: model.{key} is {model[key]!r:.60}")
+    vocab, merges = model.get("vocab"), model.get("merges")
+    if not isinstance(vocab, dict) or not vocab:
+        raise FileError("is missing", path=path, where="model.vocab", expected="pieces and ids")
+    texts: list[str | None] = [None] * n_vocab
+    for text, i in vocab.items():
+        if type(i) is not int or not 0 <= i < n_vocab or texts[i] is not None:
+            what = f"gives {text!r:.60} the id {i!r:.40}"
+            raise FileError(
+                what, path=path, where="model.vocab", expected=f"its own, below {n_vocab}"
+            )
+        texts[i] = text
+    while texts and texts[-1] is None:
+        texts.pop()
+    if not isinstance(merges, list):
+        raise FileError("is missing", path=path, where="model.merges", expected="a list")
+    return texts, _pairs(merges, vocab, path)
+
+
+def _pairs(merges: list[Any], vocab: dict[str, int], path: Path) -> list[tuple[str, str]]:
+    """Merges, spelt "left right" or as lists of two, as pairs of pieces that make a piece.
+
+    All are checked at once, for there are hundreds of thousands; one by one only to name the first
+    that is wrong.
+    """
+    split = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    if set(map(type, split)) <= {list} and set(map(len, split)) <= {2}:
+        sides = [side for pair in split for side in pair]
+        if set(map(type, sides)) <= {str}:
+            pairs = list(zip(sides[::2], sides[1::2], strict=True))
+            if vocab.keys() >= {*sides, *(left + right for left, right in pairs)}:
+                return pairs
+    wrong = next(m for m, pair in zip(merges, split, strict=True) if not _is_merge(pair, vocab))
+    expected = "two pieces that make a third"
+    raise FileError(f"has {wrong!r:.80}", path=path, where="model.merges", expected=expected)
+
+
+def _is_merge(pair: Any, vocab: dict[str, int]) -> bool:
+    if not isinstance(pair, list) or len(pair) != 2 or set(map(type, pair)) != {str}:
+        return False
+    return {*pair, pair[0] + pair[1]} <= vocab.keys()

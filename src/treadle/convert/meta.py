@@ -1,0 +1,297 @@
+"""Meta's releases of Llama: ``params.json``, ``consolidated.NN.pth`` and ``tokenizer.model``.
+
+Each .pth is what one rank of a model-parallel run held. A layer that is parallel in its outputs
+keeps some rows of the weight, one that is parallel in its inputs some columns, norms are the same
+everywhere. Pairs of a head turn together as they stand side by side, as GGUF's llama has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.hf_rope import read_rope
+from treadle.convert.json_keys import POSITION_MAX, Keys
+from treadle.convert.opened import (
+    F32,
+    Opened,
+    as_f32,
+    check_llama,
+    f64_as_f32,
+    llama_keys,
+    llama_sizes,
+)
+from treadle.convert.source import FileRange, SourceTensor
+from treadle.convert.spm_keys import fit_vocabulary, read_spm_keys
+from treadle.convert.tiktoken import LLAMA3, LLAMA31, is_tiktoken, read_tiktoken
+from treadle.errors import FileError
+from treadle.files.checkpoint import Checkpoint, CheckpointTensor
+from treadle.files.safetensors import read_json
+from treadle.models.config import N_LAYER_MAX
+
+Bytes = npt.NDArray[np.uint8]
+
+PARAMS = "params.json"
+SHARD = re.compile(r"consolidated\.(\d+)\.pth")
+ROWS, COLUMNS = 0, 1
+# Meta's stem -> GGUF's, and along which dimension the ranks share it out.
+MODEL = {
+    "tok_embeddings": ("token_embd", COLUMNS),  # Llama 3: rows; its shape tells
+    "norm": ("output_norm", None),
+    "output": ("output", ROWS),
+}
+LAYER = {
+    "attention_norm": ("attn_norm", None),
+    "attention.wq": ("attn_q", ROWS),
+    "attention.wk": ("attn_k", ROWS),
+    "attention.wv": ("attn_v", ROWS),
+    "attention.wo": ("attn_output", COLUMNS),
+    "ffn_norm": ("ffn_norm", None),
+    "feed_forward.w1": ("ffn_gate", ROWS),
+    "feed_forward.w2": ("ffn_down", COLUMNS),
+    "feed_forward.w3": ("ffn_up", ROWS),
+}
+FREQS = re.compile(r"(layers\.\d+\.attention\.inner_attention\.)?rope\.freqs")  # can be computed
+
+
+def gguf_name(name: str) -> tuple[str, int | None] | None:
+    """GGUF's name for a tensor of Meta's, and how it is shared out; None for other tensors."""
+    stem, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"layers\.(0|[1-9]\d{0,3})\.(.+)", stem)
+    row = LAYER.get(layer[2]) if layer else MODEL.get(stem)
+    if row is None or kind != "weight":
+        return None
+    return (f"blk.{layer[1]}.{row[0]}.weight" if layer else f"{row[0]}.weight"), row[1]
+
+
+def open_meta(path: Path, tokenizer: Path | None = None) -> Opened:
+    """A folder of Meta's, or one of the .pth files in it. FileError, UnsupportedError."""
+    folder = path if path.is_dir() else path.parent
+    params = Keys(read_json(folder / PARAMS), folder / PARAMS, {})
+    shards = [Checkpoint(shard) for shard in find_shards(folder)]
+    model = _Model(folder, params, shards)
+    keys = model.keys()
+    vocabulary = tokenizer or folder / "tokenizer.model"
+    keys |= read_vocabulary(vocabulary, scaled=params.flag("use_scaled_rope", False))
+    fit_vocabulary(keys, model.n["n_vocab"], vocabulary)
+    return Opened(folder, keys, model.tensors, shards, model.notes)
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """``consolidated.00.pth`` and so on; FileError for none, or a gap."""
+    found = {int(m[1]): p for p in folder.iterdir() if (m := SHARD.fullmatch(p.name))}
+    if not found:
+        raise FileError("no checkpoint", path=folder, expected="consolidated.00.pth")
+    for i in range(len(found)):
+        if i not in found:
+            expected = f"{len(found)} shards, counted from 00"
+            raise FileError(f"consolidated.{i:02d}.pth is missing", path=folder, expected=expected)
+    return [found[i] for i in range(len(found))]
+
+
+def read_vocabulary(path: Path, *, scaled: bool) -> dict[str, Any]:
+    """Keys of a sentencepiece model or of Llama 3's list; ``scaled``: of Llama 3.1 or later."""
+    try:
+        with path.open("rb") as f:
+            head = f.read(256)
+    except OSError as e:
+        raise FileError(f"cannot be opened: {e}", path=path, expected="a tokenizer") from e
+    if is_tiktoken(head):
+        return read_tiktoken(path, LLAMA31 if scaled else LLAMA3)
+    return read_spm_keys(path)
+
+
+class _Model:
+    """The tensors of all ranks put together again, and what ``params.json`` says of them."""
+
+    def __init__(self, folder: Path, params: Keys, shards: list[Checkpoint]) -> None:
+        self.folder, self.params, self.shards = folder, params, shards
+        self.notes: list[str] = []
+        n_embd, n_head = params.integer("dim"), params.integer("n_heads")
+        self.n = {
+            "n_embd": n_embd,
+            "n_head": n_head,
+            "n_head_kv": params.integer("n_kv_heads", n_head),
+            "n_layer": params.integer("n_layers", hi=N_LAYER_MAX),
+            "head_dim": params.integer("head_dim", max(1, n_embd // n_head)),
+        }
+        self.tensors = self._join_all()
+        for key, name in (("n_vocab", "token_embd.weight"), ("n_ff", "blk.0.ffn_gate.weight")):
+            if name not in self.tensors:
+                raise FileError("is missing", path=folder, where=name, expected="it in the shards")
+            self.n[key] = self.tensors[name].shape[0]
+        said = params.get("vocab_size")
+        if said not in (None, -1, self.n["n_vocab"]):
+            rows = f"{self.n['n_vocab']}, the rows of the embeddings"
+            params.fail("vocab_size", f"is {said!r:.60}", rows)
+        sizes = llama_sizes(**{k: v for k, v in self.n.items() if k != "n_layer"})
+        self.factors = self._rope()
+        if self.factors is not None:
+            made = self.factors
+            self.tensors["rope_freqs.weight"] = SourceTensor(
+                "rope_freqs.weight",
+                made.shape,
+                F32.ggml_id,
+                lambda: made.view(np.uint8),
+                f"{params.path}: use_scaled_rope",
+            )
+        check_llama(folder, self.tensors, sizes, self.n["n_layer"])
+
+    def keys(self) -> dict[str, Any]:
+        eps = self.params.number("norm_eps", lo=0.0, hi=1.0)
+        theta = self._theta()
+        return llama_keys(
+            self.folder, **self.n, n_ctx=self._context(eps, theta), eps=eps, rope_base=theta
+        )
+
+    def _theta(self) -> float:
+        return self.params.number("rope_theta", 10000.0, lo=1.001, hi=1e12)
+
+    def _context(self, eps: float, theta: float) -> int:
+        """What the model was trained for, which no file says: the releases differ otherwise."""
+        if self.params.get("max_seq_len") is not None:
+            return self.params.integer("max_seq_len", hi=POSITION_MAX)
+        if self.params.flag("use_scaled_rope", False):
+            n_ctx = 131072  # Llama 3.1 and later
+        elif theta == 500000.0:
+            n_ctx = 8192  # Llama 3
+        elif theta == 1000000.0:
+            n_ctx = 16384  # Code Llama
+        else:
+            n_ctx = 4096 if eps > 5e-6 else 2048  # Llama 2, Llama 1
+        self.notes.append(
+            f"{PARAMS} names no context length: {n_ctx}, that of the release whose other "
+            "settings these are (--set llama.context_length=N says otherwise)"
+        )
+        return n_ctx
+
+    def _rope(self) -> npt.NDArray[np.float32] | None:
+        if not self.params.flag("use_scaled_rope", False):
+            return None
+        scaling = {
+            "rope_type": "llama3",
+            "factor": self.params.number("rope_scaling_factor", 8.0, lo=1e-3, hi=1e6),
+            "low_freq_factor": self.params.number("low_freq_factor", 1.0, lo=1e-3, hi=1e6),
+            "high_freq_factor": self.params.number("high_freq_factor", 4.0, lo=1e-3, hi=1e6),
+            "original_max_position_embeddings": 8192,
+        }
+        keys = Keys({"rope_theta": self._theta(), "rope_scaling": scaling}, self.params.path, {})
+        return read_rope(keys, False, self.n["head_dim"])[1]
+
+    # -- putting together -------------------------------------------------------------------------
+
+    def _join_all(self) -> dict[str, SourceTensor]:
+        found: dict[str, SourceTensor] = {}
+        first = self.shards[0]
+        for shard in self.shards:
+            for name in shard.tensors.keys() ^ first.tensors.keys():
+                missing = shard if name in first.tensors else first
+                what = "is missing, and another shard has it"
+                raise FileError(what, path=missing.path, where=name)
+        for name in first.tensors:
+            if FREQS.fullmatch(name):
+                continue
+            row = gguf_name(name)
+            if row is None:
+                expected = "the tensors of a llama and no more"
+                raise FileError("surplus", path=first.path, where=name, expected=expected)
+            pieces = [shard.tensors[name] for shard in self.shards]
+            found[row[0]] = self._join(row[0], pieces, row[1])
+        return found
+
+    def _join(self, name: str, pieces: list[CheckpointTensor], axis: int | None) -> SourceTensor:
+        first = pieces[0]
+        n_dims = 1 if axis is None else 2
+        for piece in pieces:
+            if (piece.shape, piece.kind) != (first.shape, first.kind):
+                what = f"shape {list(piece.shape)} of {piece.kind}"
+                expected = f"{list(first.shape)} of {first.kind}, as in {first.path.name}"
+                raise FileError(what, path=piece.path, where=piece.name, expected=expected)
+            if len(piece.shape) != n_dims or piece.kind not in _KINDS:
+                what = f"shape {list(piece.shape)} of {piece.kind}"
+                expected = f"{n_dims} dimensions of floats"
+                raise FileError(what, path=piece.path, where=piece.name, expected=expected)
+        if name == "token_embd.weight" and first.shape[1] == self.n["n_embd"]:
+            axis = ROWS
+        kept, copies = self._without_copies(name, pieces) if axis == ROWS else (pieces, [])
+        if axis is None:
+            kept, copies = pieces[:1], [(pieces[0], other) for other in pieces[1:]]
+        shape = list(first.shape)
+        if axis is not None:
+            shape[axis] *= len(kept)
+        ggml_type, wrap = _KINDS[first.kind]
+        tensor = SourceTensor(
+            name,
+            tuple(shape),
+            ggml_type,
+            wrap(lambda: read_joined(kept, axis, copies)),
+            f"{first.path}: {first.name}",
+            tuple(FileRange(piece.path, piece.offset, piece.n_span) for piece in pieces),
+        )
+        return tensor if axis is not None else as_f32(tensor)
+
+    def _without_copies(
+        self, name: str, pieces: list[CheckpointTensor]
+    ) -> tuple[list[CheckpointTensor], list[tuple[CheckpointTensor, CheckpointTensor]]]:
+        """Ranks that outnumber the key heads hold the same head, several in a row."""
+        heads = self.n["n_head_kv"] * self.n["head_dim"]
+        n_rows = pieces[0].shape[0] * len(pieces)
+        if not name.endswith(("attn_k.weight", "attn_v.weight")) or n_rows <= heads:
+            return pieces, []
+        every = n_rows // heads
+        if n_rows % heads or len(pieces) % every:
+            return pieces, []  # the check of shapes says what is wrong
+        copies = [(pieces[i - i % every], piece) for i, piece in enumerate(pieces) if i % every]
+        return pieces[::every], copies
+
+
+class Piece(Protocol):
+    """What one rank, or one part of a file, has of a tensor."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def data(self) -> Bytes: ...
+
+
+def read_joined(
+    pieces: Sequence[Piece], axis: int | None, copies: Sequence[tuple[Piece, Piece]]
+) -> Bytes:
+    """All of a tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
+    for first, copy in copies:
+        if not np.array_equal(first.data, copy.data):
+            what = f"differs from {first.path.name}: not shards of one checkpoint"
+            raise FileError(what, path=copy.path, offset=copy.offset, where=copy.name)
+    if len(pieces) == 1:
+        return pieces[0].data
+    if axis == ROWS:
+        return np.concatenate([piece.data for piece in pieces])
+    n_rows = pieces[0].shape[0]
+    return np.concatenate([p.data.reshape(n_rows, -1) for p in pieces], axis=1).reshape(-1)
+
+
+Read = Callable[[], Any]
+
+
+def _as_is(read: Read) -> Read:
+    return read
+
+
+# Elements that weights can have -> the type that read() gives them in.
+_KINDS: dict[str, tuple[int, Callable[[Read], Read]]] = {
+    "Float": (0, _as_is),
+    "Half": (1, _as_is),
+    "BFloat16": (30, _as_is),
+    "Double": (0, f64_as_f32),
+}

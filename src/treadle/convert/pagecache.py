@@ -1,0 +1,150 @@
+"""Leaving the page cache as it was found: what a conversion reads once is dropped again.
+
+Which pages of a file were in memory before is asked of the kernel (``mincore``); only the others
+are dropped, so that a model which somebody runs meanwhile keeps its pages. Where the system cannot
+say (not Linux, somebody else's file), nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.source import FileRange
+
+PAGE = mmap.PAGESIZE
+SMALL = 1 << 20  # bytes: files not worth the trouble
+MAX_FILES = 1000
+
+
+class PageCache:
+    """The files of one conversion, and which of their pages were in memory when it began."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._files: dict[Path, _Cached] = {}
+        self.add(paths)
+
+    def add(self, paths: Iterable[Path]) -> None:
+        """Take in more files as they are now; those that are known stay as they were."""
+        for path in paths:
+            if path not in self._files and hasattr(os, "posix_fadvise"):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    self._files[path] = _Cached(path)
+
+    def expect(self, ranges: Iterable[FileRange]) -> None:
+        """These are read next: the system may fetch them while others are worked on."""
+        for part in ranges:
+            if part.path in self._files:
+                _advise(part.path, [(part.offset, part.n_bytes)], os.POSIX_FADV_WILLNEED)
+
+    def drop(self, ranges: Iterable[FileRange]) -> None:
+        """These have been read, and are not read again."""
+        for part in ranges:
+            if part.path in self._files:
+                self._files[part.path].drop(part.offset, part.n_bytes)
+
+    def close(self) -> None:
+        """Drop what is left of every file, readers' look-ahead included."""
+        for file in self._files.values():
+            file.drop(0, file.n_bytes)
+        self._files = {}
+
+
+def _advise(path: Path, ranges: Iterable[tuple[int, int]], advice: int) -> None:
+    """Nothing depends on it: a file that went away is not an error here."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for offset, n_bytes in ranges:
+                os.posix_fadvise(fd, offset, n_bytes, advice)
+        finally:
+            os.close(fd)
+
+
+def before_opening(path: Path) -> PageCache:
+    """The files that a checkpoint may consist of, before its first byte is read: reading a header
+    brings megabytes behind it into memory.
+    """
+    folder = path if path.is_dir() else path.parent
+    try:
+        beside = sorted(p for p in folder.iterdir() if path.is_dir() or p.suffix == path.suffix)
+    except OSError:
+        beside = []  # opening it will say why
+    files = (p for p in beside[:MAX_FILES] if p.is_file())
+    return PageCache(p for p in files if p.stat().st_size >= SMALL)
+
+
+class _Cached:
+    """One file, with a flag for each page: was it in memory?"""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            about = os.fstat(fd)
+            self.n_bytes = about.st_size
+            self.device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}"
+            self.inode = str(about.st_ino)
+            self.resident = resident_pages(fd, self.n_bytes)
+        finally:
+            os.close(fd)
+
+    def drop(self, offset: int, n_bytes: int) -> None:
+        first, last = offset // PAGE, -(-(offset + n_bytes) // PAGE)
+        self._unmap(first * PAGE, last * PAGE)
+        flags = np.concatenate(([True], self.resident[first:last], [True])).astype(np.int8)
+        edges = np.flatnonzero(np.diff(flags))  # begin and end, alternating, of each run to drop
+        runs = ((first + edges) * PAGE).reshape(-1, 2).tolist()
+        _advise(self.path, ((lo, hi - lo) for lo, hi in runs), os.POSIX_FADV_DONTNEED)
+
+    def _unmap(self, begin: int, end: int) -> None:
+        """Take the pages out of this process' mappings of the file: the kernel keeps mapped ones.
+
+        The mappings are read-only views of the file, so that a page that is touched again is read
+        again, and nothing is lost.
+        """
+        with open("/proc/self/maps", "rb") as f:
+            lines = f.read().decode("utf-8", "replace").splitlines()
+        for line in lines:
+            fields = line.split(maxsplit=5)
+            if fields[3:5] != [self.device, self.inode] or "w" in fields[1]:
+                continue
+            low, high = (int(word, 16) for word in fields[0].split("-"))
+            start = int(fields[2], 16)  # in the file
+            lo, hi = max(begin, start), min(end, start + high - low)
+            if lo < hi:
+                _libc().madvise(low + lo - start, hi - lo, mmap.MADV_DONTNEED)
+
+
+def resident_pages(fd: int, n_bytes: int) -> npt.NDArray[np.bool_]:
+    """For each page of an open file, bool [n_pages]: is it in memory? OSError where none can say.
+
+    Reads nothing. For a file that the caller may neither write nor owns, Linux says yes throughout.
+    """
+    n_pages = -(-n_bytes // PAGE)
+    flags = np.zeros(n_pages, np.uint8)
+    if n_pages == 0:
+        return flags.view(np.bool_)
+    with mmap.mmap(fd, n_bytes, access=mmap.ACCESS_READ) as mapped:
+        view = np.frombuffer(mapped, np.uint8)
+        failed = _libc().mincore(view.ctypes.data, n_bytes, flags.ctypes.data)
+        del view
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return (flags & 1).view(np.bool_)
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in ("mincore", "madvise"):
+        last = ctypes.c_void_p if name == "mincore" else ctypes.c_int
+        getattr(libc, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t, last]
+    return libc

@@ -1,0 +1,194 @@
+"""The file that a conversion writes: beside its target, with holes, and resumable.
+
+``.NAME.part`` has its full size from the start and fills up tensor by tensor; the journal beside
+it, ``.NAME.part.journal``, says which are complete: a line with the digest of the job, then one
+line for each. A line is only written when its tensor is on the disk, so a lost process, or power,
+costs what was written since the last line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import FileError
+from treadle.files.gguf_writer import part_of
+
+HOLE = 4096  # bytes: a page of zeros is left out
+SYNC = 256 << 20  # bytes written between two entries of the journal
+CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up"}
+FULL[errno.EFBIG] = "a file may not be that large here"
+JOURNAL = "treadle-convert-1"
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Part:
+    """One file of the output, open for writing and locked against another conversion."""
+
+    def __init__(self, target: Path, n_bytes: int) -> None:
+        self.target, self.path, self.n_bytes = target, part_of(target), n_bytes
+        self.fd = self._open()
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        while True:
+            fd = os.open(self.path, flags, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(FileNotFoundError):  # renamed since: by its own conversion
+                    if os.path.samestat(os.fstat(fd), os.lstat(self.path)):
+                        return fd
+            except BlockingIOError:
+                os.close(fd)
+                what = "another conversion is writing this file"
+                raise FileError(what, path=self.target) from None
+            os.close(fd)
+
+    def clear(self) -> None:
+        """Make it a single hole of the right size."""
+        os.ftruncate(self.fd, 0)
+        os.ftruncate(self.fd, self.n_bytes)
+
+    def write(self, data: Bytes, at: int) -> None:
+        """Write at a byte offset; whole pages of zeros stay holes."""
+        head = min(-at % HOLE, len(data))
+        self._write(data[:head], at)
+        n_pages = (len(data) - head) // HOLE
+        body = data[head : head + n_pages * HOLE].reshape(n_pages, HOLE)
+        # Two bytes tell most pages that are not zeros, so that looking costs next to nothing.
+        maybe = np.flatnonzero((body[:, 0] | body[:, -1] | body[:, HOLE // 2]) == 0)
+        zeros = maybe[~body[maybe].any(axis=1)]
+        start = 0
+        for page in [*zeros.tolist(), n_pages]:
+            self._write(body[start:page].reshape(-1), at + head + start * HOLE)
+            start = page + 1
+        tail = head + n_pages * HOLE
+        self._write(data[tail:], at + tail)
+
+    def _write(self, data: Bytes, at: int) -> None:
+        view = memoryview(data.data)
+        while view:
+            n = os.pwrite(self.fd, view, at)
+            view, at = view[n:], at + n
+
+    def copy(self, source: int, offset: int, n_bytes: int, at: int) -> bool:
+        """Let the kernel copy (or share) bytes of the open file ``source``; False if it cannot.
+
+        A file system with reflinks shares the blocks, where both offsets are aligned to them; a
+        hole of the source becomes a hole.
+        """
+        end = offset + n_bytes
+        if not hasattr(os, "copy_file_range"):
+            return False
+        while offset < end:
+            begin, stop = _next_data(source, offset, end)
+            at, offset = at + begin - offset, begin
+            while offset < stop:
+                try:
+                    n = os.copy_file_range(source, self.fd, stop - offset, offset, at)
+                except OSError as e:
+                    if e.errno in CANNOT:
+                        return False
+                    raise
+                if n == 0:
+                    return False  # the source became shorter: reading it will tell
+                offset, at = offset + n, at + n
+        return True
+
+    def close(self, *, discard_empty: bool = False) -> None:
+        """Close it, and so let go of its lock; one that nothing was begun in goes altogether."""
+        if self.fd >= 0:
+            if discard_empty and os.fstat(self.fd).st_size == 0:
+                self.path.unlink(missing_ok=True)
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _next_data(source: int, offset: int, end: int) -> tuple[int, int]:
+    """The next run of bytes, from ``offset`` on, that is no hole; (end, end) without one."""
+    try:
+        begin = os.lseek(source, offset, os.SEEK_DATA)
+        stop = os.lseek(source, begin, os.SEEK_HOLE)
+    except OSError as e:
+        return (end, end) if e.errno == errno.ENXIO else (offset, end)
+    return min(begin, end), min(stop, end)
+
+
+class Journal:
+    """Which tensors of a job are complete; ``done`` holds those of an earlier, killed run."""
+
+    def __init__(self, parts: Sequence[Part], job: str, *, resume: bool) -> None:
+        self.parts, self.path = parts, Path(f"{parts[0].path}.journal")
+        self.discarded = False  # there was an earlier part, of another job
+        self._waiting: list[int] = []
+        self._n_unsaved = 0
+        self.done = self._read(job) if resume else set()
+        if not self.done:
+            self._begin(job)
+        self._file = self.path.open("a", encoding="ascii")
+
+    def _read(self, job: str) -> set[int]:
+        try:
+            lines = self.path.read_text("ascii").split("\n")[:-1]  # a line cut short is not there
+        except (FileNotFoundError, UnicodeDecodeError):
+            return set()
+        whole = all(os.fstat(part.fd).st_size == part.n_bytes for part in self.parts)
+        if lines[:1] != [f"{JOURNAL} {job}"] or not whole:
+            self.discarded = True
+            return set()
+        return {int(line) for line in lines[1:] if line.isdecimal()}
+
+    def _begin(self, job: str) -> None:
+        self.path.unlink(missing_ok=True)  # first: it must never speak of another file's bytes
+        try:
+            for part in self.parts:
+                part.clear()
+        except OSError:  # a limit on the size of files
+            self._unlink()
+            raise
+        with self.path.open("x", encoding="ascii") as f:
+            f.write(f"{JOURNAL} {job}\n")
+
+    def add(self, index: int, n_bytes: int) -> None:
+        """Tensor ``index`` has been written; it is noted when it is on the disk."""
+        self._waiting.append(index)
+        self._n_unsaved += n_bytes
+        if self._n_unsaved >= SYNC:
+            self.save()
+
+    def save(self) -> None:
+        """Bring everything written to the disk, then note it."""
+        for part in self.parts:
+            os.fsync(part.fd)
+        self._file.write("".join(f"{index}\n" for index in self._waiting))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._waiting, self._n_unsaved = [], 0
+
+    def close(self) -> None:
+        """Close it; it stays, for a later run to resume from."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Take it away, with the parts that have not been moved into place."""
+        self.close()
+        self._unlink()
+
+    def _unlink(self) -> None:
+        for part in self.parts:
+            part.path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+
+def is_full(error: OSError) -> str | None:
+    """Why there is no room, if that is what the error says."""
+    return FULL.get(error.errno or 0)

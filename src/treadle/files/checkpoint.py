@@ -1,0 +1,300 @@
+"""Reading PyTorch checkpoints (``.pth``, ``.pt``, ``.bin``): mapped, and no code of theirs run.
+
+::
+
+    a zip archive, nothing compressed:
+    NAME/data.pkl    a pickle: tensors by name, each a view of a storage
+    NAME/data/KEY    the bytes of storage KEY
+    NAME/byteorder   "little", where it is there
+
+The pickle is read by ``files/pickles.py``, which imports nothing and calls nothing but the
+functions below. Storages are found by their members' offsets and stay in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.pickles import MAX_BYTES, Name, load_pickle
+from treadle.files.safetensors import map_file
+
+Bytes = npt.NDArray[np.uint8]
+
+ZIP_MAGIC = b"PK\x03\x04"
+LOCAL_HEADER = 30  # bytes, before the name
+MAX_DIMS = 8
+
+
+class StorageType(NamedTuple):
+    """An element of a storage: its bytes, and ggml's number for it (None where it has none)."""
+
+    n_bytes: int
+    ggml_type: int | None
+
+
+STORAGES: dict[str, StorageType] = {
+    "FloatStorage": StorageType(4, 0),
+    "HalfStorage": StorageType(2, 1),
+    "BFloat16Storage": StorageType(2, 30),
+    "DoubleStorage": StorageType(8, 28),
+    "CharStorage": StorageType(1, 24),
+    "ShortStorage": StorageType(2, 25),
+    "IntStorage": StorageType(4, 26),
+    "LongStorage": StorageType(8, 27),
+    "ByteStorage": StorageType(1, None),
+    "BoolStorage": StorageType(1, None),
+    "ComplexFloatStorage": StorageType(8, None),
+}
+
+
+class _Storage(NamedTuple):
+    kind: str  # of STORAGES
+    key: str
+    n: int  # elements
+
+
+class _View(NamedTuple):
+    storage: _Storage
+    offset: int  # elements
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # elements
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointTensor:
+    """One tensor of a checkpoint; its bytes are a view of the mapped file wherever they can be."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # of STORAGES, without "Storage"
+    ggml_type: int | None  # None: ggml has no such elements
+    path: Path
+    offset: int  # absolute, of the first element
+    n_span: int  # bytes from the first element to the end of the last
+    _elements: npt.NDArray[Any] = field(repr=False)  # [shape], a view with the tensor's strides
+
+    @property
+    def data(self) -> Bytes:
+        """uint8 [n_bytes], row after row: zero copy unless the tensor is a view across rows."""
+        return np.ascontiguousarray(self._elements).reshape(-1).view(np.uint8)
+
+
+class Checkpoint:
+    """The tensors of one file, by name. FileError or UnsupportedError for what it is not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map = map_file(path, "a PyTorch checkpoint")
+        self.file: Bytes = np.frombuffer(self._map, np.uint8)
+        if self._map[:4] != ZIP_MAGIC:
+            raise UnsupportedError(
+                f"{path}: not a zip archive: a checkpoint of PyTorch before 1.6 (2020) or another "
+                "file; load it with torch there and save it again"
+            )
+        members = self._members()
+        root = self._root(members)
+        order = members.get(f"{root}byteorder")
+        if order is not None and self._read(order) != b"little":
+            raise UnsupportedError(f"{path}: a checkpoint from a big-endian machine")
+        described = load_pickle(
+            self._read(members[f"{root}data.pkl"]),
+            _NAMES,
+            _storage,
+            path=path,
+            where=f"{root}data.pkl",
+        )
+        self.tensors: dict[str, CheckpointTensor] = {}
+        for name, view in self._views(described).items():
+            self.tensors[name] = self._place(name, view, members, root)
+
+    def close(self) -> None:
+        """Let go of the file; views still in use keep it mapped."""
+        self.tensors = {}
+        self.file = np.empty(0, np.uint8)
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    # -- the archive ------------------------------------------------------------------------
+
+    def _members(self) -> dict[str, tuple[str, int, int]]:
+        """Name, first byte and size of every member, checked to lie in the file as it is."""
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                infos = archive.infolist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error) as e:
+            raise self._error(f"is a damaged zip archive: {e}") from None
+        except OSError as e:
+            raise self._error(f"cannot be read: {e}") from e
+        found: dict[str, tuple[str, int, int]] = {}
+        for info in infos:
+            name = info.filename
+            if name in found:
+                raise self._error("is in the archive twice", where=name)
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+                raise self._error("is compressed or encrypted", where=name, expected="it stored")
+            found[name] = (name, self._data_offset(info), info.file_size)
+        return found
+
+    def _data_offset(self, info: zipfile.ZipInfo) -> int:
+        """Where the bytes of a member begin: behind its local header, which has its own lengths."""
+        at = info.header_offset
+        head = self._map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""
+        if len(head) < LOCAL_HEADER or head[:4] != ZIP_MAGIC:
+            raise self._error("has no header of its own", offset=max(at, 0), where=info.filename)
+        n_name, n_extra = struct.unpack_from("<HH", head, 26)
+        start: int = at + LOCAL_HEADER + n_name + n_extra
+        end = start + info.file_size
+        if info.file_size != info.compress_size or end > len(self.file):
+            raise self._error(
+                f"cut short: the file has {len(self.file)} bytes",
+                offset=at,
+                where=info.filename,
+                expected=str(end),
+            )
+        return start
+
+    def _root(self, members: dict[str, tuple[str, int, int]]) -> str:
+        pickles = [name for name in members if name.split("/")[-1] == "data.pkl"]
+        roots = [name.removesuffix("data.pkl") for name in pickles if name.count("/") <= 1]
+        if len(roots) != 1:
+            what = "has no data.pkl" if not roots else f"has {len(roots)} of data.pkl"
+            raise self._error(what, expected="a checkpoint that torch.save wrote")
+        return roots[0]
+
+    def _read(self, member: tuple[str, int, int]) -> bytes:
+        name, at, n = member
+        if n > MAX_BYTES:
+            what = f"{n} bytes"
+            raise self._error(what, offset=at, where=name, expected=f"at most {MAX_BYTES}")
+        return self._map[at : at + n]
+
+    # -- the tensors ------------------------------------------------------------------------
+
+    def _views(self, described: Any) -> dict[str, _View]:
+        if type(described) is not dict:
+            what = f"describes a {type(described).__name__}"
+            raise self._error(what, where="data.pkl", expected="tensors by name")
+        for name, view in described.items():
+            if type(view) is not _View or type(name) is not str or not name.isprintable():
+                raise self._error(
+                    f"is a {type(view).__name__}",
+                    where=f"{name!r:.100}",
+                    expected="a tensor, as in a checkpoint of weights alone",
+                )
+        return described
+
+    def _place(
+        self, name: str, view: _View, members: dict[str, tuple[str, int, int]], root: str
+    ) -> CheckpointTensor:
+        kind = STORAGES[view.storage.kind]
+        member = members.get(f"{root}data/{view.storage.key}")
+        if member is None:
+            what = f"its storage {view.storage.key!r:.60} is not in the archive"
+            raise self._error(what, where=name)
+        _, start, n_bytes = member
+        if 0 in view.shape:
+            raise self._error(f"shape {list(view.shape)} has no elements", where=name)
+        last = view.offset + sum(
+            (n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)
+        )
+        n_span = (last + 1 - view.offset) * kind.n_bytes
+        if (last + 1) * kind.n_bytes > n_bytes:
+            raise self._error(
+                f"reaches beyond its storage, which has {n_bytes} bytes",
+                offset=start,
+                where=name,
+                expected=f"{(last + 1) * kind.n_bytes} bytes",
+            )
+        # More elements than the span holds (a stride of 0) would let a small file ask for a lot.
+        if math.prod(view.shape) * kind.n_bytes > n_span:
+            raise self._error(
+                f"shape {list(view.shape)} repeats the {n_span} bytes of its storage",
+                offset=start,
+                where=name,
+                expected="each element once",
+            )
+        offset = start + view.offset * kind.n_bytes
+        elements: npt.NDArray[Any] = np.ndarray(
+            view.shape,
+            f"V{kind.n_bytes}",
+            self.file.data,
+            offset,
+            tuple(stride * kind.n_bytes for stride in view.strides),
+        )
+        return CheckpointTensor(
+            name,
+            view.shape,
+            view.storage.kind.removesuffix("Storage"),
+            kind.ggml_type,
+            self.path,
+            offset,
+            n_span,
+            elements,
+        )
+
+    def _error(
+        self,
+        message: str,
+        *,
+        offset: int | None = None,
+        where: str | None = None,
+        expected: str | None = None,
+    ) -> FileError:
+        return FileError(message, path=self.path, offset=offset, where=where, expected=expected)
+
+
+# -- what the pickle may ask for ------------------------------------------------------------------
+
+
+def _storage(pid: Any) -> _Storage:
+    """('storage', class, key, device, elements) as a storage."""
+    if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
+        raise ValueError("a persistent id that is no storage")
+    _, kind, key, _, n = pid
+    if type(kind) is not Name or kind.name not in STORAGES:
+        raise ValueError("a storage of something else than numbers")
+    if type(key) is not str or type(n) is not int or n < 0:
+        raise ValueError("a storage without key and size")
+    return _Storage(kind.name, key, n)
+
+
+def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _View:
+    """torch._utils._rebuild_tensor_v2: a view of a storage, as yet unread."""
+    if type(storage) is not _Storage:
+        raise ValueError("a tensor without storage")
+    sizes = (*size, *stride, offset) if type(size) is type(stride) is tuple else (None,)
+    if any(type(n) is not int or not 0 <= n < 1 << 63 for n in sizes):
+        raise ValueError("a tensor whose shape is no tuple of sizes")
+    if len(size) != len(stride) or len(size) > MAX_DIMS:
+        raise ValueError(f"a tensor of {len(size)} sizes and {len(stride)} strides")
+    return _View(storage, offset, size, stride)
+
+
+def _rebuild_parameter(data: Any, *_: Any) -> _View:
+    if type(data) is not _View:
+        raise ValueError("a parameter that is no tensor")
+    return data
+
+
+def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
+    if items not in ((), []):  # torch fills it afterwards, by SETITEMS
+        raise ValueError("an OrderedDict made of something")
+    return {}
+
+
+_NAMES: dict[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("collections", "OrderedDict"): _ordered_dict,
+    **{("torch", name): None for name in STORAGES},
+}

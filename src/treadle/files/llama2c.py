@@ -1,0 +1,176 @@
+"""Reading llama2.c checkpoints: a header of integers, then weights, all layers of one kind
+together.
+
+::
+
+    legacy  dim hidden_dim n_layers n_heads n_kv_heads vocab_size seq_len: 7 x i32, vocab_size
+            negative where the output matrix is not the embeddings; then f32 weights
+    1       "24ka" 1 and the same 7, shared:u8, zeros to byte 256; then f32 weights
+    2       "24ka" 2 and the same 7, shared:u8, group_size:i32, zeros to byte 256; norms in f32,
+            then of each matrix its int8 codes and an f32 scale for each group of them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.safetensors import map_file
+
+Bytes = npt.NDArray[np.uint8]
+
+MAGIC = struct.pack("<I", 0x616B3432)
+HEADER = 256  # bytes, from version 1 on
+SIZES = ("n_embd", "n_ff", "n_layer", "n_head", "n_head_kv", "n_vocab", "n_ctx")
+SIZE_MAX = 1 << 24
+
+# Kinds of tensors in the file's order: GGUF's stem, and the words of the shape of one. The stem
+# of a kind that every layer has begins with a dot.
+Kind = tuple[str, tuple[str, ...]]
+EMBD: Kind = ("token_embd", ("n_vocab", "n_embd"))
+ATTN_NORM: Kind = (".attn_norm", ("n_embd",))
+FFN_NORM: Kind = (".ffn_norm", ("n_embd",))
+NORM: Kind = ("output_norm", ("n_embd",))
+ATTENTION: tuple[Kind, ...] = (
+    (".attn_q", ("n_embd", "n_embd")),
+    (".attn_k", ("n_kv", "n_embd")),
+    (".attn_v", ("n_kv", "n_embd")),
+    (".attn_output", ("n_embd", "n_embd")),
+)
+FFN: tuple[Kind, ...] = (
+    (".ffn_gate", ("n_ff", "n_embd")),
+    (".ffn_down", ("n_embd", "n_ff")),
+    (".ffn_up", ("n_ff", "n_embd")),
+)
+OUTPUT: Kind = ("output", ("n_vocab", "n_embd"))
+FREQS: tuple[Kind, ...] = (("", ("n_ctx", "n_half")), ("", ("n_ctx", "n_half")))  # computed today
+LEGACY = (EMBD, ATTN_NORM, *ATTENTION, FFN_NORM, *FFN, NORM, *FREQS)
+NEWER = (ATTN_NORM, FFN_NORM, NORM, EMBD, *ATTENTION, *FFN)
+
+
+@dataclass(frozen=True, eq=False)
+class Llama2cTensor:
+    """One tensor; with ``group`` weights to a scale it is int8 codes, else f32."""
+
+    name: str  # GGUF's
+    shape: tuple[int, ...]
+    group: int  # 0: f32
+    path: Path
+    offset: int  # absolute, of the f32 or the codes
+    n_bytes: int  # of both, in one piece
+    file: Bytes = field(repr=False)
+
+    @property
+    def data(self) -> Bytes:
+        """The f32 as uint8, or the codes; a view."""
+        n = math.prod(self.shape)
+        return self.file[self.offset : self.offset + (n if self.group else 4 * n)]
+
+    @property
+    def scales(self) -> npt.NDArray[np.float32]:
+        """float32 [n / group], a view; of quantised tensors."""
+        at = self.offset + math.prod(self.shape)
+        return self.file[at : self.offset + self.n_bytes].view("<f4")
+
+
+class Llama2c:
+    """The tensors of one checkpoint by GGUF name, and ``sizes`` of its header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map = map_file(path, "a llama2.c checkpoint")
+        self.file: Bytes = np.frombuffer(self._map, np.uint8)
+        header = read_header(self._map[:HEADER], path)
+        self.version, self.group, self.tied, self.sizes = header
+        words = self.sizes | {
+            "n_kv": self.sizes["n_head_kv"] * (self.sizes["n_embd"] // self.sizes["n_head"]),
+            "n_half": self.sizes["n_embd"] // self.sizes["n_head"] // 2,
+        }
+        self.tensors: dict[str, Llama2cTensor] = {}
+        self._at = HEADER if self.version else 4 * len(SIZES)
+        kinds = (NEWER if self.version else LEGACY) + (() if self.tied else (OUTPUT,))
+        for stem, shape in kinds:
+            n_layers = self.sizes["n_layer"] if stem.startswith(".") else 1
+            for i in range(n_layers):
+                name = f"blk.{i}{stem}.weight" if stem.startswith(".") else f"{stem}.weight"
+                self._add(name, tuple(words[word] for word in shape), kept=bool(stem))
+        if self._at != len(self.file):
+            what = f"{len(self.file) - self._at} bytes after the last tensor"
+            raise FileError(what, path=path, offset=self._at, expected="the end of the file")
+
+    def _add(self, name: str, shape: tuple[int, ...], *, kept: bool) -> None:
+        n = math.prod(shape)
+        group = self.group if len(shape) > 1 else 0
+        if group and n % group:
+            what = f"{n} weights in groups of {group}"
+            raise FileError(what, path=self.path, where=name, expected="whole groups")
+        n_bytes = n + n // group * 4 if group else 4 * n
+        if self._at + n_bytes > len(self.file):
+            raise FileError(
+                f"cut short: the file has {len(self.file)} bytes",
+                path=self.path,
+                offset=self._at,
+                where=name or "frequencies",
+                expected=str(self._at + n_bytes),
+            )
+        if kept:
+            self.tensors[name] = Llama2cTensor(
+                name, shape, group, self.path, self._at, n_bytes, self.file
+            )
+        self._at += n_bytes
+
+    def close(self) -> None:
+        """Let go of the file; views still in use keep it mapped."""
+        self.tensors, self.file = {}, np.empty(0, np.uint8)
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+Header = tuple[int, int, bool, dict[str, int]]
+
+
+def read_header(head: bytes, path: Path) -> Header:
+    """Version (0: legacy), group size (0: f32), tied, and the sizes, all checked."""
+    version = group = at = 0
+    if head[:4] == MAGIC:
+        version, at = struct.unpack_from("<i", head.ljust(8, b"\0"), 4)[0], 8
+        if version not in (1, 2):
+            raise UnsupportedError(f"{path}: llama2.c version {version} (treadle reads 0, 1, 2)")
+    if len(head) < (HEADER if version else 4 * len(SIZES)):
+        raise FileError("cut short", path=path, expected="the header of a llama2.c checkpoint")
+    sizes = dict(zip(SIZES, struct.unpack_from("<7i", head, at), strict=True))
+    tied = sizes["n_vocab"] > 0
+    sizes["n_vocab"] = abs(sizes["n_vocab"])
+    if version:
+        tied = head[at + 28] != 0
+        group = struct.unpack_from("<i", head, at + 29)[0] if version > 1 else 0
+    for name, n in sizes.items():
+        if not 1 <= n <= SIZE_MAX:
+            raise FileError(f"is {n}", path=path, where=name, expected=f"1 to {SIZE_MAX}")
+    if sizes["n_embd"] % sizes["n_head"] or sizes["n_head"] % sizes["n_head_kv"]:
+        what = f"{sizes['n_head']} heads, {sizes['n_head_kv']} of keys, width {sizes['n_embd']}"
+        raise FileError(what, path=path, where="n_head", expected="sizes that divide")
+    if version > 1 and not 1 <= group <= SIZE_MAX:
+        raise FileError(f"is {group}", path=path, where="group_size", expected="a size")
+    return version, group, tied, sizes
+
+
+def n_bytes_of(head: bytes, path: Path) -> int:
+    """How large a legacy checkpoint with this header is: what tells one from other files."""
+    _, _, tied, n = read_header(head, path)
+    words = n | {
+        "n_kv": n["n_head_kv"] * (n["n_embd"] // n["n_head"]),
+        "n_half": n["n_embd"] // n["n_head"] // 2,
+    }
+    total = 4 * len(SIZES)
+    for stem, shape in (*LEGACY, *(() if tied else (OUTPUT,))):
+        count = n["n_layer"] if stem.startswith(".") else 1
+        total += 4 * count * math.prod(words[word] for word in shape)
+    return total

@@ -1,0 +1,317 @@
+"""Reading safetensors: one file, or the shards that an index names, mapped and never copied.
+
+::
+
+    n:u64  header: JSON [n bytes]  data
+    header: {"name": {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]}, ..}
+
+Offsets count from the end of the header. The format wants the data filled without gaps or
+overlaps, and every file here is held to that; tensors need not be aligned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import FileError
+
+Bytes = npt.NDArray[np.uint8]
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_HEADER = 100_000_000  # bytes; the reference implementation's limit
+MAX_JSON = 256 << 20  # bytes of any other JSON file of a model
+MAX_ELEMENTS = (1 << 63) - 1
+MAX_DIMS = 64  # far above any tensor's: a bound on the work that a shape can ask for
+
+DTYPES: dict[str, int] = {  # bits of an element
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "C64": 64,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SafeTensor:
+    """One tensor of a file; ``data`` is a view of the mapping, which reading faults in."""
+
+    name: str
+    dtype: str  # a key of DTYPES
+    shape: tuple[int, ...]  # slowest dimension first
+    n_bytes: int
+    path: Path
+    offset: int  # absolute, in path
+    file: Bytes = field(repr=False)  # uint8 of the whole file, read-only and mapped
+
+    @property
+    def data(self) -> Bytes:
+        """uint8 [n_bytes], read-only, zero copy; not always aligned to its elements."""
+        return self.file[self.offset : self.offset + self.n_bytes]
+
+
+class SafeTensors:
+    """The tensors of one model: of a single file, or of all shards of an index.
+
+    ``metadata`` is what ``__metadata__`` of the first file says; ``n_bytes`` counts whole files.
+    """
+
+    def __init__(self, path: Path, files: list[_File]) -> None:
+        self.path = path
+        self.paths = [file.path for file in files]
+        self.n_bytes = sum(len(file.bytes) for file in files)
+        self.metadata = files[0].metadata if files else {}
+        self.tensors: dict[str, SafeTensor] = {}
+        for file in files:
+            for name, tensor in file.tensors.items():
+                if name in self.tensors:
+                    raise FileError(
+                        f"is in {self.tensors[name].path.name} as well",
+                        path=file.path,
+                        where=name,
+                        expected="each tensor in one file",
+                    )
+                self.tensors[name] = tensor
+        self._maps = [file.map for file in files]
+
+    def close(self) -> None:
+        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
+        self.tensors = {}
+        for mapped in self._maps:
+            with contextlib.suppress(BufferError):
+                mapped.close()
+        self._maps = []
+
+    def __enter__(self) -> SafeTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_safetensors(path: str | os.PathLike[str]) -> SafeTensors:
+    """Open a .safetensors file, an index of shards, or the folder that has either.
+
+    Raises FileError for whatever is damaged, missing, or not as the format has it.
+    """
+    given = Path(path)
+    found = find_weights(given) if given.is_dir() else given
+    if found is None:
+        raise FileError("is a folder without weights", path=given, expected=f"{SINGLE} or {INDEX}")
+    if found.suffix != ".json":
+        return SafeTensors(found, [_File(found)])
+    return _open_shards(found)
+
+
+def find_weights(folder: Path) -> Path | None:
+    """``model.safetensors``, else the index, else the only .safetensors file; None without one."""
+    for name in (SINGLE, INDEX):
+        if os.path.lexists(folder / name):  # a link to nowhere is an error to report, not absence
+            return folder / name
+    others = sorted(folder.glob("*.safetensors"))
+    if len(others) <= 1:
+        return others[0] if others else None
+    names = ", ".join(other.name for other in others[:4]) + (", ..." if len(others) > 4 else "")
+    what = f"has {len(others)} weight files ({names}) and nothing that joins them"
+    raise FileError(what, path=folder, expected=INDEX)
+
+
+def _open_shards(index: Path) -> SafeTensors:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FileError("is missing or empty", path=index, where="weight_map", expected="an object")
+    shards: dict[str, None] = {}  # in order
+    for name, shard in weight_map.items():
+        shards[_shard_name(index, name, shard)] = None
+    model = SafeTensors(index, [_File(index.parent / shard) for shard in shards])
+    for name, shard in weight_map.items():
+        if name not in model.tensors:
+            what = f"is missing: {index.name} says that it is here"
+            raise FileError(what, path=index.parent / shard, where=name)
+        if model.tensors[name].path.name != shard:
+            what = f"is in {model.tensors[name].path.name}"
+            raise FileError(what, path=index, where=name, expected=f"it in {shard}, as written")
+    for name, tensor in model.tensors.items():
+        if name not in weight_map:
+            what = f"is not in {index.name}"
+            raise FileError(what, path=tensor.path, where=name, expected="an entry for each tensor")
+    return model
+
+
+def _shard_name(index: Path, name: str, shard: Any) -> str:
+    """A file beside the index; whatever leads elsewhere is refused before it is looked at."""
+    if (
+        not isinstance(shard, str)
+        or shard in ("", ".", "..")
+        or any(c in shard for c in "/\\:\0")
+        or not shard.endswith(".safetensors")
+    ):
+        raise FileError(
+            f"is said to be in {shard!r:.200}",
+            path=index,
+            where=name,
+            expected="the name of a .safetensors file in the same folder",
+        )
+    return shard
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. FileError unless it is one, whole, and of a sane size."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileError("not a regular file", path=path, expected="a JSON file")
+        with path.open("rb") as f:
+            raw = f.read(MAX_JSON + 1)
+    except (OSError, ValueError) as e:
+        raise FileError(f"cannot be opened: {e}", path=path, expected="a JSON file") from e
+    if len(raw) > MAX_JSON:
+        raise FileError("too large", path=path, expected=f"at most {MAX_JSON} bytes of JSON")
+    return parse_json(raw, path)
+
+
+def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
+    """The JSON object in ``raw``, which begins at ``offset`` of ``path``; FileError otherwise."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    raise FileError(f"{key!r:.200} appears twice", path=path, offset=offset)
+                seen.add(key)
+        return made
+
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as e:  # not JSON, not UTF-8, or nested without end
+        at = offset + getattr(e, "pos", getattr(e, "start", 0))
+        what = f"is not JSON: {e}"
+        raise FileError(what, path=path, offset=at, expected="a JSON object") from None
+    if not isinstance(value, dict):
+        what = f"is a JSON {type(value).__name__}"
+        raise FileError(what, path=path, offset=offset, expected="a JSON object")
+    return value
+
+
+class _File:
+    """One file, mapped: its tensors, each checked against the file before it is believed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.map = map_file(path, "a safetensors file")
+        self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
+        size = len(self.bytes)
+        if size < 8:
+            raise self._error(f"cut short: {size} bytes", expected="8 bytes of length")
+        n = int.from_bytes(self.map[:8], "little")
+        if n > min(MAX_HEADER, size - 8):
+            most = min(MAX_HEADER, size - 8)
+            raise self._error(f"a header of {n} bytes", expected=f"at most {most}")
+        raw = self.map[8 : 8 + n]
+        if raw[:1] != b"{":
+            raise self._error(f"a header that begins with {raw[:1]!r}", 8, expected="'{'")
+        header = parse_json(raw, path, 8)
+        self.metadata = self._read_metadata(header.pop("__metadata__", {}))
+        self._start = 8 + n
+        self.tensors = {name: self._read(name, entry) for name, entry in header.items()}
+        self._check_layout()
+
+    def _read_metadata(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+            raise self._error("is something else", 8, "__metadata__", "strings by name")
+        return value
+
+    def _read(self, name: str, entry: Any) -> SafeTensor:
+        if not name.isprintable():  # lone surrogates among them, which no terminal takes
+            raise self._error(f"a tensor called {name!r:.200}", 8, expected="a printable name")
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            found = sorted(entry) if isinstance(entry, dict) else entry
+            what = f"is described by {found!r:.100}"
+            raise self._error(what, 8, name, "dtype, shape and data_offsets")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise self._error(f"dtype {dtype!r:.60}", 8, name, f"one of {', '.join(DTYPES)}")
+        if not _are_sizes(shape) or len(shape) > MAX_DIMS:
+            raise self._error(f"shape {shape!r:.100}", 8, name, "a list of sizes")
+        if not _are_sizes(offsets) or len(offsets) != 2:
+            raise self._error(f"data_offsets {offsets!r:.100}", 8, name, "[begin, end]")
+        begin, end = offsets
+        bits = math.prod(shape) * DTYPES[dtype]
+        if bits % 8 or bits // 8 != end - begin:
+            what = f"data_offsets {offsets!r:.100} for shape {shape!r:.100} of {dtype}"
+            raise self._error(what, 8, name, f"{bits // 8} bytes" if bits % 8 == 0 else "bytes")
+        room = len(self.bytes) - self._start
+        if end > room:
+            what = f"cut short: the data end at {self._start + room}"
+            raise self._error(what, self._start + min(begin, room), name, str(self._start + end))
+        at = self._start + begin
+        return SafeTensor(name, dtype, tuple(shape), end - begin, self.path, at, self.bytes)
+
+    def _check_layout(self) -> None:
+        """No two tensors share a byte, and no byte is nobody's."""
+        end, before = self._start, "the header"
+        for tensor in sorted(self.tensors.values(), key=lambda t: (t.offset, t.n_bytes)):
+            if tensor.offset != end:
+                how = "lies inside" if tensor.offset < end else "leaves a gap after"
+                what = f"data_offsets begin at {tensor.offset - self._start}, which {how} {before}"
+                raise self._error(what, tensor.offset, tensor.name, str(end - self._start))
+            end, before = tensor.offset + tensor.n_bytes, tensor.name
+        if end != len(self.bytes):
+            what = f"{len(self.bytes) - end} bytes after the last tensor"
+            raise self._error(what, end, expected="the end of the file")
+
+    def _error(
+        self, what: str, offset: int = 0, where: str | None = None, expected: str | None = None
+    ) -> FileError:
+        return FileError(what, path=self.path, offset=offset, where=where, expected=expected)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item <= MAX_ELEMENTS for item in value
+    )
+
+
+def map_file(path: Path, expected: str) -> mmap.mmap:
+    """The file's pages, read-only and shared with every process that maps it; FileError."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
+            raise FileError("not a regular file", path=path, expected=expected)
+        with path.open("rb") as f:
+            if os.fstat(f.fileno()).st_size == 0:
+                raise FileError("an empty file", path=path, offset=0, expected=expected)
+            mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
+        raise FileError(f"cannot be opened: {e}", path=path, expected=expected) from e
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # as in gguf_header: fewer faults where the system can
+        with contextlib.suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped

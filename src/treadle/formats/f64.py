@@ -1,0 +1,34 @@
+"""F64: IEEE double precision; only ever an input, for treadle computes in float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats.format import Blocks, F32Array, Format
+from treadle.jit.types import f32, f64
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """[...] -> float32 [..., 1], nearest even; beyond float32 it is an infinity."""
+    with np.errstate(over="ignore", under="ignore"):
+        return blocks.astype(np.float32)[..., None]
+
+
+def quantize(x: F32Array) -> Blocks:
+    """float32 [..., 1] -> [...]; exact."""
+    return x[..., 0].astype("<f8")
+
+
+def load(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+    """``n`` weights at ``p`` as ``f32 * lanes``, zeros behind them."""
+    return k.load_first(p, f64 * lanes, n).to(f32)
+
+
+F64 = Format("F64", 28, 1, np.dtype("<f8"), dequantize, quantize, load=load)

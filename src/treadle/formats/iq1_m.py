@@ -1,0 +1,76 @@
+"""IQ1_M: 16 sub-blocks of 16 weights: two points of IQ1_S's grid, a shift each, a scale of 3 bits.
+
+``w = d * (1 + 2 * scale) * (grid[index] + shift)``, the shift an eighth up or down. An index has
+its low 8 bits in ``qs`` and its high 3 in a nibble of ``qh``, whose top bit is the shift's sign.
+Two bytes of ``scales`` are a word: four scales, then 4 bits of d, which has no field of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats import bits
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.iq1_s import LADDER, SCALES, SHARES
+from treadle.formats.kernel_grids import ORDER, high_bits, odd_steps, part, shifted
+from treadle.formats.kernel_scales import repeat
+from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.shifted import Shifted, points
+from treadle.jit.types import u8, u16
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype([("qs", "u1", (32,)), ("qh", "u1", (16,)), ("scales", "u1", (8,))])
+
+CODER = Coder(16, LADDER, Shifted(8).encode, SCALES, SHARES)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    code = blocks["qs"] | bits.split(blocks["qh"], 2, 4).astype(np.uint16) << np.uint16(8)
+    y = points()[code].reshape(*blocks.shape, 16, 16)
+    words = np.ascontiguousarray(blocks["scales"]).view("<u2")
+    half = bits.join(words >> np.uint16(12), 4, 4, "<u2").view("<f2")  # [..., 1]
+    scale = bits.split(words, 4, 3).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        d = half.astype(np.float32) * (1 + 2 * scale)
+        w: F32Array = d[..., None] * y
+    return w.reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
+    found = fit(*flat(x, weights), CODER)
+    out = np.empty(len(found.d), LAYOUT)
+    out["qs"] = found.codes & 255
+    out["qh"] = bits.join(found.codes >> 8, 2, 4, "u1")
+    half = bits.split(found.d.astype("<f2").view("<u2")[:, None], 4, 4)
+    words = bits.join(found.steps, 4, 3, "<u2") | half << np.uint16(12)
+    out["scales"] = np.ascontiguousarray(words).view(np.uint8)
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Eight times the shifted points, plus 16."""
+    code = field("qs").to(u16) | high_bits(k, field("qh"), 4)
+    return [shifted(k, part(k, code, i)) for i in range(4)]
+
+
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (2 * scale + 1) / 8``, ``d`` put together from the tops of four words."""
+    words = field("scales").bits(u16 * 4)
+    tops = (words >> 12) << k.const(range(0, 16, 4), words.ty)
+    for mixed in ([2, 3, 0, 1], [1, 0, 3, 2]):
+        tops = tops | k.shuffle(tops, tops, mixed)  # at the end, d in every lane
+    steps = (repeat(k, words, 4) >> k.const([0, 3, 6, 9] * 4, u16 * 16)) & 7
+    return odd_steps(k, isa, steps, tops.bits(u8 * 8), 1 / 8), None
+
+
+CODES = Codes(unpack, 16, 25, order=ORDER, sub=16, scales=scales)
+IQ1_M = Format("IQ1_M", 29, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -1,0 +1,78 @@
+"""IQ1_S: 8 sub-blocks of 32 weights: four points of a grid of 2048, a scale of 3 bits, a shift.
+
+``w = d * (1 + 2 * scale) * (grid[index] + shift)``, the shift an eighth up or down. An index has
+its low 8 bits in ``qs``. A word of ``qh`` has the high 3 bits of its four, the scale, the
+shift's sign.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats import bits
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.kernel_grids import ORDER, odd_steps, part, shifted
+from treadle.formats.kernel_scales import repeat
+from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.shifted import DOWN, Shifted, points
+from treadle.jit.types import u16
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (32,)), ("qh", "<u2", (8,))])
+
+# Also of IQ1_M. The largest weight may be far beyond its code, or any of 1 1/8, 7/8 and 1/8.
+LADDER = 1 + 2 * np.arange(8, dtype=np.float32)
+ENDS = 1 / np.array([1.125, 0.875, 0.125])
+SCALES = np.concatenate([np.geomspace(0.25, 1.2, 10), ENDS]).astype(np.float32)
+SHARES = np.concatenate([1 / LADDER, 1 / np.geomspace(2.5, 24, 12)]).astype(np.float32)
+CODER = Coder(32, LADDER, Shifted(32).encode, SCALES, SHARES)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    high = bits.split(blocks["qh"], 4, 3)
+    down = np.repeat(blocks["qh"] >> np.uint16(15), 4, axis=-1)
+    code = blocks["qs"] | high << np.uint16(8) | down << np.uint16(11)
+    y = points()[code].reshape(*blocks.shape, 8, 32)
+    scale = (blocks["qh"] >> np.uint16(12) & np.uint16(7)).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        d = blocks["d"].astype(np.float32)[..., None] * (1 + 2 * scale)
+        w: F32Array = d[..., None] * y
+    return w.reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
+    found = fit(*flat(x, weights), CODER)
+    index, down = found.codes % DOWN, found.codes[:, ::4] // DOWN
+    out = np.empty(len(found.d), LAYOUT)
+    out["d"] = found.d
+    out["qs"] = index & 255
+    out["qh"] = bits.join(index >> 8, 4, 3, "<u2")
+    out["qh"] |= (found.steps | down.astype(np.uint8) << np.uint8(3)).astype(np.uint16) << 12
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Eight times the shifted points, plus 16."""
+    words = repeat(k, field("qh").bits(u16 * 8), 4)
+    high = (words >> k.const([0, 3, 6, 9] * 8, words.ty)) & 7
+    code = field("qs").to(u16) | (high << 8) | ((words >> 4) & DOWN)
+    return [shifted(k, part(k, code, i)) for i in range(4)]
+
+
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (2 * scale + 1) / 8``."""
+    steps = (field("qh").bits(u16 * 8) >> 12) & 7
+    return odd_steps(k, isa, steps, field("d"), 1 / 8), None
+
+
+CODES = Codes(unpack, 16, 25, order=ORDER, scales=scales)
+IQ1_S = Format("IQ1_S", 19, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -1,0 +1,93 @@
+"""IQ2_XXS: 8 sub-blocks of 32 weights: four points of a grid of 256, and a scale of 4 bits.
+
+``w = d * (scale + 0.5) / 4 * grid[index]``, signed. Four ``qs`` a sub-block are two words of 32
+bits, low half first. First word: a byte for each index. Second: 7 bits of signs for each, then the
+scale.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats import bits, signs
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.grids import IQ2_XXS as GRID
+from treadle.formats.kernel_grids import (
+    ORDER,
+    even_signs,
+    gather_points,
+    odd_steps,
+    part,
+    put_on,
+    sevens,
+)
+from treadle.formats.nearest import Nearest
+from treadle.formats.scale_search import Coder, fit, flat
+from treadle.jit.types import u8, u32
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,))])
+
+# Of all formats of this grid's alphabet. The largest weight may get any of the three magnitudes,
+# the largest scale any step; where f16 holds d badly, a step of its own may hold it exactly.
+LADDER = (np.arange(16, dtype=np.float32) + np.float32(0.5)) / np.float32(4)
+SCALES = np.concatenate([np.geomspace(0.5, 1.8, 16) / 43, [1 / 25, 1 / 8]]).astype(np.float32)
+SHARES = np.concatenate([1 / LADDER, 8 / np.geomspace(4, 50, 12)]).astype(np.float32)
+CODER = Coder(32, LADDER, Nearest(GRID, 5).encode, SCALES, SHARES)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    words = np.ascontiguousarray(blocks["qs"]).view("<u4").reshape(*blocks.shape, 8, 2)
+    index = bits.split(words[..., 0], 4, 8)
+    sign = signs.even_signs()[bits.split(words[..., 1], 4, 7)]
+    q = signs.put_on(GRID.points[index], sign, 32)
+    scale = (words[..., 1] >> np.uint32(28)).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        d = blocks["d"].astype(np.float32)[..., None] * (np.float32(0.5) + scale)
+        return (d[..., None] * np.float32(0.25) * q).reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
+    rows, w = flat(x, weights)
+    magnitude, sign = signs.take_off(rows, w, even=True)
+    found = fit(magnitude, w, CODER)
+    words = np.empty((len(rows), 8, 2), "<u4")
+    words[..., 0] = bits.join(found.codes, 4, 8, "<u4")
+    words[..., 1] = bits.join(sign & np.uint8(127), 4, 7, "<u4")
+    words[..., 1] |= found.steps.astype(np.uint32) << np.uint32(28)
+    out = np.empty(len(rows), LAYOUT)
+    out["d"] = found.d
+    out["qs"] = words.reshape(-1, 16).view("<u2")
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Signed points, plus 64."""
+    words = field("qs").bits(u32 * 16)
+    index = k.shuffle(words, words, range(0, 16, 2)).bits(u8 * 32)
+    sign = even_signs(sevens(k, k.shuffle(words, words, range(1, 16, 2))))
+    out = []
+    for i in range(4):
+        codes = gather_points(k, GRID, part(k, index, i), 64)
+        out.append(put_on(k, codes, part(k, sign, i), 64))
+    return out
+
+
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (2 * scale + 1) / 8``."""
+    words = field("qs").bits(u32 * 16)
+    steps = k.shuffle(words, words, range(1, 16, 2)) >> 28
+    return odd_steps(k, isa, steps, field("d"), 1 / 8), None
+
+
+CODES = Codes(unpack, 64, 107, order=ORDER, scales=scales)
+IQ2_XXS = Format("IQ2_XXS", 16, 256, LAYOUT, dequantize, quantize, "q8", CODES)

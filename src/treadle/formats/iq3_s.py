@@ -1,0 +1,91 @@
+"""IQ3_S: 8 sub-blocks of 32 weights: eight points of a grid of 512, and a scale of 4 bits.
+
+``w = d * (1 + 2 * scale) * grid[index]``, signed. An index, of four weights, has its low 8 bits in
+``qs`` and its high one in ``qh``, eight to a byte; ``signs`` has a bit for each weight. Scales are
+nibbles, the low one first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats import bits, signs
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.grids import IQ3_S as GRID
+from treadle.formats.kernel_grids import (
+    ORDER,
+    gather_points,
+    high_bits,
+    nibble_scales,
+    part,
+    put_on,
+)
+from treadle.formats.nearest import Nearest
+from treadle.formats.scale_search import Coder, fit, flat
+from treadle.jit.types import u16
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype(
+    [
+        ("d", "<f2"),
+        ("qs", "u1", (64,)),
+        ("qh", "u1", (8,)),
+        ("signs", "u1", (32,)),
+        ("scales", "u1", (4,)),
+    ]
+)
+
+# The largest weight may get any magnitude and the largest scale any step, as in IQ2_XXS.
+LADDER = 1 + 2 * np.arange(16, dtype=np.float32)
+ENDS = 1 / np.array(GRID.alphabet)
+CODER = Coder(
+    sub=32,
+    ladder=LADDER,
+    encode=Nearest(GRID, 16).encode,
+    scales=np.concatenate([np.geomspace(0.6, 1.5, 14) / 15, ENDS]).astype(np.float32),
+    shares=np.concatenate([1 / LADDER, 1 / np.geomspace(4, 50, 12)]).astype(np.float32),
+)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    high = bits.split(blocks["qh"], 8, 1).astype(np.uint16)
+    q = signs.put_on(GRID.points[blocks["qs"] | high << np.uint16(8)], blocks["signs"], 32)
+    scale = 1 + 2 * bits.split(blocks["scales"], 2, 4).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        d = blocks["d"].astype(np.float32)[..., None] * scale
+        return (d[..., None] * q).reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
+    rows, w = flat(x, weights)
+    magnitude, sign = signs.take_off(rows, w, even=False)
+    found = fit(magnitude, w, CODER)
+    out = np.empty(len(rows), LAYOUT)
+    out["d"] = found.d
+    out["qs"] = found.codes & 255
+    out["qh"] = bits.join(found.codes >> 8, 8, 1, "u1")
+    out["signs"] = sign
+    out["scales"] = bits.join(found.steps, 2, 4, "u1")
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Signed points, plus 16."""
+    index, sign = field("qs").to(u16) | high_bits(k, field("qh"), 1), field("signs")
+    out = []
+    for i in range(4):
+        codes = gather_points(k, GRID, part(k, index, i), 16)
+        out.append(put_on(k, codes, part(k, sign, i), 16))
+    return out
+
+
+CODES = Codes(unpack, 16, 31, order=ORDER, scales=nibble_scales(1))
+IQ3_S = Format("IQ3_S", 21, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -1,0 +1,92 @@
+"""IQ3_XXS: 8 sub-blocks of 32 weights: eight points of a grid of 256, and a scale of 4 bits.
+
+``w = d * (scale + 0.5) / 2 * grid[index]``, signed. ``qs`` is the indices, each of four weights. A
+word of ``scales_and_signs`` has 7 bits of signs for each eight weights, then the scale (ggml counts
+these words as the end of its ``qs``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats import bits, signs
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.grids import IQ3_XXS as GRID
+from treadle.formats.kernel_grids import (
+    ORDER,
+    even_signs,
+    gather_points,
+    odd_steps,
+    part,
+    put_on,
+    sevens,
+)
+from treadle.formats.nearest import Nearest
+from treadle.formats.scale_search import Coder, fit, flat
+from treadle.jit.types import u32
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (64,)), ("scales_and_signs", "<u4", (8,))])
+
+# The largest weight may get any magnitude and the largest scale any step, as in IQ2_XXS.
+LADDER = (np.arange(16, dtype=np.float32) + np.float32(0.5)) / np.float32(2)
+ENDS = 1 / np.array(GRID.alphabet)
+CODER = Coder(
+    sub=32,
+    ladder=LADDER,
+    encode=Nearest(GRID, 16).encode,
+    scales=np.concatenate([np.geomspace(0.6, 1.5, 14) / 62, ENDS]).astype(np.float32),
+    shares=np.concatenate([1 / LADDER, 4 / np.geomspace(4, 50, 12)]).astype(np.float32),
+)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    words = blocks["scales_and_signs"]
+    sign = signs.even_signs()[bits.split(words, 4, 7)]
+    q = signs.put_on(GRID.points[blocks["qs"]], sign, 32)
+    scale = (words >> np.uint32(28)).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        d = blocks["d"].astype(np.float32)[..., None] * (np.float32(0.5) + scale)
+        return (d[..., None] * np.float32(0.5) * q).reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
+    rows, w = flat(x, weights)
+    magnitude, sign = signs.take_off(rows, w, even=True)
+    found = fit(magnitude, w, CODER)
+    out = np.empty(len(rows), LAYOUT)
+    out["d"] = found.d
+    out["qs"] = found.codes
+    sevens = bits.join(sign & np.uint8(127), 4, 7, "<u4")
+    out["scales_and_signs"] = sevens | found.steps.astype(np.uint32) << np.uint32(28)
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Signed points, plus 64."""
+    qs = field("qs")
+    sign = even_signs(sevens(k, field("scales_and_signs").bits(u32 * 8)))
+    out = []
+    for i in range(4):
+        codes = gather_points(k, GRID, part(k, qs, i), 64)
+        out.append(put_on(k, codes, part(k, sign, i), 64))
+    return out
+
+
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (2 * scale + 1) / 4``."""
+    steps = field("scales_and_signs").bits(u32 * 8) >> 28
+    return odd_steps(k, isa, steps, field("d"), 1 / 4), None
+
+
+CODES = Codes(unpack, 64, 126, order=ORDER, scales=scales)
+IQ3_XXS = Format("IQ3_XXS", 18, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -1,0 +1,89 @@
+"""IQ4_XS: 8 sub-blocks of 32 weights, nibbles into the steps of IQ4_NL, and a scale of 6 bits each.
+
+``w = d * (scale - 32) * STEPS[q]``. Nibbles lie as in IQ4_NL, sub-block after sub-block. A scale's
+low 4 bits are a nibble of ``scales_l`` (low one first), its high 2 bits a pair of ``scales_h``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats import bits
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.kernel_scales import halves, repeat
+from treadle.formats.nibbles import nibbles
+from treadle.formats.rounding import join_nibbles, split_nibbles
+from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.uneven import STEPS, TABLE, encode
+from treadle.jit.types import f32, i32, u16, u32
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype(
+    [("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", (4,)), ("qs", "u1", (128,))]
+)
+
+RANGE = np.geomspace(0.7, 1.25, 14) / 127
+SHARES = 1 / np.linspace(24, 36, 10)  # the largest scale near an end of the ladder, of either sign
+CODER = Coder(
+    sub=32,
+    ladder=np.arange(-32, 32, dtype=np.float32),
+    encode=encode,
+    scales=np.concatenate([RANGE, -RANGE]).astype(np.float32),
+    shares=np.concatenate([SHARES, -SHARES, [0.2, 1]]).astype(np.float32),
+)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    low = bits.split(blocks["scales_l"], 2, 4)
+    high = bits.split(blocks["scales_h"][..., None], 8, 2).astype(np.uint8)
+    scale = (low | high << np.uint8(4)).astype(np.float32) - np.float32(32)
+    q = STEPS[split_nibbles(blocks["qs"].reshape(*blocks.shape, 8, 16))]
+    with np.errstate(invalid="ignore"):  # a scale of infinity times zero
+        d = blocks["d"].astype(np.float32)[..., None] * scale
+        w: F32Array = d[..., None] * q
+    return w.reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
+    found = fit(*flat(x, weights), CODER)
+    out = np.empty(len(found.d), LAYOUT)
+    out["d"] = found.d
+    out["scales_l"] = bits.join(found.steps & np.uint8(15), 2, 4, "u1")
+    out["scales_h"] = bits.join(found.steps >> np.uint8(4), 8, 2, "<u2")[:, 0]
+    out["qs"] = join_nibbles(found.codes.reshape(-1, 8, 32)).reshape(-1, 128)
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Steps, plus 128: the first 16 of each sub-block, then the others."""
+    return [k.lookup(TABLE, v) for v in nibbles(k, field)]
+
+
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (scale - 32)`` of the 8 sub-blocks."""
+    low = repeat(k, field("scales_l").bits(u32 * 1), 8)
+    low = (low >> k.const(range(0, 32, 4), low.ty)) & 15
+    high = repeat(k, field("scales_h").bits(u16 * 1), 8)
+    high = ((high >> k.const(range(0, 16, 2), high.ty)) & 3).to(u32)
+    steps = (low | (high << 4)).bits(i32 * 8) - 32
+    return steps.to(f32) * repeat(k, halves(k, isa, field("d")), 8), None
+
+
+CODES = Codes(
+    unpack,
+    128,
+    241,
+    run=16,
+    order=(tuple(range(0, 16, 2)), tuple(range(1, 16, 2))),
+    scales=scales,
+)
+IQ4_XS = Format("IQ4_XS", 23, 256, LAYOUT, dequantize, quantize, "q8", CODES)

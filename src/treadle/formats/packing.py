@@ -1,0 +1,35 @@
+"""Codes of less than a byte, packed in bytes: the one pattern that most formats share.
+
+``run`` neighbouring bytes hold ``run * 8 // bits`` weights: the first ``run`` weights in the
+lowest bits, the next ``run`` in the bits above, and so on. So Q4_0 is 4 bits in runs of 16, Q4_K
+4 bits in runs of 32, and a plain little-endian bit mask is 1 bit in runs of 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+U8Array = npt.NDArray[np.uint8]
+
+
+def shifts(bits: int) -> U8Array:
+    """[8 // bits, 1]: where in its byte each code lies."""
+    return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+
+
+def split_bits(packed: U8Array, bits: int, run: int) -> U8Array:
+    """[..., n] bytes -> [..., n * 8 // bits] codes below ``1 << bits``, a byte each."""
+    groups = packed.reshape(*packed.shape[:-1], packed.shape[-1] // run, 1, run)
+    codes: U8Array = groups >> shifts(bits) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
+
+
+def join_bits(codes: npt.NDArray[Any], bits: int, run: int) -> U8Array:
+    """[..., n] codes below ``1 << bits`` -> [..., n * bits // 8] bytes; undoes split_bits."""
+    n, each = codes.shape[-1], 8 // bits
+    groups = codes.astype(np.uint8).reshape(*codes.shape[:-1], n // (run * each), each, run)
+    packed: U8Array = np.bitwise_or.reduce(groups << shifts(bits), axis=-2)
+    return packed.reshape(*codes.shape[:-1], n // each)

@@ -1,0 +1,49 @@
+"""Q1_0: 128 weights, a sign bit each, with one scale; ``w = d`` where the bit is set, else -d."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.kernel_scales import shared, spread_bits
+from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.rounding import to_f16
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 128]."""
+    sign = split_bits(blocks["qs"], 1, 1).astype(np.float32) * np.float32(2) - np.float32(1)
+    with np.errstate(invalid="ignore"):  # a scale that is a signalling NaN
+        return sign * blocks["d"].astype(np.float32)[..., None]
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 128] -> blocks [...]; the importance ``weights`` change nothing.
+
+    The scale is the mean magnitude, summed in order as ggml does; zero counts as positive.
+    A NaN makes the scale NaN, an infinity or a mean beyond 65519 makes it infinite.
+    """
+    out = np.empty(x.shape[:-1], LAYOUT)
+    with np.errstate(over="ignore"):
+        total: F32Array = np.add.accumulate(np.abs(x), axis=-1)[..., -1]
+    out["d"] = to_f16(total / np.float32(x.shape[-1]))
+    out["qs"] = join_bits(x >= 0, 1, 1)
+    return out
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Codes 0 and 2: around 1 they are the signs."""
+    return [spread_bits(k, field("qs"), 2)]
+
+
+CODES = Codes(unpack, 1, 2, scales=shared(4), run=128)
+Q1_0 = Format("Q1_0", 41, 128, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -1,0 +1,90 @@
+"""Q3_K: 256 weights of three bits around 4, 16 sub-blocks of 16; ``w = d * (sc - 32) * (q - 4)``.
+
+The lower two bits lie in ``qs`` as in Q2_K; the third of weight j + 32 i is bit i of byte j of
+``hmask``. The scales have six bits: bytes 0 to 7 of ``scales`` hold the lower nibbles of scales
+0 to 7 (low) and 8 to 15 (high), bytes 8 to 11 the upper two bits of all, byte j those of scales
+j, j + 4, j + 8 and j + 12.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.k_signed import SignedSearch
+from treadle.formats.kernel_scales import TWO_BITS, halves, repeat, two_bits
+from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.rounding import to_f16
+from treadle.jit.types import f32, i32, u8, u32
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype(
+    [("hmask", "u1", (32,)), ("qs", "u1", (64,)), ("scales", "u1", (12,)), ("d", "<f2")]
+)
+
+SEARCH = SignedSearch(
+    n_sub=16,
+    half=4,
+    top=32,
+    grid=tuple(np.arange(3, 6.1, 0.25).tolist()),
+    # From scales so large that they cut the largest sub-blocks off, for the sake of all others.
+    starts=tuple(np.arange(28.0, 44.0).tolist()),
+)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    packed = blocks["scales"]
+    scales = split_bits(packed[..., :8], 4, 8) | split_bits(packed[..., 8:], 2, 4) << np.uint8(4)
+    q = split_bits(blocks["qs"], 2, 32) | split_bits(blocks["hmask"], 1, 32) << np.uint8(2)
+    w = (q.astype(np.float32) - np.float32(4)).reshape(*blocks.shape, 16, 16)
+    d = blocks["d"].astype(np.float32)[..., None]
+    with np.errstate(invalid="ignore"):  # infinities times zero
+        scaled: F32Array = d * (scales.astype(np.float32) - np.float32(32))
+        return (scaled[..., None] * w).reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256] -> blocks [...] of least squared error, times ``weights`` as x if given.
+
+    A NaN makes ``d`` NaN, and an infinity or a weight beyond 65504 * 32 * 4 makes it infinite:
+    either way the whole block reads as NaN.
+    """
+    found = SEARCH.run(x, weights)
+    out = np.empty(len(found.d), LAYOUT)
+    out["d"] = to_f16(found.d)
+    scales = (found.sc + np.int8(32)).view(np.uint8)
+    out["scales"][:, :8] = join_bits(scales & np.uint8(15), 4, 8)
+    out["scales"][:, 8:] = join_bits(scales >> np.uint8(4), 2, 4)
+    q = (found.q + np.int8(4)).view(np.uint8)
+    out["qs"] = join_bits(q & np.uint8(3), 2, 32)
+    out["hmask"] = join_bits(q >> np.uint8(2), 1, 32)
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..7."""
+    bits = k.concat(field("hmask"), field("hmask") >> 4)  # those of the halves' first 32 the lowest
+    thirds = (bits << 2, bits << 1, bits, bits >> 1)
+    return [lower | (third & 4) for lower, third in zip(two_bits(field("qs")), thirds, strict=True)]
+
+
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (sc - 32)`` of the 16 sub-blocks."""
+    words = field("scales").bits(u32 * 3)
+    lower = k.shuffle(words, words, [0, 1, 0, 1]) >> k.const([0, 0, 4, 4], u32 * 4)
+    upper = k.shuffle(words, words, [2, 2, 2, 2]) >> k.const([0, 2, 4, 6], u32 * 4)
+    sc = (lower & 0x0F0F0F0F) | ((upper & 0x03030303) << 4)
+    steps = (sc.bits(u8 * 16).to(i32) - 32).to(f32)
+    return steps * repeat(k, halves(k, isa, field("d")), 16), None
+
+
+CODES = Codes(unpack, 4, 7, order=TWO_BITS, sub=16, scales=scales)
+Q3_K = Format("Q3_K", 11, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -1,0 +1,86 @@
+"""Q6_K: 256 weights of six bits around 32, 16 sub-blocks of 16; ``w = d * sc * (q - 32)``.
+
+Each sub-block has a signed byte as its scale. 64 bytes of ``ql`` hold the lower nibbles of 128
+weights, byte j those of weights j and j + 64; 32 bytes of ``qh`` their upper two bits, byte j
+those of weights j, j + 32, j + 64 and j + 96.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.k_signed import SignedSearch
+from treadle.formats.kernel_scales import halves, repeat
+from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.rounding import to_f16
+from treadle.jit.types import f32, i8, i32
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+LAYOUT = np.dtype(
+    [("ql", "u1", (128,)), ("qh", "u1", (64,)), ("scales", "i1", (16,)), ("d", "<f2")]
+)
+
+# With this many codes a sub-block of 16 can do without the outermost, for a finer step.
+SEARCH = SignedSearch(
+    n_sub=16,
+    half=32,
+    top=128,
+    grid=tuple(np.arange(24, 32.6, 0.25).tolist()),
+    starts=(127.0, 126.0, 125.0),
+)
+
+
+def dequantize(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 256]."""
+    q = split_bits(blocks["ql"], 4, 64) | split_bits(blocks["qh"], 2, 32) << np.uint8(4)
+    w = (q.astype(np.float32) - np.float32(32)).reshape(*blocks.shape, 16, 16)
+    d = blocks["d"].astype(np.float32)[..., None]
+    with np.errstate(invalid="ignore"):  # infinities times zero
+        scales = d * blocks["scales"].astype(np.float32)
+        return (scales[..., None] * w).reshape(*blocks.shape, 256)
+
+
+def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 256] -> blocks [...] of least squared error, times ``weights`` as x if given.
+
+    A NaN makes ``d`` NaN, and an infinity or a weight beyond 65504 * 128 * 32 makes it infinite:
+    either way the whole block reads as NaN.
+    """
+    found = SEARCH.run(x, weights)
+    out = np.empty(len(found.d), LAYOUT)
+    out["d"], out["scales"] = to_f16(found.d), found.sc
+    q = (found.q + np.int8(32)).view(np.uint8)
+    out["ql"] = join_bits(q & np.uint8(15), 4, 64)
+    out["qh"] = join_bits(q >> np.uint8(4), 2, 32)
+    return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..63: of each half of the block the first 32, then the second, third and fourth."""
+    ql, qh = field("ql"), field("qh")
+    even = k.shuffle(ql, ql, [*range(32), *range(64, 96)])
+    odd = k.shuffle(ql, ql, [*range(32, 64), *range(96, 128)])
+    return [
+        (even & 15) | ((qh << 4) & 0x30),
+        (odd & 15) | ((qh << 2) & 0x30),
+        (even >> 4) | (qh & 0x30),
+        (odd >> 4) | ((qh >> 2) & 0x30),
+    ]
+
+
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * sc`` of the 16 sub-blocks."""
+    steps = field("scales").bits(i8 * 16).to(i32).to(f32)
+    return steps * repeat(k, halves(k, isa, field("d")), 16), None
+
+
+CODES = Codes(unpack, 32, 63, order=((0, 4), (1, 5), (2, 6), (3, 7)), sub=16, scales=scales)
+Q6_K = Format("Q6_K", 14, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -1,0 +1,248 @@
+"""The search that all IQ quantisers share: a scale for the block, a step of it for each sub-block.
+
+A block is ``w = d * step * y``: d of the block (f16), a step out of a ladder for each sub-block,
+and y, a vector that the codebook offers. Given the scale ``t = d * step``, the format's coder finds
+y for ``x / t``; given y, least squares finds t. Neither finds both, and the loss has many minima:
+so the search tries many scales, which a coder's table makes cheap, and refines the best few.
+
+1. Every sub-block's own scale: over a range of scales, code, fit the scale, keep the best.
+2. The block's d, such that its sub-blocks find their scales near steps of it: over a range of d,
+   each rounded to f16, code every sub-block at the steps next to its own scale.
+3. The best few d: code with care, fit d to the codes by least squares, code again.
+
+All losses are those of the numbers that a reader will get: those of the rounded d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.formats.format import F32Array
+
+F64Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[Any]
+
+STRIP = 1 << 16  # weights at once: a dozen temporaries stay in the second-level cache
+F16_MAX = 65504.0
+CAREFUL = 3  # values of d worth care
+TINY = np.float32(1e-30)  # scales below it are zero; the strip's largest weight is about one
+
+
+class Fit(NamedTuple):
+    """What blocks are made of."""
+
+    d: npt.NDArray[np.float16]  # [n]
+    steps: npt.NDArray[np.uint8]  # [n, sub-blocks]: rungs of the ladder
+    codes: IntArray  # [n, ...]: as the coder gives them
+
+
+@dataclass(frozen=True)
+class Coder:
+    """A format's codebook and ladder, and what is worth trying.
+
+    ``encode(u, weights, careful)``: float32 [n, sub] in units of the scale -> codes [n, ...] and
+    the numbers y they stand for, float32 [n, sub]; ``careful``: the best there are.
+    """
+
+    sub: int  # weights that share a step
+    ladder: F32Array  # [n_steps], rising evenly
+    encode: Callable[[F32Array, F32Array | None, bool], tuple[IntArray, F32Array]]
+    scales: F32Array  # tried for a sub-block: shares of its largest magnitude
+    shares: F32Array  # tried for d: shares of its sub-blocks' largest scale
+
+
+def flat(x: F32Array, weights: F32Array | None) -> tuple[F32Array, F32Array | None]:
+    """[..., block] -> [n, block]; weights that broadcast to it likewise, made fit to work with.
+
+    What is not a positive number weighs nothing; where all of a block weigh nothing, they weigh the
+    same. Their mean is one, and none is quite zero, lest a sub-block have no best scale.
+    """
+    n = x.shape[-1]
+    if weights is None:
+        return x.reshape(-1, n), None
+    w = np.broadcast_to(weights, x.shape).reshape(-1, n)
+    with np.errstate(all="ignore"):
+        w = np.where(np.isfinite(w) & (w > 0), w, np.float32(0))
+        w = w / w.max(axis=1, keepdims=True)
+        mean = w.mean(axis=1, keepdims=True)
+        w = np.where(mean > 0, w / mean, np.float32(1)) + np.float32(1e-6)
+    return x.reshape(-1, n), w
+
+
+def fit(x: F32Array, weights: F32Array | None, coder: Coder) -> Fit:
+    """The block of least ``sum weights * (x - w) ** 2`` that is found, for each of [n, block].
+
+    Weights are as ``flat`` gives them. A block with a NaN or an infinity gets a scale of NaN: never
+    silently a number. One that f16 cannot scale is met as well as it can be: too large weights are
+    cut, too small ones are zero.
+    """
+    n, block = x.shape
+    if not n:
+        d, steps, codes = fit(np.zeros((1, block), np.float32), None, coder)
+        return Fit(d[:0], steps[:0], codes[:0])
+    strips = []
+    step = STRIP // block
+    for i in range(0, n, step):
+        w = None if weights is None else weights[i : i + step]
+        with np.errstate(all="ignore"):
+            strips.append(fit_strip(x[i : i + step], w, coder))
+    return Fit(*map(np.concatenate, zip(*strips, strict=True)))
+
+
+def fit_strip(x: F32Array, weights: F32Array | None, coder: Coder) -> Fit:
+    """``fit`` of a strip."""
+    sound: npt.NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=-1))
+    x = np.where(sound[:, None], x, np.float32(0))
+    # To about one, so that no square over- or underflows; by a power of two, which is exact.
+    exponent = np.frexp(np.abs(x).max(axis=-1))[1].clip(-120, 120)
+    x = x * np.ldexp(np.float32(1), -exponent)[:, None]
+    d, steps, codes = Search(x, weights, exponent, coder).run()
+    d[~sound] = np.nan
+    return Fit(d, steps, codes)
+
+
+class Trial(NamedTuple):
+    """Sub-blocks coded at some scale, or whole blocks with some d: the first axis is either."""
+
+    loss: F64Array
+    d: F64Array  # in units of the strip's x
+    steps: IntArray
+    codes: IntArray
+    y: F32Array
+
+
+class Search:
+    """The search over one strip: float32 [n, block] of magnitude about one."""
+
+    def __init__(
+        self, x: F32Array, weights: F32Array | None, exponent: npt.NDArray[np.int32], coder: Coder
+    ) -> None:
+        self.coder, self.exponent = coder, exponent
+        self.shape = len(x), x.shape[1] // coder.sub  # n, sub-blocks
+        self.x = x.reshape(-1, coder.sub)
+        self.w = None if weights is None else weights.reshape(self.x.shape)
+
+    def run(self) -> Fit:
+        """The strip's blocks."""
+        own = self.own_scales()
+        largest = np.take_along_axis(own, np.abs(own).argmax(axis=1)[:, None], axis=1)[:, 0]
+        tried = self.round(largest * self.coder.shares.astype(np.float64)[:, None])
+        glances = [self.glance(d, self.rungs(own, d)) for d in tried]
+        losses, steps = (np.array(column) for column in zip(*glances, strict=True))
+        each = np.arange(len(largest))
+        best: Trial | None = None
+        for i in np.argsort(losses, axis=0)[:CAREFUL]:
+            trial = self.look(tried[i, each], steps[i, each])
+            best = trial if best is None else better(best, trial)
+        assert best is not None
+        best = better(best, self.look(self.refit(best), best.steps))
+        half = np.ldexp(best.d, self.exponent).astype(np.float16)
+        return Fit(half, best.steps.astype(np.uint8), best.codes.reshape(len(half), -1))
+
+    def own_scales(self) -> F64Array:
+        """[n, subs]: each sub-block's best scale, were it free."""
+        reach = np.abs(self.x).max(axis=1)
+        most = np.full(len(self.x), -np.inf)
+        best = np.zeros(len(self.x))
+        for share in self.coder.scales:
+            y = self.encode((reach * share)[:, None], careful=False)[1]
+            xy, yy = self.dot(self.x, y), self.dot(y, y)
+            scale = np.where(yy > 0, xy / yy, 0)
+            gain = scale * xy
+            if self.shape[1] == 1:  # no steps: this is d itself, so its rounding counts
+                scale = self.round(scale)
+                gain = -self.loss(scale.astype(np.float32)[:, None], y)
+            np.copyto(best, scale, where=gain > most)
+            np.maximum(most, gain, out=most)
+        return best.reshape(self.shape)
+
+    def rungs(self, own: F64Array, d: F64Array) -> IntArray:
+        """[n, subs]: the step that brings each sub-block nearest to its own scale."""
+        ladder = self.coder.ladder
+        if len(ladder) == 1:
+            return np.zeros(self.shape, np.intp)
+        at: F64Array = (own * reciprocal(d)[:, None] - ladder[0]) / (ladder[1] - ladder[0])
+        rungs: IntArray = np.rint(at.clip(0, len(ladder) - 1)).astype(np.intp)
+        return rungs
+
+    def around(self, rungs: IntArray) -> list[IntArray]:
+        """These and those beside them."""
+        top = len(self.coder.ladder) - 1
+        return [(rungs + i).clip(0, top) for i in ((0, -1, 1) if top else (0,))]
+
+    def glance(self, d: F64Array, rungs: IntArray) -> tuple[F64Array, IntArray]:
+        """Every sub-block at its rung or beside it: each block's loss [n], and the steps."""
+        loss = np.full(self.shape, np.inf)
+        steps = rungs
+        for step in self.around(rungs):
+            t = self.scale(d, step)
+            new = self.loss(t, self.encode(t, careful=False)[1]).reshape(self.shape)
+            steps = np.where(new < loss, step, steps)
+            loss = np.minimum(loss, new)
+        return loss.sum(axis=1), steps
+
+    def look(self, d: F64Array, rungs: IntArray) -> Trial:
+        """``glance`` with care, and with the codes."""
+        best: Trial | None = None
+        for step in self.around(rungs):
+            t = self.scale(d, step)
+            codes, y = self.encode(t, careful=True)
+            each = np.repeat(d, self.shape[1])
+            trial = Trial(self.loss(t, y), each, step.reshape(-1), codes, y)
+            best = trial if best is None else better(best, trial)
+        assert best is not None
+        loss = best.loss.reshape(self.shape).sum(axis=1)
+        return best._replace(loss=loss, d=d, steps=best.steps.reshape(self.shape))
+
+    def refit(self, trial: Trial) -> F64Array:
+        """[n]: the d that suits the codes and steps best."""
+        step = self.coder.ladder[trial.steps].astype(np.float64)
+        xy = (self.dot(self.x, trial.y).reshape(self.shape) * step).sum(axis=1)
+        yy = (self.dot(trial.y, trial.y).reshape(self.shape) * step * step).sum(axis=1)
+        return self.round(np.where(yy > 0, xy / yy, trial.d))
+
+    def encode(self, t: F32Array, careful: bool) -> tuple[IntArray, F32Array]:
+        """All sub-blocks at scales [n * subs, 1]."""
+        return self.coder.encode(self.x * reciprocal(t), self.w, careful)
+
+    def scale(self, d: F64Array, steps: IntArray) -> F32Array:
+        """[n * subs, 1]."""
+        return (d[:, None] * self.coder.ladder[steps]).astype(np.float32).reshape(-1, 1)
+
+    def loss(self, t: F32Array, y: F32Array) -> F64Array:
+        """[n * subs]."""
+        r = self.x - t * y
+        return self.dot(r, r)
+
+    def dot(self, a: F32Array, b: F32Array) -> F64Array:
+        """Weighted, within sub-blocks: [n * subs, sub] twice -> [n * subs]."""
+        product: F32Array = np.vecdot(a, b if self.w is None else b * self.w)
+        return product.astype(np.float64)
+
+    def round(self, d: F64Array) -> F64Array:
+        """[..., n]: the nearest d that f16 can hold once it is in units of the block."""
+        half = np.ldexp(d, self.exponent).clip(-F16_MAX, F16_MAX).astype(np.float16)
+        return np.ldexp(half.astype(np.float64), -self.exponent)
+
+
+def better(a: Trial, b: Trial) -> Trial:
+    """Of each pair the one of less loss; the first of equals. Codes may be finer than losses."""
+    wins = b.loss < a.loss
+
+    def pick(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        shape = (len(wins), old.size // max(len(wins), 1))
+        return np.where(wins[:, None], new.reshape(shape), old.reshape(shape)).reshape(old.shape)
+
+    return Trial(*map(pick, a, b))
+
+
+def reciprocal(t: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """1 / t, and 0 for what is no scale."""
+    one = t.dtype.type(1)
+    inverse: npt.NDArray[Any] = np.where(np.abs(t) < TINY, t.dtype.type(0), one / t)
+    return inverse

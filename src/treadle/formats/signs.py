@@ -1,0 +1,69 @@
+"""Signs of eight weights: a byte, bit j set where weight j is negative; or 7 bits of such a byte.
+
+The formats that spend only 7 bits allow bytes with an even number of ones: bit 7 is the parity of
+the others.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.formats.format import F32Array
+
+
+@cache
+def even_signs() -> npt.NDArray[np.uint8]:
+    """[128]: the byte that stands behind each 7-bit code."""
+    code = np.arange(128, dtype=np.uint8)
+    odd = np.bitwise_count(code) & np.uint8(1)
+    return read_only(code | odd << np.uint8(7))
+
+
+@cache
+def plus_minus() -> npt.NDArray[np.int8]:
+    """[256, 8]: a byte's signs as 1 and -1."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return read_only(np.int8(1) - np.int8(2) * bits.astype(np.int8))
+
+
+def read_only(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """It, for it is shared."""
+    a.flags.writeable = False
+    return a
+
+
+def take_off(
+    x: F32Array, weights: F32Array | None, even: bool
+) -> tuple[F32Array, npt.NDArray[np.uint8]]:
+    """float32 [n, block] -> what to code without signs, same shape, and bytes [n, block / 8].
+
+    With ``even``, eight weights with an odd number of minus signs have one flipped, which comes out
+    negative: it wants a code below the smallest. With the smallest, s, in its place, the flip costs
+    ``weights * (|x| + s) ** 2``, or less where |x| had no code near: about ``weights * |x| * (|x| +
+    2 s)``. The mean of the eight stands for 2 s.
+    """
+    eights = x.reshape(-1, 8)
+    magnitude = np.abs(eights)
+    signs = np.packbits(np.signbit(eights), axis=-1, bitorder="little")[:, 0]
+    if even:
+        odd = np.bitwise_count(signs) & np.uint8(1)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            cost = magnitude
+            if weights is not None:
+                mean = magnitude.mean(axis=-1, keepdims=True)
+                cost = weights.reshape(eights.shape) * magnitude * (magnitude + mean)
+            flip = odd << cost.argmin(axis=-1).astype(np.uint8)
+            magnitude *= plus_minus().take(flip, axis=0)
+        signs ^= flip
+    return magnitude.reshape(x.shape), signs.reshape(len(x), x.shape[1] // 8)
+
+
+def put_on(points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8], sub: int) -> F32Array:
+    """Points [..., n, dim] and sign bytes [..., n * dim / 8] -> float32 [..., subs, sub]."""
+    lead = signs.shape[:-1]
+    eights = points.reshape(*signs.shape, 8) * plus_minus()[signs]
+    return eights.reshape(*lead, signs.shape[-1] * 8 // sub, sub).astype(np.float32)

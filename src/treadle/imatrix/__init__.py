@@ -1,0 +1,1 @@
+"""Importance matrices: how much each input of a weight matrix matters, by what it carries."""

@@ -1,0 +1,228 @@
+"""The importance matrix as a file: llama.cpp's GGUF layout, and the binary one before it.
+
+For every weight matrix of K columns: the sum over tokens of the square of each of its K inputs, and
+the number of tokens. Matrices of several experts have a row of sums, and a count, for each.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import FileError
+from treadle.files.gguf import GGUF, GGUFArray, GGUFWriter, ValueType, open_gguf
+from treadle.formats import dequantize_tensor
+
+SUMS, COUNTS = ".in_sum2", ".counts"
+KIND = "imatrix"  # general.type
+MAX_NAME, MAX_ENTRIES = 1 << 12, 1 << 20  # of the binary layout: more is not one of these files
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What passed into one weight matrix."""
+
+    sums: npt.NDArray[np.float64]  # of squares [n_expert, K]
+    counts: npt.NDArray[np.float64]  # tokens [n_expert]
+
+    def weights(self) -> npt.NDArray[np.float32]:
+        """Mean squares, float32 [n_expert, K]; 1 for an expert that no token chose."""
+        seen = self.counts[:, None] > 0
+        mean = self.sums / np.where(seen, self.counts[:, None], 1.0)
+        return np.where(seen, mean, 1.0).astype(np.float32)
+
+    def __add__(self, other: Entry) -> Entry:
+        return Entry(self.sums + other.sums, self.counts + other.counts)
+
+
+@dataclass(frozen=True, eq=False)
+class ImportanceMatrix:
+    """Entries by the name of the weight tensor, and what text they come from."""
+
+    entries: Mapping[str, Entry]
+    datasets: tuple[str, ...] = ()
+    n_chunks: int = 0
+    chunk_size: int = 0  # tokens
+    path: Path | None = field(default=None)
+
+    def __add__(self, other: ImportanceMatrix) -> ImportanceMatrix:
+        """Both texts together. Raises FileError where they are not of the same model."""
+        entries = dict(self.entries)
+        for name, entry in other.entries.items():
+            own = entries.get(name)
+            if own is not None and own.sums.shape != entry.sums.shape:
+                raise FileError(
+                    f"has {entry.sums.shape} importances",
+                    path=other.path or "",
+                    where=name,
+                    expected=f"{own.sums.shape}, as in {self.path or 'the matrix it joins'}",
+                )
+            entries[name] = entry if own is None else own + entry
+        return ImportanceMatrix(
+            entries,
+            tuple(dict.fromkeys((*self.datasets, *other.datasets))),
+            self.n_chunks + other.n_chunks,
+            self.chunk_size or other.chunk_size,
+            self.path,
+        )
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write llama.cpp's GGUF layout, whole or not at all. Raises FileError."""
+        writer = GGUFWriter(path)
+        writer.add("general.type", KIND)
+        writer.add("imatrix.datasets", list(self.datasets), ValueType.STRING)
+        writer.add("imatrix.chunk_count", self.n_chunks, ValueType.UINT32)
+        writer.add("imatrix.chunk_size", self.chunk_size, ValueType.UINT32)
+        for name, entry in sorted(self.entries.items()):
+            sums, counts = entry.sums.astype(np.float32), entry.counts.astype(np.float32)
+            writer.add_tensor(name + SUMS, sums.shape, "F32", sums)
+            writer.add_tensor(name + COUNTS, (len(counts), 1), "F32", counts)
+        writer.write()
+
+
+def read(path: str | os.PathLike[str]) -> ImportanceMatrix:
+    """Read an importance matrix of either layout.
+
+    Raises FileError for a file that is neither, or whose numbers cannot be such sums.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as f:
+            magic = f.read(4)
+            data = b"" if magic == b"GGUF" else magic + f.read()
+    except OSError as error:
+        raise FileError(f"cannot be read: {error.strerror}", path=path) from error
+    if magic == b"GGUF":
+        with open_gguf(path) as gguf:
+            return _from_gguf(gguf)
+    return _from_binary(data, path)
+
+
+def _from_gguf(gguf: GGUF) -> ImportanceMatrix:
+    path, meta = gguf.path, gguf.metadata
+    if meta.get("general.type") != KIND:
+        raise FileError(
+            f"is a GGUF file of type {meta.get('general.type', 'model')!r}",
+            path=path,
+            where="general.type",
+            expected=f"{KIND!r}",
+        )
+    entries = {}
+    for name in gguf.tensors:
+        if not name.endswith(SUMS):
+            continue
+        stem = name.removesuffix(SUMS)
+        if stem + COUNTS not in gguf.tensors:
+            raise FileError("is missing", path=path, where=stem + COUNTS)
+        sums = _floats(gguf, name)
+        counts = _floats(gguf, stem + COUNTS).reshape(-1)
+        entries[stem] = _checked(sums.reshape(-1, sums.shape[-1]), counts, path, stem)
+    if not entries:
+        raise FileError("holds no importances", path=path, expected=f"tensors named *{SUMS}")
+    datasets = meta.get("imatrix.datasets", ())
+    names = tuple(str(n) for n in datasets) if isinstance(datasets, GGUFArray) else ()
+    chunks, size = meta.get("imatrix.chunk_count", 0), meta.get("imatrix.chunk_size", 0)
+    return ImportanceMatrix(
+        entries,
+        names,
+        chunks if isinstance(chunks, int) else 0,
+        size if isinstance(size, int) else 0,
+        path,
+    )
+
+
+def _floats(gguf: GGUF, name: str) -> npt.NDArray[np.float64]:
+    tensor = gguf.tensors[name]
+    if tensor.format is None or tensor.format.block > 1 or not tensor.shape:
+        raise FileError(
+            f"is {tensor.type_name}", path=gguf.path, where=name, expected="floats, such as F32"
+        )
+    return dequantize_tensor(tensor).astype(np.float64)
+
+
+def _checked(
+    sums: npt.NDArray[np.float64], counts: npt.NDArray[np.float64], path: Path, name: str
+) -> Entry:
+    if len(counts) != len(sums):
+        raise FileError(
+            f"{len(counts)} counts", path=path, where=name, expected=f"{len(sums)}, a matrix each"
+        )
+    for values in (sums, counts):
+        if not bool(np.all(np.isfinite(values) & (values >= 0.0))):
+            raise FileError(
+                "holds a number that no sum of squares can be",
+                path=path,
+                where=name,
+                expected="finite numbers of at least 0",
+            )
+    return Entry(sums, counts)
+
+
+def _from_binary(data: bytes, path: Path) -> ImportanceMatrix:
+    """The layout of ``imatrix.dat``: little-endian int32 and float32, without a magic.
+
+    ``n_entries``; of each ``len, name, n_calls, n_values, values``, where values are mean squares
+    times ``n_calls``; then, in later files, ``n_chunks, len, name of the text``.
+    """
+    reader = _Reader(data, path)
+    entries: dict[str, Entry] = {}
+    for _ in range(reader.integer("number of entries", MAX_ENTRIES)):
+        name = reader.take(reader.integer("length of a name", MAX_NAME), "a name")
+        try:
+            stem = name.decode()
+        except UnicodeDecodeError:
+            raise reader.error("a name that is not UTF-8") from None
+        calls = reader.integer(f"{stem}: number of calls", (1 << 31) - 1)
+        n = reader.integer(f"{stem}: number of values", len(data) // 4)
+        sums = np.frombuffer(reader.take(4 * n, stem), "<f4").astype(np.float64)[None]
+        entries[stem] = _checked(sums, np.array([float(calls)]), path, stem)
+    if not entries:
+        raise reader.error("no entries")
+    chunks, datasets = 0, ()
+    if reader.left:
+        chunks = reader.integer("number of chunks", (1 << 31) - 1)
+        text = reader.take(reader.integer("length of the text's name", MAX_NAME), "its name")
+        datasets = (text.decode("utf-8", "replace"),) if text else ()  # type: ignore[assignment]
+    return ImportanceMatrix(entries, datasets, chunks, 0, path)
+
+
+class _Reader:
+    """Bytes from front to back, none of them trusted."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        self.data, self.path, self.at = data, path, 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def error(self, found: str, expected: str | None = None) -> FileError:
+        return FileError(
+            f"is no importance matrix: {found}",
+            path=self.path,
+            offset=self.at,
+            expected=expected or "llama.cpp's GGUF layout, or its older binary one",
+        )
+
+    def take(self, n: int, what: str) -> bytes:
+        if n > self.left:
+            raise self.error(f"ends inside {what}", f"{n} bytes")
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def integer(self, what: str, most: int) -> int:
+        value: int = struct.unpack("<i", self.take(4, what))[0]
+        if not 0 <= value <= most:
+            raise self.error(f"{what} is {value}", f"0 to {most}")
+        return value
+
+
+def missing(matrix: ImportanceMatrix, names: Iterable[str]) -> list[str]:
+    """Of ``names``, those that the matrix has no entry for."""
+    return [name for name in names if name not in matrix.entries]

@@ -1,0 +1,221 @@
+"""gemv in bytes: the blocks of some rows against some tokens; see ``gemv.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from treadle.jit.types import f32, i8, i32, u8
+from treadle.kernels.act import BLOCK, block_sums, correction
+from treadle.kernels.blocks import load_scale_run, scales_of, unpack_codes
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.types import Ty
+    from treadle.jit.values import Val, Var
+    from treadle.kernels.ahead import Ahead
+    from treadle.kernels.matmul import Matmul
+
+
+def grid(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
+    """A sum for each row and token."""
+    return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
+
+
+def prepared_bytes(k: int) -> int:
+    """Scratch for one token's operands: values, scales, starts and sums, none of them wider than
+    the codes they meet.
+    """
+    return 4 * k + 64
+
+
+class Q8:
+    """Rows against tokens, as many blocks at a time as fill a register with codes.
+
+    With one token, what all rows read of it is put in order once, in scratch; with more there is
+    no room for that in the first-level cache, and as many rows share the work each time.
+    """
+
+    def __init__(self, k: Builder, isa: Isa, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
+        fmt = spec.fmt
+        assert fmt.codes is not None
+        self.k, self.isa, self.spec, self.tokens, self.scratch = k, isa, spec, tokens, scratch
+        width = fmt.block // len(fmt.codes.order)  # codes of one block in a vector
+        self.at_once = max(1, isa.vector_bits // 8 // width)
+        self.full, self.rest = divmod(spec.k // fmt.block, self.at_once)
+        self.types: list[Ty] = []
+        if len(tokens) == 1:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        k, blocks = self.k, Blocks(self.k, self.isa, self.spec, self.at_once)
+        with k.loop(self.full) as b:
+            operands = blocks.operands(self.tokens[0], b * self.at_once)
+            self.types = [v.ty for v in operands]
+            for place, v in zip(self._places(b), operands, strict=True):
+                k.store(place, v)
+
+    def _places(self, b: Val) -> list[Val]:
+        sizes = [ty.n_bytes for ty in self.types]
+        at = self.scratch + b * sum(sizes)
+        return [at + sum(sizes[:i]) for i in range(len(sizes))]
+
+    def _operands(self, blocks: Blocks, b: Val) -> list[list[Val]]:
+        if not self.types:
+            return [blocks.operands(token, b * self.at_once) for token in self.tokens]
+        places = self._places(b)
+        return [[self.k.load(p, ty) for p, ty in zip(places, self.types, strict=True)]]
+
+    def dot(self, rows: list[Val], ahead: Ahead) -> list[list[Val]]:
+        """The products of some rows with all tokens."""
+        k, blocks = self.k, Blocks(self.k, self.isa, self.spec, self.at_once)
+        n_bytes = self.at_once * self.spec.fmt.dtype.itemsize * len(rows)
+        with k.loop(self.full) as b:
+            ahead.fetch(b, n_bytes)
+            blocks.add(rows, self._operands(blocks, b), b * self.at_once)
+        sums = blocks.totals()
+        if not self.rest:
+            return sums
+        one = Blocks(k, self.isa, self.spec, 1)
+        for i in range(self.rest):
+            b = k.i64(self.full * self.at_once + i)
+            one.add(rows, [one.operands(token, b) for token in self.tokens], b)
+        return [
+            [s + e for s, e in zip(row, end, strict=True)]
+            for row, end in zip(sums, one.totals(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A vector of codes: of which vector of the format's it is which part, and what its lanes
+    (four codes each) are.
+    """
+
+    vector: int
+    part: int
+    fours: list[int]
+    subs: tuple[int, ...]  # whose scale each lane takes
+    starts: list[int]  # lanes where a scale's codes begin: whose, else one past the last
+
+
+class Blocks:
+    """Sums of the products of ``n`` blocks at a time. A block's lanes stay together, for n = 2::
+
+    dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
+    scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
+    starts  i32   s0  0  0  0 | s1  0  0  0      (starts), and the sums for minimums alike
+    """
+
+    def __init__(self, k: Builder, isa: Isa, spec: Matmul, n: int) -> None:
+        assert spec.fmt.codes is not None
+        self.k, self.isa, self.spec, self.n = k, isa, spec, n
+        self.act, self.fmt, self.codes = spec.layout(), spec.fmt, spec.fmt.codes
+        self.n_subs = n * self.fmt.block // self.codes.sub
+        self.n_fours = n * self.fmt.block // 4
+        self.pieces = self._plan()
+        kinds = {piece.subs: piece for piece in reversed(self.pieces)}
+        self.firsts = [piece for piece in self.pieces if kinds[piece.subs] is piece]
+        self.sums = grid(k, spec, len(self.pieces[0].fours))
+        if self.codes.minimums:
+            self.minimums = grid(k, spec, self.n_subs)
+
+    def _plan(self) -> list[Piece]:
+        lanes, seen, pieces = self.isa.lanes, set[int](), []
+        for v, fours in enumerate(self.codes.groups(self.fmt.block, self.n)):
+            for part in range(-(-len(fours) // lanes)):
+                held = fours[part * lanes : (part + 1) * lanes]
+                subs = tuple(g * 4 // self.codes.sub for g in held)
+                starts = []
+                for sub in subs:
+                    starts.append(self.n_subs if sub in seen else sub)
+                    seen.add(sub)
+                pieces.append(Piece(v, part, held, subs, starts))
+        return pieces
+
+    def operands(self, token: Val, b: Val) -> list[Val]:
+        """What of a token's activations meets the blocks from ``b`` on, whichever the row: the
+        values of each piece; scales, for each set of lanes unless the format has its own; where
+        there is an offset the starts, where there are minimums the sums.
+        """
+        k, codes, n_subs, act = self.k, self.codes, self.n_subs, self.act
+        base, per = b * self.fmt.block, BLOCK // self.codes.sub
+        out = [self._values(token + base, piece.fours) for piece in self.pieces]
+        d = k.load(token + (base // BLOCK) * 4, f32 * max(1, n_subs // per), offset=act.d_off)
+        d = k.shuffle(d, d, [i // per for i in range(n_subs)]) if per > 1 else d
+        start = k.load(token + (base // codes.sub) * 4, i32 * n_subs, offset=act.start_off)
+        out += [d] if codes.scales else [k.shuffle(d, d, piece.subs) for piece in self.firsts]
+        if codes.offset:
+            corrected = correction(codes.offset, start)
+            out += [k.shuffle(corrected, k.zero(start.ty), p.starts) for p in self.firsts]
+        if codes.has_m:
+            sums = block_sums(k, start, d)
+            once = k.shuffle(sums, k.zero(sums.ty), self.pieces[0].starts)
+            out.append(sums if codes.scales else once)
+        return out
+
+    def add(self, rows: list[Val], operands: list[list[Val]], b: Val) -> None:
+        """The products of the blocks from ``b`` on, ``operands`` being those of each token."""
+        k, codes = self.k, self.codes
+        for r, row in enumerate(rows):
+            at = row + b * self.fmt.dtype.itemsize
+            blocks = [at + i * self.fmt.dtype.itemsize for i in range(self.n)]
+            vectors = [self._cut(v) for v in unpack_codes(k, self.fmt, blocks)]
+            own = scales_of(k, self.isa, self.fmt, blocks) if codes.scales else None
+            for t, given in enumerate(operands):
+                values = iter(given)
+                xs = [next(values) for _ in self.pieces]
+                scales = [next(values) for _ in range(1 if own else len(self.firsts))]
+                dots: dict[tuple[int, ...], Val] = {
+                    p.subs: next(values) if codes.offset else k.zero(i32 * len(p.fours))
+                    for p in self.firsts
+                }
+                for piece, x in zip(self.pieces, xs, strict=True):
+                    w = vectors[piece.vector][piece.part].bits(u8 * (4 * len(piece.fours)))
+                    dots[piece.subs] = self.isa.dot4(k, dots[piece.subs], w, x, codes.top)
+                both = own[0] * scales[0] if own else None
+                for i, (subs, dot) in enumerate(dots.items()):
+                    if both is not None:
+                        scale = k.shuffle(both, both, subs)
+                    else:
+                        scale = self._loaded(at, codes.d, subs) * scales[i]
+                    self.sums[r][t].v = k.fma(dot.to(f32), scale, self.sums[r][t].v)
+                if own and own[1] is not None:
+                    self.minimums[r][t].v = k.fma(own[1], next(values), self.minimums[r][t].v)
+                elif codes.m:  # a minimum's product stands in one lane of its block
+                    m = self._loaded(at, codes.m, self.pieces[0].subs)
+                    self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
+
+    def _loaded(self, at: Val, field: str, subs: tuple[int, ...]) -> Val:
+        return load_scale_run(self.k, self.isa, self.fmt, at, self.n, field, subs)
+
+    def _cut(self, vector: Val) -> list[Val]:
+        width = min(vector.ty.lanes, 4 * self.isa.lanes)
+        return self.k.split(vector, width)
+
+    def _values(self, at: Val, fours: list[int]) -> Val:
+        """The activations that meet a vector of codes."""
+        k, n = self.k, len(fours)
+        if fours == list(range(fours[0], fours[0] + n)):
+            return k.load(at, i8 * (4 * n), offset=4 * fours[0])
+        half = n // 2
+        if fours[:half] == list(range(fours[0], fours[0] + half)) and fours[half:] == list(
+            range(fours[half], fours[half] + half)
+        ):
+            return k.concat(
+                *(k.load(at, i8 * (2 * n), offset=4 * f) for f in (fours[0], fours[half]))
+            )
+        whole = k.load(at, i32 * self.n_fours)
+        return k.shuffle(whole, whole, fours).bits(i8 * (4 * n))
+
+    def totals(self) -> list[list[Val]]:
+        """Each row's product with each token."""
+        k = self.k
+        out = [[k.sum(s.v) for s in row] for row in self.sums]
+        if not self.codes.minimums:
+            return out
+        return [
+            [s + k.sum(m.v) for s, m in zip(row, less, strict=True)]
+            for row, less in zip(out, self.minimums, strict=True)
+        ]

@@ -1,0 +1,304 @@
+"""llama.cpp's mixes: which tensor gets which format when a file is quantised to ``Q4_K_M``.
+
+A mix is a base format and, for the tensors that deserve more or bear less, choices: the first whose
+condition holds. What a tensor is called says its role, and its ``Place`` what a condition may ask.
+Facts of llama.cpp (as in llama-cpp-python 0.3.36), which ``tests/test_quantize.py`` compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor stands: all that a condition may ask."""
+
+    layer: int  # its place among the tensors of its role
+    n_layer: int
+    n_gqa: int  # query heads that share a key head
+    n_expert: int
+    arch: str
+    deep: bool  # 80 layers with grouped heads: the 70B models
+    imatrix: bool  # importances are given
+    fits: bool  # the base format's blocks divide the rows
+    expert: bool  # the tensor holds several experts' matrices
+
+
+@dataclass(frozen=True)
+class When:
+    """A condition on a tensor's place."""
+
+    test: Callable[[Place], bool]
+
+    def __and__(self, other: When) -> When:
+        return When(lambda p: self.test(p) and other.test(p))
+
+    def __or__(self, other: When) -> When:
+        return When(lambda p: self.test(p) or other.test(p))
+
+    def __invert__(self) -> When:
+        return When(lambda p: not self.test(p))
+
+
+Choice = tuple[str, When]
+Choices = tuple[Choice, ...]
+
+
+def first(part: int) -> When:
+    """The first of ``part`` parts of the layers."""
+    return When(lambda p: p.layer < p.n_layer // part)
+
+
+def below(n: int) -> When:
+    """The first ``n`` layers."""
+    return When(lambda p: p.layer < n)
+
+
+EARLY_FALCONS = frozenset({"falcon"})  # one matrix for q, k and v, and other sensitivities
+ALWAYS = When(lambda p: True)
+GQA4 = When(lambda p: p.n_gqa >= 4)
+EXPERTS8 = When(lambda p: p.n_expert == 8)
+EXPERTS4 = When(lambda p: p.n_expert >= 4)
+EXPERT = When(lambda p: p.expert)
+FALCON = When(lambda p: p.arch in EARLY_FALCONS)
+IMATRIX = When(lambda p: p.imatrix)
+DEEP = When(lambda p: p.deep)
+MISFIT = When(lambda p: not p.fits)
+# The first and the last eighth of the layers, and every third between them.
+SPREAD = When(
+    lambda p: (
+        p.layer < p.n_layer // 8
+        or p.layer >= 7 * p.n_layer // 8
+        or (p.layer - p.n_layer // 8) % 3 == 2
+    )
+)
+MIDDLE = When(lambda p: p.n_layer // 8 <= p.layer < 7 * p.n_layer // 8)
+
+# Patterns of a tensor's name, tried in this order.
+ROLES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (role, re.compile(pattern))
+    for role, pattern in (
+        ("output", r"^output\.weight$"),
+        ("token_embd", r"^(per_layer_)?token_embd\.weight$"),
+        ("attn_v", r"attn_(v|qkv|kv_b)\.weight"),
+        ("attn_k", r"attn_k\.weight"),
+        ("attn_q", r"attn_q\.weight"),
+        ("attn_output", r"attn_output\.weight"),
+        ("ffn_down", r"ffn_down"),
+        ("ffn_gate", r"ffn_gate"),
+        ("ffn_up", r"ffn_up"),
+    )
+)
+
+# Matrices that stay as they are: small, and what they decide is delicate.
+KEPT = re.compile(
+    r"_norm\.weight$|ffn_gate_inp\.weight|altup|laurel|per_layer_model_proj|position_embd\.weight"
+    r"|token_types\.weight|ssm_conv1d|shortconv\.conv\.weight|attn_rel_b\.weight"
+    r"|time_mix_(first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight"
+)
+
+# What stands in for a format whose blocks do not divide a row, and for that one if need be F16.
+FALLBACKS = {
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q2_0"), "Q4_0"),
+    **dict.fromkeys(
+        ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+    ),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+LAST_RESORT = "F16"
+
+# The values of a 70B model are an eighth of its queries: better ones cost little.
+DEEPENED = {"Q3_K": "Q5_K", "Q4_K": "Q5_K"}
+
+# Formats so coarse that without importances little of a model is left.
+WANTS_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A row of the table."""
+
+    name: str
+    base: str  # the format of every matrix without a choice that holds
+    file_type: int | None  # llama.cpp's number: ``general.file_type``
+    choices: dict[str, Choices] = field(default_factory=dict)  # by role
+
+    def format_for(self, role: str, place: Place) -> str:
+        """The name of the format that this mix gives a matrix."""
+        return next(
+            (fmt for fmt, when in self.choices.get(role, ()) if when.test(place)), self.base
+        )
+
+
+def role_of(name: str) -> str:
+    """What a tensor is to a mix, by its name; "other" where it is nothing in particular."""
+    return next((role for role, pattern in ROLES if pattern.search(name)), "other")
+
+
+def always(fmt: str) -> Choice:
+    """A choice without a condition."""
+    return fmt, ALWAYS
+
+
+OUTPUT: Choices = (("Q8_0", FALCON | MISFIT), always("Q6_K"))
+COARSE_OUTPUT: Choices = (("Q8_0", FALCON | MISFIT), always("Q5_K"))
+MORE_WITH_EXPERTS = ("Q5_K", EXPERTS8 & ~FALCON)
+
+
+def mix(name: str, base: str, file_type: int, **own: Choices) -> Mix:
+    """A quantised mix: its own choices among those that all have."""
+    attn_v = own.pop("attn_v", ())
+    deeper: list[Choice] = []
+    for fmt, when in (*attn_v, always(base)):
+        if fmt in DEEPENED:
+            deeper.append((DEEPENED[fmt], DEEP & when))
+        deeper.append((fmt, when))
+    choices = {
+        "output": OUTPUT,
+        "attn_v": (("Q8_0", EXPERTS8), *deeper),
+        "attn_k": (("Q8_0", EXPERTS8), *own.pop("attn_k", ())),
+        **own,
+    }
+    return Mix(name, base, file_type, choices)
+
+
+def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, output: str) -> Mix:
+    """A mix of about 2 bits; ``more`` is for what suffers first."""
+    attn_output: Choices = (("Q5_K", EXPERTS8), always(output))
+    choices = {
+        "output": COARSE_OUTPUT,
+        "token_embd": (always(embd),),
+        "attn_v": (("Q4_K", GQA4 | EXPERTS4), always(more)),
+        "attn_k": (("Q4_K", EXPERTS8),),
+        "ffn_down": ((more, first(8)),),
+        "attn_output": attn_output,
+    }
+    return Mix(name, base, file_type, choices)
+
+
+def plain(name: str, file_type: int) -> Mix:
+    """A mix of one format that is not quantised."""
+    return Mix(name, name, file_type)
+
+
+def narrow(fmt: str) -> Choice:
+    """A choice for dense models that are not of the early kind."""
+    return fmt, ~FALCON & ~EXPERTS8
+
+
+def _float_rows() -> Iterable[Mix]:
+    yield plain("F32", 0)
+    yield plain("F16", 1)
+    yield plain("BF16", 32)
+
+
+def _block_rows() -> Iterable[Mix]:
+    yield mix("Q4_0", "Q4_0", 2, ffn_down=(("Q4_1", IMATRIX & first(8)),))
+    yield mix("Q4_1", "Q4_1", 3)
+    yield mix("Q5_0", "Q5_0", 8, ffn_down=(("Q5_1", IMATRIX & first(8)),))
+    yield mix("Q5_1", "Q5_1", 9)
+    yield mix("Q8_0", "Q8_0", 7, output=())
+    yield mix(
+        "Q2_K", "Q2_K", 10,
+        attn_v=(("Q4_K", GQA4), always("Q3_K")),
+        ffn_down=(always("Q3_K"),),
+        attn_output=(MORE_WITH_EXPERTS, narrow("Q3_K")),
+    )  # fmt: skip
+    yield mix("Q2_K_S", "Q2_K", 21, attn_v=(("Q4_K", GQA4),), ffn_down=(("Q4_K", first(8)),))
+    yield mix("Q3_K_S", "Q3_K", 11, attn_output=(MORE_WITH_EXPERTS,))
+    yield mix(
+        "Q3_K_M", "Q3_K", 12,
+        attn_v=(("Q5_K", below(2)), always("Q4_K")),
+        ffn_down=(("Q5_K", first(16)), ("Q4_K", ~FALCON | SPREAD)),
+        attn_output=(MORE_WITH_EXPERTS, narrow("Q4_K")),
+    )  # fmt: skip
+    yield mix(
+        "Q3_K_L", "Q3_K", 13,
+        attn_v=(always("Q5_K"),),
+        ffn_down=(("Q4_K", FALCON), always("Q5_K")),
+        attn_output=(("Q4_K", FALCON), narrow("Q5_K")),
+    )  # fmt: skip
+    yield mix(
+        "Q4_K_S", "Q4_K", 14,
+        attn_v=(("Q5_K", below(4)),),
+        ffn_down=(("Q5_K", ~FALCON & first(8)),),
+        attn_output=(MORE_WITH_EXPERTS,),
+    )  # fmt: skip
+    yield mix(
+        "Q4_K_M", "Q4_K", 15,
+        attn_v=(("Q6_K", SPREAD),),
+        ffn_down=(
+            ("Q6_K", FALCON & first(16)), ("Q5_K", FALCON & SPREAD), ("Q4_K", FALCON),
+            ("Q6_K", SPREAD),
+        ),
+        attn_output=(MORE_WITH_EXPERTS,),
+    )  # fmt: skip
+    yield mix("Q5_K_S", "Q5_K", 16)
+    yield mix("Q5_K_M", "Q5_K", 17, attn_v=(("Q6_K", SPREAD),), ffn_down=(("Q6_K", SPREAD),))
+    yield mix("Q6_K", "Q6_K", 18)
+
+
+def _coarse_rows() -> Iterable[Mix]:
+    yield coarse_mix("IQ1_S", "IQ1_S", 24, "Q2_K", "Q2_K", "IQ2_XXS")
+    yield coarse_mix("IQ1_M", "IQ1_M", 31, "Q2_K", "Q2_K", "IQ2_XXS")
+    yield coarse_mix("IQ2_XXS", "IQ2_XXS", 19, "Q2_K", "Q2_K", "IQ2_XXS")
+    yield coarse_mix("IQ2_XS", "IQ2_XS", 20, "Q2_K", "Q2_K", "IQ2_XS")
+    yield coarse_mix("IQ2_S", "IQ2_XS", 28, "IQ3_S", "IQ3_S", "IQ3_S")
+    yield coarse_mix("IQ2_M", "IQ2_S", 29, "IQ3_S", "IQ3_S", "IQ3_S")
+    yield mix(
+        "IQ3_XXS", "IQ3_XXS", 23,
+        output=COARSE_OUTPUT, token_embd=(always("IQ3_S"),),
+        attn_v=(("Q4_K", GQA4), ("IQ3_S", ~IMATRIX)),
+        attn_k=(always("IQ2_S"),), attn_q=(always("IQ2_S"),),
+        ffn_down=(("Q4_K", ~IMATRIX & first(8)), ("Q3_K", ~IMATRIX)),
+        attn_output=(MORE_WITH_EXPERTS, narrow("IQ3_S")),
+    )  # fmt: skip
+    yield mix(
+        "IQ3_XS", "IQ3_S", 22,
+        attn_v=(("Q4_K", GQA4),),
+        attn_k=(always("IQ3_XXS"),), attn_q=(always("IQ3_XXS"),),
+        ffn_gate=(("IQ3_XXS", MIDDLE),), ffn_up=(("IQ3_XXS", MIDDLE),),
+        attn_output=(MORE_WITH_EXPERTS,),
+    )  # fmt: skip
+    yield mix("IQ3_S", "IQ3_S", 26, attn_v=(("Q4_K", GQA4),), attn_output=(MORE_WITH_EXPERTS,))
+    yield mix(
+        "IQ3_M", "IQ3_S", 27,
+        attn_v=(always("Q4_K"),),
+        ffn_down=(("Q4_K", first(8) | (EXPERTS8 & SPREAD)),),
+        attn_output=(MORE_WITH_EXPERTS, narrow("Q4_K")),
+    )  # fmt: skip
+    for name, file_type in (("IQ4_NL", 25), ("IQ4_XS", 30)):
+        yield mix(
+            name, name, file_type,
+            attn_v=(("Q5_K", GQA4),),
+            ffn_down=(("Q5_K", ~IMATRIX & first(8)),),
+            attn_output=(MORE_WITH_EXPERTS,),
+        )  # fmt: skip
+
+
+def _other_rows() -> Iterable[Mix]:
+    for name, file_type in (("TQ1_0", 36), ("TQ2_0", 37), ("Q2_0", 41)):
+        yield mix(name, name, file_type, token_embd=(always("Q4_K"),))
+    yield mix("Q1_0", "Q1_0", 40)
+    # llama.cpp's, for models of experts: those matrices are what MXFP4 models were trained in.
+    experts: Choices = (("MXFP4", EXPERT),)
+    yield Mix(
+        "MXFP4_MOE", "Q8_0", 38, dict.fromkeys(("ffn_down", "ffn_gate", "ffn_up", "other"), experts)
+    )
+    # And for dense ones, which llama.cpp has no mix for.
+    ends: Choices = (always("Q8_0"),)
+    for name, file_type in (("MXFP4", 38), ("NVFP4", 39)):
+        yield Mix(name, name, file_type, {"output": ends, "token_embd": ends})
+
+
+MIXES: dict[str, Mix] = {
+    row.name: row
+    for rows in (_float_rows, _block_rows, _coarse_rows, _other_rows)
+    for row in rows()
+}
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32"}

@@ -1,0 +1,298 @@
+"""Which format each tensor of a file is to have: a mix, the user's rules, and what fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from math import prod
+from typing import TYPE_CHECKING
+
+from treadle.errors import TreadleError, UnsupportedError
+from treadle.formats import FORMATS, GGML_TYPES, GGMLType, by_name, type_of
+from treadle.quantize.mixes import (
+    ALIASES,
+    FALLBACKS,
+    KEPT,
+    LAST_RESORT,
+    MIXES,
+    WANTS_IMATRIX,
+    Mix,
+    Place,
+    role_of,
+)
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.files.tensor import Tensor
+    from treadle.imatrix.matrix import ImportanceMatrix
+
+N_LAYER_DEEP = 80
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``pattern`` is searched for in the names of matrices; those it is found in become
+    ``format``.
+    """
+
+    pattern: str
+    format: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.pattern}={self.format}"
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What one tensor is to become."""
+
+    tensor: Tensor
+    type: GGMLType
+    note: str = ""  # why it is not what was asked for
+
+    @property
+    def changes(self) -> bool:
+        return self.type.name != self.tensor.type_name
+
+    @property
+    def n_weights(self) -> int:
+        return prod(self.tensor.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_weights // self.type.block * self.type.n_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What becomes of every tensor of a file."""
+
+    name: str  # of the mix
+    file_type: int | None  # ``general.file_type``
+    targets: tuple[Target, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all tensors, as they will be."""
+        return sum(target.n_bytes for target in self.targets)
+
+    @property
+    def n_weights(self) -> int:
+        return sum(target.n_weights for target in self.targets)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.n_bytes / max(self.n_weights, 1)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether anything is in blocks at the end."""
+        return any(target.type.block > 1 for target in self.targets)
+
+    @property
+    def wants_imatrix(self) -> list[str]:
+        """Tensors that become so coarse that importances would help them most."""
+        inner = (t for t in self.targets if t.changes and t.type.name in WANTS_IMATRIX)
+        return [t.tensor.name for t in inner]
+
+
+def find_mix(name: str) -> Mix:
+    """The mix called ``name``, in either case; a format without a row in the table is a mix of
+    itself. Raises UnsupportedError, with the nearest names.
+    """
+    wanted = ALIASES.get(name.upper(), name.upper())
+    if wanted in MIXES:
+        return MIXES[wanted]
+    for fmt in FORMATS.values():
+        if fmt.name.upper() == wanted:
+            return Mix(fmt.name, fmt.name, None)
+    near = get_close_matches(wanted, mix_names(), n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else f" (there are {', '.join(MIXES)})"
+    raise UnsupportedError(f"no mix or weight format {name!r}{hint}")
+
+
+def mix_names() -> list[str]:
+    """Every name that ``find_mix`` takes."""
+    return list(dict.fromkeys((*MIXES, *(fmt.name for fmt in FORMATS.values()), *ALIASES)))
+
+
+def parse_rule(text: str) -> Rule:
+    """``PATTERN=FORMAT``. Raises TreadleError for what is not one."""
+    pattern, equals, fmt = text.rpartition("=")
+    if not equals or not pattern or not fmt:
+        raise TreadleError(f"'{text}' is not PATTERN=FORMAT, such as ffn_down=Q6_K")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise TreadleError(f"'{pattern}' is not a regular expression: {error}") from error
+    return Rule(pattern, kind_by_name(fmt).name)
+
+
+def kind_by_name(name: str) -> GGMLType:
+    """Size and name of a format, known by treadle or only by ggml. Raises UnsupportedError."""
+    for table in (FORMATS, GGML_TYPES):
+        for number in table:
+            kind = type_of(number)
+            if kind is not None and kind.name.upper() == name.upper():
+                return kind
+    by_name(name)  # raises, and says which there are
+    raise AssertionError(name)
+
+
+def make_recipe(
+    gguf: GGUF,
+    mix: Mix,
+    *,
+    rules: Sequence[Rule] = (),
+    output_type: str | None = None,
+    embd_type: str | None = None,
+    pure: bool = False,
+    imatrix: ImportanceMatrix | None = None,
+) -> Recipe:
+    """Choose a format for every tensor of ``gguf``.
+
+    Matrices get what ``mix`` says; where blocks do not divide the rows, what llama.cpp takes
+    instead, with a note. ``rules``, the last one that fits a name, ``output_type`` and
+    ``embd_type``, and ``pure`` (the mix's base format for all others) say otherwise; what these ask
+    for must fit.
+
+    Raises UnsupportedError for rows that a format asked for cannot hold, TreadleError for a rule
+    that no matrix answers to.
+    """
+    kinds = _needed(mix, rules, (output_type, embd_type))
+    if output_type is not None:
+        tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too
+        name = "token_embd" if tied else "output"
+        rules = (*rules, Rule(rf"^{name}\.weight$", kinds[output_type].name))
+    if embd_type is not None:
+        rules = (*rules, Rule(r"^token_embd\.weight$", kinds[embd_type].name))
+    places = _Places(gguf, mix, imatrix is not None)
+    unused = set(rules)
+    targets = []
+    for tensor in gguf.tensors.values():
+        if not is_matrix(tensor.name, tensor.shape):
+            kind = type_of(tensor.ggml_type)
+            assert kind is not None, tensor.ggml_type  # the reader refuses types without a size
+            targets.append(Target(tensor, kind))
+            continue
+        said = [rule for rule in rules if re.search(rule.pattern, tensor.name)]
+        unused.difference_update(said)
+        if said:
+            targets.append(_exactly(tensor, kinds[said[-1].format], gguf))
+        elif pure:
+            targets.append(_exactly(tensor, kinds[mix.base], gguf))
+        else:
+            targets.append(_nearly(tensor, kinds[mix.format_for(*places(tensor))]))
+    for rule in rules:
+        if rule in unused:
+            raise TreadleError(
+                f"{gguf.path}: no matrix's name fits '{rule.text}' "
+                "(norms, biases and the like stay as they are)"
+            )
+    return Recipe(mix.name, mix.file_type, tuple(targets))
+
+
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor is one that mixes and rules are for."""
+    return len(shape) >= 2 and name.endswith("weight") and not KEPT.search(name)
+
+
+def nearest(kind: GGMLType, k: int) -> GGMLType:
+    """The format nearest to ``kind`` whose blocks divide rows of ``k`` weights."""
+    while k % kind.block:
+        kind = kind_by_name(FALLBACKS.get(kind.name, LAST_RESORT))
+    return kind
+
+
+def _nearly(tensor: Tensor, wanted: GGMLType) -> Target:
+    k = tensor.shape[-1]
+    kind = nearest(wanted, k)
+    note = "" if kind is wanted else f"rows of {k} do not fill {wanted.name}'s {wanted.block}"
+    return Target(tensor, kind, note)
+
+
+def _exactly(tensor: Tensor, wanted: GGMLType, gguf: GGUF) -> Target:
+    k = tensor.shape[-1]
+    if k % wanted.block:
+        raise UnsupportedError(
+            f"{gguf.path}: {tensor.name}: {wanted.name} cannot hold rows of {k} weights, which its "
+            f"blocks of {wanted.block} do not divide; {nearest(wanted, k).name} can"
+        )
+    return Target(tensor, wanted)
+
+
+class _Kinds(dict[str, GGMLType]):
+    """Formats by name, looked up when first asked for."""
+
+    def __missing__(self, name: str) -> GGMLType:
+        self[name] = kind_by_name(name)
+        return self[name]
+
+
+def _needed(mix: Mix, rules: Iterable[Rule], others: Iterable[str | None]) -> _Kinds:
+    """A table of formats, with all that the user named already found."""
+    kinds = _Kinds()
+    for name in (mix.base, *(rule.format for rule in rules), *others):
+        if name is not None:
+            kinds[name]
+    return kinds
+
+
+class _Places:
+    """Finds the role of a tensor, and its place among those that share it."""
+
+    def __init__(self, gguf: GGUF, mix: Mix, imatrix: bool) -> None:
+        meta = gguf.metadata
+        arch = str(meta.get("general.architecture", ""))
+        n_head = _largest(meta, f"{arch}.attention.head_count", 1)
+        n_head_kv = _largest(meta, f"{arch}.attention.head_count_kv", n_head)
+        n_layer = _largest(meta, f"{arch}.block_count", 0)
+        self.n_layer, self.tied = n_layer, "output.weight" not in gguf.tensors
+        self.block = kind_by_name(mix.base).block
+        self.model = Place(
+            layer=0,
+            n_layer=n_layer,
+            n_gqa=n_head // max(n_head_kv, 1),
+            n_expert=_largest(meta, f"{arch}.expert_count", 0),
+            arch=arch,
+            deep=n_layer == N_LAYER_DEEP and n_head != n_head_kv,
+            imatrix=imatrix,
+            fits=True,
+            expert=False,
+        )
+        # Only some layers of a hybrid model have attention: these are counted among themselves.
+        attended = sorted(
+            _layer(name) for name, t in gguf.tensors.items()
+            if role_of(name) == "attn_v" and len(t.shape) >= 2
+        )  # fmt: skip
+        self.attended = {layer: i for i, layer in enumerate(attended)}
+
+    def __call__(self, tensor: Tensor) -> tuple[str, Place]:
+        role, layer, n_layer = role_of(tensor.name), _layer(tensor.name), self.n_layer
+        if role == "attn_v":
+            layer, n_layer = self.attended[layer], len(self.attended)
+        if self.tied and tensor.name == "token_embd.weight":
+            role = "output"  # it is that too
+        return role, replace(
+            self.model,
+            layer=layer,
+            n_layer=n_layer,
+            fits=tensor.shape[-1] % self.block == 0,
+            expert=len(tensor.shape) > 2 and tensor.shape[-3] > 1,
+        )
+
+
+def _layer(name: str) -> int:
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else 0
+
+
+def _largest(meta: Mapping[str, object], key: str, default: int) -> int:
+    """An integer, or the largest of an array with one for each layer."""
+    value = meta.get(key, default)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return max((v for v in value if isinstance(v, int)), default=default)
+    return value if isinstance(value, int) else default

@@ -1,0 +1,241 @@
+"""One matrix product on trial: the same data for every variant of its kernel, checked, then timed.
+
+Hot: the same weights again and again, as far as caches hold them. Cold: the next of many copies
+each time, more than the caches hold together, as a model's layers come by. Activations and outputs
+are those of the run before, as they are in a model.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.errors import CacheError, CompileError
+from treadle.kernels.act import BLOCK
+from treadle.kernels.choice import tokens_per_item
+from treadle.kernels.matmul import COLUMNS, SEGMENT_SLOTS, SEGMENTS, Matmul
+from treadle.kernels.spec import RUN_STATE, Grid, round_up
+from treadle.runtime.peaks import buffer_bytes
+from treadle.runtime.runner import STEP
+from treadle.runtime.threads import Memory, Team
+
+if TYPE_CHECKING:
+    from treadle.formats import Format
+    from treadle.isa.isa import Isa
+    from treadle.kernels.act import Act
+
+LEAST_OPS = 1 << 30  # of a timed run: far above the microseconds of starting one
+ROUNDING = 2.0**-24  # of f32
+FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
+
+
+class Trial:
+    """Weights ``[m, k]`` of one format and up to ``n`` tokens, random, with a team of threads.
+
+    Kernels are compiled for the trial alone, and their code goes with it: a sweep's losers are no
+    use to the cache. ``clock`` gives seconds. Raises UnsupportedError where ``fmt`` has no rows of
+    ``k``.
+    """
+
+    def __init__(
+        self,
+        fmt: Format,
+        isa: Isa,
+        k: int,
+        m: int,
+        n: int,
+        n_threads: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        from treadle.jit.compile import Linker
+
+        rng = np.random.default_rng(0)
+        self.fmt, self.isa, self.k, self.m, self.n_threads = fmt, isa, k, m, n_threads
+        self.weights = fmt.quantize_rows(rng.standard_normal((m, k), np.float32)).reshape(-1)
+        self.x = rng.standard_normal((n, k), np.float32)
+        self.stride = round_up(m, COLUMNS)
+        self.y = Memory((n + FULL_GROUPS) * self.stride * 4).bytes.view(np.float32)
+        self.y = self.y.reshape(-1, self.stride)
+        self._at = 0  # the copy that was read last
+        self._copy_bytes = round_up(len(self.weights), 64)
+        self._copies = Memory(self._copy_bytes)  # the first; more when cold caches are asked for
+        self._copies.bytes[: len(self.weights)] = self.weights
+        self._inputs: dict[tuple[Act, int], np.ndarray] = {}
+        self._twins: dict[tuple[Act, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._addresses: dict[str, int] = {}
+        self._linker = Linker()
+        self._team: Team | None = None
+        self._clock = clock
+        self._asked_s = self._got_s = 0.0  # of processor time, while kernels ran
+
+    @property
+    def cpu_share(self) -> float:
+        """Of the processor time that the threads asked for, what they got: less where other
+        programs run, and then the least times are a matter of luck.
+        """
+        return min(1.0, self._got_s / self._asked_s) if self._asked_s else 1.0
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the weights."""
+        return len(self.weights)
+
+    def n_ops(self, n: int) -> int:
+        """Operations of the product for ``n`` tokens; a multiplication and an addition are two."""
+        return 2 * self.k * self.m * n
+
+    def compile(self, spec: Matmul) -> str | None:
+        """Make the kernel; gives what LLVM has against it, or None.
+
+        Raises CacheError under ``TREADLE_NO_COMPILE=1``.
+        """
+        from treadle.jit.compile import emit_object
+        from treadle.jit.kernel import symbol, trace
+
+        if spec.name not in self._addresses:
+            if os.environ.get("TREADLE_NO_COMPILE") == "1":
+                raise CacheError("TREADLE_NO_COMPILE=1 forbids compiling, and a sweep is that")
+            try:
+                code = emit_object(trace(spec, self.isa), self.isa)
+            except CompileError as error:
+                return str(error)
+            self._addresses[spec.name] = self._linker.link(symbol(spec), code)
+        return None
+
+    def check(self, spec: Matmul, n: int) -> str | None:
+        """Run a kernel that is compiled, for ``n`` tokens, once against its numpy twin; gives what
+        is wrong, or None.
+        """
+        want, tolerance = self._twin(spec, n)
+        self.y[:] = np.nan
+        self._run(spec, n, [0])
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(self.y[:n, : self.m] - want) <= tolerance)
+        if not wrong.any():
+            return None
+        token, row = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        return (
+            f"{int(wrong.sum())} of {wrong.size} results are wrong, the first at token {token}, "
+            f"row {row}: {self.y[token, row]:.6g}, expected {want[token, row]:.6g}"
+        )
+
+    def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
+        """The least time of a product of ``n`` tokens over ``runs`` runs of it."""
+        n_copies = self._fill() if cold else 1
+        per_run = max(1, min(LEAST_OPS // self.n_ops(n), self._cold_copies()))
+        if not cold:
+            self._run(spec, n, [0])
+        least = np.inf
+        for _ in range(runs):
+            if cold:
+                order = [(self._at + i) % n_copies for i in range(per_run)]
+                self._at = (self._at + per_run) % n_copies
+            else:
+                order = [0] * per_run
+            least = min(least, self._run(spec, n, order) / per_run)
+        return float(least)
+
+    def close(self) -> None:
+        """Send the threads home."""
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def _cold_copies(self) -> int:
+        return max(2, -(-buffer_bytes() // self._copy_bytes))
+
+    def _fill(self) -> int:
+        """As many copies of the weights as no cache holds; how many."""
+        n = len(self._copies.bytes) // self._copy_bytes
+        if n == 1:
+            n = self._cold_copies()
+            self._copies = Memory(n * self._copy_bytes)
+            every = self._copies.bytes.reshape(n, self._copy_bytes)
+            every[:, : len(self.weights)] = self.weights
+        return n
+
+    def _input(self, act: Act, n: int) -> np.ndarray:
+        if (act, n) not in self._inputs:
+            made = Memory(act.n_bytes(n)).bytes
+            act.write_ref(made, self.x[:n])
+            self._inputs[act, n] = made
+        return self._inputs[act, n]
+
+    def _slots(self, spec: Matmul, n: int, copy: int, chunk: int) -> list[int]:
+        """A kernel's arguments; see ``kernels/matmul.py``."""
+        x = int(self._input(spec.layout(), n).ctypes.data)
+        weights = self._copies.address + copy * self._copy_bytes
+        return [x, 0, int(self.y.ctypes.data), self.stride, chunk, weights, 0, self.m, 0]
+
+    def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
+        """Multiply by these copies of the weights, one after the other; gives the seconds."""
+        if self._team is None or self._team.scratch < spec.scratch:
+            self.close()
+            self._team = Team(self.n_threads, self.isa, spec.scratch)
+        strips = -(-self.m // spec.rows_per_item(self.isa.lanes))
+        chunk = tokens_per_item(spec, strips, n, self.n_threads)
+        grid = Grid(strips, spec.count, chunk)
+        slots = [self._slots(spec, n, copy, chunk) for copy in order]
+        args = np.array(slots, np.int64)
+        assert args.shape[1] == SEGMENTS + SEGMENT_SLOTS
+        run, steps = np.zeros(1, RUN_STATE), np.zeros(len(order), STEP)
+        run[spec.count] = n
+        assert RUN_STATE.fields is not None
+        counted = int(RUN_STATE.fields[grid.count][1])
+        for i, row in enumerate(args):
+            at = int(row.ctypes.data)
+            steps[i] = (self._addresses[spec.name], at, grid.base, counted, grid.per, 1)
+        wall, cpu = time.perf_counter(), time.process_time()
+        began = self._clock()
+        self._team.run(int(steps.ctypes.data), len(steps), int(run.ctypes.data))
+        seconds = self._clock() - began
+        self._asked_s += (time.perf_counter() - wall) * self.n_threads
+        self._got_s += time.process_time() - cpu
+        return seconds
+
+    # -- what is right --------------------------------------------------------------------------
+
+    def _twin(self, spec: Matmul, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The numpy twin's results for ``n`` tokens and how far each may be missed, ``[n, m]``.
+
+        Activations differ by their kind only: the same results serve every tile.
+        """
+        plain = replace(spec.layout(), group=1)
+        if (plain, n) not in self._twins:
+            y = np.full((n, self.stride), np.nan)
+            args: list[Any] = [self._input(spec.layout(), n), None, y, self.stride, n]
+            spec.run_ref([*args, self.weights, None, self.m, 0], {spec.count: n})
+            x = np.abs(spec.layout().read_ref(self._input(spec.layout(), n), n))
+            rounding = (self._chain(spec) + 8) * ROUNDING
+            tolerance = (x.astype(np.float32) @ self._magnitudes().T) * rounding
+            self._twins[plain, n] = y[:, : self.m].copy(), tolerance + 1e-30
+        return self._twins[plain, n]
+
+    def _chain(self, spec: Matmul) -> int:
+        """Additions that a result may go through, one after the other: of blocks where whole
+        numbers are summed, of products elsewhere.
+        """
+        codes, n_blocks = self.fmt.codes, spec.layout().kb
+        if codes is None or not n_blocks:
+            return self.k
+        return (2 if codes.has_m else 1) * n_blocks + 16  # and gemv's lanes
+
+    def _magnitudes(self) -> np.ndarray:
+        """What each weight can add to a result's rounding, f32 ``[m, k]``: its size; where codes
+        are summed, also that of code and offset apart, or of the minimum: less than three times
+        the largest weight of the block, for a quantiser lets some code be near its end.
+        """
+        rows = self.weights.reshape(self.m, -1)
+        sizes = np.abs(self.fmt.dequantize_rows(rows)).astype(np.float32)
+        if self.fmt.codes is not None:
+            blocks = sizes.reshape(self.m, -1, BLOCK)
+            sizes = (blocks + 3 * blocks.max(-1, keepdims=True)).reshape(self.m, -1)
+        return sizes

@@ -1,0 +1,242 @@
+"""``treadle tune``: which shape of a kernel is the fastest on this machine.
+
+For one weight format and kernel, a *sweep*: every combination of the first stage of
+``choice.SWEPT`` that fits the register file, then the fields of later stages, tried on the best of
+what came before; last, a final among the best and the shipped. Each variant must give the twin's
+results before it is timed. Variants take turns, in rounds, so that a slow moment of a shared
+machine spoils a part of everybody's runs and nobody's minimum.
+
+The winner is the quickest with cold caches, for that is how a model meets its weights; the shipped
+shape stays unless it is beaten by more than chance does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treadle.kernels import choice
+from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits
+from treadle.kernels.matmul import Matmul
+
+if TYPE_CHECKING:
+    from treadle.formats import Format
+    from treadle.isa.isa import Isa
+
+Progress = Callable[[str, int, int], None]
+
+KERNELS = ("gemm", "gemv", "crossover")
+ROUNDS = 3  # that a variant's runs are spread over
+KEPT = 3  # variants of a stage that the next one, or the final, starts from
+GAIN = 1.02  # how much faster than the shipped shape a winner must be: minima differ by a percent
+CROSSOVER = (2, 4, 8, 16)  # tokens at which gemv and gemm are compared
+
+
+class Timer(Protocol):
+    """What compiles, checks and times variants: ``trial.Trial``, or a test's stand-in."""
+
+    def compile(self, spec: Matmul) -> str | None:
+        """What is against the kernel, or None."""
+
+    def check(self, spec: Matmul, n: int) -> str | None:
+        """What is wrong with its results, or None."""
+
+    def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
+        """The least time of ``runs`` runs."""
+
+
+@dataclass
+class Variant:
+    """One configuration and what was found out about it."""
+
+    spec: Matmul
+    fields: Mapping[str, int]  # those that are swept
+    shipped: bool = False
+    best: bool = False
+    hot_s: float = inf  # of one product
+    cold_s: float = inf
+    problem: str | None = None  # why it cannot be used: never the best
+
+    @property
+    def name(self) -> str:
+        """``mr 2 nr 8``."""
+        return " ".join(f"{name} {value}" for name, value in self.fields.items())
+
+
+@dataclass
+class Sweep:
+    """All variants of one kernel for one format, ordered by their fields."""
+
+    kernel: str
+    format: str
+    tokens: int
+    variants: list[Variant] = field(default_factory=list)
+    left_out: int = 0  # that do not fit this instruction set
+
+    @property
+    def sound(self) -> list[Variant]:
+        """Those that gave the right results, the quickest first."""
+        right = [v for v in self.variants if v.problem is None]
+        return sorted(right, key=lambda v: (v.cold_s, v.hot_s))
+
+    @property
+    def best(self) -> Variant:
+        """The winner."""
+        return next(v for v in self.variants if v.best)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the shipped shape the winner is; None if that is unsound."""
+        shipped = next(v for v in self.variants if v.shipped)
+        return None if shipped.problem else shipped.cold_s / self.best.cold_s
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Up to how many tokens gemv is the faster, and the seconds of both at each number tried."""
+
+    format: str
+    tokens: int
+    gemv_s: Mapping[int, float]
+    gemm_s: Mapping[int, float]
+
+
+def tune(
+    timer: Timer,
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    n: int,
+    kernels: Sequence[str] = KERNELS,
+    *,
+    table: Table = SHIPPED,
+    runs: int = 12,
+    progress: Progress | None = None,
+) -> tuple[list[Sweep], Crossover | None, Table]:
+    """Sweep ``kernels`` (of KERNELS) for one format: gemm for ``n`` tokens, gemv for each of
+    GEMV_TOKENS; then the crossover of the best of both, with ``table`` for what was not swept.
+
+    Gives the table of what was found beside the sweeps.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    sweeps, gemm, gemv = [], {}, {}
+    if "gemm" in kernels:
+        start: Matmul = choice.gemm(fmt, isa, k)
+        sweeps.append(sweep(timer, start, isa, n, runs=runs, progress=tell))
+        if sweeps[-1].sound:
+            gemm[fmt.name] = sweeps[-1].best.fields
+    if "gemv" in kernels:
+        for tokens in GEMV_TOKENS:
+            start = choice.gemv(fmt, k, tokens)
+            sweeps.append(sweep(timer, start, isa, tokens, runs=runs, progress=tell))
+            if sweeps[-1].sound:
+                gemv[fmt.name, tokens] = sweeps[-1].best.fields
+    found, crossed = Table(gemm, gemv), None
+    if "crossover" in kernels:
+        crossed = cross(timer, fmt, isa, k, table.updated(found), runs=runs, progress=tell)
+        found = found.updated(Table(gemv_tokens={fmt.name: crossed.tokens}))
+    return sweeps, crossed, found
+
+
+def sweep(timer: Timer, start: Matmul, isa: Isa, n: int, *, runs: int, progress: Progress) -> Sweep:
+    """Time the shipped spec ``start`` and its variants on ``n`` tokens, and mark the best.
+
+    The shipped one is a variant like the others, and may be wrong like them; if all are, it wins
+    nothing: its fields are what stays in use in any case.
+    """
+    made, title = Sweep(start.op, start.w, n), f"tuning {start.op} {start.w}, {n} tokens"
+    for number, stage in enumerate(SWEPT[start.op]):
+        names = [name for name in stage if name in swept_fields(start)]
+        seeds = [v.spec for v in made.sound[:KEPT]] if number else [start]
+        known = {v.spec.name for v in made.variants}
+        tried = [*seeds, *(s for seed in seeds for s in combinations(seed, stage, names))]
+        unique = {spec.name: spec for spec in tried if spec.name not in known}
+        fitting = [spec for spec in unique.values() if spec == start or fits(spec, isa)]
+        here = [variant_of(spec, start) for spec in fitting]
+        made.left_out += len(unique) - len(here)
+        made.variants += here
+        prepare(timer, here, n, title, progress)
+        measure(timer, here, n, runs, title, progress)
+    shipped = made.variants[0]
+    final = [v for v in made.variants if v is shipped or v in made.sound[:KEPT]]
+    measure(timer, final, n, runs, title, progress)
+    best = made.sound[0] if made.sound else shipped
+    if shipped.problem is None and shipped.cold_s <= GAIN * best.cold_s:
+        best = shipped
+    best.best = True
+    made.variants.sort(key=lambda v: tuple(v.fields.values()))
+    return made
+
+
+def swept_fields(spec: Matmul) -> dict[str, int]:
+    """The fields of a spec that a sweep may change, as they are."""
+    names = [name for stage in SWEPT[spec.op] for name in stage]
+    there = {f.name for f in fields(spec)}
+    return {name: getattr(spec, name) for name in names if name in there}
+
+
+def combinations(
+    seed: Matmul, stage: Mapping[str, tuple[int, ...]], names: Sequence[str]
+) -> Iterator[Matmul]:
+    """``seed`` with every combination of the values of ``names``.
+
+    What is as large as K blocks nothing, and is the same kernel as K whole.
+    """
+    for values in product(*(stage[name] for name in names)):
+        given: dict[str, Any] = dict(zip(names, values, strict=True))
+        if names and given.get("kc", 0) < seed.k:
+            yield replace(seed, **given)
+
+
+def variant_of(spec: Matmul, shipped: Matmul) -> Variant:
+    """A variant nobody has looked at yet."""
+    return Variant(spec, swept_fields(spec), shipped=spec == shipped)
+
+
+def prepare(
+    timer: Timer, variants: Sequence[Variant], n: int, title: str, progress: Progress
+) -> None:
+    """Compile each variant and check its results, once."""
+    for done, variant in enumerate(variants):
+        progress(f"{title}: compiling", done, len(variants))
+        variant.problem = timer.compile(variant.spec) or timer.check(variant.spec, n)
+
+
+def measure(
+    timer: Timer, variants: Sequence[Variant], n: int, runs: int, title: str, progress: Progress
+) -> None:
+    """Time the sound ones in rounds; minima count, those of earlier calls as well."""
+    sound = [variant for variant in variants if variant.problem is None]
+    n_rounds = min(ROUNDS, runs)
+    for i in range(n_rounds):
+        share = runs // ROUNDS + (i < runs % ROUNDS)
+        for done, variant in enumerate(sound):
+            progress(title, i * len(sound) + done, n_rounds * len(sound))
+            hot, cold = (timer.seconds(variant.spec, n, c, share) for c in (False, True))
+            variant.hot_s, variant.cold_s = min(variant.hot_s, hot), min(variant.cold_s, cold)
+    progress(title, len(sound), len(sound))
+
+
+def cross(
+    timer: Timer, fmt: Format, isa: Isa, k: int, table: Table, *, runs: int, progress: Progress
+) -> Crossover:
+    """Compare the best gemv with the best gemm at the numbers of tokens in CROSSOVER, cold.
+
+    gemv serves one token whatever was measured: a tile of one is mostly filling.
+    """
+    gemv_s: dict[int, float] = {}
+    gemm_s: dict[int, float] = {}
+    best, ahead = 1, True
+    for tokens in CROSSOVER:
+        specs = choice.gemv(fmt, k, tokens, table), choice.gemm(fmt, isa, k, table)
+        pair = [variant_of(spec, spec) for spec in specs]
+        title = f"comparing {fmt.name}, {tokens} tokens"
+        prepare(timer, pair, tokens, title, progress)
+        measure(timer, pair, tokens, runs, title, progress)
+        gemv_s[tokens], gemm_s[tokens] = pair[0].cold_s, pair[1].cold_s
+        ahead = ahead and pair[0].problem is None and gemv_s[tokens] <= gemm_s[tokens]
+        best = tokens if ahead else best
+    return Crossover(fmt.name, best, gemv_s, gemm_s)

@@ -1,0 +1,290 @@
+"""``treadle tune``: real sweeps of a small shape; the table and the picture of made-up ones."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from treadle.cli import tune as cli
+from treadle.cli.tune import Result
+from treadle.cli.tune_plot import draw
+from treadle.formats import by_name
+from treadle.jit import cache
+from treadle.kernels import choice
+from treadle.kernels.choice import SHIPPED, Table, matmul
+from treadle.kernels.gemm import Gemm
+from treadle.kernels.gemv import Gemv
+from treadle.kernels.matmul import Matmul
+from treadle.runtime import peaks, trial, tune, tuned
+from treadle.runtime.describe import row_in_use
+from treadle.runtime.tune import Crossover, Sweep, Variant
+from treadle.runtime.tuned import tuned_row
+
+PEAKS = {"bytes_s": 1e9, "q8": 4e9, "f32": 2e9}
+SMALL = ("--k", "64", "--m", "64", "--n", "8", "-r", "2", "-t", "1")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel cache of the test's own."""
+    made = tmp_path / "kernels"
+    monkeypatch.setenv("TREADLE_CACHE", str(made))
+    monkeypatch.delenv("TREADLE_TUNE", raising=False)
+    return made
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few variants, short measurements, caches of a few kilobytes."""
+    swept = {"gemm": ({"mr": (1, 2), "nr": (4, 99)},), "gemv": ({"mr": (2, 4)},)}
+    for module in (choice, tune, tuned):
+        monkeypatch.setattr(module, "SWEPT", swept)
+    monkeypatch.setattr(peaks, "BUFFER_BYTES", (peaks.PIECE, peaks.PIECE))
+    monkeypatch.setattr(trial, "buffer_bytes", lambda: 1 << 16)
+    monkeypatch.setattr(trial, "LEAST_OPS", 0)
+    monkeypatch.setattr(cli, "ENOUGH", 0.0)  # runs so short say nothing of a busy machine
+    measure = peaks.measure_peaks
+    monkeypatch.setattr(
+        peaks, "measure_peaks", lambda isa, n, **more: measure(isa, n, 0.001, **more)
+    )
+
+
+# -- real sweeps ----------------------------------------------------------------------------------
+
+
+def test_a_sweep_of_everything(run: Run, small: None) -> None:
+    ran = run("tune", "--format", "q8_0", *SMALL, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    said = json.loads(ran.out)
+    isa = row_in_use()
+    assert (said["isa"], said["threads"], said["k"], said["m"]) == (isa.name, 1, 64, 64)
+    assert [(s["kernel"], s["tokens"]) for s in said["sweeps"]] == [
+        ("gemm", 8),
+        *(("gemv", n) for n in choice.GEMV_TOKENS),
+    ]
+    for sweep in said["sweeps"]:
+        assert [c["best"] for c in sweep["configurations"]].count(True) == 1
+        assert [c["shipped"] for c in sweep["configurations"]].count(True) == 1
+        for c in sweep["configurations"]:
+            assert c["problem"] is None
+            n_ops = 2 * 64 * 64 * sweep["tokens"]
+            assert c["hot_ops_s"] == pytest.approx(n_ops / c["hot_s"])
+            assert c["cold_ops_s"] == pytest.approx(n_ops / c["cold_s"])
+            assert c["cold_bytes_s"] == pytest.approx(64 * 68 / c["cold_s"])
+            assert c["share_of_peak"] == pytest.approx(c["hot_ops_s"] / said["peaks"]["q8"])
+    assert said["sweeps"][0]["left_out"] == 2  # 99 tokens
+    assert said["crossovers"][0]["format"] == "Q8_0"
+    row = tuned_row(isa)
+    assert said["saved"] == row.path
+    assert row.formats == ["Q8_0"]
+    winner = next(c for c in said["sweeps"][0]["configurations"] if c["best"])
+    assert row.table.gemm == {"Q8_0": winner["fields"]}
+    assert set(row.table.gemv) == {("Q8_0", n) for n in choice.GEMV_TOKENS}
+    spec = matmul(by_name("Q8_0"), isa, 64, 99, row.table)
+    assert (spec.mr, spec.nr) == (winner["fields"]["mr"], winner["fields"]["nr"])
+
+
+def test_one_kernel_of_one_format_leaves_the_rest_of_the_row(run: Run, small: None) -> None:
+    isa = row_in_use()
+    tuned.save(isa, Table({"F16": {"mr": 1, "nr": 4}}, gemv_tokens={"F32": 2}))
+    ran = run("tune", "gemm", "--format", "F32", *SMALL)
+    assert (ran.code, ran.err) == (0, "")
+    table = tuned_row(isa).table
+    assert set(table.gemm) == {"F16", "F32"}
+    assert (table.gemv, table.gemv_tokens) == ({}, {"F32": 2})
+    lines = ran.out.splitlines()
+    assert lines[-1] == f"kept in {tuned_row(isa).path}: later runs use it"
+    assert lines[3] == "gemm F32, K 64, M 64, 8 tokens"
+    assert "2 left out" in ran.out
+
+
+def test_a_dry_run_keeps_nothing(run: Run, small: None, folder: Path) -> None:
+    ran = run("tune", "gemv", "--format", "F32", *SMALL, "--dry-run", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert json.loads(ran.out)["saved"] is None
+    assert tuned_row(row_in_use()).table == SHIPPED
+    assert not list(folder.glob("**/*.json"))
+
+
+def test_a_sweeps_kernels_stay_out_of_the_cache(run: Run, small: None) -> None:
+    run("tune", "gemm", "--format", "F32", *SMALL, "--dry-run")
+    assert not [entry for entry in cache.entries() if entry.name.startswith("gem")]
+
+
+def test_a_picture(run: Run, small: None, tmp_path: Path) -> None:
+    out = tmp_path / "out.svg"
+    ran = run("tune", "--format", "F32", *SMALL, "--plot", str(out), "--dry-run")
+    assert (ran.code, ran.err) == (0, "")
+    assert ET.parse(out).getroot().tag == f"{SVG}svg"
+    assert run("tune", "--plot", str(tmp_path)).code == 2
+
+
+def test_a_wrong_kernel_is_named_and_left_alone(
+    run: Run, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = trial.Trial.check
+
+    def strict(self: trial.Trial, spec: Matmul, n: int) -> str | None:
+        return "9 of 9 results are wrong" if spec.mr == 1 else check(self, spec, n)
+
+    monkeypatch.setattr(trial.Trial, "check", strict)
+    ran = run("tune", "gemm", "--format", "F32", *SMALL)
+    assert ran.code == 0
+    assert "gemm_F32_f32_k64_mr1_nr4 is left alone: 9 of 9 results are wrong" in ran.err
+    assert "WRONG" in next(line for line in ran.out.splitlines() if line.startswith("mr 1"))
+    assert tuned_row(row_in_use()).table.gemm["F32"]["mr"] == 2
+
+
+def test_compiling_forbidden(run: Run, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_NO_COMPILE", "1")
+    ran = run("tune", "gemm", "--format", "F32", *SMALL)
+    assert (ran.code, ran.out) == (1, "")
+    assert "TREADLE_NO_COMPILE=1" in ran.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["norm"], ["--format", "Q9"], ["--k", "0"], ["-r", "0"], ["-t", "0"], ["gemm", "gemv"]],
+    ids=" ".join,
+)
+def test_wrong_usage(run: Run, args: Sequence[str]) -> None:
+    assert run("tune", *args).code == 2
+
+
+def test_rows_that_no_block_fits(run: Run) -> None:
+    """Told at once, not after the formats before it were swept."""
+    ran = run("tune", "--k", "100")
+    assert (ran.code, ran.out) == (1, "")
+    assert "cannot hold rows of 100 weights" in ran.err
+
+
+def test_reset(run: Run) -> None:
+    assert run("tune", "--reset").out == "nothing was tuned here: nothing to remove\n"
+    path = tuned.save(row_in_use(), Table(gemv_tokens={"F32": 2}))
+    assert run("tune", "--reset", "--dry-run").out == f"would remove {path}\n"
+    assert path.exists()
+    assert run("tune", "--reset").out == f"removed {path}: later runs use what is shipped\n"
+    assert tuned_row(row_in_use()).table == SHIPPED
+    path.write_text("{")  # a damaged one goes as well
+    assert run("tune", "--reset").code == 0
+    assert not path.exists()
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+def variant(spec: Matmul, hot_s: float, cold_s: float, **more: Any) -> Variant:
+    return Variant(spec, tune.swept_fields(spec), hot_s=hot_s, cold_s=cold_s, **more)
+
+
+def tiles() -> Sweep:
+    """Sixteen tokens of 64 x 64: 131,072 operations."""
+    shapes = {(1, 4): 0.004, (1, 8): 0.002, (2, 4): 0.003, (2, 8): 0.0022}
+    made = Sweep("gemm", "Q8_0", 16, left_out=3)
+    for (mr, nr), cold_s in shapes.items():
+        spec = Gemm("Q8_0", "q8", 64, mr, nr)
+        made.variants.append(
+            variant(spec, cold_s / 2, cold_s, best=nr == 8 and mr == 1, shipped=(mr, nr) == (2, 8))
+        )
+    return made
+
+
+def rows() -> Sweep:
+    made = Sweep("gemv", "Q8_0", 1)
+    spec = Gemv("Q8_0", "q8", 64, 4, 1)
+    made.variants.append(variant(spec, 0.001, 0.002, best=True, shipped=True))
+    return made
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """What a run finds out, in place of measuring it."""
+    crossing = Crossover("Q8_0", 2, {2: 1e-6, 4: 5e-6}, {2: 2e-6, 4: 4e-6})
+    results = [Result([tiles(), rows()], crossing, 4352, 8192)]
+    table = Table(gemv_tokens={"Q8_0": 2})
+    monkeypatch.setattr(cli, "measure", lambda *args: (PEAKS, results, table))
+    return results
+
+
+def test_the_table(run: Run, measured: list[Result]) -> None:
+    ran = run("tune", "--k", "64", "--m", "64", "-t", "2", "--dry-run")
+    lines = ran.out.splitlines()
+    assert lines[0].endswith(f", {row_in_use().name}, 2 threads")
+    assert lines[1] == "peaks: q8 4.0 Gop/s, f32 2.0 Gop/s, memory 1.0 GB/s"
+    assert lines[3] == "gemm Q8_0, K 64, M 64, 16 tokens"
+    header = "configuration  hot us  hot GOP/s  of peak  cold us  cold GOP/s  cold GB/s  of limit"
+    assert lines[4].split() == header.split()
+    # 131,072 operations in 1 ms, hot, of 4 GOP/s; least 32.8 us of arithmetic, of 2 ms cold
+    assert lines[6].startswith("mr 1 nr 8")
+    assert lines[6].split()[-8:] == ["1000.0", "0.1", "3%", "2000.0", "0.1", "0.0", "2%", "best"]
+    assert lines[8].endswith("shipped")
+    best, left_out = lines[9].split("; ")
+    assert best == f"best: {tiles().best.name}, 10% faster than shipped"
+    assert left_out == "3 left out: too large for the registers, or no whole panels"
+    assert "gemv Q8_0, K 64, M 64, 1 token" in lines
+    assert "best: mr 4, as shipped" in lines
+    assert lines[-1].split() == ["Q8_0", "1.0", "2.0", "5.0", "4.0", "2"]
+    assert "kept" not in ran.out
+
+
+def test_a_busy_machine_is_told_of(run: Run, measured: list[Result]) -> None:
+    assert run("tune", "--dry-run").err == ""
+    measured[0] = replace(measured[0], cpu_share=0.6)
+    assert "got 60% of the processor time" in run("tune", "--dry-run").err
+
+
+def test_if_no_kernel_is_right_the_table_says_so(run: Run, measured: list[Result]) -> None:
+    for v in measured[0].sweeps[1].variants:
+        v.problem = "wrong"
+    assert "no configuration gives the right results" in run("tune", "--dry-run").out
+
+
+def shares_of(sweep: Sweep) -> list[dict[str, Any]]:
+    return list(cli.rows_of(sweep, Result([], None, 4352, 8192), PEAKS))
+
+
+def test_shares_of_what_binds() -> None:
+    """Decoding is bound by memory: 4352 bytes take 4.35 us, 8192 operations 2.05 us."""
+    (row,) = shares_of(rows())
+    assert row["share_of_peak"] == pytest.approx(8192 / 4e9 / 0.001)
+    assert row["share_of_limit"] == pytest.approx(4352 / 1e9 / 0.002)
+    many = shares_of(tiles())[1]
+    assert many["share_of_limit"] == pytest.approx(16 * 8192 / 4e9 / 0.002)
+
+
+def test_the_picture_is_a_map_of_tiles_and_bars_of_rows() -> None:
+    root = ET.fromstring(draw([shares_of(tiles()), shares_of(rows())], "a <CPU> & more"))
+    words = [node.text for node in root.iter(f"{SVG}text")]
+    assert words[0] == "a <CPU> & more"
+    assert {"mr 1", "mr 2", "nr 4", "nr 8", "gemm Q8_0, 16 tokens: GOP/s, cold"} <= set(words)
+    assert {"mr 4", "gemv Q8_0, 1 token: GOP/s, cold"} <= set(words)
+    boxes = list(root.iter(f"{SVG}rect"))[1:]
+    cells = [box for box in boxes if (box.get("fill") or "").startswith("rgb")]
+    assert len(cells) == 4
+    assert len([box for box in cells if box.get("stroke")]) == 1
+    assert len(boxes) == 4 + 2
+    frame = [float(n) for n in str(root.get("viewBox")).split()]
+    for box in boxes:
+        right, low = (float(box.get(a) or 0) + float(box.get(b) or 0)
+                      for a, b in (("x", "width"), ("y", "height")))  # fmt: skip
+        assert right <= frame[2]
+        assert low <= frame[3]
+
+
+def test_a_cell_shows_the_best_of_what_varies_beside_it() -> None:
+    slow, fast = ({**shares_of(tiles())[0]} for _ in range(2))
+    slow["fields"], fast["fields"] = ({"mr": 1, "nr": 4, "kc": kc} for kc in (0, 512))
+    slow["cold_ops_s"], fast["cold_ops_s"] = 5e9, 7e9
+    other = {**shares_of(tiles())[2], "cold_ops_s": 6e9}
+    other["fields"] = {"mr": 2, "nr": 8, "kc": 0}
+    root = ET.fromstring(draw([[fast, slow, other]], ""))
+    assert {"7", "6"} <= {node.text for node in root.iter(f"{SVG}text")}
+    assert "5" not in {node.text for node in root.iter(f"{SVG}text")}

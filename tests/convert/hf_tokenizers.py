@@ -1,0 +1,114 @@
+"""Tokenizer files as Hugging Face ships them, made of real vocabularies with the library itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from tests.text.vocabularies import LLAMA3_SPECIALS, write_llama3, write_qwen2
+from treadle.files.gguf import GGUF, open_gguf
+from treadle.text.bpe import merge_pairs
+from treadle.text.pretokenizers import PRE_TOKENIZERS
+from treadle.text.vocab import TokenType, texts
+
+MARK = "\u2581"
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def byte_level(*first: Any, use_regex: bool = False) -> Any:
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    return pre_tokenizers.Sequence([*first, letters]) if first else letters
+
+
+def split(pattern: str, behavior: str = "isolated", invert: bool = False) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), behavior, invert=invert)
+
+
+# As the families' own files have them.
+PRE: dict[str, Any] = {
+    "gpt-2": lambda: byte_level(use_regex=True),
+    "starcoder": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True), use_regex=True),
+    "falcon": lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            byte_level(use_regex=True),
+            split("[0-9][0-9][0-9]"),
+        ]
+    ),
+    "llama-bpe": lambda: byte_level(split(LLAMA3)),
+    "qwen2": lambda: byte_level(split(QWEN2)),
+}
+
+
+def byte_level_tokenizer(data: Path, name: str, folder: Path) -> Tokenizer:
+    """The vocabulary ``name`` of the shared data as the tokenizers library has it."""
+    writers = {"qwen2": write_qwen2, "llama-bpe": write_llama3}
+    path = data / "vocab" / f"ggml-vocab-{name}.gguf"
+    if name in writers:
+        path = writers[name](data, folder / "vocabulary.gguf")
+    with open_gguf(path) as gguf:
+        pieces, types, merges = _vocabulary(gguf)
+    # Added tokens behind the vocabulary get their ids when they are added; those within have them.
+    n = max(i for i, kind in enumerate(types) if kind == TokenType.NORMAL) + 1
+    normal = {piece: i for i, piece in enumerate(pieces[:n])}
+    ignore = PRE_TOKENIZERS[name].ignore_merges
+    tokenizer = Tokenizer(BPE(normal, merges, ignore_merges=ignore))
+    tokenizer.pre_tokenizer = PRE[name]()
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    added = [i for i in range(len(pieces)) if types[i] != TokenType.NORMAL]
+    tokenizer.add_tokens([AddedToken(pieces[i], special=True, normalized=False) for i in added])
+    if name == "llama-bpe":
+        bos = LLAMA3_SPECIALS[0]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    return tokenizer
+
+
+def _vocabulary(gguf: GGUF) -> tuple[list[str], Sequence[int], list[tuple[str, str]]]:
+    keys: dict[str, Any] = {
+        k.rpartition(".")[2]: v for k, v in gguf.metadata.items() if ".ggml." in k
+    }
+    return texts(keys["tokens"]), list(keys["token_type"]), merge_pairs(keys["merges"])
+
+
+def spm_tokenizer(pieces: list[str], scores: list[float], *, prefix: bool = True) -> Tokenizer:
+    """What transformers makes of a SentencePiece vocabulary whose first three are control."""
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    merges = generate_merges(vocab, list(zip(pieces, scores, strict=True)))
+    fallback = "<0x00>" in vocab
+    model = BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=fallback)
+    tokenizer = Tokenizer(model)
+    steps = [normalizers.Prepend(MARK)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", MARK)])
+    tokenizer.add_tokens(
+        [AddedToken(piece, special=True, normalized=False) for piece in pieces[:3]]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path, template: str | None = None, **tokens: Any) -> Any:
+    """All the files that transformers writes for it; returns transformers' tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
+    whole.chat_template = template
+    whole.save_pretrained(folder)
+    return whole

@@ -1,0 +1,732 @@
+"""Hugging Face directories, run in place and converted, against transformers and real models."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treadle
+from tests.models.hf_tiny import (
+    CASES,
+    EPS,
+    N_TOKENS,
+    N_VOCAB,
+    Case,
+    build,
+    compute_logits,
+    require_transformers,
+    write_gguf,
+)
+from tests.reference import forward
+from tests.tiny import rounding
+from treadle.convert.hf import HFSource, halves_to_pairs, open_hf
+from treadle.convert.hf_config import FAMILIES, read_config
+from treadle.convert.open import is_hf, open_model
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
+from treadle.models.config import load_config
+from treadle.text.tokenizer import load_tokenizer
+
+_GEMMA = CASES["gemma3"].options
+_WINDOW = {"full_attention": "sliding_attention"}
+
+MORE: dict[str, Case] = {  # what GGUF files made by others do not have
+    "llama-tied": Case("Llama", "llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "mistral-window": Case("Mistral", "llama", {"head_dim": 32, "sliding_window": 16}),
+    "qwen2-window": Case(
+        "Qwen2", "qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    ),
+    "qwen3-window": Case(
+        "Qwen3",
+        "qwen3",
+        {
+            "head_dim": 32,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3-yarn": Case(
+        "Qwen3",
+        "qwen3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.5,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+            },
+        },
+    ),
+    "gemma3-pattern": Case(
+        "Gemma3",
+        "gemma3",
+        {
+            **_GEMMA,
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+            "query_pre_attn_scalar": 50,
+        },
+    ),
+}
+ALL = {**CASES, **MORE}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """``saved(case)``: a directory written by transformers in shards of 60 KB, and its model."""
+    require_transformers()
+    import torch
+
+    made: dict[str, tuple[Path, Any]] = {}
+    root = tmp_path_factory.mktemp("hf")
+
+    def save(case: str) -> tuple[Path, Any]:
+        if case not in made:
+            model = build(ALL[case])
+            model.to(torch.float32).save_pretrained(root / case, max_shard_size="60KB")
+            made[case] = root / case, model.to(torch.float64)
+        return made[case]
+
+    return save
+
+
+@pytest.fixture
+def llama(saved: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> Path:
+    """A directory to damage."""
+    return Path(shutil.copytree(saved("llama")[0], tmp_path / "llama"))
+
+
+def prompt() -> list[int]:
+    return [int(i) for i in np.random.default_rng(7).integers(3, N_VOCAB, N_TOKENS)]
+
+
+def convert(folder: Path, path: Path) -> Path:
+    """A GGUF of all that the source hands over, and of nothing else."""
+    source = HFSource(folder)
+    writer = GGUFWriter(path)
+    for key, value in source.metadata.items():
+        writer.add(key, value)
+    for tensor in source.tensors.values():
+        writer.add_tensor(tensor.name, tensor.shape, tensor.ggml_type, tensor.read)
+    writer.write()
+    source.close()
+    return path
+
+
+def worst(logits: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+# -- the same logits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_runs_in_place_and_converted(
+    case: str, saved: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    folder, model = saved(case)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    ids, expected = prompt(), compute_logits(model, prompt())
+    for path in (folder, convert(folder, tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2, kv="f32") as loaded:
+            error = worst(loaded.logits(ids), expected)
+            assert error <= rounding(loaded.config), (path, error)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_converts_to_what_llama_cpp_has(
+    case: str, saved: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Tensor by tensor, byte by byte, and key by key: as the converter of the tests."""
+    folder, model = saved(case)
+    write_gguf(CASES[case], model, tmp_path / "theirs.gguf")
+    with (
+        open_gguf(convert(folder, tmp_path / "ours.gguf")) as ours,
+        open_gguf(tmp_path / "theirs.gguf") as theirs,
+    ):
+        assert set(ours.tensors) == set(theirs.tensors)
+        for name, tensor in theirs.tensors.items():
+            assert ours.tensors[name].shape == tensor.shape
+            close = ours.tensors[name].data.view("<f4"), tensor.data.view("<f4")
+            if name == "rope_freqs.weight":  # computed, not copied
+                np.testing.assert_allclose(*close, rtol=1e-6)
+            else:
+                np.testing.assert_array_equal(*close)
+        for key, value in theirs.metadata.items():
+            if not key.startswith("tokenizer."):
+                assert ours.metadata[key] == value, key
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["llama3", "qwen2", "gemma3"])
+def test_half_precision_stays_in_the_file(case: str, dtype: str, tmp_path: Path) -> None:
+    """Weights are views of the mapped files; what is copied is small and counted here."""
+    require_transformers()
+    import torch
+
+    build(ALL[case]).to(getattr(torch, dtype)).save_pretrained(tmp_path / "hf")
+    ids = prompt()
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    with open_hf(tmp_path / "hf") as straight, open_gguf(made) as converted:
+        (mapped,) = straight.paths
+        copied = 0
+        for name, tensor in straight.tensors.items():
+            if tensor.path != mapped or not np.shares_memory(tensor.data, tensor.file):
+                copied += tensor.n_bytes
+            elif tensor.n_bytes == len(tensor.file):
+                copied += tensor.n_bytes  # an array of its own
+            else:
+                assert len(tensor.file) == mapped.stat().st_size
+            assert not tensor.data.flags.writeable
+            vector = len(tensor.shape) == 1
+            assert converted.tensors[name].type_name == ("F32" if vector else tensor.type_name)
+        assert copied <= 4 * 64 * 60  # norms and rope factors
+        config = load_config(straight)
+        assert (
+            worst(forward(straight, config, ids), forward(converted, load_config(converted), ids))
+            < 1e-6
+        )  # gemma's norms round once; rope factors in float32
+        exact = forward(straight, config, ids)
+        share = 2.0**-8 * math.sqrt(config.n_layer * 4) if dtype == "bfloat16" else rounding(config)
+        with treadle.load(tmp_path / "hf", threads=2, kv="f32") as loaded:
+            assert worst(loaded.logits(ids), exact) <= share
+
+
+def test_the_text_part_of_a_model_of_text_and_images(tmp_path: Path) -> None:
+    require_transformers()
+    import torch
+    import transformers
+
+    text = {**_GEMMA, "vocab_size": N_VOCAB, "hidden_size": 64, "intermediate_size": 96}
+    text |= {"num_attention_heads": 4, "max_position_embeddings": 128, "rms_norm_eps": EPS}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        boi_token_index=300,
+        eoi_token_index=301,
+        image_token_index=302,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(3)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    names = [k for p in tmp_path.glob("*.safetensors") for k in _header(p)]
+    assert any("vision_tower" in name for name in names)
+    ids = [i for i in prompt() if i < 300]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
+        assert loaded.config.n_layer == 8
+        assert worst(loaded.logits(ids), expected) <= 4 * rounding(loaded.config)  # f32 both sides
+
+
+def _header(path: Path) -> dict[str, Any]:
+    raw = path.read_bytes()
+    header: dict[str, Any] = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    return header
+
+
+# -- a trained model --------------------------------------------------------------------------
+
+_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+@pytest.fixture(scope="module")
+def stories(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stories260K as Hugging Face would ship it."""
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("stories")
+    arrays = {}
+    with open_gguf(data / "models" / "stories260K.gguf") as gguf:
+        for name, tensor in gguf.tensors.items():
+            values = tensor.data.view("<f4").reshape(tensor.shape)
+            if name.endswith(("attn_q.weight", "attn_k.weight")):
+                n_head = 8 if "attn_q" in name else 4
+                pairs = values.reshape(n_head, -1, 2, values.shape[1])
+                values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+            stem = name.removesuffix(".weight")
+            top = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+            top["output"] = "lm_head"
+            if stem.startswith("blk."):
+                _, i, rest = stem.split(".")
+                hf = f"model.layers.{i}.{_NAMES[rest]}.weight"
+            else:
+                hf = f"{top[stem]}.weight"
+            arrays[hf] = values.copy()
+        keys = {k.removeprefix("llama."): v for k, v in gguf.metadata.items()}
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": keys["embedding_length"],
+        "intermediate_size": keys["feed_forward_length"],
+        "num_hidden_layers": keys["block_count"],
+        "num_attention_heads": keys["attention.head_count"],
+        "num_key_value_heads": keys["attention.head_count_kv"],
+        "rms_norm_eps": keys["attention.layer_norm_rms_epsilon"],
+        "max_position_embeddings": keys["context_length"],
+        "vocab_size": 512,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": "lm_head.weight" not in arrays,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(arrays, folder / "model.safetensors")
+    shutil.copy(data / "models" / "tok512.model", folder / "tokenizer.model")
+    return folder
+
+
+def test_a_trained_model_tells_its_story(stories: Path, data: Path, tmp_path: Path) -> None:
+    """In place and converted: the ids and the text of the GGUF that others made of it."""
+    greedy = treadle.Sampling(temperature=0)
+    said = []
+    for path in (
+        data / "models" / "stories260K.gguf",
+        stories,
+        stories / "model.safetensors",
+        convert(stories, tmp_path / "made.gguf"),
+    ):
+        with treadle.load(path, threads=2) as model:
+            said.append("".join(model.generate("Once upon a time", max_tokens=60, sampling=greedy)))
+    assert len(set(said)) == 1
+    assert ", there was a little girl named Lily" in said[0]
+
+
+def test_the_command_takes_a_directory(stories: Path) -> None:
+    command = [sys.executable, "-m", "treadle", "run", str(stories), "Once upon a time"]
+    ran = subprocess.run(
+        [*command, "-n", "12", "--temp", "0"], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "there was a little girl" in ran.stdout
+
+
+def test_what_counts_as_a_directory(stories: Path, data: Path, tmp_path: Path) -> None:
+    assert is_hf(stories)
+    assert is_hf(stories / "model.safetensors")
+    assert not is_hf(tmp_path)
+    assert not is_hf(data / "models" / "stories260K.gguf")
+    (tmp_path / "config.json").write_text("{}")
+    assert not is_hf(tmp_path)
+    shutil.copy(data / "models" / "stories260K.gguf", tmp_path)
+    with open_model(tmp_path) as gguf:  # a folder of one GGUF file, whatever lies beside it
+        assert gguf.path.name == "stories260K.gguf"
+
+
+# -- config.json ------------------------------------------------------------------------------
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+}
+_NEEDED: dict[str, dict[str, Any]] = {"gemma3_text": {}, "gemma3": {}}
+_CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma3_text": "Gemma3Text",
+}
+
+
+def keys_of(config: dict[str, Any]) -> dict[str, Any]:
+    return read_config(config, Path("config.json")).metadata
+
+
+@pytest.mark.parametrize("name", _CLASSES)
+def test_defaults_are_those_of_transformers(name: str) -> None:
+    require_transformers()
+    import transformers
+
+    own: dict[str, Any] = _NEEDED.get(name, _SIZES | {"num_attention_heads": 32})
+    full = getattr(transformers, f"{_CLASSES[name]}Config")(**own).to_dict()
+    left_out = {"model_type": name, **own}
+    if name == "mistral":
+        left_out["sliding_window"] = full["sliding_window"]
+    assert keys_of(left_out) == keys_of(full)
+    assert set(_CLASSES) | {"gemma3"} == set(FAMILIES)
+
+
+def test_old_and_new_spelling_of_rope() -> None:
+    base = {"model_type": "llama", **_SIZES}
+    for kind, more in {
+        "linear": {"factor": 4.0},
+        "yarn": {"factor": 4.0, "original_max_position_embeddings": 512},
+    }.items():
+        old = {"rope_theta": 5e5, "rope_scaling": {"type": kind, **more}}
+        new = {"rope_parameters": {"rope_type": kind, "rope_theta": 5e5, **more}}
+        assert keys_of({**base, **old}) == keys_of({**base, **new})
+        assert keys_of({**base, **old})["llama.rope.scaling.type"] == kind
+    old = {"rope_local_base_freq": 2e4, "rope_theta": 3e6}
+    old["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e6}
+    local = {"rope_type": "default", "rope_theta": 2e4}
+    new = {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+    gemma = {"model_type": "gemma3_text"}
+    assert keys_of({**gemma, **old}) == keys_of({**gemma, **new})
+    assert keys_of({**gemma, **old})["gemma3.rope.freq_base_swa"] == 2e4
+
+
+def test_llama3_factors_are_metas(tmp_path: Path) -> None:
+    """Llama 3.1's own numbers: short waves kept, long ones stretched by 8."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = {"model_type": "llama", **_SIZES, "head_dim": 128, "rope_theta": 5e5}
+    hyper = read_config({**config, "rope_scaling": scaling}, Path("config.json"))
+    factors = hyper.rope_factors
+    assert factors is not None
+    assert factors.shape == (64,)
+    assert set(factors[:29].tolist()) == {1.0}
+    assert set(factors[-28:].tolist()) == {8.0}
+    assert (np.diff(factors) >= 0).all()
+
+
+def test_gemma_27b_says_its_scale_in_no_key() -> None:
+    big = {"model_type": "gemma3_text", "num_hidden_layers": 62, "hidden_size": 5376}
+    big |= {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128}
+    key = "gemma3.attention.scale"
+    assert key not in keys_of({**big, "query_pre_attn_scalar": 168})
+    assert keys_of({**big, "query_pre_attn_scalar": 100})[key] == pytest.approx(0.1)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "mamba"}, "model_type 'mamba'"),
+    ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+    ({"hidden_act": "gelu"}, "hidden_act"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": None}, "model_type"),
+    ({"model_type": 3}, "model_type"),
+    ({"architectures": 3}, "architectures"),
+    ({"hidden_size": None}, "hidden_size"),
+    ({"hidden_size": 0}, "hidden_size"),
+    ({"hidden_size": 1 << 40}, "hidden_size"),
+    ({"hidden_size": 64.0}, "hidden_size"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ({"num_attention_heads": True}, "num_attention_heads"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ({"rope_theta": -1.0}, "rope_theta"),
+    ({"rope_scaling": 4}, "rope_scaling"),
+    ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ({"max_position_embeddings": []}, "max_position_embeddings"),
+]
+
+
+@pytest.mark.parametrize(("changes", "where"), REFUSED, ids=[w for _, w in REFUSED])
+def test_models_that_treadle_lacks(changes: dict[str, Any], where: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        keys_of({"model_type": "llama", **_SIZES, **changes})
+    assert where in str(caught.value)
+    assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"), WRONG, ids=[f"{w}-{i}" for i, (_, w) in enumerate(WRONG)]
+)
+def test_wrong_numbers(changes: dict[str, Any], where: str) -> None:
+    with pytest.raises(FileError) as caught:
+        keys_of({"model_type": "llama", **_SIZES, **changes})
+    assert caught.value.where == where
+
+
+def test_a_window_and_a_stretched_rope_at_once_is_refused() -> None:
+    config = {"model_type": "mistral", **_SIZES, "sliding_window": 16}
+    config["rope_scaling"] = {"type": "linear", "factor": 2.0}
+    with pytest.raises(UnsupportedError, match="sliding_window"):
+        keys_of(config)
+    with pytest.raises(UnsupportedError, match="chunked"):
+        keys_of(
+            {"model_type": "mistral", **_SIZES, "sliding_window": 4, "layer_types": ["chunked"] * 8}
+        )
+    with pytest.raises(FileError, match="layer_types"):
+        keys_of({"model_type": "mistral", **_SIZES, "sliding_window": 4, "layer_types": ["x"]})
+
+
+# -- checkpoints that are not whole -------------------------------------------------------------
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    """All tensors of a folder in one file, changed."""
+    from safetensors.numpy import load_file, save_file
+
+    arrays: dict[str, np.ndarray] = {}
+    for path in folder.glob("*.safetensors"):
+        arrays |= load_file(path)
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    change(arrays)
+    save_file(arrays, folder / "model.safetensors")
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
+    "missing": (lambda a: a.pop(UP), UP, "missing"),
+    "missing norm": (lambda a: a.pop("model.norm.weight"), "model.norm.weight", "missing"),
+    "missing head": (lambda a: a.pop("lm_head.weight"), "lm_head.weight", "missing"),
+    "surplus": (
+        lambda a: a.update({"model.extra.weight": a[UP]}),
+        "model.extra.weight",
+        "no tensor",
+    ),
+    "near miss": (
+        lambda a: a.update({UP.replace("up_proj", "up_prj"): a.pop(UP)}),
+        "model.layers.1.mlp.up_prj.weight",
+        "closest is mlp.up_proj",
+    ),
+    "a layer too many": (
+        lambda a: a.update({UP.replace(".1.", ".3."): a[UP]}),
+        UP.replace(".1.", ".3."),
+        "3 layers",
+    ),
+    "misshapen": (lambda a: a.update({UP: a[UP].T.copy()}), UP, "shape [64, 96]"),
+    "a vocabulary too small": (
+        lambda a: a.update({"model.embed_tokens.weight": a["model.embed_tokens.weight"][:-1]}),
+        "model.embed_tokens.weight",
+        "shape [319, 64]",
+    ),
+    "bias in one layer": (
+        lambda a: a.update({"model.layers.1.self_attn.q_proj.bias": np.zeros(64, np.float32)}),
+        "model.layers.0.self_attn.q_proj.bias",
+        "missing",
+    ),
+    "twice": (
+        lambda a: a.update({UP.removeprefix("model."): a[UP]}),
+        "",
+        "is a second blk.1.ffn_up.weight",
+    ),
+    "integers": (lambda a: a.update({UP: a[UP].astype(np.int8)}), UP, "weights in I8"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("use", [open_hf, HFSource])
+def test_broken_checkpoints(case: str, use: Callable[[Path], Any], llama: Path) -> None:
+    change, tensor, why = BROKEN[case]
+    rewrite(llama, change)
+    with pytest.raises(TreadleError) as caught:
+        use(llama)
+    for words in (tensor, why, "model.safetensors"):
+        assert words in str(caught.value)
+
+
+def test_values_that_are_not_numbers(
+    saved: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """A vector is looked at when it is read, matrices by the converter: neither is silent."""
+    folder = shutil.copytree(saved("gemma3")[0], tmp_path / "gemma3")
+    name = "model.layers.1.input_layernorm.weight"
+
+    def spoil(arrays: dict[str, np.ndarray]) -> None:
+        arrays[name][5] = np.inf
+
+    rewrite(folder, spoil)
+    with pytest.raises(FileError, match="element 5 is inf") as caught:
+        open_hf(folder)
+    assert caught.value.where == name
+    raw = (folder / "model.safetensors").read_bytes()
+    assert caught.value.offset is not None
+    assert raw[caught.value.offset :][:4] == np.float32(np.inf).tobytes()
+    tensor = HFSource(folder).tensors["blk.1.attn_norm.weight"]
+    with pytest.raises(FileError, match="element 5 is inf"):
+        tensor.read()
+
+
+def test_ignored_tensors(llama: Path) -> None:
+    """Frequencies that old files carry, and a head that tied embeddings stand in for."""
+
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
+
+    rewrite(llama, change)
+    with open_hf(llama) as model:
+        assert "output.weight" in model.tensors
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    with open_hf(llama) as model:
+        assert "output.weight" not in model.tensors
+
+
+def test_names_of_a_bare_decoder(llama: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        for name in [n for n in arrays if n.startswith("model.")]:
+            arrays[name.removeprefix("model.")] = arrays.pop(name)
+
+    with open_hf(llama) as model:
+        before = {name: tensor.data.tobytes() for name, tensor in model.tensors.items()}
+    rewrite(llama, change)
+    with open_hf(llama) as model:
+        assert {name: tensor.data.tobytes() for name, tensor in model.tensors.items()} == before
+
+
+def test_pickles_are_refused(llama: Path) -> None:
+    for path in llama.glob("*.safetensors*"):
+        path.unlink()
+    (llama / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+    assert not is_hf(llama)
+    with pytest.raises(UnsupportedError, match="safetensors"):
+        open_hf(llama)
+
+
+def test_bad_configs_name_their_file(llama: Path) -> None:
+    config = llama / "config.json"
+    for text in ("", "[]", "{", '{"model_type": "llama", "model_type": "llama"}'):
+        config.write_text(text)
+        with pytest.raises(FileError, match=r"config\.json"):
+            treadle.load(llama)
+    config.unlink()
+    config.symlink_to("config.json")
+    with pytest.raises(FileError, match=r"config\.json"):
+        treadle.load(llama)
+
+
+def test_a_shard_cut_short(llama: Path) -> None:
+    shard = max(llama.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(FileError, match="cut short") as caught:
+        treadle.load(llama)
+    assert Path(caught.value.path) == shard
+    assert caught.value.where
+
+
+def test_an_unknown_way_to_turn(llama: Path) -> None:
+    with open_hf(llama) as model:
+        model.metadata = {**model.metadata, "treadle.rope": "sideways"}
+        with pytest.raises(FileError, match=r"treadle\.rope"):
+            load_config(model)
+
+
+def test_rows_are_reordered_within_heads() -> None:
+    rows = np.arange(8)
+    assert halves_to_pairs(rows, 1).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert halves_to_pairs(rows, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_in_place_it_is_a_gguf_to_all_who_ask(stories: Path) -> None:
+    from treadle.cli.inspect import describe
+
+    with open_hf(stories) as model:
+        assert isinstance(model, GGUF)
+        report = describe(model)
+        assert report["problems"] == ["chat: the file has no chat template"]
+        assert report["n_bytes"] == (stories / "model.safetensors").stat().st_size
+
+
+def test_weights_at_odd_addresses(tmp_path: Path) -> None:
+    """Writers pad their headers as they like: data may begin anywhere, and are used there."""
+    require_transformers()
+    import torch
+
+    build(ALL["qwen2"]).to(torch.bfloat16).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
+        expected = loaded.logits(prompt())
+    raw = path.read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    path.write_bytes((n + 1).to_bytes(8, "little") + raw[8 : 8 + n] + b" " + raw[8 + n :])
+    with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
+        tensor = loaded.gguf.tensors["blk.0.ffn_up.weight"]
+        assert tensor.offset % 2 == 1
+        assert np.shares_memory(tensor.data, tensor.file)
+        np.testing.assert_array_equal(loaded.logits(prompt()), expected)
+
+
+# -- anything at all ----------------------------------------------------------------------------
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def spare(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with every kind of file, for hypothesis to spoil one of at a time."""
+    from tests.convert.test_hf_tokenizer import tiny_byte_level
+
+    folder = shutil.copytree(stories, tmp_path_factory.mktemp("spare") / "hf")
+    (folder / "tokenizer.model").unlink()
+    tiny_byte_level().save(str(folder / "tokenizer.json"))
+    tokens = {"bos_token": {"content": "a"}, "eos_token": "b", "chat_template": "x"}
+    tokens |= {"added_tokens_decoder": {"3": {"content": "c", "special": True}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    return folder
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_value_anywhere(data: st.DataObject, spare: Path) -> None:
+    """One value of one file is replaced: it loads, or the error is typed and names a file."""
+    names = ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+    path = spare / data.draw(st.sampled_from(names))
+    before = path.read_text("utf-8")
+    values = json.loads(before)
+    inner = values
+    key: Any = None
+    while key is None or (
+        isinstance(inner[key], dict | list) and inner[key] and data.draw(st.booleans())
+    ):
+        inner = inner if key is None else inner[key]
+        keys = sorted(inner) if isinstance(inner, dict) else range(len(inner))
+        key = data.draw(st.sampled_from(list(keys)))
+    inner[key] = data.draw(_JSON)
+    said = str(spare)
+    try:
+        path.write_text(json.dumps(values), "utf-8")
+        with open_hf(spare) as model:
+            load_config(model)
+            load_tokenizer(model).encode("ab")
+    except TreadleError as e:
+        said = str(e)
+    finally:
+        path.write_text(before, "utf-8")
+    assert str(spare) in said

@@ -1,0 +1,129 @@
+"""Which product is chosen, by what is shipped and by a machine's own table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from treadle.formats import FORMATS, Format, by_name
+from treadle.isa import ROWS
+from treadle.isa.isa import Isa
+from treadle.jit import cache
+from treadle.jit.kernel import isa_key
+from treadle.kernels import choice
+from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits, matmul
+from treadle.kernels.gemm import Gemm
+from treadle.kernels.gemv import STRIP, Gemv
+from treadle.kernels.matmul import COLUMNS
+
+ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
+READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
+MANY = GEMV_TOKENS[-1] + 1
+Q8_0, Q4_0 = by_name("Q8_0"), by_name("Q4_0")
+VNNI = ROWS["avx512_vnni"]
+
+
+@ISAS
+@pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
+def test_what_is_shipped_fits(fmt: Format, isa: Isa) -> None:
+    for tokens in (*GEMV_TOKENS, MANY):
+        spec = matmul(fmt, isa, 2048, tokens)
+        assert fits(spec, isa), spec.name
+        assert isinstance(spec, Gemv) == (tokens != MANY)
+
+
+def test_a_table_is_honoured_where_it_says_something() -> None:
+    table = Table({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 2): {"mr": 16}})
+    assert matmul(Q8_0, VNNI, 2048, MANY, table) == Gemm("Q8_0", "q8", 2048, 1, 6)
+    assert matmul(Q8_0, VNNI, 2048, 2, table) == Gemv("Q8_0", "q8", 2048, 16, 2)
+    for tokens in (1, 4):
+        assert matmul(Q8_0, VNNI, 2048, tokens, table) == matmul(Q8_0, VNNI, 2048, tokens)
+    for tokens in (*GEMV_TOKENS, MANY):
+        assert matmul(Q4_0, VNNI, 2048, tokens, table) == matmul(Q4_0, VNNI, 2048, tokens)
+    spec = matmul(Q8_0, VNNI, 2048, MANY, table, bias=True, segments=3)
+    assert (spec.nr, spec.bias, spec.segments) == (6, True, 3)
+
+
+def test_the_crossover_is_a_formats_own() -> None:
+    table = Table(gemv_tokens={"Q8_0": 2, "F32": 16})
+
+    def ops(w: str) -> list[str]:
+        return [matmul(by_name(w), VNNI, 64, n, table).op for n in (*GEMV_TOKENS, MANY)]
+
+    assert ops("Q8_0") == ["gemv", "gemv", "gemm", "gemm"]
+    assert ops("F32") == ops("Q4_0") == ["gemv", "gemv", "gemv", "gemm"]
+    assert [table.only_gemv(n) for n in (1, 2, 4, 5)] == [True, True, False, False]
+    assert [SHIPPED.only_gemv(n) for n in (1, 2, 3, 4, 5)] == [True, True, False, True, False]
+    tiled = Table({"Q8_0": {"mr": 1, "nr": 6}}, gemv_tokens={"Q8_0": 2})
+    assert matmul(Q8_0, VNNI, 64, 4, tiled) == Gemm("Q8_0", "q8", 64, 1, 6)
+
+
+def test_a_newer_table_goes_over_an_older() -> None:
+    old = Table({"F32": {"nr": 2}, "Q8_0": {"nr": 3}}, {("F32", 1): {"mr": 1}}, {"F32": 1})
+    new = Table({"Q8_0": {"nr": 4}}, {("F32", 2): {"mr": 2}}, {"Q8_0": 2})
+    both = old.updated(new)
+    assert both.gemm == {"F32": {"nr": 2}, "Q8_0": {"nr": 4}}
+    assert both.gemv == {("F32", 1): {"mr": 1}, ("F32", 2): {"mr": 2}}
+    assert both.gemv_tokens == {"F32": 1, "Q8_0": 2}
+    assert old.gemm["Q8_0"] == {"nr": 3}
+
+
+@dataclass(frozen=True)
+class Blocked(Gemm):
+    """A gemm that has every field there is a list of values for."""
+
+    fence: int = 1
+    unroll: int = 4
+    kc: int = 0
+
+
+def test_a_block_as_long_as_k_is_all_of_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "Gemm", Blocked)
+    table = Table({"Q8_0": {"fence": 8, "kc": 2048}})
+    for k, kc in ((1024, 0), (2048, 0), (4096, 2048)):
+        spec = matmul(Q8_0, VNNI, k, MANY, table)
+        assert isinstance(spec, Blocked)
+        assert (spec.fence, spec.kc) == (8, kc)
+
+
+@pytest.mark.parametrize("spec", [Blocked("F32", "f32", 64, 9, 9), Gemv("F32", "f32", 64, 9, 9)])
+def test_every_swept_field_makes_a_kernel_of_its_own(spec: Gemm | Gemv) -> None:
+    """In its name, so in the cache: a tuned kernel is never taken for another."""
+    variants = [
+        replace(spec, **{name: value})  # type: ignore[arg-type]
+        for stage in SWEPT[spec.op]
+        for name, values in stage.items()
+        for value in values
+        if value != getattr(spec, name)
+    ]
+    files = {cache.path_of(v.name, isa_key(VNNI)) for v in (spec, *variants)}
+    assert len(files) == len(variants) + 1
+
+
+@ISAS
+def test_what_cannot_be_used_does_not_fit(isa: Isa) -> None:
+    def gemm(mr: int, nr: int) -> bool:
+        return fits(Gemm("F32", "f32", 64, mr, nr), isa)
+
+    def gemv(mr: int, nr: int) -> bool:
+        return fits(Gemv("F32", "f32", 64, mr, nr), isa)
+
+    assert gemm(1, 2)
+    assert gemv(1, 1)
+    assert not gemm(3, 2)  # 3 vectors do not fill 64 columns
+    assert not gemv(3, 1)  # nor 3 rows a strip of 16
+    assert not gemv(2 * STRIP, 1)
+    assert not gemm(2, isa.regs)
+    assert not gemv(STRIP, isa.regs)
+    assert not gemm(2 * COLUMNS, 1)
+    assert not any(gemm(mr, nr) or gemv(mr, nr) for mr, nr in ((0, 4), (1, 0), (-1, 4), (1, -4)))
+
+
+def test_few_strips_are_cut_into_more_items() -> None:
+    gemm, gemv = Gemm("F32", "f32", 64, 2, 6), Gemv("F32", "f32", 64, 2, 4)
+    assert choice.tokens_per_item(gemv, 1, 4, 64) == 4
+    assert choice.tokens_per_item(gemm, 100, 512, 2) == 516  # all tokens, in whole groups
+    assert choice.tokens_per_item(gemm, 2, 512, 2) == 132  # four items for each of two threads
+    assert choice.tokens_per_item(gemm, 1, 512, 64) == 48  # but eight groups in each
+    assert choice.tokens_per_item(gemm, 1, 5, 64) == 6

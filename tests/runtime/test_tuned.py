@@ -1,0 +1,300 @@
+"""The machine's own row: it comes back as it was written, or is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treadle
+from treadle.errors import CacheError
+from treadle.formats import by_name
+from treadle.isa import ROWS
+from treadle.jit import cache
+from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, Table, fits, matmul
+from treadle.runtime import machine, tuned
+from treadle.runtime.tuned import path_of, reset, save, tuned_row
+
+ISA = ROWS["avx512_vnni"]
+TABLE = Table({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 1): {"mr": 16}}, {"Q8_0": 2, "F32": 8})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel cache of the test's own."""
+    made = tmp_path / "kernels"
+    monkeypatch.setenv("TREADLE_CACHE", str(made))
+    monkeypatch.delenv("TREADLE_TUNE", raising=False)
+    return made
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    said = json.loads(path.read_text())
+    how(said)
+    path.write_text(json.dumps(said))
+
+
+def test_round_trip() -> None:
+    path = save(ISA, TABLE)
+    row = tuned_row(ISA)
+    assert (row.table, row.isa, row.path, row.problem) == (TABLE, ISA.name, str(path), None)
+    assert row.made is not None
+    assert row.formats == ["Q8_0", "F32"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_second_sweep_goes_over_the_first() -> None:
+    save(ISA, TABLE)
+    save(ISA, Table({"F32": {"mr": 2, "nr": 4}}, {("Q8_0", 1): {"mr": 4}}))
+    assert tuned_row(ISA).table == Table(
+        {"Q8_0": {"mr": 1, "nr": 6}, "F32": {"mr": 2, "nr": 4}},
+        {("Q8_0", 1): {"mr": 4}},
+        {"Q8_0": 2, "F32": 8},
+    )
+
+
+def test_where_nothing_was_tuned_next_to_nothing_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the CPU's name, which takes a moment on a machine of a hundred cores."""
+
+    def refuse(*args: object) -> str:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(machine, "cpu_name", refuse)
+    monkeypatch.setattr(cache, "source_hash", refuse)
+    row = tuned_row(ISA)
+    assert (row.table, row.made, row.problem) == (SHIPPED, None, None)
+    assert not folder.exists()
+
+
+def test_the_kernel_cache_does_not_count_it() -> None:
+    save(ISA, TABLE)
+    state = cache.state()
+    assert (state.n_kernels, state.n_stale, state.problem) == (0, 0, None)
+
+
+def test_rows_are_of_an_instruction_set_and_a_cpu(tmp_path: Path) -> None:
+    other_cpu = tmp_path / "proc"
+    other_cpu.mkdir()
+    (other_cpu / "cpuinfo").write_text("model name : Another\n")
+    save(ISA, TABLE)
+    for row in (tuned_row(ROWS["avx2"]), tuned_row(ISA, proc=other_cpu)):
+        assert (row.table, row.problem) == (SHIPPED, None)
+    save(ISA, SHIPPED, proc=other_cpu)
+    assert tuned_row(ISA).table == TABLE
+    assert tuned_row(ISA, proc=other_cpu).made is not None
+
+
+def test_reset() -> None:
+    path = save(ISA, TABLE)
+    assert reset(ISA) == path
+    assert not path.exists()
+    assert reset(ISA) is None
+    assert tuned_row(ISA).table == SHIPPED
+
+
+def test_without_an_argument_it_is_the_row_in_use_here() -> None:
+    from treadle.runtime.describe import row_in_use
+
+    save(row_in_use(), Table(gemv_tokens={"F32": 1}))
+    assert tuned_row().table.gemv_tokens == {"F32": 1}
+
+
+def test_a_variable_puts_it_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    save(ISA, TABLE)
+    monkeypatch.setenv("TREADLE_TUNE", "0")
+    row = tuned_row(ISA)
+    assert row.table == SHIPPED
+    assert "TREADLE_TUNE=0" in (row.problem or "")
+    save(ISA, Table(gemv_tokens={"Q8_0": 1}))  # nothing else of the row is lost
+    monkeypatch.setenv("TREADLE_TUNE", "1")
+    assert tuned_row(ISA).table.gemm == TABLE.gemm
+
+
+def refused(reason: str, path: Path) -> None:
+    """A row is there, says nothing, and the reason is told; a new one may take its place."""
+    row = tuned_row(ISA)
+    assert (row.table, row.made, row.path) == (SHIPPED, None, str(path))
+    assert reason in (row.problem or ""), row.problem
+    assert str(path) in (row.problem or "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("cpu", "Pentium", "measured with cpu 'Pentium'"),
+        ("isa", "avx2", "measured with isa 'avx2'"),
+        ("treadle", "0.0", "measured with treadle '0.0'"),
+        ("llvmlite", None, "measured with llvmlite 'None'"),
+        ("kernels", "00", "measured with other kernels: run `treadle tune` again"),
+    ],
+)
+def test_what_was_measured_elsewhere_is_stale(key: str, value: object, reason: str) -> None:
+    path = save(ISA, TABLE)
+    change(path, lambda said: said.update({key: value}))
+    refused(reason, path)
+    save(ISA, Table(gemv_tokens={"F32": 4}))
+    assert tuned_row(ISA).table == Table(gemv_tokens={"F32": 4})
+
+
+def test_a_row_says_what_it_was_measured_with() -> None:
+    said = json.loads(save(ISA, TABLE).read_text())
+    assert (said["isa"], said["treadle"]) == (ISA.name, treadle.__version__)
+    assert said["cpu"] == machine.cpu_name()
+    assert said["formats"]["Q8_0"] == {
+        "gemm": {"mr": 1, "nr": 6},
+        "gemv": {"1": {"mr": 16}},
+        "gemv_tokens": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff\xfe", b"[]", b"null", b"7", b"{}", b'{"formats": []}', b"[" * 100_000],
+    ids=range(9),
+)
+def test_a_damaged_file(text: bytes) -> None:
+    path = save(ISA, TABLE)
+    path.write_bytes(text)
+    refused("damaged", path)
+    save(ISA, TABLE)
+    assert tuned_row(ISA).table == TABLE
+
+
+BAD_ROWS = [
+    {"gemm": {"mr": 3, "nr": 4}},
+    {"gemm": {"mr": 1, "nr": 10**9}},
+    {"gemm": {"mr": 10**12, "nr": 1}},
+    {"gemm": {"mr": 0, "nr": 0}},
+    {"gemm": {"mr": -1, "nr": 4}},
+    {"gemm": {"mr": 1.0, "nr": 4}},
+    {"gemm": {"mr": True, "nr": 4}},
+    {"gemm": {"mr": "1", "nr": 4}},
+    {"gemm": {"mr": 1, "nr": 4, "bias": 1}},
+    {"gemm": {"mr": 1, "nr": 4, "w": "F32"}},
+    {"gemm": {"mr": 1, "nr": 4, "mystery": 1}},
+    {"gemm": [1, 4]},
+    {"gemv": {"1": {"mr": 5}}},
+    {"gemv": {"1": {"mr": 1, "nr": 4}}},
+    {"gemv": {"0": {"mr": 1}}},
+    {"gemv": {"x": {"mr": 1}}},
+    {"gemv": {"1000000": {"mr": 1}}},
+    {"gemv_tokens": 0},
+    {"gemv_tokens": 1000},
+    {"gemv_tokens": True},
+    {"gemv_tokens": None},
+    {"gemw": {}},
+    7,
+]
+
+
+@pytest.mark.parametrize("row", BAD_ROWS, ids=str)
+def test_a_number_that_no_sweep_gives(row: object) -> None:
+    path = save(ISA, TABLE)
+    change(path, lambda said: said["formats"].update(Q8_0=row))
+    refused("damaged", path)
+
+
+SMALL = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 70) | st.sampled_from(["mr", "1", "gemm", 8.5]),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["gemm", "gemv", "gemv_tokens", "mr", "nr", "1", "4"]), inner, max_size=3
+    ),
+)
+
+
+@given(row=st.dictionaries(st.sampled_from(["gemm", "gemv", "gemv_tokens"]), SMALL))
+def test_whatever_it_says_a_model_can_run(
+    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TREADLE_CACHE", str(tmp_path_factory.mktemp("kernels", numbered=True)))
+        path = save(ISA, TABLE)
+        change(path, lambda said: said["formats"].update(Q8_0=row))
+        found = tuned_row(ISA)
+        assert (found.problem is None) == (found.made is not None)
+        for tokens in (*GEMV_TOKENS, 99):
+            spec = matmul(by_name("Q8_0"), ISA, 2048, tokens, found.table)
+            assert fits(spec, ISA)
+            assert spec.op == "gemv" or spec.nr > 0
+
+
+# -- whose it is ----------------------------------------------------------------------------------
+
+posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="files belong to nobody here")
+
+
+@posix
+def test_another_users_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(ISA, TABLE)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    refused("belongs to another user", path)
+    with pytest.raises(CacheError, match="belongs to another user"):
+        save(ISA, TABLE)
+
+
+@posix
+def test_a_row_that_others_may_write(folder: Path) -> None:
+    path = save(ISA, TABLE)
+    path.chmod(0o666)
+    refused("others may write to it", path)
+    path.chmod(0o600)
+    for place in (path.parent, folder):
+        place.chmod(0o777)
+        row = tuned_row(ISA)
+        assert row.table == SHIPPED
+        assert "others may write" in (row.problem or "")
+        with pytest.raises(CacheError, match="others may write"):
+            save(ISA, TABLE)
+        place.chmod(0o700)
+    assert tuned_row(ISA).table == TABLE
+
+
+@posix
+def test_what_is_no_plain_file(tmp_path: Path) -> None:
+    path = save(ISA, TABLE)
+    moved = tmp_path / "elsewhere.json"
+    path.rename(moved)
+    path.symlink_to(moved)
+    refused("cannot be read", path)
+    path.unlink()
+    path.mkdir()
+    refused("damaged: no file of up to", path)
+    path.rmdir()
+    path.write_bytes(b" " * (tuned.MAX_BYTES + 1))
+    refused("damaged: no file of up to", path)
+
+
+def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise CacheError("no home directory")
+
+    monkeypatch.setattr(cache, "folder", none)
+    row = tuned_row(ISA)
+    assert (row.table, row.problem) == (SHIPPED, None)
+    with pytest.raises(CacheError, match="no home"):
+        save(ISA, TABLE)
+
+
+def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    save(ISA, TABLE)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(CacheError, match="No space left"):
+        save(ISA, Table(gemv_tokens={"F32": 1}))
+    path = path_of(ISA)
+    assert tuned_row(ISA).table == TABLE
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # nothing half-written stays
