@@ -18,7 +18,6 @@ from treadle.cli.results import Result, print_results
 from treadle.cli.speed import Parts, Peaks, Work, measured_peaks
 from treadle.cli.table import print_json
 
-
 SETTLE_S = 1.0  # another program's threads may wait for more work awhile, at full speed
 
 
