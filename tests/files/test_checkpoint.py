@@ -213,6 +213,12 @@ def whole() -> bytes:
     return out.getvalue()
 
 
+def test_a_strange_escape_is_no_warning(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.pth", b"S'\\o'\n.")
+    with pytest.raises(FileError, match=r"x\.pth"):
+        Checkpoint(path)
+
+
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,11 +48,13 @@ def load_pickle(raw: bytes, names: Names, persistent: Persistent, *, path: Path,
     try:
         if len(raw) > MAX_BYTES:
             raise ValueError(f"{len(raw)} bytes of pickle")
-        for op, arg, pos in pickletools.genops(raw):
-            at = pos or 0
-            if op.name not in _OPS:
-                raise ValueError(f"instruction {op.name}, which no tensor needs")
-            _OPS[op.name](machine, arg)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in a damaged string
+            for op, arg, pos in pickletools.genops(raw):
+                at = pos or 0
+                if op.name not in _OPS:
+                    raise ValueError(f"instruction {op.name}, which no tensor needs")
+                _OPS[op.name](machine, arg)
         return machine.result
     except IndexError:
         message = "takes from an empty stack"
