@@ -18,8 +18,6 @@ from treadle.cli.results import Result, print_results
 from treadle.cli.speed import Parts, Peaks, Work, measured_peaks
 from treadle.cli.table import print_json
 
-SETTLE_S = 1.0  # another program's threads may wait for more work awhile, at full speed
-
 
 class Numbers(click.ParamType[tuple[int, ...]]):
     """Whole numbers, separated by commas."""
@@ -185,8 +183,6 @@ def time_model(
             engines.append(LlamaCpp(path, ids, **peer))
         for test in schedule.tests:
             seconds = time_in_turns(engines, test, schedule.repeat, progress)
-            if len(engines) > 1:
-                time.sleep(SETTLE_S)
             peaks = measured_peaks(model, progress)  # bandwidth moves by the minute
             results += evaluate(model, name, engines, test, seconds, peaks)
     finally:
