@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,9 +179,16 @@ def require_transformers() -> None:
 
 @contextlib.contextmanager
 def float64_only() -> Iterator[None]:
-    """Compute what transformers pins to float32 (norms, rope angles, softmax) in float64 too."""
-    import torch
+    """Compute what transformers pins to float32 (norms, rope angles, softmax) in float64 too.
 
+    A module first imported in here would keep float64 for float32 as long as the process lives, and
+    so break whichever test comes later: what transformers imports late is imported before.
+    """
+    import safetensors.torch  # noqa: F401
+    import torch
+    import transformers.modeling_utils  # noqa: F401
+
+    before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "float32", torch.float64)
         patch.setattr(torch, "float", torch.float64)
@@ -191,6 +199,9 @@ def float64_only() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(default)
+    late = {name for name in set(sys.modules) - before if not name.startswith("torch.")}
+    deceived = [name for name in late if getattr(sys.modules[name], "torch", None) is torch]
+    assert not deceived, f"imported where torch.float32 was torch.float64: {deceived}"
 
 
 def build(case: Case) -> Any:
@@ -213,8 +224,9 @@ def build(case: Case) -> Any:
     }
     text = "Text" if case.family == "Gemma3" else ""
     config = getattr(transformers, f"{case.family}{text}Config")(**options)
+    model_class = getattr(transformers, f"{case.family}ForCausalLM")
     with float64_only():
-        model = getattr(transformers, f"{case.family}ForCausalLM")(config).eval()
+        model = model_class(config).eval()
     rng = np.random.default_rng(sum(case.family.encode()))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
