@@ -27,8 +27,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The models that were asked about, on a machine that gives REPORT."""
     asked: list[str | None] = []
 
-    def examine(model: str | None, progress: object) -> object:
-        asked.append(model)
+    def examine(model: str | None, progress: object, *, reload: bool) -> object:
+        asked.append(f"reload {model}" if reload else model)
         return REPORT
 
     monkeypatch.setattr(doctor, "examine", examine)
@@ -62,7 +62,11 @@ def test_the_report(run: Run, machine: list[str | None]) -> None:
 def test_json(run: Run, machine: list[str | None]) -> None:
     assert json.loads(run("doctor", "--json").out) == REPORT
     run("doctor", "model.gguf")
-    assert machine == [None, "model.gguf"]
+    run("doctor", "--reload", "model.gguf")
+    assert machine == [None, "model.gguf", "reload model.gguf"]
+    ran = run("doctor", "--reload")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--reload needs a MODEL" in ran.err
 
 
 def test_a_real_machine_and_model(run: Run, data: Path) -> None:
@@ -76,6 +80,14 @@ def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     assert 0 <= report["model"]["in_memory_bytes"] <= 1185376
     assert report["model"]["formats"] == ["F32"]
     assert (report["model"]["without_kernel"], report["model"]["problem"]) == ([], None)
+
+
+def test_reload(run: Run, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", "llama", 1, (4, 8), 64)
+    before = Path(model).read_bytes()
+    report = json.loads(run("doctor", "--reload", model, "--json").out)
+    assert report["model"]["in_memory_bytes"] == len(before)
+    assert Path(model).read_bytes() == before
 
 
 def write_model(path: Path, arch: str, ggml_type: int, shape: tuple[int, ...], size: int) -> str:

@@ -15,7 +15,7 @@ from treadle.errors import UnsupportedError
 from treadle.isa import ROWS
 from treadle.jit import cache
 from treadle.runtime import describe as describe_module
-from treadle.runtime import machine
+from treadle.runtime import machine, residence
 from treadle.runtime.describe import ModelFile, describe
 from treadle.runtime.peaks import Peaks
 
@@ -436,18 +436,19 @@ def test_a_model(there: Describe, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     parts = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
     for path in parts:
         path.write_bytes(bytes(5000))
-    monkeypatch.setattr(machine, "resident_bytes", lambda path: 5000)
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 5000)
     report = there({}, *parts)
     assert report["model"] == {
         "files": [str(path) for path in parts],
         "size_bytes": 10_000,
         "in_memory_bytes": 10_000,
+        "in_huge_pages_bytes": 0,
         "formats": [],
         "without_kernel": [],
         "problem": None,
     }
     assert report["warnings"] == []
-    monkeypatch.setattr(machine, "resident_bytes", lambda path: None)
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: None)
     assert there({f"{GROUP}/memory.max": "max"}, *parts)["warnings"] == []
 
 
@@ -457,13 +458,32 @@ def test_a_cold_page_cache(
     path = tmp_path / "a model.gguf"
     path.write_bytes(b"")
     os.truncate(path, 4 << 30)  # a hole takes no room
-    monkeypatch.setattr(machine, "resident_bytes", lambda path: 1 << 30)
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 1 << 30)
     (warning,) = there({}, path)["warnings"]
     assert warning == (
         "25% of the model is in memory: its first run reads the other 3.0 GiB from disk; "
-        f"cat '{path}' > /dev/null does so before"
+        f"treadle doctor --reload '{path}' does so before"
     )
-    monkeypatch.setattr(machine, "resident_bytes", lambda path: 4 << 30)
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 4 << 30)
+    monkeypatch.setattr(residence, "huge_bytes", lambda path: 4 << 30)
+    assert there({}, path)["warnings"] == []
+
+
+def test_small_pages(there: Describe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"")
+    os.truncate(path, 4 << 30)
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 4 << 30)
+    monkeypatch.setattr(residence, "huge_bytes", lambda path: 1 << 30)
+    (warning,) = there({}, path)["warnings"]
+    assert warning.startswith("25% of the model is in huge pages, the rest in small ones")
+    assert warning.endswith(f"treadle doctor --reload {path} reads the model anew")
+    for huge in (4 << 30, None):  # None: the system does not say
+        monkeypatch.setattr(residence, "huge_bytes", lambda path, huge=huge: huge)
+        assert there({}, path)["warnings"] == []
+    os.truncate(path, 1 << 20)  # so small that it does not matter
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 1 << 20)
+    monkeypatch.setattr(residence, "huge_bytes", lambda path: 0)
     assert there({}, path)["warnings"] == []
 
 
@@ -473,7 +493,7 @@ def test_a_model_larger_than_memory(
     path = tmp_path / "model.gguf"
     path.write_bytes(b"")
     os.truncate(path, 4 << 30)
-    monkeypatch.setattr(machine, "resident_bytes", lambda path: 1 << 30)
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 1 << 30)
     small = "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"
     (warning,) = there({"proc/meminfo": small}, path)["warnings"]
     assert warning == (
@@ -488,9 +508,23 @@ def test_a_model_larger_than_memory(
 def test_what_was_just_written_is_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(100_001))
-    assert machine.resident_bytes(path) == 100_001
+    assert residence.resident_bytes(path) == 100_001
     path.write_bytes(b"")
-    assert machine.resident_bytes(path) == 0
+    assert residence.resident_bytes(path) == 0
+
+
+def test_pages_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * (5 << 12))
+    huge = residence.huge_bytes(path)
+    assert huge is None or (huge % residence.HUGE == 0 and huge <= path.stat().st_size)
+    os.sync()  # what is not on disk yet cannot be dropped
+    assert residence.read_anew(path) == residence.huge_bytes(path)
+    assert residence.resident_bytes(path) == path.stat().st_size
+    assert path.read_bytes() == bytes(range(256)) * (5 << 12)
+    path.write_bytes(b"")
+    assert residence.read_anew(path) is None
+    assert residence.huge_bytes(path) is None
 
 
 # -- the facts beneath ----------------------------------------------------------------------------

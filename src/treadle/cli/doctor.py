@@ -24,14 +24,22 @@ UNITS: dict[str, Callable[[float], str]] = {
 
 @click.command()
 @click.argument("model", type=click.Path(), required=False)
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="Read MODEL from disk again first, into pages of 2 MB where the system has them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, as_json: bool) -> None:
+def command(model: str | None, reload: bool, as_json: bool) -> None:
     """Tell what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
 
-    With MODEL, also how much of the file is in memory, and whether treadle has its kernels.
+    With MODEL, also how much of the file is in memory, in pages of which size, and whether treadle
+    has its kernels.
     """
+    if reload and model is None:
+        raise click.UsageError("--reload needs a MODEL")
     with ProgressBar() as progress:
-        report = examine(model, progress)
+        report = examine(model, progress, reload=reload)
     if as_json:
         print_json(report)
         return
@@ -39,14 +47,19 @@ def command(model: str | None, as_json: bool) -> None:
         print(line)
 
 
-def examine(model: str | None, progress: ProgressBar) -> dict[str, Any]:
+def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -> dict[str, Any]:
     """Describe this machine, and measure its peaks if kernels can be had for that."""
     from treadle.errors import CacheError, CompileError
     from treadle.runtime.describe import describe, row_in_use
     from treadle.runtime.machine import usable_threads
     from treadle.runtime.peaks import measure_peaks
+    from treadle.runtime.residence import read_anew
 
     about = None if model is None else look_at(model, progress)
+    if about is not None and reload:
+        for i, path in enumerate(about.files):
+            progress("reading", i, len(about.files))
+            read_anew(path)
     peaks, failure = None, None
     try:
         peaks = measure_peaks(row_in_use(), usable_threads()[0], progress=progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.isa import choose, runnable
 from treadle.jit import cache
 from treadle.jit.compile import compiler_versions, host_features
-from treadle.runtime import machine
+from treadle.runtime import machine, residence
 from treadle.runtime.reasons import FEATURES, enabled_by, reasons
 from treadle.runtime.tuned import tuned_row
 
@@ -59,10 +59,9 @@ def describe(
     and their size, files of other versions or damaged, problem (why kernels are not kept),
     compiling (may new ones be made). tuning: what `treadle tune` measured here, if it did: file,
     when, formats, problem (why it is not used). model: its files' size, how much of it is in
-    memory, the formats of its weights and those without a kernel, problem (why it cannot be run at
-    all). peaks: as measured, if they were; processor_time_share is what the threads got of what
-    they asked for.
-    versions. warnings: each reason for lost speed and every fallback in force, with what to do.
+    memory and in huge pages, the formats of its weights and those without a kernel, problem (why
+    it cannot be run at all). peaks: as measured, if they were; processor_time_share is what the
+    threads got of what they asked for. versions. warnings: each reason for lost speed and every fallback in force, with what to do.
 
     The other arguments stand for another machine, for tests. Raises UnsupportedError for a
     ``TREADLE_ISA`` that is unknown or cannot run here.
@@ -154,16 +153,22 @@ def _memory(sys_root: Path, proc: Path) -> Report:
 def _model(model: ModelFile | None) -> Report:
     if model is None:
         return {}
-    resident = [machine.resident_bytes(path) for path in model.files]
-    known = [n for n in resident if n is not None]
     return {
         "files": [str(path) for path in model.files],
         "size_bytes": sum(path.stat().st_size for path in model.files),
-        "in_memory_bytes": sum(known) if len(known) == len(model.files) else None,
+        "in_memory_bytes": _total(residence.resident_bytes(path) for path in model.files),
+        "in_huge_pages_bytes": _total(residence.huge_bytes(path) for path in model.files),
         "formats": list(model.formats),
         "without_kernel": list(model.without_kernel),
         "problem": model.problem,
     }
+
+
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """Their sum, if all are known."""
+    listed = list(sizes)
+    known = [size for size in listed if size is not None]
+    return sum(known) if len(known) == len(listed) else None
 
 
 def _peaks(peaks: Peaks | None) -> Report:

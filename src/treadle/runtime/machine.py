@@ -6,15 +6,10 @@ Functions take the folders they read, so that tests can hand them another machin
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 SYS, PROC = Path("/sys"), Path("/proc")
 CGROUP, CPUS = SYS / "fs/cgroup", SYS / "devices/system/cpu"
@@ -210,23 +205,6 @@ def stolen_share(proc: Path = PROC) -> float:
         return 0.0
     wanted = sum(times) - times[3] - times[4]
     return times[7] / wanted if wanted else 0.0
-
-
-def resident_bytes(path: Path) -> int | None:
-    """Bytes of a file that are in memory now; None where the system does not say."""
-    n_bytes = path.stat().st_size
-    if not n_bytes:
-        return 0
-    if sys.platform == "win32":
-        return None
-    present = np.zeros(-(-n_bytes // mmap.PAGESIZE), np.uint8)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = np.frombuffer(mapped, np.uint8)
-        ask = ctypes.CDLL(None).mincore
-        addresses = view.ctypes.data, n_bytes, present.ctypes.data
-        failed = ask(*(ctypes.c_void_p(address) for address in addresses))
-        del view  # the mapping cannot be closed while it is looked at
-    return None if failed else min(n_bytes, int((present & 1).sum()) * mmap.PAGESIZE)
 
 
 def cache_bytes(cpus: Path = CPUS) -> int:

@@ -51,6 +51,7 @@ FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     },
 }
 ENOUGH = 0.9  # a share above this is not worth a warning
+WALKED = 64 << 20  # bytes of a model that the size of its pages matters for
 
 
 def reasons(
@@ -257,7 +258,12 @@ def _of_memory(report: Report) -> Iterator[str]:
         )
     if not model:
         return
-    size, resident = model["size_bytes"], model["in_memory_bytes"] or 0
+    size, resident, huge = (
+        model["size_bytes"],
+        model["in_memory_bytes"] or 0,
+        model["in_huge_pages_bytes"],
+    )
+    files = " ".join(map(shlex.quote, model["files"]))
     limit = memory["limit_bytes"] or memory["available_bytes"]
     room = min(memory["available_bytes"], limit)
     if room and size > room + resident:
@@ -269,10 +275,16 @@ def _of_memory(report: Report) -> Iterator[str]:
             "smaller format"
         )
     elif model["in_memory_bytes"] is not None and resident < ENOUGH * size:
-        files = " ".join(map(shlex.quote, model["files"]))
         yield (
             f"{resident / size:.0%} of the model is in memory: its first run reads the other "
-            f"{(size - resident) / 2**30:.1f} GiB from disk; cat {files} > /dev/null does so before"
+            f"{(size - resident) / 2**30:.1f} GiB from disk; treadle doctor --reload {files} does so "
+            "before"
+        )
+    elif huge is not None and size > WALKED and huge < ENOUGH * size:
+        yield (
+            f"{huge / size:.0%} of the model is in huge pages, the rest in small ones, as copying "
+            "or downloading leaves it, and each token takes up to a tenth longer to find its weights: "
+            f"treadle doctor --reload {files} reads the model anew"
         )
 
 
