@@ -61,7 +61,8 @@ def describe(
     when, formats, problem (why it is not used). model: its files' size, how much of it is in
     memory and in huge pages, the formats of its weights and those without a kernel, problem (why
     it cannot be run at all). peaks: as measured, if they were; processor_time_share is what the
-    threads got of what they asked for. versions. warnings: each reason for lost speed and every fallback in force, with what to do.
+    threads got of what they asked for. versions. warnings: each reason for lost speed and every
+    fallback in force, with what to do.
 
     The other arguments stand for another machine, for tests. Raises UnsupportedError for a
     ``TREADLE_ISA`` that is unknown or cannot run here.

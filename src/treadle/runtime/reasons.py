@@ -277,13 +277,13 @@ def _of_memory(report: Report) -> Iterator[str]:
     elif model["in_memory_bytes"] is not None and resident < ENOUGH * size:
         yield (
             f"{resident / size:.0%} of the model is in memory: its first run reads the other "
-            f"{(size - resident) / 2**30:.1f} GiB from disk; treadle doctor --reload {files} does so "
-            "before"
+            f"{(size - resident) / 2**30:.1f} GiB from disk; treadle doctor --reload {files} "
+            "does so before"
         )
     elif huge is not None and size > WALKED and huge < ENOUGH * size:
         yield (
             f"{huge / size:.0%} of the model is in huge pages, the rest in small ones, as copying "
-            "or downloading leaves it, and each token takes up to a tenth longer to find its weights: "
+            "or downloading leaves it, and a token takes up to a tenth longer to find its weights: "
             f"treadle doctor --reload {files} reads the model anew"
         )
 
