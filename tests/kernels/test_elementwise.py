@@ -179,7 +179,8 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     for front in (False, True):
         rows_ = memory.copy(x, name="x", front=front)
         out = memory.array(act.n_bytes(n), name="out", front=front)
-        call(spec, isa, memory, [rows_, out, stride, up], run, n * spec.slices)
+        n_items = act.grid(spec.slices, "n_tokens").items(run)
+        call(spec, isa, memory, [rows_, out, stride, up], run, n_items)
         check_act(out, act, exact, relative, spec.name, absolute)
 
 

@@ -23,7 +23,8 @@ class Isa:
     that waits. ``lookup(k, table, index)``: lane i is byte ``index[i]`` (u8, below 16) of the
     ``table`` of 16 numbers; at least 16 lanes. ``gather(k, table, index, ty)``: lane i is element
     ``index[i]`` (i32, never negative) of ``ty``'s scalars at ``table``. ``widen_f16``/
-    ``narrow_f16``: between ``f16 * n`` and ``f32 * n``.
+    ``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``reciprocal(k, x)``: ``1 / x`` in f32 to 2
+    units in the last place, for 2**-126 <= |x| <= 2**126, and NaN for NaN.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Isa:
     pause: Op
     lookup: Op
     gather: Op
+    reciprocal: Op
     fused: bool = False  # multiply-add rounds once, in hardware
     dot4_top: int = 255  # the largest w that dot4 takes at full speed
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster

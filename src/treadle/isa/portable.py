@@ -82,6 +82,11 @@ def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
     return found
 
 
+def reciprocal(k: Builder, x: Val) -> Val:
+    """A division."""
+    return 1.0 / x
+
+
 PORTABLE = Isa(
     name="portable",
     needs=frozenset(),
@@ -96,4 +101,5 @@ PORTABLE = Isa(
     pause=pause,
     lookup=lookup,
     gather=gather,
+    reciprocal=reciprocal,
 )

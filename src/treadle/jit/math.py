@@ -13,8 +13,17 @@ if TYPE_CHECKING:
 LOG2_E = 1.4426950408889634
 # ln 2 in two parts: the first has trailing zeros, so n * LN2_HIGH is exact for every n in range.
 LN2_HIGH, LN2_LOW = 0.693145751953125, 1.428606765330187e-06
-# Taylor coefficients of (e**r - 1 - r) / r**2 up to r**5: on |r| <= ln(2)/2 the rest is below 3e-8.
-EXP_TAIL = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
+# e**r on |r| <= ln(2) / 2: the polynomial of degree 6 with the least relative error, 3.1e-9, among
+# those of f32 coefficients that end in r + 1.
+EXP = (
+    0.0013820661697536707,
+    0.008368674665689468,
+    0.04166826605796814,
+    0.1666652113199234,
+    0.4999999403953552,
+    1.0,
+    1.0,
+)
 # Above 127.5 ln 2 = 88.37 the power's exponent field is that of infinity.
 EXP_MIN, EXP_MAX = -87.0, 89.0
 # 2**r on |r| <= 1/2: the polynomial of degree 6 with the least relative error, 1.9e-9.
@@ -34,21 +43,28 @@ WHOLE = 12582912.0  # 1.5 * 2**23: a float that this is added to is rounded to a
 def exp(k: Builder, x: Val) -> Val:
     """``e**x`` in f32 to about 1 unit in the last place; 0 below -87, infinity above 88.37, NaN for
     NaN.
+    """
+    return k.select(x < EXP_MIN, k.const(0.0, x.ty), _exp_within(k, x, EXP_MAX))
+
+
+def _exp_within(k: Builder, x: Val, most: float) -> Val:
+    """``e**x`` for EXP_MIN <= x <= ``most``, and that of the nearer end for others.
 
     Cody and Waite's reduction, ``x = n ln 2 + r``, then a polynomial in r and n put into the
     exponent.
     """
     # x comes second: where it is NaN, so is the result.
-    bounded = k.min(k.const(EXP_MAX, x.ty), k.max(k.const(EXP_MIN, x.ty), x))
-    n = k.round(bounded * LOG2_E)
+    bounded = k.min(k.const(most, x.ty), k.max(k.const(EXP_MIN, x.ty), x))
+    rounded = k.fma(bounded, k.const(LOG2_E, x.ty), k.const(WHOLE, x.ty))
+    n = rounded - WHOLE
     r = k.fma(n, k.const(-LN2_HIGH, x.ty), bounded)
     r = k.fma(n, k.const(-LN2_LOW, x.ty), r)
-    p = k.const(EXP_TAIL[0], x.ty)
-    for c in EXP_TAIL[1:]:
+    p = k.const(EXP[0], x.ty)
+    for c in EXP[1:]:
         p = k.fma(p, r, k.const(c, x.ty))
-    p = k.fma(p * r, r, r) + 1.0
-    power = ((n.to(i32) + 127) << 23).bits(x.ty)
-    return k.select(x < EXP_MIN, k.const(0.0, x.ty), p * power)
+    # n stands in the low bits of ``rounded``: from there into the exponent.
+    power = (rounded.bits(i32.like(x.ty)) << 23) + (127 << 23)
+    return p * power.bits(x.ty)
 
 
 def exp2(k: Builder, x: Val) -> Val:
@@ -68,8 +84,10 @@ def exp2(k: Builder, x: Val) -> Val:
 
 
 def sigmoid(k: Builder, x: Val) -> Val:
-    """``1 / (1 + e**-x)``."""
-    return 1.0 / (exp(k, -x) + 1.0)
+    """``1 / (1 + e**-x)``; 0 below -87."""
+    # Kept finite, so that a reciprocal which is mended by multiplications stays a number.
+    near: Val = k.isa.reciprocal(k, _exp_within(k, -x, -EXP_MIN) + 1.0)
+    return k.select(x < EXP_MIN, k.const(0.0, x.ty), near)
 
 
 def tanh(k: Builder, x: Val) -> Val:
@@ -86,5 +104,5 @@ def gelu(k: Builder, x: Val) -> Val:
     """GELU's tanh form: ``x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x**3))``, which is the same
     function.
     """
-    inner = x * k.fma(x * x, k.const(0.044715, x.ty), k.const(1.0, x.ty))
-    return x * sigmoid(k, inner * 1.5957691216057308)
+    twice = 1.5957691216057308  # 2 sqrt(2 / pi)
+    return x * sigmoid(k, x * k.fma(x * x, k.const(0.044715 * twice, x.ty), k.const(twice, x.ty)))

@@ -180,7 +180,9 @@ def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
         top = k.fold(_reduce(k, bits), k.max).bits(f32)
         inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
-        rounded = [k.round(v * scale).to(i32) for v in values]
+        # Beside MAGIC, the nearest whole number stands in the low bits; of MAGIC's own bits, OFFSET
+        # times a block's sum keeps none.
+        rounded = [(v * scale + MAGIC).bits(i32.like(v.ty)) for v in values]
         at = (block * act.group + place) * 4
         k.store(group + act.d_off, top * (1 / 127), offset=at)
         per = BLOCK // act.sub

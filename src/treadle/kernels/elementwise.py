@@ -187,7 +187,9 @@ class Pack(Spec):
         full, rest = divmod(self.k, BLOCK)
         n_rows = frame.run("n_tokens")
         with k.loop(frame.end, start=frame.begin) as item:
-            n, part = item // self.slices, item % self.slices
+            # A slice of all of a group's tokens, which share lines of ``out``, before the next one.
+            n = item // (self.slices * self.group) * self.group + item % self.group
+            part = item // self.group % self.slices
             row = x + k.min(n, n_rows - 1) * stride * 4  # see Act.grid
 
             def block(b: Val, count: int, row: Val = row, n: Val = n) -> None:
