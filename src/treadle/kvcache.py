@@ -9,7 +9,9 @@ in it until somebody needs the room.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
@@ -92,7 +94,7 @@ class Sequence:
 
     cache: KVCache
     ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
-    pages: list[list[int]] = field(default_factory=list)  # per pool
+    pages: list[array[int]] = field(default_factory=list)  # per pool; kernels read them in place
     nodes: list[_Node] = field(default_factory=list)  # its full pages in the tree, from the root on
 
     def __len__(self) -> int:
@@ -142,7 +144,7 @@ class KVCache:
 
     def sequence(self, ids: Ids[int] = ()) -> Sequence:
         """A new sequence, with the longest known beginning of ``ids`` (``len``, whole pages)."""
-        made = Sequence(self, [], [[] for _ in self.pools])
+        made = Sequence(self, [], [_page_list() for _ in self.pools])
         self.match(made, ids)
         return made
 
@@ -193,9 +195,9 @@ class KVCache:
         old = [list(pages) for pages in seq.pages]
         first = self._window_start(len(chain) * PAGE) if self.window else 0
         for pool, pages, which in zip(self.pools, seq.pages, range(len(old)), strict=True):
-            pages[:] = [node.pages[which] for node in chain]
+            pages[:] = _page_list(node.pages[which] for node in chain)
             if pool.window:
-                pages[:first] = [GONE] * first
+                pages[:first] = _page_list([GONE] * first)
             for page in pages:
                 pool.hold(page)
             for page in old[which]:
@@ -257,7 +259,7 @@ class KVCache:
         """A second sequence with the same history; who first writes to the last page gets a
         copy.
         """
-        made = Sequence(self, list(seq.ids), [list(p) for p in seq.pages], list(seq.nodes))
+        made = Sequence(self, list(seq.ids), [p[:] for p in seq.pages], list(seq.nodes))
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
                 pool.hold(page)
@@ -365,3 +367,8 @@ class KVCache:
             self._leaves[parent] = None
             self._leaves.move_to_end(parent, last=False)
         return True
+
+
+def _page_list(pages: Iterable[int] = ()) -> array[int]:
+    """A sequence's pages as attention reads them, i64."""
+    return array("q", pages)
