@@ -96,6 +96,7 @@ class Sequence:
     ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
     pages: list[array[int]] = field(default_factory=list)  # per pool; kernels read them in place
     nodes: list[_Node] = field(default_factory=list)  # its full pages in the tree, from the root on
+    n_changes: int = 0  # of ids: who finds it as it was finds them as they were
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -192,6 +193,7 @@ class KVCache:
 
     def _adopt(self, seq: Sequence, chain: list[_Node]) -> None:
         """Make ``seq`` hold the pages of ``chain`` instead of its own."""
+        seq.n_changes += 1
         old = [list(pages) for pages in seq.pages]
         first = self._window_start(len(chain) * PAGE) if self.window else 0
         for pool, pages, which in zip(self.pools, seq.pages, range(len(old)), strict=True):
@@ -247,6 +249,7 @@ class KVCache:
 
     def truncate(self, seq: Sequence, n: int) -> None:
         """Forget all but the first ``n`` tokens; see ``visible``."""
+        seq.n_changes += 1
         keep = -(-n // PAGE)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             for page in pages[keep:]:
@@ -313,6 +316,7 @@ class KVCache:
                     raise self._no_page(pool)
                 pages.append(page)
         seq.ids.extend(ids)
+        seq.n_changes += 1
 
     def _own_last_page(self, seq: Sequence) -> None:
         """Before writing into a page that others hold too, get a copy of it."""

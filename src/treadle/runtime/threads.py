@@ -9,14 +9,12 @@ A forked child has none of its parent's threads: its first run starts workers of
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # what the module signal wraps
 import ctypes
 import platform
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,27 +184,34 @@ def _address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-@contextmanager
-def interrupts_held() -> Iterator[None]:
+class interrupts_held:  # read as what a block says of itself
     """Ctrl-C waits for the end of the block: what is in it happens as a whole or not at all.
 
     A run cannot be stopped half-way in any case, and Python's own handler would raise wherever it
     happens to be afterwards, between a page and its count.
     """
-    # _signal is what signal wraps: the wrapper looks every handler up in an enum, and throws away
-    # an exception each time, which is a tenth of Python's work for a token.
-    usual = _signal.getsignal(SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(usual):
-        yield
-        return
-    pressed: list[tuple[int, Any]] = []
-    _signal.signal(SIGINT, lambda number, frame: pressed.append((number, frame)))
-    try:
-        yield
-    finally:
-        _signal.signal(SIGINT, usual)
-        if pressed:
-            usual(*pressed[-1])
+
+    __slots__ = ("_pressed", "_usual")
+
+    # _signal's functions and not signal's, which look every handler up in an enum and throw away
+    # an exception each time: a tenth of what Python did for a token.
+
+    def __enter__(self) -> None:
+        self._pressed: tuple[int, Any] | None = None
+        self._usual: Any = _signal.getsignal(SIGINT)
+        if threading.current_thread() is not threading.main_thread():
+            self._usual = None
+        if callable(self._usual):
+            _signal.signal(SIGINT, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._usual):
+            _signal.signal(SIGINT, self._usual)
+            if self._pressed:
+                self._usual(*self._pressed)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._pressed = number, frame
 
 
 def step_times(times: np.ndarray) -> np.ndarray:

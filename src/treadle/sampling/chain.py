@@ -131,8 +131,9 @@ def _checked(values: npt.NDArray[Any], n_vocab: int, source: str) -> Floats:
         raise SamplingError(
             f"{source}: expected {n_vocab} real numbers, found {x.dtype} of shape {x.shape}"
         )
-    with np.errstate(over="ignore"):
-        x = x.astype(np.float32, copy=False)
+    if x.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
     peak = float(x.max())
     if math.isnan(peak):
         raise SamplingError(f"{source}: NaN at token {int(np.isnan(x).argmax())}")
