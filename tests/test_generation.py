@@ -50,7 +50,7 @@ class Script:
 
     def __init__(self, ids: Sequence[int], n_ctx: int = 10_000) -> None:
         self.script, self.n_prompt, self.calls = list(ids), 0, [("made", 0)]
-        self.seq = SimpleNamespace(ids=[])
+        self.seq = SimpleNamespace(ids=[], n_changes=0)
         cache = SimpleNamespace(check_context=self.check)
         self.engine = SimpleNamespace(n_ctx=n_ctx, lock=threading.RLock(), cache=cache)
 
@@ -61,12 +61,12 @@ class Script:
     def match(self, ids: list[int]) -> int:
         self.calls.append(("match", len(ids)))
         self.n_prompt = len(ids)
-        self.seq.ids = ids[:1]
+        self.seq.ids, self.seq.n_changes = ids[:1], self.seq.n_changes + 1
         return 1
 
     def feed(self, ids: list[int]) -> np.ndarray:
         self.calls.append(("feed", len(ids)))
-        self.seq.ids = [*self.seq.ids, *ids]
+        self.seq.ids, self.seq.n_changes = [*self.seq.ids, *ids], self.seq.n_changes + 1
         return np.array(self.script[len(self.seq.ids) - self.n_prompt])
 
     def sample(self, logits: np.ndarray, ids: list[int]) -> int:

@@ -39,6 +39,11 @@ def config(window: int = 0) -> Config:
     return Config(**fields)
 
 
+def lists(seq: Sequence) -> list[list[int]]:
+    """A copy of a sequence's pages, which does not change with it."""
+    return [list(pages) for pages in seq.pages]
+
+
 def check_pages(cache: KVCache, live: list[Sequence]) -> None:
     """Every page's holders are counted, and a page is free exactly when it has none."""
     nodes, waiting = [], [cache._root]
@@ -100,7 +105,7 @@ class Walk(RuleBasedStateMachine):
         self.extend_to(seq, ids)
 
     def extend_to(self, seq: Sequence, ids: list[int]) -> None:
-        start, before = len(seq), [list(pages) for pages in seq.pages]
+        start, before = len(seq), lists(seq)
         own = before if start % PAGE == 0 else None  # a shared last page may have been copied
         copied = {id(pool): pool.copy for pool in self.cache.pools}
 
@@ -113,7 +118,7 @@ class Walk(RuleBasedStateMachine):
             self.cache.extend(seq, ids[start:])
         except ContextFullError:
             assert len(seq) == start
-            assert own is None or seq.pages == own
+            assert own is None or lists(seq) == own
             return
         finally:
             for pool in self.cache.pools:
@@ -261,10 +266,10 @@ def test_sequences_that_computed_the_same_text_end_with_one_copy() -> None:
 def test_a_full_context_is_refused_before_anything_changes() -> None:
     cache = KVCache(config(), 40)
     seq = filled(cache, range(30))
-    pages = [list(p) for p in seq.pages]
+    pages = lists(seq)
     with pytest.raises(ContextFullError, match="41 tokens do not fit the context of 40"):
         cache.extend(seq, range(11))
-    assert (len(seq), seq.pages) == (30, pages)
+    assert (len(seq), lists(seq)) == (30, pages)
     cache.extend(seq, range(10))
 
 
@@ -274,7 +279,7 @@ def test_no_page_left_is_said_before_anything_changes() -> None:
     for refuse in (cache.extend, lambda seq, ids: cache.check_room(seq, len(ids))):
         with pytest.raises(ContextFullError, match="no page of keys and values left"):
             refuse(second, range(1000, 1000 + 4 * PAGE))
-        assert (len(second), second.pages) == (0, [[]])
+        assert (len(second), lists(second)) == (0, [[]])
         check_pages(cache, [first, second])
     cache.extend(second, range(1000, 1000 + 3 * PAGE))
 
@@ -298,7 +303,7 @@ def test_a_window_keeps_what_it_needs_and_no_more() -> None:
 def test_a_window_can_go_back_only_as_far_as_its_pages() -> None:
     cache = KVCache(config(64), N_CTX)
     seq = filled(cache, range(200))  # pages 0..3 are gone: the next token sees 137 and later
-    assert seq.pages[1][:5] == [GONE] * 4 + [seq.pages[1][4]]
+    assert lists(seq)[1][:5] == [GONE] * 4 + [seq.pages[1][4]]
     assert cache.visible(seq, 195) == 195
     assert cache.visible(seq, 192) == 192
     assert cache.visible(seq, 190) == 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from treadle.cli import main
+from treadle.cli import run_process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process()

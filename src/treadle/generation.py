@@ -67,6 +67,8 @@ class Generation:
         self._session, self._tokenizer, self._sampler = session, tokenizer, sampler
         self._max_tokens, self._stop = max_tokens, [s for s in stop if s]
         self._held = ""  # text that may be the beginning of a stop string
+        self._all_ids = list(prompt_ids)  # and those of the text
+        self._left = 0  # the session's count of changes, as we left it
         session.engine.cache.check_context(len(prompt_ids))
         self._pieces = self._run()
 
@@ -96,13 +98,14 @@ class Generation:
         decoder = StreamDecoder(self._tokenizer, start=begins)
         while True:
             began = time.perf_counter()
-            token = self._sampler.sample(logits, self.prompt_ids + self.ids)
+            token = self._sampler.sample(logits, self._all_ids)
             if self.ids:
                 self.timings.decode_s += time.perf_counter() - began
             if token in self._tokenizer.eog:
                 self.finish_reason = "stop"
                 break
             self.ids.append(token)
+            self._all_ids.append(token)
             self.timings.n_generated = len(self.ids)
             piece, stopped = self._until_stop(decoder.push(token))
             if stopped:
@@ -114,7 +117,7 @@ class Generation:
             if limit is not None and len(self.ids) >= limit:
                 self.finish_reason = "length"
                 break
-            if len(self.prompt_ids) + len(self.ids) > self._session.engine.n_ctx:
+            if len(self._all_ids) > self._session.engine.n_ctx:
                 self.finish_reason = "context"
                 break
             began = time.perf_counter()
@@ -132,24 +135,29 @@ class Generation:
         with self._session.engine.lock:
             kept = self.timings.n_cached = self._session.match(self.prompt_ids)
             logits = self._session.feed(self.prompt_ids[kept:])
+            self._left = self._session.seq.n_changes
         self.timings.prefill_s = time.perf_counter() - began
         return logits
 
     def _next(self, token: int) -> np.ndarray:
         with self._session.engine.lock:
-            text = self.prompt_ids + self.ids
-            if self._session.seq.ids == text[:-1]:
-                return self._session.feed([token])
-            return self._session.prefill(text)  # someone else has used the session since
+            if self._session.seq.n_changes == self._left:
+                logits = self._session.feed([token])
+            else:  # someone else has used the session since
+                logits = self._session.prefill(self._all_ids)
+            self._left = self._session.seq.n_changes
+            return logits
 
     def _until_stop(self, new: str) -> tuple[str, bool]:
         """What of the held and new text may be shown, and whether a stop string ended it."""
+        if not self._stop:
+            return new, False
         text = self._held + new
         found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
         if found:
             self._held = ""
             return text[: min(found)], True
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 

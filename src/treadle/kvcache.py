@@ -9,7 +9,9 @@ in it until somebody needs the room.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
@@ -92,8 +94,9 @@ class Sequence:
 
     cache: KVCache
     ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
-    pages: list[list[int]] = field(default_factory=list)  # per pool
+    pages: list[array[int]] = field(default_factory=list)  # per pool; kernels read them in place
     nodes: list[_Node] = field(default_factory=list)  # its full pages in the tree, from the root on
+    n_changes: int = 0  # of ids: who finds it as it was finds them as they were
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -142,7 +145,7 @@ class KVCache:
 
     def sequence(self, ids: Ids[int] = ()) -> Sequence:
         """A new sequence, with the longest known beginning of ``ids`` (``len``, whole pages)."""
-        made = Sequence(self, [], [[] for _ in self.pools])
+        made = Sequence(self, [], [_page_list() for _ in self.pools])
         self.match(made, ids)
         return made
 
@@ -190,12 +193,13 @@ class KVCache:
 
     def _adopt(self, seq: Sequence, chain: list[_Node]) -> None:
         """Make ``seq`` hold the pages of ``chain`` instead of its own."""
+        seq.n_changes += 1
         old = [list(pages) for pages in seq.pages]
         first = self._window_start(len(chain) * PAGE) if self.window else 0
         for pool, pages, which in zip(self.pools, seq.pages, range(len(old)), strict=True):
-            pages[:] = [node.pages[which] for node in chain]
+            pages[:] = _page_list(node.pages[which] for node in chain)
             if pool.window:
-                pages[:first] = [GONE] * first
+                pages[:first] = _page_list([GONE] * first)
             for page in pages:
                 pool.hold(page)
             for page in old[which]:
@@ -245,6 +249,7 @@ class KVCache:
 
     def truncate(self, seq: Sequence, n: int) -> None:
         """Forget all but the first ``n`` tokens; see ``visible``."""
+        seq.n_changes += 1
         keep = -(-n // PAGE)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             for page in pages[keep:]:
@@ -257,7 +262,7 @@ class KVCache:
         """A second sequence with the same history; who first writes to the last page gets a
         copy.
         """
-        made = Sequence(self, list(seq.ids), [list(p) for p in seq.pages], list(seq.nodes))
+        made = Sequence(self, list(seq.ids), [p[:] for p in seq.pages], list(seq.nodes))
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
                 pool.hold(page)
@@ -311,6 +316,7 @@ class KVCache:
                     raise self._no_page(pool)
                 pages.append(page)
         seq.ids.extend(ids)
+        seq.n_changes += 1
 
     def _own_last_page(self, seq: Sequence) -> None:
         """Before writing into a page that others hold too, get a copy of it."""
@@ -365,3 +371,8 @@ class KVCache:
             self._leaves[parent] = None
             self._leaves.move_to_end(parent, last=False)
         return True
+
+
+def _page_list(pages: Iterable[int] = ()) -> array[int]:
+    """A sequence's pages as attention reads them, i64."""
+    return array("q", pages)

@@ -115,7 +115,8 @@ class Plan:
         return [step for step in self.steps if fnmatchcase(step.label, pattern)]
 
     def specs(self) -> list[Spec]:
-        return list({step.spec.name: step.spec for step in self.steps}.values())
+        """The kernels, each once: hundreds of steps share a dozen."""
+        return list(dict.fromkeys(step.spec for step in self.steps))
 
     @property
     def scratch(self) -> int:
@@ -134,20 +135,17 @@ class Plan:
         byte.
         """
         spans = self.lifetimes()
-        placed: list[tuple[int, int, tuple[int, int]]] = []
+        taken: list[set[tuple[int, int]]] = [set() for _ in self.steps]  # by each step's buffers
         for buffer in sorted(spans, key=lambda b: -b.n_bytes):
-            span, at = spans[buffer], 0
-            for start, end, other in sorted(placed):
-                if (
-                    other[0] <= span[1]
-                    and span[0] <= other[1]
-                    and at < end
-                    and start < at + buffer.n_bytes
-                ):
+            first, last = spans[buffer]
+            at, n_bytes = 0, buffer.n_bytes
+            for start, end in sorted(set().union(*taken[first : last + 1])):
+                if at < end and start < at + n_bytes:
                     at = end
-            placed.append((at, at + buffer.n_bytes, span))
+            for step in taken[first : last + 1]:
+                step.add((at, at + n_bytes))
             self.offsets[buffer] = at
-            self.arena_bytes = max(self.arena_bytes, at + buffer.n_bytes)
+            self.arena_bytes = max(self.arena_bytes, at + n_bytes)
 
     def check(self) -> None:
         """Assert what every plan must hold; whatever fails is a bug of ours.
@@ -205,10 +203,11 @@ class Plan:
         at = int(args.ctypes.data)
         fields = RUN_STATE.fields
         assert fields is not None
+        address_of = {spec: kernels[spec.name] for spec in self.specs()}
         for i, (step, row) in enumerate(zip(self.steps, addresses, strict=True)):
             grid = step.grid
             offset = -1 if grid.count == "one" else int(fields[grid.count][1])
-            records[i] = (kernels[step.spec.name], at, grid.base, offset, grid.per, step.chunk)
+            records[i] = (address_of[step.spec], at, grid.base, offset, grid.per, step.chunk)
             at += 8 * len(row)
         return records, args
 

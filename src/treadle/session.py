@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from treadle.batch import Part, Run
+from treadle.batch import Part, RopeTable, Run
 from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.choice import GEMV_TOKENS
@@ -34,11 +34,12 @@ T = TypeVar("T")
 
 
 class _Ready:
-    """A plan that is compiled and has its memory."""
+    """A plan that is compiled and has its memory, that of a run's inputs too."""
 
-    def __init__(self, plan: Plan, kernels: dict[str, int], arena: Memory) -> None:
-        self.plan, self.arena = plan, arena
+    def __init__(self, plan: Plan, kernels: dict[str, int], arena: Memory, run: Run) -> None:
+        self.plan, self.arena, self.run = plan, arena, run
         self.records, self.args = plan.table(kernels, arena.address, STEP)
+        self.address = int(self.records.ctypes.data)
         logits = plan.steps[-1].writes[0]
         at = plan.offsets[logits]
         self.logits = arena.bytes[at : at + logits.rows * logits.row_bytes].view(np.float32)
@@ -74,10 +75,12 @@ class Engine:
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._arena = Memory(0)
         self._team: Team | None = None
-        self._last: Run | None = None  # a thread that comes late may still look at its counts
         self._closed = False
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
-        self._inverse = [rope_frequencies(config, local) for local in (False, True)]
+        self._ropes = [
+            RopeTable(*rope_frequencies(config, bool(pool.window)), n_ctx)
+            for pool in self.cache.pools
+        ]
         self.max_tokens = min(CHUNK, max(n_ctx, GEMV_TOKENS[-1] + 1))
 
     # -- plans ----------------------------------------------------------------------------------
@@ -87,11 +90,15 @@ class Engine:
         return self._plan_for(n_tokens, n_outputs).plan
 
     def _bucket(self, n: int, most: int) -> int:
-        return next((size for size in GEMV_TOKENS if n <= size), most)
+        for size in GEMV_TOKENS:
+            if n <= size:
+                return size
+        return most
 
     def _plan_for(self, n_tokens: int, n_outputs: int) -> _Ready:
         key = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)
-        if key not in self._ready:
+        ready = self._ready.get(key)
+        if ready is None:
             plan = build_plan(
                 self.config,
                 self._weights,
@@ -104,8 +111,9 @@ class Engine:
             )
             kernels = load_kernels(plan.specs(), self.isa, self.progress)
             self._grow(plan)
-            self._ready[key] = _Ready(plan, kernels, self._arena)
-        return self._ready[key]
+            run = Run(plan, self.cache, self._ropes)
+            ready = self._ready[key] = _Ready(plan, kernels, self._arena, run)
+        return ready
 
     def _grow(self, plan: Plan) -> None:
         """One arena and one team serve all plans; a plan that needs more gets them anew, and the
@@ -117,7 +125,7 @@ class Engine:
             self._arena = Memory(plan.arena_bytes)
             for key, ready in self._ready.items():
                 kernels = load_kernels(ready.plan.specs(), self.isa)
-                self._ready[key] = _Ready(ready.plan, kernels, self._arena)
+                self._ready[key] = _Ready(ready.plan, kernels, self._arena, ready.run)
         if self._team is None or self._team.scratch < plan.scratch:
             if self._team is not None:
                 self._team.close()
@@ -192,14 +200,12 @@ class Engine:
     def _run(self, parts: Ids[Part], read: Callable[[_Ready, Run], T], times: int = 0) -> T:
         with self.lock:
             ready = self._plan_of(parts)  # compiling takes seconds, and may be interrupted
-            records, starts = ready.records, [len(part.seq) for part in parts]
+            starts = [len(part.seq) for part in parts]
             assert self._team is not None
             with interrupts_held():
-                run = self._last = self._prepare(ready, parts)
+                run = self._prepare(ready, parts)
                 try:
-                    self._team.run(
-                        int(records.ctypes.data), len(records), int(run.state.ctypes.data), times
-                    )
+                    self._team.run(ready.address, len(ready.records), run.address, times)
                 except BaseException:  # from a signal handler of the user's own
                     for part, start in zip(parts, starts, strict=True):
                         self.cache.truncate(part.seq, start)
@@ -220,25 +226,27 @@ class Engine:
         """The plan for a batch, once its sizes and ids are known to be sound."""
         if self._closed:
             raise TreadleError("the model is closed")
-        n_tokens = sum(len(part.ids) for part in parts)
-        n_outputs = sum(part.n_outputs for part in parts)
+        n_tokens = n_outputs = 0
+        n_vocab, seqs = self.config.n_vocab, set()
+        for part in parts:
+            n = len(part.ids)
+            if not 0 <= part.n_outputs <= n:
+                raise TreadleError("a part of a batch that wants more logits than it has tokens")
+            if n and not (min(part.ids) >= 0 and max(part.ids) < n_vocab):
+                raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
+            n_tokens, n_outputs = n_tokens + n, n_outputs + part.n_outputs
+            seqs.add(id(part.seq))
+        if len(seqs) < len(parts):
+            raise TreadleError("two parts of a batch for one sequence")
         if not 0 < n_tokens <= self.max_tokens or n_outputs > OUTPUTS:
             raise TreadleError(
                 f"a batch of {n_tokens} tokens and {n_outputs} outputs; "
                 f"at most {self.max_tokens} and {OUTPUTS}"
             )
-        if any(not 0 <= part.n_outputs <= len(part.ids) for part in parts):
-            raise TreadleError("a part of a batch that wants more logits than it has tokens")
-        if len({id(part.seq) for part in parts}) < len(parts):
-            raise TreadleError("two parts of a batch for one sequence")
-        for part in parts:
-            if not 0 <= min(part.ids, default=0) <= max(part.ids, default=0) < self.config.n_vocab:
-                raise TreadleError(f"a token id outside 0..{self.config.n_vocab - 1}")
         return self._plan_for(n_tokens, n_outputs)
 
     def _prepare(self, ready: _Ready, parts: Ids[Part]) -> Run:
         """Make room for a batch, all of it or nothing, and lay out what its steps read."""
-        tokens = np.array([t for part in parts for t in part.ids], np.int32)
         starts = [len(part.seq) for part in parts]
         done: list[tuple[Sequence, int]] = []
         try:
@@ -249,19 +257,8 @@ class Engine:
             for seq, start in done:
                 self.cache.truncate(seq, start)
             raise
-        positions = np.concatenate(
-            [np.arange(s, s + len(p.ids)) for p, s in zip(parts, starts, strict=True)]
-        )
-        ropes = [self._rope(positions, which) for which in range(len(self.cache.pools))]
-        run = Run(parts, starts, ropes, tokens)
-        run.lay_out(self.cache, parts, starts, ready.plan.query_tile, ready.plan.split_keys)
-        return run
-
-    def _rope(self, positions: np.ndarray, which: int) -> np.ndarray:
-        """Cosines and sines, f32 ``[n_tokens, 2, rope_dims / 2]``, exact to f32."""
-        inverse, factor = self._inverse[which]
-        angles = positions[:, None] * inverse
-        return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32) * np.float32(factor)
+        ready.run.lay_out(parts, starts)
+        return ready.run
 
     def _read_logits(self, ready: _Ready, run: Run) -> np.ndarray:
         logits = ready.logits[: run["n_outputs"], : self.config.n_vocab].copy()
@@ -335,7 +332,7 @@ class Session:
                 chunk = ids[at : at + step]
                 wanted = len(chunk) if every else int(at + step >= len(ids))
                 rows.append(self.engine.run([Part(self.seq, chunk, wanted)]))
-        return np.concatenate(rows)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def match(self, ids: Ids[int]) -> int:
         """Keep the longest beginning of ``ids`` that is held or cached; its length.

@@ -78,6 +78,16 @@ def test_python_dash_m() -> None:
     assert ended.stdout.startswith(b"Usage: treadle ")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_output_that_could_not_be_written_is_a_failure() -> None:
+    """The process ends without Python's own last flush, so ours must tell."""
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "treadle", "--help"], cwd=ROOT, stdout=full, timeout=60
+        )
+    assert ended.returncode == 1
+
+
 def test_a_run_imports_nothing_that_it_does_not_need(gguf: str) -> None:
     program = (
         "import sys; from tests.cli.fake import *; from treadle.cli import main;"

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 import treadle
+from treadle.cli import garbage_kept
 from treadle.errors import TreadleError
 
 COMMANDS = (
@@ -48,7 +49,8 @@ class Commands(click.Group):
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"treadle.cli.{cmd_name}").command
+        with garbage_kept():
+            command: click.Command = import_module(f"treadle.cli.{cmd_name}").command
         return command
 
     def resolve_command(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
+from treadle.cli import garbage_kept
 from treadle.convert.open import is_hf
 from treadle.errors import FileError
 
@@ -74,4 +75,5 @@ def load_model(ref: str | None, progress: ProgressBar, **settings: Any) -> Model
     """
     path = None if ref is None else find_model(ref, progress)
     given = {name: value for name, value in settings.items() if value is not None}
-    return treadle.load(path, progress=progress, **given)
+    with garbage_kept():
+        return treadle.load(path, progress=progress, **given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -105,6 +104,8 @@ class GGUFWriter:
 
     def write(self) -> None:
         """Write the file: beside its place first, then moved into it, so never seen in part."""
+        import secrets  # brings OpenSSL along, and readers of files need none of it
+
         part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("xb") as f:

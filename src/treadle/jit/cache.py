@@ -16,7 +16,6 @@ import platform
 import stat
 import struct
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -167,6 +166,8 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
     target = path_of(name, isa_key)
     body = code + json.dumps({"name": name, "isa_key": isa_key, **(about or {})}).encode()
     footer = _FOOTER.pack(len(code), len(body) - len(code), hashlib.sha256(body).digest(), MAGIC)
+    import tempfile  # only who compiles needs it
+
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -98,6 +97,8 @@ def save(isa: Isa, table: Table, *, proc: Path = machine.PROC) -> Path:
         table = _read(path, isa, proc)[0].updated(table)
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     text = json.dumps({**_machine(isa, proc), "made": made, "formats": _written(table)}, indent=1)
+    import tempfile  # only who tunes needs it
+
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
         try:

@@ -131,13 +131,15 @@ def _checked(values: npt.NDArray[Any], n_vocab: int, source: str) -> Floats:
         raise SamplingError(
             f"{source}: expected {n_vocab} real numbers, found {x.dtype} of shape {x.shape}"
         )
-    with np.errstate(over="ignore"):
-        x = x.astype(np.float32, copy=False)
-    peak = float(x.max())
+    if x.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    at = int(x.argmax())  # of the first NaN, if there is one
+    peak = float(x[at])
     if math.isnan(peak):
-        raise SamplingError(f"{source}: NaN at token {int(np.isnan(x).argmax())}")
+        raise SamplingError(f"{source}: NaN at token {at}")
     if peak == math.inf:
-        raise SamplingError(f"{source}: +inf at token {int(x.argmax())}")
+        raise SamplingError(f"{source}: +inf at token {at}")
     if peak == -math.inf:
         raise SamplingError(f"{source}: every token is ruled out")
     return x
