@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,22 +11,22 @@ import numpy as np
 
 from treadle.errors import SamplingError
 from treadle.sampling.candidates import Candidates, Doubles, largest, probabilities, weights
-from treadle.sampling.philox import philox
 
 
 class Uniforms:
     """Random numbers in [0, 1) from a seed, the same on every machine and with every numpy.
 
-    Philox is a counter through a fixed cipher. ``seed``: 0 to 2**64 - 1, None: any.
+    Philox is a counter through a fixed cipher; numpy keeps its raw 64-bit stream for ever but may
+    change how it makes floats of it, so that is done here. ``seed``: 0 to 2**64 - 1, None: any.
     """
 
     def __init__(self, seed: int | None) -> None:
-        self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-        self._stream = philox(self.seed)
+        self.seed = secrets.randbits(32) if seed is None else seed
+        self._stream = np.random.Philox(key=self.seed)
 
     def next(self) -> float:
         """The next number: 53 random bits."""
-        return float(next(self._stream) >> 11) * 2.0**-53
+        return float(int(self._stream.random_raw()) >> 11) * 2.0**-53
 
 
 class Selector(Protocol):
