@@ -77,7 +77,8 @@ def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> 
     assert found.perplexity.error == pytest.approx(known["ppl_error"], rel=0.01)
     assert found.kl.value == pytest.approx(known["kl"], abs=known["kl_error"])
     assert found.kl.error == pytest.approx(known["kl_error"], rel=0.2)
-    assert found.kl_p99 == pytest.approx(known["kl_p99"], rel=0.2)
+    # Of 756 tokens this is about the eighth largest, and the fifth is a third larger.
+    assert found.kl_p99 == pytest.approx(known["kl_p99"], rel=0.35)
     assert found.top1.value == pytest.approx(known["top1"], abs=2 * found.top1.error)
     assert found.delta_p.value == pytest.approx(known["delta_p"], abs=2 * found.delta_p.error)
     if fmt == "F32":  # the reference is the model itself

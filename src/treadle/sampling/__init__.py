@@ -8,7 +8,6 @@
     temperature.py  temperature, fixed or steered by entropy
     repetition.py   repeat, frequency and presence penalties; DRY and its sequence breakers
     selection.py    the token: greedy, a draw, mirostat 1 and 2, adaptive-p; random numbers
-    philox.py       the random bits that those are made of
     chain.py        Sampler: the order, and what one sequence must remember
 
 Logits are float32, probabilities float64: with the same logits and seed, two machines part only
