@@ -197,6 +197,10 @@ class Pack(Spec):
                 for i in range(0, BLOCK, lanes):
                     at = row + (b * (BLOCK * 4) + i * 4)
                     have = min(max(count - i, 0), lanes)
+                    if self.group > 1:  # the next token's: too short a run for the hardware
+                        k.prefetch(at + stride * 4)
+                        if self.fn != "copy":
+                            k.prefetch(at + (up + stride) * 4)
                     v = k.load_first(at, f32 * lanes, have)
                     if self.fn != "copy":
                         gated = getattr(math, self.fn)(k, v)
