@@ -130,6 +130,20 @@ def test_streams_are_the_same_in_every_call_and_of_each_sequence_its_own() -> No
     assert set(one) | set(two) <= set(range(100))
 
 
+def test_a_repetition_is_a_share_of_the_peaks_of_its_own_moment(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that has fallen to half of its speed by the third repetition, which took 3 ms."""
+    moments = iter([PEAKS, PEAKS, {name: rate / 2 for name, rate in PEAKS.items()}])
+    monkeypatch.setattr(bench, "measured_peaks", lambda model, progress: next(moments))
+    (first,) = json.loads(run("bench", gguf, "-p", "6", "-n", "0", "-r", "3", "--json").out)
+    least = (32 + 384 * 6 + 256 * 6 + 288 + 6 * 4) / 1e9
+    shares = [least / 0.001, least / 0.002, 2 * least / 0.003]
+    assert first["share_of_peak"] == pytest.approx(sorted(shares)[1])
+    assert first["peaks"] == PEAKS
+    assert next(moments, None) is None
+
+
 def test_the_table(run: Run, model: FakeModel, gguf: str) -> None:
     ran = run("bench", gguf, "-p", "6", "-n", "0", "-r", "1")
     header, line, peaks = ran.out.splitlines()

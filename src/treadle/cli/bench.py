@@ -182,9 +182,8 @@ def time_model(
             peer = {"threads": model.n_threads, "context": schedule.context, "kv": schedule.kv}
             engines.append(LlamaCpp(path, ids, **peer))
         for test in schedule.tests:
-            seconds = time_in_turns(engines, test, schedule.repeat, progress)
-            peaks = measured_peaks(model, progress)  # bandwidth moves by the minute
-            results += evaluate(model, name, engines, test, seconds, peaks)
+            timed = time_in_turns(model, engines, test, schedule.repeat, progress)
+            results += evaluate(model, name, engines, test, *timed)
     finally:
         for engine in engines:
             engine.close()
@@ -193,22 +192,26 @@ def time_model(
 
 
 def time_in_turns(
-    engines: Sequence[Engine], test: Test, repeat: int, progress: ProgressBar
-) -> list[list[float]]:
-    """Return the seconds of every repetition of every engine [n_engines][repeat].
+    model: Any, engines: Sequence[Engine], test: Test, repeat: int, progress: ProgressBar
+) -> tuple[list[list[float]], list[Peaks]]:
+    """Return the seconds of every repetition of every engine [n_engines][repeat], and this
+    machine's peaks right after each of our own [repeat].
 
     The engines take turns, so that a slow minute of a shared machine falls on all of them. One
     repetition before the first warms caches and compiles what is missing; it is not counted.
     """
     seconds: list[list[float]] = [[] for _ in engines]
+    peaks: list[Peaks] = []
     for i in range(repeat + 1):
         progress(f"timing {test.name} at depth {test.depth}", i, repeat + 1)
         for engine, times in zip(engines, seconds, strict=True):
             elapsed = time_once(engine, test)
             if i:
                 times.append(elapsed)
+            if i and engine.name == Treadle.name:
+                peaks.append(measured_peaks(model, None))  # bandwidth moves by the second
     progress(f"timing {test.name} at depth {test.depth}", repeat + 1, repeat + 1)
-    return seconds
+    return seconds, peaks
 
 
 def time_once(engine: Engine, test: Test) -> float:
@@ -228,12 +231,18 @@ def evaluate(
     engines: Sequence[Engine],
     test: Test,
     seconds: list[list[float]],
-    peaks: Peaks,
+    peaks: Sequence[Peaks],
 ) -> Iterator[Result]:
-    """Turn seconds into results; bytes and operations are those of treadle's plan."""
+    """Turn seconds into results; bytes and operations are those of treadle's plan.
+
+    A share is the median of those that each repetition has of the peaks right after it.
+    """
     n_rows = test.n if test.kind == "pp" else test.sequences
     steps = model.plan(n_rows, test.sequences)
-    work = Work.of(steps, test.runs(steps.n_tokens), peaks)
+    runs = list(test.runs(steps.n_tokens))
+    works = [Work.of(steps, runs, rates) for rates in peaks]
+    usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}
+    work = Work.of(steps, runs, usual)
     for engine, times in zip(engines, seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
@@ -247,13 +256,13 @@ def evaluate(
             tok_s_max=test.n_tokens / min(times),
             bytes_s=work.n_bytes / middle if ours else None,
             ops_s=work.ops / middle if ours else None,
-            share_of_peak=work.share_of_peak(middle) if ours else None,
+            share_of_peak=median(map(Work.share_of_peak, works, times)) if ours else None,
             engine=engine.name,
             model=name,
             format=format_of(model),
             peak=work.bound if ours else None,
             shares=work.shares(middle) if ours else None,
-            peaks=dict(peaks),
+            peaks=usual,
         )
 
 

@@ -25,13 +25,13 @@ class Result:
     tok_s_max: float
     bytes_s: float | None  # what the plan's steps read, by the second: weights, keys and values
     ops_s: float | None
-    share_of_peak: float | None  # the least time these steps could take here, over the time taken
+    share_of_peak: float | None  # the least time these steps could take, over that taken: median
     engine: str
     model: str  # the file's name
     format: str  # of most of its weights
     peak: str | None  # what share_of_peak is mostly a share of: "bandwidth", "int8", "bf16", "f32"
     shares: dict[str, float] | None  # of each of these peaks that the steps use
-    peaks: dict[str, float]  # of this machine at that time: bytes or operations a second
+    peaks: dict[str, float]  # of this machine meanwhile, medians: bytes or operations a second
 
     @property
     def work(self) -> tuple[str, str, int, int, int]:
