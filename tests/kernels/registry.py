@@ -4,9 +4,8 @@ awkward sizes.
 
 from __future__ import annotations
 
-from typing import Any
-
 from itertools import product
+from typing import Any
 
 from treadle.formats import FORMATS, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES

@@ -58,8 +58,7 @@ class Gemv(Matmul):
                 with k.if_(first < seg.m):
                     mine = k.min((frame.end - item) * STRIP - r, seg.m - first)
                     rows = [
-                        seg.weights.row(k.min(first + i, seg.m - 1), self.k)
-                        for i in range(self.mr)
+                        seg.weights.row(k.min(first + i, seg.m - 1), self.k) for i in range(self.mr)
                     ]
                     ahead = Ahead(k, rows[0], mine, self.k // self.fmt.block)
                     if dot:

@@ -1,9 +1,10 @@
 """Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (+ bias) (+ residual)``: what gemm and gemv share.
 
 W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
-y. Arguments: ``x, residual, y, y_stride, chunk`` then for each segment ``w, bias, m, y_column``, with
-a ``w`` for each array that a tensor of the format has; strides and columns in f32 values. ``chunk`` is the number of tokens an item handles (a multiple of
-the tile's), so that few rows and many cores still make many items.
+y. Arguments: ``x, residual, y, y_stride, chunk`` then for each segment ``w, bias, m, y_column``,
+with a ``w`` for each array that a tensor of the format has; strides and columns in f32 values.
+``chunk`` is the number of tokens an item handles (a multiple of the tile's), so that few rows and
+many cores still make many items.
 """
 
 from __future__ import annotations
