@@ -91,7 +91,7 @@ def save(arrays: Mapping[str, Any], folder: Path, shard_bytes: int) -> None:
         shards[-1][name] = array
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     names = names if len(shards) > 1 else ["model.safetensors"]
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for name, shard in zip(names, shards, strict=True):
         mx.save_safetensors(str(folder / name), shard, metadata={"format": "mlx"})
         weight_map |= dict.fromkeys(shard, name)

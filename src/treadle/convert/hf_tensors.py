@@ -105,12 +105,12 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     found: dict[str, Named] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(n, hyper)}
     packed: dict[str, Packed] = {}
-    if hyper.packing is not None:
+    if (packing := hyper.packing) is not None:
         # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
         # that ties it to the embeddings; mlx-lm uses it.
         if any(n.endswith(tuple(f"{stem}.weight" for stem in _HEAD)) for n in tensors):
             hyper = replace(hyper, tied=False)
-        packed = find_packed(tensors, hyper.packing, lambda tensor: _width(tensor, hyper))
+        packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
         for tensor in (t for p in packed.values() for t in p.arrays[1:]):
             del tensors[tensor.name]
     for tensor in tensors.values():

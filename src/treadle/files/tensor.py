@@ -80,8 +80,7 @@ class PartedTensor(Tensor):
     @property
     def data(self) -> Bytes:
         """uint8 [n_bytes]: the format's blocks, put together in memory."""
-        assert self.format is not None
-        return self.format.join(self.parts)
+        return self.format.join(self.parts) if self.format else super().data
 
     @property
     def arrays(self) -> list[Bytes]:

@@ -35,7 +35,7 @@ BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}  # safetensors' names
 SUB = 32  # codes that share a sum of activations
-RUN = 16  # codes that nibbles are put in order by: as many as the narrowest registers hold
+RUN = 16  # codes: as many as the narrowest registers hold
 LEAST = 1e-7  # of a scale that MLX gives to a group
 
 _NAME = re.compile(r"MLX(\d)_G(\d+)(?:_(BF16|F32))?")
@@ -178,7 +178,7 @@ def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
 
 
 def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
-    """Codes of any width in order. Four at a time are brought into a dword of their own; then its
+    """Codes of any width, in order. Four at a time are brought into a dword of their own; then its
     upper two are moved to its upper half, and of each two the upper one to the upper byte.
     """
 
@@ -186,22 +186,36 @@ def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
         qs = field("qs")
         if bits == 8:
             return [qs]
-        n, n_fours = qs.ty.lanes, qs.ty.lanes * 2 // bits
-        order, shifts = [], []
-        for i in range(n_fours):
-            byte, shift = divmod(4 * bits * i, 8)
-            needed = -(-(shift + 4 * bits) // 8)
-            order += [byte + j if j < needed else n for j in range(4)]  # n: a byte of zeros
-            shifts.append(shift)
-        words = k.shuffle(qs, k.zero(qs.ty), order).bits(u32 * n_fours)
-        if any(shifts):
-            words = words >> k.const(shifts, words.ty)
+        words = four_by_four(k, qs, bits)
         pair, one = (1 << 2 * bits) - 1, (1 << bits) - 1
         words = (words & pair) | ((words << (16 - 2 * bits)) & (pair << 16))
         words = (words & one * 0x10001) | ((words << (8 - bits)) & one * 0x1000100)
-        return [words.bits(u8 * (4 * n_fours))]
+        return [words.bits(u8 * (4 * words.ty.lanes))]
 
     return unpack
+
+
+def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
+    """A dword for each four codes, in its lowest bits; anything above.
+
+    First RUN codes are brought into 16 bytes of their own, dword by dword: bytes that cross from
+    one such quarter of a register to another, LLVM would move one by one.
+    """
+    pitch = bits * RUN // 8  # bytes of RUN codes
+    apart, order, shifts = [], [], []
+    for run in range(qs.ty.lanes // pitch):
+        first, skip = divmod(run * pitch, 4)
+        last = (run * pitch + pitch - 1) // 4
+        apart += [min(first + j, last) for j in range(4)]
+        for four in range(RUN // 4):
+            byte, shift = divmod(4 * bits * four, 8)
+            end = (4 * bits * (four + 1) - 1) // 8
+            order += [run * RUN + skip + min(byte + j, end) for j in range(4)]
+            shifts.append(shift)
+    dwords = qs.bits(u32 * (qs.ty.lanes // 4))
+    runs = k.shuffle(dwords, dwords, apart).bits(u8 * (4 * len(apart)))
+    words = k.shuffle(runs, runs, order).bits(u32 * len(shifts))
+    return words >> k.const(shifts, words.ty) if any(shifts) else words
 
 
 def _scales(kind: str, n: int) -> Callable[[Builder, Isa, Field], tuple[Val, Val]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.types import Ty
-    from treadle.jit.values import Operand, Val
+    from treadle.jit.values import Val
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class At:
         """The ``i``-th row of ``k`` weights from here on."""
         return self.block(i, k // self.fmt.block)
 
-    def block(self, i: Operand, each: int = 1) -> At:
+    def block(self, i: Val | int, each: int = 1) -> At:
         """The ``i``-th block from here on, or ``i``-th run of ``each`` blocks."""
         steps = (each * stride for stride in self.fmt.strides)
         return At(self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True)))

@@ -184,10 +184,10 @@ def _pack_staged(
     scales = out + 4 * rows * act.kd
     with k.loop(act.k // n) as c:
         with k.loop(lanes) as r:
-            at = source.row(k, r).block(c, n_blocks)
-            at.prefetch(k, 2 * n_blocks, n_blocks, 2)
+            row = source.row(k, r).block(c, n_blocks)
+            row.prefetch(k, 2 * n_blocks, n_blocks, 2)
             with k.loop(n_blocks) as i:
-                block = at.block(i)
+                block = row.block(i)
                 to = stage + (r * pitch + i * fmt.block)
                 k.store(to, codes_in_order(k, fmt, block) + more)
                 to = stage + (r * pitch + n + i * (4 * n_subs))
