@@ -15,7 +15,7 @@ from treadle.batch import Part, Run
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.kv import PAGE
-from treadle.kernels.matmul import COLUMN, ROWS, SEGMENT_SLOTS, SEGMENTS, Matmul
+from treadle.kernels.matmul import COLUMN, ROWS, Matmul
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.plan import Buffer, Plan, Step
@@ -102,8 +102,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
     if isinstance(spec, Matmul):
         made = []
         for s in range(spec.segments):
-            slots = step.args[SEGMENTS + SEGMENT_SLOTS * s :][:SEGMENT_SLOTS]
-            height, column = slots[ROWS], slots[COLUMN]
+            height, column = (step.args[spec.slot(s, which)] for which in (ROWS, COLUMN))
             assert isinstance(height, int)
             assert isinstance(column, int)
             y = rows(step.writes[0], slice(column, column + height))

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.cli.conftest import Run
 from treadle.cli import tune as cli
-from treadle.cli.tune import Result
+from treadle.cli.tune import FormatName, Result
 from treadle.cli.tune_plot import draw
 from treadle.formats import by_name
 from treadle.jit import cache
@@ -288,3 +289,12 @@ def test_a_cell_shows_the_best_of_what_varies_beside_it() -> None:
     root = ET.fromstring(draw([[fast, slow, other]], ""))
     assert {"7", "6"} <= {node.text for node in root.iter(f"{SVG}text")}
     assert "5" not in {node.text for node in root.iter(f"{SVG}text")}
+
+
+def test_a_format_of_mlx_by_its_name() -> None:
+    """They are too many to list; others are still named in the error."""
+    option = FormatName(["Q8_0"], case_sensitive=False)
+    assert option.convert("mlx4_g64_bf16", None, None) == "MLX4_G64_BF16"
+    assert option.convert("q8_0", None, None) == "Q8_0"
+    with pytest.raises(click.BadParameter, match="MLX7_G64.*(?i:q8_0)"):
+        option.convert("MLX7_G64", None, None)

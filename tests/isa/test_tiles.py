@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.formats import by_name
+from treadle.formats import by_name, mlx
+from treadle.formats.mlx import BITS, GROUPS
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly
@@ -68,6 +69,17 @@ def test_sums_stay_in_registers(weights: str, tokens: int, isa: Isa) -> None:
         allowed = multiplies // 10 if isinstance(spec, Gemm) else few
     what = f"{spec.name} on {isa.name}: {len(found)} vector moves for {multiplies} multiplies"
     assert len(found) <= allowed, f"{what}, first {found[0]}"
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512_vnni"])
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("bits", BITS)
+def test_streams_of_bits_are_not_moved_byte_by_byte(bits: int, group: int, isa: str) -> None:
+    """What LLVM does with a shuffle that it has no instruction for: five times slower."""
+    for tokens in (1, 512):
+        spec = choice.matmul(mlx(bits, group, "F16"), ROWS[isa], 2048, tokens)
+        code = emit_assembly(trace(spec, ROWS[isa]), ROWS[isa])
+        assert len(re.findall(r"\tv?p(insr|extr)b\t", code)) <= 16, spec.name
 
 
 def test_the_search_finds_a_spill() -> None:

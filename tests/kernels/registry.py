@@ -4,9 +4,11 @@ awkward sizes.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
-from treadle.formats import FORMATS
+from treadle.formats import FORMATS, mlx
+from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.gemm import Gemm
@@ -25,8 +27,15 @@ def embed_widths(block: int) -> tuple[int, int]:
     return max(32, block), 11 * max(32, block)
 
 
+# Every width with every group. What the scales are is seen by one function alone: each width and
+# each group meets all three.
+MLX = [
+    mlx(bits, group, list(SCALES)[(BITS.index(bits) + GROUPS.index(group)) % 3])
+    for bits, group in product(BITS, GROUPS)
+]
+
 EMBEDS = [
-    *(Embed(f.name, k) for f in FORMATS.values() for k in embed_widths(f.block)),
+    *(Embed(f.name, k) for f in (*FORMATS.values(), *MLX) for k in embed_widths(f.block)),
     Embed("F32", 172),
     Embed("F16", 172, 2.5),
     Embed("BF16", 172),
@@ -120,6 +129,11 @@ for i, f in enumerate(OTHERS):
     act, k = ("q8", 352 if f.block == 32 else 768) if f.codes else ("f32", 172)
     GEMMS.append(Gemm(f.name, act, k, **{"mr": 1, "nr": 4, **_options(i, 2)}))
     GEMVS.append(Gemv(f.name, act, k, **{"mr": 2, "nr": 1, **_options(i + 1, 4)}))
+for i, f in enumerate(MLX):  # several arrays a tensor: with every option and number of tokens
+    n = (1, 2, 4)[(i + i // 3) % 3]
+    GEMVS.append(Gemv(f.name, "q8", 11 * f.block, **{"mr": 2, "nr": n, **_options(i + 1, 4)}))
+    if i % 2 == 0:  # a panel is packed by block, so each width and each group will do
+        GEMMS.append(Gemm(f.name, "q8", 11 * f.block, **{"mr": 1, "nr": 4, **_options(i // 2, 2)}))
 ALL: list[Spec] = [
     *EMBEDS,
     *NORMS,

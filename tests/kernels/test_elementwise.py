@@ -86,11 +86,12 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
     run = Run(n_tokens=5, tokens=tokens)
     w = fmt.quantize_rows(rng.standard_normal((n_vocab, spec.k)).astype(np.float32))
     expected = np.full((5, stride), np.nan)
-    spec.run_ref([w, expected, stride], run)
+    parts = fmt.split(w)
+    spec.run_ref([*parts, expected, stride], run)
     for front in (False, True):
         x = memory.array((5, stride), np.float32, name="x", front=front)
-        weights = memory.copy(w, name="w", front=front)
-        call(spec, isa, memory, [weights, x, stride], run, 5)
+        weights = [memory.copy(part, name="w", front=front) for part in parts]
+        call(spec, isa, memory, [*weights, x, stride], run, 5)
         # The code times d, plus m, times scale: three roundings, the sum's relative to its larger
         # part.
         size = np.abs(expected[:, : spec.k]) + np.abs(fmt.dequantize_rows(w)).max() * spec.scale

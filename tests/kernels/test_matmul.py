@@ -66,7 +66,7 @@ class Problem:
     n: int
     heights: list[int]
     x: np.ndarray  # f32 [n, k]
-    weights: list[np.ndarray]  # bytes [m, row_bytes], one for each segment
+    weights: list[np.ndarray]  # bytes [m, row_bytes] of whole blocks, one for each segment
     biases: list[np.ndarray]
     residual: np.ndarray
     front: bool = False
@@ -89,7 +89,7 @@ class Problem:
     ) -> list[Any]:
         args = [x, residual, y, self.stride, chunk]
         for w, b, m, column in zip(weights, biases, self.heights, self.columns, strict=True):
-            args += [w, b, m, column]
+            args += [*w, b, m, column]
         return args
 
     def reference(self) -> np.ndarray:
@@ -98,7 +98,8 @@ class Problem:
         layout.write_ref(x, self.x)
         y = np.full((self.n, self.stride), np.nan)
         with np.errstate(invalid="ignore", over="ignore"):
-            args = self._args(x, self.residual, y, 0, self.weights, self.biases)
+            weights = [self.spec.fmt.split(w) for w in self.weights]
+            args = self._args(x, self.residual, y, 0, weights, self.biases)
             self.spec.run_ref(args, self.run)
         return y
 
@@ -113,7 +114,10 @@ class Problem:
         y = memory.array((n_rows, self.stride), np.float32, name="y", front=self.front)
         residual = np.full(y.shape, np.nan, np.float32)
         residual[: self.n] = self.residual
-        weights = [memory.copy(w, name="w", front=self.front) for w in self.weights]
+        weights = [
+            [memory.copy(part, name="w", front=self.front) for part in spec.fmt.split(w)]
+            for w in self.weights
+        ]
         biases = [memory.array(p, np.float32, name="bias", front=self.front) for p in self.padded]
         for b, values in zip(biases, self.biases, strict=True):
             b[: len(values)] = values
@@ -151,10 +155,13 @@ def is_simple(spec: Matmul) -> bool:
     return spec.fmt.codes is None or spec.fmt.codes.scales is None
 
 
-def has_f16_scale(spec: Matmul) -> bool:
+NOT_NUMBERS = {"<f2": (np.nan, np.inf), "<f4": (np.nan, np.inf), "<u2": (0x7FC0, 0x7F80)}  # bf16
+
+
+def has_float_scale(spec: Matmul) -> bool:
     """Whether a block can say NaN and infinity, or a weight itself can."""
     fmt = spec.fmt
-    return not fmt.dtype.names or ("d" in fmt.dtype.names and fmt.dtype["d"] == np.dtype("<f2"))
+    return not fmt.dtype.names or ("d" in fmt.dtype.names and fmt.dtype["d"].str in NOT_NUMBERS)
 
 
 def some(
@@ -265,7 +272,8 @@ def bound(problem: Problem) -> np.ndarray:
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
     near their end (else a smaller scale would do), so offset and minimum are at most the size of
     its largest weight or a little more, and code and offset or minimum together below three times
-    that; 32 weights are two of the sub-blocks of 16 with different scales, and the larger counts.
+    that; 32 weights are two of the sub-blocks of 16 with different scales, and the larger counts;
+    of a larger group with one scale, the largest of the group.
     """
     spec = problem.spec
     layout = spec.layout()
@@ -281,7 +289,8 @@ def bound(problem: Problem) -> np.ndarray:
         values = np.abs(spec.fmt.dequantize_rows(w)).astype(np.float64)
         rounding = 2.0**-8 if spec.act == "bf16" and spec.w != "BF16" else 0.0
         if codes and codes.scales:
-            top = values.reshape(m, -1, 32).max(-1).repeat(32, -1)
+            group = spec.fmt.block if spec.fmt.parts else 32
+            top = values.reshape(m, -1, group).max(-1).repeat(group, -1)
             values = values + 3 * top
         elif codes:
             blocks = w.reshape(-1).view(spec.fmt.dtype).reshape(m, -1)
@@ -302,7 +311,7 @@ def test_random_numbers(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.G
     problem.check(memory, bound(problem))
 
 
-@cases(lambda spec: not spec.residual and has_f16_scale(spec))
+@cases(lambda spec: not spec.residual and has_float_scale(spec))
 def test_not_a_number_stays_in_its_row(
     spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
@@ -312,8 +321,8 @@ def test_not_a_number_stays_in_its_row(
     n = counts(spec)[-1]
     problem, tolerance = some(spec, isa, rng, n, [50] * spec.segments)
     w = problem.weights[0].view(spec.fmt.dtype).reshape(50, -1)
-    bad = {"F32": (np.nan, np.inf), "F16": (np.nan, np.inf), "BF16": (0x7FC0, 0x7F80)}
-    for row, value in zip((3, 48), bad.get(spec.w, (np.nan, np.inf)), strict=True):
+    bad = spec.fmt.dtype["d"] if spec.fmt.codes else spec.fmt.dtype
+    for row, value in zip((3, 48), NOT_NUMBERS.get(bad.str, (np.nan, np.inf)), strict=True):
         if spec.fmt.codes:
             w[row, 0]["d"] = value
         else:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.kernels import rows
 from treadle.errors import CacheError, CompileError, UnsupportedError
-from treadle.formats import FORMATS, Format, by_name
+from treadle.formats import FORMATS, Format, by_name, mlx
 from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.kernels import choice
@@ -25,7 +25,7 @@ from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.runtime import trial as trial_module
 from treadle.runtime.trial import Trial
 
-READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
+READ = [*(fmt for fmt in FORMATS.values() if fmt.codes or fmt.load), mlx(4, 64, "BF16")]
 BEST = rows.ALL[-1]
 F32, Q8_0 = by_name("F32"), by_name("Q8_0")
 COPIES = 5

@@ -12,7 +12,8 @@ import click
 
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import heading, print_json, print_table, scaled
-from treadle.formats import FORMATS
+from treadle.formats import FORMATS, by_name
+from treadle.formats.mlx import named
 
 if TYPE_CHECKING:
     from treadle.formats import Format
@@ -23,6 +24,15 @@ Peaks = Mapping[str, float]  # operations a second of each kind, and "bytes_s"
 KERNELS = ("gemm", "gemv", "crossover")
 TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
 ENOUGH = 0.9  # of the processor time asked for: with less, the least times are luck
+
+
+class FormatName(click.Choice[str]):
+    """A format of the table, or one of MLX's, which are too many to list."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        made = named(str(value).upper())
+        return made.name if made else super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,8 @@ class Result:
 @click.argument("kernel", type=click.Choice(KERNELS), required=False)
 @click.option(
     "--format", "formats", multiple=True,
-    type=click.Choice([fmt.name for fmt in TUNABLE], case_sensitive=False),
-    help="Weight format; may be repeated. By default all.",
+    type=FormatName([fmt.name for fmt in TUNABLE], case_sensitive=False),
+    help="Weight format, or MLX4_G64 and its kin; may be repeated. By default all but those.",
 )  # fmt: skip
 @click.option("--k", type=click.IntRange(1), default=2048, help="Weights in a row.")
 @click.option("--m", type=click.IntRange(1), default=2048, help="Rows of weights.")
@@ -92,7 +102,7 @@ def command(
         say_reset(None if dry_run else tuned.reset(isa), tuned.tuned_row(isa).path)
         return
     n_threads = threads or usable_threads()[0]
-    wanted = [fmt for fmt in TUNABLE if not formats or fmt.name in formats]
+    wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
     shape, kernels = Shape(k, m, n), [kernel] if kernel else list(KERNELS)
     with ProgressBar() as progress:
         peaks, results, table = measure(wanted, isa, shape, n_threads, kernels, repeat, progress)

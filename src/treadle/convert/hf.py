@@ -11,7 +11,7 @@ and says in ``treadle.rope`` how they turn.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ import numpy.typing as npt
 from treadle.convert.hf_config import Hyper, read_config
 from treadle.convert.hf_tensors import GGML_TYPE, ROPE_FREQS, Named, layer_of, name_tensors
 from treadle.convert.hf_tokenizer import read_tokenizer
+from treadle.convert.mlx import Packed
 from treadle.convert.open import CONFIG
 from treadle.convert.source import FileRange, SourceTensor
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
 from treadle.files.safetensors import SafeTensors, find_weights, open_safetensors, read_json
-from treadle.files.tensor import Tensor
+from treadle.files.tensor import PartedTensor, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.config import ROPE_KEY
@@ -128,7 +129,19 @@ class HFModel(GGUF):
 
 
 def _in_place(named: Named) -> Tensor:
-    tensor = named.tensor
+    tensor, packed = named.tensor, named.packed
+    if packed is not None:
+        return PartedTensor(
+            named.name,
+            packed.shape,
+            named.ggml_type,
+            packed.format,
+            packed.n_bytes,
+            tensor.path,
+            tensor.offset,
+            tensor.file,
+            tuple(array.data for array in packed.arrays),
+        )
     return Tensor(
         named.name,
         tensor.shape,
@@ -167,6 +180,7 @@ class HFSource:
         self.metadata = checkpoint.metadata
         self._weights = checkpoint.weights
         self.tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
+        self.notes = _notes(checkpoint.tensors.values())
         factors = hyper.rope_factors
         if factors is not None:
             data = _bytes(factors)
@@ -181,8 +195,33 @@ class HFSource:
         self._weights.close()
 
 
+def _notes(tensors: Iterable[Named]) -> list[str]:
+    """What a user should know: GGUF cannot hold all formats."""
+    kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
+    return [
+        f"weights in {name}, which GGUF does not have, are unpacked and written as {kind}, the "
+        "type of their scales, unless --type names another"
+        for name, kind in sorted(kinds)
+    ]
+
+
+def _unpacked(named: Named, packed: Packed, n_head: int) -> SourceTensor:
+    """MLX's weights as numbers: GGUF has no such format."""
+
+    def read() -> Bytes:
+        blocks = packed.format.join([array.data for array in packed.arrays])
+        rows = packed.format.dequantize_rows(blocks.reshape(packed.shape[0], -1))
+        return _bytes(halves_to_pairs(rows, n_head) if n_head else rows).reshape(-1)
+
+    places = tuple(FileRange(t.path, t.offset, t.n_bytes) for t in packed.arrays)
+    kind = GGML_TYPE[packed.scales.dtype]
+    return SourceTensor(named.name, packed.shape, _F32, read, named.origin, places, kind)
+
+
 def _source(named: Named, hyper: Hyper) -> SourceTensor:
     tensor = named.tensor
+    if named.packed is not None:
+        return _unpacked(named, named.packed, _turned_heads(named.name, hyper))
     place = (FileRange(tensor.path, tensor.offset, tensor.n_bytes),)
     n_head = _turned_heads(named.name, hyper)
     read: Callable[[], Bytes]

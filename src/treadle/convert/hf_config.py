@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from treadle.convert.hf_rope import f32, read_rope
 from treadle.convert.json_keys import POSITION_MAX, Keys
+from treadle.convert.mlx import KEYS, Quantization, find_quantization
 from treadle.errors import FileError, UnsupportedError
 from treadle.models.archs import ARCHS
 from treadle.models.config import N_LAYER_MAX
@@ -134,6 +135,7 @@ class Hyper:
     n_head_kv: int
     tied: bool
     rope_factors: npt.NDArray[np.float32] | None
+    packing: Quantization | None  # of MLX
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
@@ -143,7 +145,9 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     a quantisation that treadle does not have.
     """
     family, keys = _find_family(config, path)
-    _refuse_others(Keys(config, path, {}), keys, family)
+    whole = Keys(config, path, {})
+    packing = find_quantization(whole)
+    _refuse_others(whole, keys, family, packing)
     n_layer = keys.integer("num_hidden_layers", hi=N_LAYER_MAX)
     n_embd, n_head = keys.integer("hidden_size"), keys.integer("num_attention_heads")
     n_head_kv = n_head  # what null stands for; a key that is not there, for the model's default
@@ -181,7 +185,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         tied = config["tie_word_embeddings"]
     metadata = {"general.architecture": family.arch}
     metadata |= {f"{family.arch}.{key}": value for key, value in made.items()}
-    return Hyper(family, metadata, sizes, n_layer, n_head, n_head_kv, tied, factors)
+    return Hyper(family, metadata, sizes, n_layer, n_head, n_head_kv, tied, factors, packing)
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
@@ -201,7 +205,7 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
     return family, Keys(config, path, family.defaults)
 
 
-def _refuse_others(whole: Keys, keys: Keys, family: Family) -> None:
+def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:
     """What would load and be wrong: other heads, other activations, packed weights."""
     kinds = whole.get("architectures") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
@@ -209,9 +213,9 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family) -> None:
     heads = ("ForCausalLM", "ForConditionalGeneration", "Model")
     if kinds and not any(kind.endswith(heads) for kind in kinds):
         whole.refuse("architectures", f"{', '.join(kinds)} is no model that writes text")
-    for key, what in (("quantization_config", "quant_method"), ("quantization", "mode")):
+    for key in () if packing else KEYS:
         if (packed := whole.within(key)) is not None:
-            name = packed.get(what) or f"{packed.get('bits')} bits"
+            name = packed.get("quant_method") or f"{packed.get('bits')} bits"
             whole.refuse(key, f"treadle has no reader for weights packed so ({name})")
     for key in ("hidden_act", "hidden_activation"):
         found = keys.text(key, family.activation)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.mlx import Packed, find_packed
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS
+from treadle.formats.format import NO_GGML
 from treadle.models.archs import ARCHS, LAYER_TENSORS, MODEL_TENSORS
 
 if TYPE_CHECKING:
@@ -61,11 +63,12 @@ _ROWS = {row.name: (i, row) for i, row in enumerate((*MODEL_TENSORS, *LAYER_TENS
 
 @dataclass(frozen=True)
 class Named:
-    """A tensor of the checkpoint under its GGUF name."""
+    """A tensor of the checkpoint under its GGUF name; ``packed``: with others, in MLX's format."""
 
     name: str
     tensor: SafeTensor
     ggml_type: int
+    packed: Packed | None = None
 
     @property
     def origin(self) -> str:
@@ -100,14 +103,28 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     UnsupportedError for one that is not in floating point of 16 bits or more.
     """
     found: dict[str, Named] = {}
-    for tensor in weights.tensors.values():
+    tensors = {n: t for n, t in weights.tensors.items() if not _is_other(n, hyper)}
+    packed: dict[str, Packed] = {}
+    if (packing := hyper.packing) is not None:
+        # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
+        # that ties it to the embeddings; mlx-lm uses it.
+        if any(n.endswith(tuple(f"{stem}.weight" for stem in _HEAD)) for n in tensors):
+            hyper = replace(hyper, tied=False)
+        packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
+        for tensor in (t for p in packed.values() for t in p.arrays[1:]):
+            del tensors[tensor.name]
+    for tensor in tensors.values():
         name = _gguf_name(tensor, hyper)
         if name is None:
             continue
         if name in found:
             what = f"is a second {name}, beside {found[name].tensor.name}"
             raise FileError(what, path=tensor.path, where=tensor.name)
-        _check_shape(tensor, name, hyper)
+        if tensor.name in packed:
+            _check_shape(tensor, packed[tensor.name].shape, name, hyper)
+            found[name] = Named(name, tensor, NO_GGML, packed[tensor.name])
+            continue
+        _check_shape(tensor, tensor.shape, name, hyper)
         if tensor.dtype not in GGML_TYPE:
             raise UnsupportedError(
                 f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
@@ -136,12 +153,15 @@ def _layer_names(hyper: Hyper) -> dict[str, str]:
     return _LAYER_POST_NORM if _POST_NORM in needs else _LAYER
 
 
+def _is_other(name: str, hyper: Hyper) -> bool:
+    """Whether the tensor is no weight of the decoder."""
+    if _NOT_WEIGHTS.fullmatch(name):
+        return True
+    return bool(hyper.family.nested and _NOT_TEXT.fullmatch(name))
+
+
 def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
     """The name in GGUF; None for a tensor that the decoder is not to have."""
-    if _NOT_WEIGHTS.fullmatch(tensor.name):
-        return None
-    if hyper.family.nested and _NOT_TEXT.fullmatch(tensor.name):
-        return None
     match = _NAME.fullmatch(tensor.name)
     stem = layer = None
     if match and match["layer"] is None:
@@ -163,12 +183,18 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
     return row if layer is None else f"blk.{layer}.{row}"
 
 
-def _check_shape(tensor: SafeTensor, name: str, hyper: Hyper) -> None:
+def _width(tensor: SafeTensor, hyper: Hyper) -> int | None:
+    """Weights in a row, as config.json has it."""
+    name = _gguf_name(tensor, hyper)
+    return hyper.sizes[_ROWS[layer_of(name)[1]][1].shape[-1]] if name else None
+
+
+def _check_shape(tensor: SafeTensor, shape: tuple[int, ...], name: str, hyper: Hyper) -> None:
     row = _ROWS[layer_of(name)[1]][1]
     expected = tuple(hyper.sizes[word] for word in row.shape)
-    if tensor.shape != expected:
+    if shape != expected:
         raise FileError(
-            f"shape {list(tensor.shape)}",
+            f"shape {list(shape)}",
             path=tensor.path,
             where=tensor.name,
             expected=f"{list(expected)} by config.json ({', '.join(row.shape)})",

@@ -107,6 +107,8 @@ def plan_entries(source: Source, wanted: Format | None) -> list[Entry]:
         kind, target = type_of(tensor.ggml_type), wanted
         if kind is None:
             raise UnsupportedError(f"{tensor.origin}: ggml type {tensor.ggml_type} has no size")
+        if wanted is None and tensor.written is not None:
+            target = FORMATS[tensor.written]
         if wanted is not None and not is_matrix(tensor):
             own = FORMATS.get(tensor.ggml_type)  # whole numbers and the like stay what they are
             target = F32 if own is not None and own.block == 1 else None

@@ -26,7 +26,9 @@ class SourceTensor:
 
     ``read()`` gives uint8 [n_bytes] in ``ggml_type``, rows of ``shape[-1]`` weights one after the
     other; it may be a view of a mapped file. Nothing is read before it is called, and nothing
-    large is kept after: a converter holds one tensor at a time. It raises FileError.
+    large is kept after: a converter holds one tensor at a time. It raises FileError. ``written``
+    is the ggml type to write where the user names none, None for that of ``read()``: a format that
+    GGUF does not have is read as F32, and need not become so large.
     """
 
     name: str  # GGUF's
@@ -35,6 +37,7 @@ class SourceTensor:
     read: Callable[[], npt.NDArray[np.uint8]] = field(repr=False)
     origin: str  # the file and the tensor in it, for messages
     ranges: tuple[FileRange, ...] = ()  # what read() reads, where that is known
+    written: int | None = None
 
 
 class Source(Protocol):

@@ -30,7 +30,9 @@ class Tensor:
 
     @property
     def type_name(self) -> str:
-        """The name of the ggml type, such as ``Q8_0``."""
+        """The name of the format, such as ``Q8_0``, or of the ggml type without one."""
+        if self.format is not None:
+            return self.format.name
         kind = type_of(self.ggml_type)
         return kind.name if kind else f"type {self.ggml_type}"
 
@@ -49,6 +51,11 @@ class Tensor:
         return data
 
     @property
+    def arrays(self) -> list[Bytes]:
+        """The arrays that the format has of a tensor, as ``data``: most formats have one."""
+        return [self.data]
+
+    @property
     def blocks(self) -> npt.NDArray[Any]:
         """``format.dtype`` [..., K / block], read-only, zero copy.
 
@@ -59,3 +66,23 @@ class Tensor:
         *rows, k = self.shape or (1,)
         blocks: npt.NDArray[Any] = self.data.view(self.format.dtype)
         return blocks.reshape(*rows, k // self.format.block) if self.shape else blocks.reshape(())
+
+
+@dataclass(frozen=True, eq=False)
+class PartedTensor(Tensor):
+    """A tensor in several arrays, each somewhere in a file: ``parts`` are those of the format.
+
+    What a tensor says of its place is said of the first; ``n_bytes`` counts all.
+    """
+
+    parts: tuple[Bytes, ...] = field(repr=False)
+
+    @property
+    def data(self) -> Bytes:
+        """uint8 [n_bytes]: the format's blocks, put together in memory."""
+        return self.format.join(self.parts) if self.format else super().data
+
+    @property
+    def arrays(self) -> list[Bytes]:
+        """Views of the mapped files, read-only."""
+        return list(self.parts)

@@ -20,6 +20,7 @@ from treadle.formats.iq3_s import IQ3_S
 from treadle.formats.iq3_xxs import IQ3_XXS
 from treadle.formats.iq4_nl import IQ4_NL
 from treadle.formats.iq4_xs import IQ4_XS
+from treadle.formats.mlx import mlx, named
 from treadle.formats.mxfp4 import MXFP4
 from treadle.formats.nvfp4 import NVFP4
 from treadle.formats.q1_0 import Q1_0
@@ -48,6 +49,7 @@ __all__ = [
     "GGMLType",
     "by_name",
     "dequantize_tensor",
+    "mlx",
     "type_of",
 ]
 
@@ -86,10 +88,15 @@ FORMATS: dict[int, Format] = {f.ggml_id: f for f in ROWS}
 
 
 def by_name(name: str) -> Format:
-    """The format called ``name`` in either case; UnsupportedError names those there are."""
+    """The format called ``name`` in either case; UnsupportedError names those there are.
+
+    MLX's have no number in ggml's table, and are made by their names.
+    """
     for fmt in FORMATS.values():
         if fmt.name == name.upper():
             return fmt
+    if (made := named(name.upper())) is not None:
+        return made
     known = ", ".join(fmt.name for fmt in FORMATS.values())
     raise UnsupportedError(f"no weight format {name!r} (treadle has {known})")
 
@@ -106,4 +113,4 @@ def dequantize_tensor(tensor: Tensor) -> F32Array:
     """All weights of ``tensor``, float32 of its shape; UnsupportedError without a format row."""
     if tensor.format is None:
         raise UnsupportedError(f"{tensor.name}: treadle cannot read {tensor.type_name} weights yet")
-    return tensor.format.dequantize_rows(tensor.data).reshape(tensor.shape)
+    return tensor.format.dequantize_rows(tensor.format.join(tensor.arrays)).reshape(tensor.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ Blocks = npt.NDArray[Any]
 
 Emit = Callable[..., Any]  # a function of the kernel language: takes the builder first
 
+NO_GGML = -1  # the ``ggml_id`` of formats that ggml does not have
 STRIP = 1 << 18  # weights a strip: the float32 temporaries of the numpy code stay in cache
 
 
@@ -30,7 +31,8 @@ class Codes:
 
     ``d`` and ``m`` name the fields that hold scale and minimum where they are one f16 each. Else
     ``scales(k, isa, field)`` gives what every ``sub`` codes share, in order: f32 scales of at most
-    21 significant bits (their products with 1.5 * 2**23 are exact), and f32 minimums or None.
+    21 significant bits (their products with 1.5 * 2**23 are exact) or with ``long_scales`` of any,
+    and f32 minimums or None.
     """
 
     unpack: Emit
@@ -43,6 +45,7 @@ class Codes:
     sub: int = 32  # 16 or 32
     scales: Emit | None = None
     minimums: bool = False  # whether ``scales`` gives them
+    long_scales: bool = False  # scales have all of f32's bits
 
     @property
     def has_m(self) -> bool:
@@ -64,6 +67,10 @@ class Format:
 
     ``dtype`` is the only statement of a block's layout; its fields are named as ggml's
     (``d``, ``m``, ``qs``). An unquantised format has ``block`` 1 and a plain scalar dtype.
+
+    A file may keep the fields of all blocks apart, each in an array of its own: ``parts`` names
+    them, in ``dtype``'s order. A tensor is then as many arrays, ``dtype`` what they would be put
+    together, and ``join`` and ``split`` go from one to the other.
     """
 
     name: str
@@ -75,19 +82,50 @@ class Format:
     act: str = "f32"  # what activations become to meet these weights: "q8", "bf16" or "f32"
     codes: Codes | None = None  # int8 formats
     load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read) -> f32 * lanes
+    parts: tuple[str, ...] = ()  # fields in arrays of their own; none: whole blocks in one array
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one block to the next, in each of the arrays."""
+        return tuple(self.dtype[name].itemsize for name in self.parts) or (self.dtype.itemsize,)
 
     def row_bytes(self, k: int) -> int:
-        """Bytes of a row of ``k`` weights; UnsupportedError when blocks do not fill it."""
+        """Bytes of a row of ``k`` weights, of all its parts; UnsupportedError when blocks do not
+        fill it.
+        """
         if k % self.block:
             raise UnsupportedError(
                 f"{self.name} cannot hold rows of {k} weights: not a multiple of {self.block}"
             )
         return k // self.block * self.dtype.itemsize
 
-    def field_offset(self, field: str) -> int:
-        """Byte offset of a field in a block."""
+    def place(self, field: str) -> tuple[int, int]:
+        """Which array a field lies in, and its byte offset in what a block has there."""
+        if self.parts:
+            return self.parts.index(field), 0
         assert self.dtype.fields is not None
-        return int(self.dtype.fields[field][1])
+        return 0, int(self.dtype.fields[field][1])
+
+    def join(self, arrays: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        """A tensor's arrays, bytes of one each, as the bytes of its blocks: a copy, unless blocks
+        are whole anyway.
+        """
+        if not self.parts:
+            (whole,) = arrays
+            return whole
+        blocks = np.empty(arrays[0].size // self.strides[0], self.dtype)
+        for name, array in zip(self.parts, arrays, strict=True):
+            field = self.dtype[name]
+            blocks[name] = array.reshape(-1).view(field.base).reshape(-1, *field.shape)
+        return blocks.view(np.uint8)
+
+    def split(self, data: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint8]]:
+        """What ``join`` undoes: uint8 [..., row bytes] to arrays of uint8 [..., bytes]."""
+        if not self.parts:
+            return [data]
+        blocks = np.ascontiguousarray(data).reshape(-1).view(self.dtype)
+        made = (np.ascontiguousarray(blocks[name]).view(np.uint8) for name in self.parts)
+        return [array.reshape(*data.shape[:-1], -1) for array in made]
 
     def quantize_rows(self, x: F32Array, weights: F32Array | None = None) -> npt.NDArray[np.uint8]:
         """float32 [..., k] to the format's bytes, uint8 [..., row_bytes(k)].

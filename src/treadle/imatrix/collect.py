@@ -21,7 +21,7 @@ from treadle.errors import TreadleError
 from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.act import Act
-from treadle.kernels.matmul import SEGMENT_SLOTS, SEGMENTS, Matmul, W, X
+from treadle.kernels.matmul import Matmul, W, X
 from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Const, Plan, Step
 from treadle.runtime.runner import STEP
@@ -195,7 +195,7 @@ def _weights(step: Step) -> Iterator[str]:
     """Names of the matrices that a product multiplies by."""
     assert isinstance(step.spec, Matmul)
     for segment in range(step.spec.segments):
-        weight = step.args[SEGMENTS + SEGMENT_SLOTS * segment + W]
+        weight = step.args[step.spec.slot(segment, W)]
         assert isinstance(weight, Const)
         yield weight.name
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
+    from treadle.kernels.blocks import At
 
 # How many bytes ahead lines are asked for, into the second-level cache, which can wait for more of
 # them at once than the first, and later into the first (``Ahead``).
@@ -23,13 +24,17 @@ class Ahead:
     41 GB/s: 20 without, 27 with NEAR in each row, 33 with FAR in each row, 35.5 with both in line.
     """
 
-    def __init__(self, k: Builder, rows: Val, n_bytes: Val) -> None:
-        self.k, self.rows, self.n_bytes = k, rows, n_bytes
+    def __init__(self, k: Builder, rows: At, n: Val, n_blocks: int) -> None:
+        """``n`` rows of ``n_blocks`` blocks, from ``rows`` on."""
+        self.k, self.rows = k, rows
+        self.n_bytes = [n * (n_blocks * stride) for stride in rows.fmt.strides]
 
-    def fetch(self, i: Val, n_bytes: int) -> None:
-        """The ``i``-th part of ``n_bytes``."""
-        lines = -(-n_bytes // LINE)
-        for distance, locality in ((FAR, 2), (NEAR, 3)):
-            at = self.k.min(i * n_bytes + distance, self.n_bytes - LINE * lines)
-            for line in range(lines):
-                self.k.prefetch(self.rows + at + LINE * line, locality)
+    def fetch(self, i: Val, n: int) -> None:
+        """The ``i``-th run of ``n`` blocks, of each of their arrays."""
+        parts = zip(self.rows.parts, self.rows.fmt.strides, self.n_bytes, strict=True)
+        for p, stride, n_bytes in parts:
+            lines = -(-n * stride // LINE)
+            for distance, locality in ((FAR, 2), (NEAR, 3)):
+                at = self.k.min(i * (n * stride) + distance, n_bytes - LINE * lines)
+                for line in range(lines):
+                    self.k.prefetch(p + at + LINE * line, locality)

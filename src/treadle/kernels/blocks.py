@@ -1,39 +1,77 @@
-"""Reading a format's blocks in a kernel: fields of one or several blocks side by side."""
+"""Reading a format's blocks in a kernel: where they lie, and fields of one or several of them side
+by side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treadle.jit.types import f16, f32, i16, i32, u8
 from treadle.kernels.act import BLOCK
+from treadle.kernels.ahead import LINE
 
 if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
+    from treadle.jit.types import Ty
     from treadle.jit.values import Val
 
 
-def fields_of(k: Builder, fmt: Format, blocks: list[Val]) -> Callable[[str], Val]:
-    """What formats are handed: the bytes of a field of several blocks (a power of two)."""
+@dataclass(frozen=True)
+class At:
+    """Where a row or a block begins: an address in each array of its format, which for most is
+    one.
+    """
+
+    fmt: Format
+    parts: tuple[Val, ...]
+
+    def row(self, i: Val, k: int) -> At:
+        """The ``i``-th row of ``k`` weights from here on."""
+        return self.block(i, k // self.fmt.block)
+
+    def block(self, i: Val | int, each: int = 1) -> At:
+        """The ``i``-th block from here on, or ``i``-th run of ``each`` blocks."""
+        steps = (each * stride for stride in self.fmt.strides)
+        return At(self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True)))
+
+    def load(self, k: Builder, field: str, ty: Ty) -> Val:
+        """``ty`` from where the field of this block begins."""
+        part, offset = self.fmt.place(field)
+        return k.load(self.parts[part], ty, offset=offset)
+
+    def prefetch(self, k: Builder, ahead: int, n: int, locality: int) -> None:
+        """Ask for ``n`` blocks, ``ahead`` blocks from here, line by line."""
+        for p, stride in zip(self.parts, self.fmt.strides, strict=True):
+            for line in range(0, n * stride, LINE):
+                k.prefetch(p + (ahead * stride + line), locality)
+
+
+def fields_of(k: Builder, fmt: Format, blocks: list[At]) -> Callable[[str], Val]:
+    """What formats are handed: the bytes of a field of several neighbouring blocks (a power of
+    two).
+    """
 
     def field(name: str) -> Val:
-        assert fmt.dtype.fields is not None
-        dtype, offset = fmt.dtype.fields[name][:2]
-        return k.concat(*(k.load(p, u8 * dtype.itemsize, offset=int(offset)) for p in blocks))
+        n_bytes = fmt.dtype[name].itemsize
+        if fmt.parts:  # they follow each other
+            return blocks[0].load(k, name, u8 * (n_bytes * len(blocks)))
+        return k.concat(*(at.load(k, name, u8 * n_bytes) for at in blocks))
 
     return field
 
 
-def unpack_codes(k: Builder, fmt: Format, blocks: list[Val]) -> list[Val]:
+def unpack_codes(k: Builder, fmt: Format, blocks: list[At]) -> list[Val]:
     """The codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
     assert fmt.codes is not None
     parts: list[Val] = fmt.codes.unpack(k, fields_of(k, fmt, blocks))
     return parts
 
 
-def codes_in_order(k: Builder, fmt: Format, block: Val) -> Val:
+def codes_in_order(k: Builder, fmt: Format, block: At) -> Val:
     """The codes of one block as they follow each other, ``u8 * block``."""
     assert fmt.codes is not None
     parts, groups = unpack_codes(k, fmt, [block]), fmt.codes.groups(fmt.block)
@@ -48,7 +86,7 @@ def codes_in_order(k: Builder, fmt: Format, block: Val) -> Val:
     return k.shuffle(whole.bits(i32 * len(held)), k.zero(i32 * len(held)), places).bits(whole.ty)
 
 
-def scales_of(k: Builder, isa: Isa, fmt: Format, blocks: list[Val]) -> tuple[Val, Val | None]:
+def scales_of(k: Builder, isa: Isa, fmt: Format, blocks: list[At]) -> tuple[Val, Val | None]:
     """f32 scales, and minimums where there are any, one for every ``codes.sub`` codes."""
     codes = fmt.codes
     assert codes is not None
@@ -59,7 +97,7 @@ def scales_of(k: Builder, isa: Isa, fmt: Format, blocks: list[Val]) -> tuple[Val
     return d, load_scales(k, isa, fmt, blocks, codes.m) if codes.m else None
 
 
-def load_weights(k: Builder, isa: Isa, fmt: Format, block: Val) -> list[Val]:
+def load_weights(k: Builder, isa: Isa, fmt: Format, block: At) -> list[Val]:
     """The weights of one block, ``f32 * 32`` each."""
     codes = fmt.codes
     assert codes is not None
@@ -75,34 +113,34 @@ def load_weights(k: Builder, isa: Isa, fmt: Format, block: Val) -> list[Val]:
 
 
 def load_scales(
-    k: Builder, isa: Isa, fmt: Format, blocks: list[Val], field: str, lanes: Sequence[int] = ()
+    k: Builder, isa: Isa, fmt: Format, blocks: list[At], field: str, lanes: Sequence[int] = ()
 ) -> Val:
     """One f16 field of several blocks as f32; ``lanes``: whose each lane holds, or in turn."""
-    offset = fmt.field_offset(field)
     if lanes:
         repeat = len(lanes) // len(blocks)
-        halves = k.concat(*(k.splat(k.load(p, f16, offset=offset), f16 * repeat) for p in blocks))
+        halves = k.concat(*(k.splat(at.load(k, field, f16), f16 * repeat) for at in blocks))
         in_turn = [i for i in range(len(blocks)) for _ in range(repeat)]
         assert list(lanes) == in_turn, "blocks of other formats have scales of their own"
     else:
         bits = k.zero(i16 * len(blocks))
-        for lane, p in enumerate(blocks):
-            bits = k.insert(bits, k.load(p, i16, offset=offset), lane)
+        for lane, at in enumerate(blocks):
+            bits = k.insert(bits, at.load(k, field, i16), lane)
         halves = bits.bits(f16 * len(blocks))
     wide: Val = isa.widen_f16(k, halves)
     return wide
 
 
 def load_scale_run(
-    k: Builder, isa: Isa, fmt: Format, at: Val, n: int, field: str, lanes: Sequence[int]
+    k: Builder, isa: Isa, fmt: Format, at: At, n: int, field: str, lanes: Sequence[int]
 ) -> Val:
     """The same of ``n`` neighbouring blocks: one load and one shuffle where a register holds all
     of their scales and nothing past their end.
     """
-    size, offset, n_bytes = fmt.dtype.itemsize, fmt.field_offset(field), isa.vector_bits // 8
+    (part, offset), n_bytes = fmt.place(field), isa.vector_bits // 8
+    size = fmt.strides[part]
     if size % 2 or (n - 1) * size + offset + 2 > n_bytes or n * size < n_bytes:
-        return load_scales(k, isa, fmt, [at + i * size for i in range(n)], field, lanes)
-    words = k.load(at, i16 * (n_bytes // 2))
+        return load_scales(k, isa, fmt, [at.block(i) for i in range(n)], field, lanes)
+    words = k.load(at.parts[part], i16 * (n_bytes // 2))
     order = [(i * size + offset) // 2 for i in lanes]
     wide: Val = isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))
     return wide

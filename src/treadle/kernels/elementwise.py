@@ -14,7 +14,7 @@ from treadle.formats import by_name
 from treadle.jit import math
 from treadle.jit.types import f32, i32, ptr
 from treadle.kernels.act import BLOCK, Act, emit_store
-from treadle.kernels.blocks import load_weights
+from treadle.kernels.blocks import At, load_weights
 from treadle.kernels.panel import load_floats
 from treadle.kernels.spec import Frame, Spec
 
@@ -30,8 +30,8 @@ SLICE = (
 
 @dataclass(frozen=True)
 class Embed(Spec):
-    """``x[n] = scale * W[tokens[n]]``. Arguments: ``w [n_vocab, k], x [N, stride], stride``. Items:
-    tokens.
+    """``x[n] = scale * W[tokens[n]]``. Arguments: ``w [n_vocab, k]`` (as many as a tensor of the
+    format has arrays), ``x [N, stride], stride``. Items: tokens.
     """
 
     op: ClassVar[str] = "embed"
@@ -41,14 +41,16 @@ class Embed(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         fmt = by_name(self.w)
-        weights, x, stride = frame.ptr(0), frame.ptr(1), frame.int(2)
+        n_arrays = len(fmt.strides)
+        weights = At(fmt, tuple(frame.ptr(i) for i in range(n_arrays)))
+        x, stride = frame.ptr(n_arrays), frame.int(n_arrays + 1)
         tokens = frame.run("tokens", ptr)
         with k.loop(frame.end, start=frame.begin) as n:
-            row = weights + k.load(tokens, i32, offset=n * 4).to(n.ty) * fmt.row_bytes(self.k)
+            row = weights.row(k.load(tokens, i32, offset=n * 4).to(n.ty), self.k)
             to = x + n * stride * 4
             if fmt.codes:
                 with k.loop(self.k // fmt.block) as b:
-                    values = load_weights(k, isa, fmt, row + b * fmt.dtype.itemsize)
+                    values = load_weights(k, isa, fmt, row.block(b))
                     for i, value in enumerate(values):
                         k.store(
                             to + b * (fmt.block * 4), value * self.scale, offset=i * (BLOCK * 4)
@@ -63,9 +65,14 @@ class Embed(Spec):
                     k.store_first(to + full * BLOCK * 4, value * self.scale, rest)
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        w, x, stride = arrays[:3]
         fmt = by_name(self.w)
-        rows = fmt.dequantize_rows(w.reshape(-1, fmt.row_bytes(self.k))[run.tokens])
+        n_arrays = len(fmt.strides)
+        x, stride = arrays[n_arrays : n_arrays + 2]
+        parts = [
+            w.reshape(-1, self.k // fmt.block * n)[run.tokens]
+            for w, n in zip(arrays, fmt.strides, strict=False)
+        ]
+        rows = fmt.dequantize_rows(fmt.join(parts).reshape(len(run.tokens), -1))
         x.reshape(-1, stride)[: len(rows), : self.k] = rows.astype(np.float64) * self.scale
 
 

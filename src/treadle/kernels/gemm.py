@@ -26,6 +26,7 @@ from treadle.kernels.act import (
     block_sums,
     correction,
 )
+from treadle.kernels.blocks import At
 from treadle.kernels.matmul import (
     CHUNK,
     RESIDUAL,
@@ -80,7 +81,9 @@ class Gemm(Matmul):
         """Scratch for what each token, and each accumulator, needs in every lane."""
         return round_up(4 * self.nr * (1 + self.mr), 64)
 
-    def _pack(self, k: Builder, panel: Val, stage: Val, weights: Val, first: Val, m: Val) -> None:
+    def _pack(self, k: Builder, panel: Val, stage: Val, *source: Val) -> None:
+        *parts, first, m = source
+        weights = At(self.fmt, tuple(parts))
         rows, act = self.mr * k.isa.lanes, self.layout()
         emit_pack(k, k.isa, self.fmt, act, panel, stage, weights, first, m, rows)
 
@@ -97,7 +100,7 @@ class Gemm(Matmul):
             if self.act == "q8":
                 magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
                 k.store(lane_values, magic, offset=4 * self.nr)
-            given = (panel, stage, seg.weights, seg.first, seg.m)
+            given = (panel, stage, *seg.weights.parts, seg.first, seg.m)
             k.apart("pack", given, self._pack)
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
@@ -196,7 +199,8 @@ class Tile:
 
         An accumulator ends as the bits of the float MAGIC + dot (see ``act.py``), of which
         ``fma(that, d_w, -MAGIC * d_w)`` makes dot * d_w, rounded once, without a conversion: two
-        operations beside eight dots, where converting takes three.
+        operations beside eight dots, where converting takes three. A scale of all of f32's bits
+        makes no exact product with MAGIC: then converting it is.
         """
         k, isa, spec, act = self.k, self.isa, self.spec, self.act
         lanes, codes = isa.lanes, spec.fmt.codes
@@ -248,7 +252,7 @@ class Tile:
                 m_w = k.load(scales, floats, offset=at + 4 * self.rows * act.ks, align=4)
             for t in range(spec.nr):
                 d_x = in_lanes(self.x, f32, t, group + act.d_off)
-                if isa.fused:
+                if isa.fused and not codes.long_scales:
                     dot = k.fma(acc[m][t].bits(floats), d_w, less)
                 else:
                     dot = (acc[m][t] - MAGIC_BITS).to(f32) * d_w

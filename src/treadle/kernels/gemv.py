@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
+    from treadle.kernels.blocks import At
 
 STRIP = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
 
@@ -57,10 +58,9 @@ class Gemv(Matmul):
                 with k.if_(first < seg.m):
                     mine = k.min((frame.end - item) * STRIP - r, seg.m - first)
                     rows = [
-                        seg.weights + k.min(first + i, seg.m - 1) * self.fmt.row_bytes(self.k)
-                        for i in range(self.mr)
+                        seg.weights.row(k.min(first + i, seg.m - 1), self.k) for i in range(self.mr)
                     ]
-                    ahead = Ahead(k, rows[0], mine * self.fmt.row_bytes(self.k))
+                    ahead = Ahead(k, rows[0], mine, self.k // self.fmt.block)
                     if dot:
                         sums = dot(rows, ahead)
                     else:
@@ -82,7 +82,7 @@ class Gemv(Matmul):
 
 
 def _dot_floats(
-    k: Builder, isa: Isa, spec: Gemv, rows: list[Val], tokens: list[Val], ahead: Ahead
+    k: Builder, isa: Isa, spec: Gemv, rows: list[At], tokens: list[Val], ahead: Ahead
 ) -> list[list[Val]]:
     """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
     the last.
@@ -91,7 +91,6 @@ def _dot_floats(
     assert fmt.load is not None
     load = fmt.load
     depth = max(1, 8 // (spec.mr * spec.nr))
-    size = fmt.dtype.itemsize
     sums = [grid(k, spec, lanes) for _ in range(depth)]
     step = lanes * depth
     full, rest = divmod(spec.k, step)
@@ -100,13 +99,13 @@ def _dot_floats(
         at = base + u * lanes
         xs = [k.load(token, f32 * lanes, offset=at * 4) for token in tokens]
         for r, row in enumerate(rows):
-            here = row + at * size
+            (here,) = row.block(at).parts
             w = load(k, isa, here, lanes, n)
             for t in range(spec.nr):
                 sums[u][r][t].v = k.fma(w, xs[t], sums[u][r][t].v)
 
     with k.loop(full) as c:
-        ahead.fetch(c, step * size * spec.mr)
+        ahead.fetch(c, step * spec.mr)
         for u in range(depth):
             part(c * step, u, lanes)
     for u in range(-(-rest // lanes)):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from treadle.jit.types import Ty
     from treadle.jit.values import Val, Var
     from treadle.kernels.ahead import Ahead
+    from treadle.kernels.blocks import At
     from treadle.kernels.matmul import Matmul
 
 
@@ -67,12 +68,11 @@ class Q8:
         places = self._places(b)
         return [[self.k.load(p, ty) for p, ty in zip(places, self.types, strict=True)]]
 
-    def dot(self, rows: list[Val], ahead: Ahead) -> list[list[Val]]:
+    def dot(self, rows: list[At], ahead: Ahead) -> list[list[Val]]:
         """The products of some rows with all tokens."""
         k, blocks = self.k, Blocks(self.k, self.isa, self.spec, self.at_once)
-        n_bytes = self.at_once * self.spec.fmt.dtype.itemsize * len(rows)
         with k.loop(self.full) as b:
-            ahead.fetch(b, n_bytes)
+            ahead.fetch(b, self.at_once * len(rows))
             blocks.add(rows, self._operands(blocks, b), b * self.at_once)
         sums = blocks.totals()
         if not self.rest:
@@ -155,12 +155,12 @@ class Blocks:
             out.append(sums if codes.scales else once)
         return out
 
-    def add(self, rows: list[Val], operands: list[list[Val]], b: Val) -> None:
+    def add(self, rows: list[At], operands: list[list[Val]], b: Val) -> None:
         """The products of the blocks from ``b`` on, ``operands`` being those of each token."""
         k, codes = self.k, self.codes
         for r, row in enumerate(rows):
-            at = row + b * self.fmt.dtype.itemsize
-            blocks = [at + i * self.fmt.dtype.itemsize for i in range(self.n)]
+            at = row.block(b)
+            blocks = [at.block(i) for i in range(self.n)]
             vectors = [self._cut(v) for v in unpack_codes(k, self.fmt, blocks)]
             own = scales_of(k, self.isa, self.fmt, blocks) if codes.scales else None
             for t, given in enumerate(operands):
@@ -187,7 +187,7 @@ class Blocks:
                     m = self._loaded(at, codes.m, self.pieces[0].subs)
                     self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
 
-    def _loaded(self, at: Val, field: str, subs: tuple[int, ...]) -> Val:
+    def _loaded(self, at: At, field: str, subs: tuple[int, ...]) -> Val:
         return load_scale_run(self.k, self.isa, self.fmt, at, self.n, field, subs)
 
     def _cut(self, vector: Val) -> list[Val]:

@@ -1,9 +1,10 @@
 """Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (+ bias) (+ residual)``: what gemm and gemv share.
 
 W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
-y. Arguments: ``x, residual, y, y_stride, chunk`` then for each segment ``w, bias, m, y_column``;
-strides and columns in f32 values. ``chunk`` is the number of tokens an item handles (a multiple of
-the tile's), so that few rows and many cores still make many items.
+y. Arguments: ``x, residual, y, y_stride, chunk`` then for each segment ``w, bias, m, y_column``,
+with a ``w`` for each array that a tensor of the format has; strides and columns in f32 values.
+``chunk`` is the number of tokens an item handles (a multiple of the tile's), so that few rows and
+many cores still make many items.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from treadle.formats import Format, by_name
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
+from treadle.kernels.blocks import At
 from treadle.kernels.spec import Frame, Spec
 
 if TYPE_CHECKING:
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
     from treadle.jit.values import Val
 
 X, RESIDUAL, Y, Y_STRIDE, CHUNK, SEGMENTS = range(6)
-SEGMENT_SLOTS = 4  # w, bias, m, y_column
-W, BIAS, ROWS, COLUMN = range(4)
+W, BIAS, ROWS, COLUMN = range(4)  # of a segment; see ``Matmul.slot``
 COLUMNS = 64  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
@@ -60,6 +61,20 @@ class Matmul(Spec):
         """Codes that share a scale."""
         return self.fmt.codes.sub if self.fmt.codes else BLOCK
 
+    @property
+    def segment_slots(self) -> int:
+        """Arguments of a segment."""
+        return COLUMN + len(self.fmt.strides)
+
+    def slot(self, segment: int, which: int) -> int:
+        """The place of an argument of a segment: of W, that of the first array."""
+        further = len(self.fmt.strides) - 1 if which > W else 0
+        return SEGMENTS + self.segment_slots * segment + which + further
+
+    def segment_args(self, segment: int) -> slice:
+        """The places of all of them."""
+        return slice(self.slot(segment, W), self.slot(segment + 1, W))
+
     def rows_per_item(self, lanes: int) -> int:
         raise NotImplementedError
 
@@ -68,8 +83,9 @@ class Matmul(Spec):
         x = self.layout().read_ref(arrays[X], n)
         y = arrays[Y].reshape(-1, arrays[Y_STRIDE])
         for s in range(self.segments):
-            w, bias, m, column = arrays[SEGMENTS + SEGMENT_SLOTS * s :][:SEGMENT_SLOTS]
-            weights = self.fmt.dequantize_rows(w.reshape(m, -1)).astype(np.float64)
+            *parts, bias, m, column = arrays[self.segment_args(s)]
+            weights = self.fmt.dequantize_rows(self.fmt.join(parts).reshape(m, -1))
+            weights = weights.astype(np.float64)
             out = x @ weights.T
             if self.bias:
                 out += bias[:m]
@@ -84,7 +100,7 @@ class Segment:
     item begins at.
     """
 
-    weights: Val
+    weights: At
     bias: Val | None
     m: Val
     column: Val
@@ -98,9 +114,9 @@ def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -
     chosen: list[Val] = []
     first = item * rows
     for s in range(spec.segments):
-        base = SEGMENTS + SEGMENT_SLOTS * s
-        m = frame.int(base + ROWS)
-        values = [frame.ptr(base + W), frame.ptr(base + BIAS), m, frame.int(base + COLUMN)]
+        m = frame.int(spec.slot(s, ROWS))
+        parts = [frame.ptr(spec.slot(s, W) + i) for i in range(len(spec.fmt.strides))]
+        values = [*parts, frame.ptr(spec.slot(s, BIAS)), m, frame.int(spec.slot(s, COLUMN))]
         padded = (m + (rows - 1)) // rows * rows
         if s == 0:
             chosen, here = values, first
@@ -110,7 +126,9 @@ def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -
             chosen = [k.select(inside, new, old) for new, old in zip(values, chosen, strict=True)]
             here = k.select(inside, first - passed, here)
             passed = passed + padded
-    return Segment(chosen[0], chosen[1] if spec.bias else None, chosen[2], chosen[3], here)
+    *parts, bias, m, column = chosen
+    weights = At(spec.fmt, tuple(parts))
+    return Segment(weights, bias if spec.bias else None, m, column, here)
 
 
 def add_bias(k: Builder, seg: Segment, row: Val, lanes: int) -> Val | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, CHUNK, OFFSET, PER_DWORD, Act, bf16_bits
 from treadle.kernels.blocks import (
+    At,
     codes_in_order,
     load_scales,
     load_weights,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from treadle.formats.format import Codes
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+    from treadle.jit.values import Operand, Val
 
 
 STAGE = 256  # codes of a row that are unpacked at once
@@ -103,11 +104,6 @@ def _zip(k: Builder, a: Val, b: Val, lanes: int) -> list[Val]:
     return [k.shuffle(a, b, order[:n]), k.shuffle(a, b, order[n:])]
 
 
-def row_pointers(k: Builder, weights: Val, first: Val, m: Val, n: int, row_bytes: int) -> list[Val]:
-    """Addresses of rows ``first .. first + n``, the last row standing in for those past it."""
-    return [weights + k.min(first + r, m - 1) * row_bytes for r in range(n)]
-
-
 def emit_pack(
     k: Builder,
     isa: Isa,
@@ -115,7 +111,7 @@ def emit_pack(
     act: Act,
     panel: Val,
     stage: Val,
-    weights: Val,
+    weights: At,
     first: Val,
     m: Val,
     rows: int,
@@ -126,11 +122,12 @@ def emit_pack(
     lanes = isa.lanes
     if is_staged(fmt):
         with k.loop(rows, step=lanes) as at:
-            source = Rows(weights, first + at, m, fmt.row_bytes(act.k))
+            source = Rows(weights, first + at, m, act.k)
             _pack_staged(k, isa, fmt, act, panel + at * 4, stage, source, rows)
         return
     for strip in range(0, rows, lanes):
-        pointers = row_pointers(k, weights, first + strip, m, lanes, fmt.row_bytes(act.k))
+        source = Rows(weights, first + strip, m, act.k)
+        pointers = [source.row(k, r) for r in range(lanes)]
         out = panel + strip * 4
         if act.kind == "q8":
             _pack_codes(k, isa, fmt, act, out, pointers, rows)
@@ -139,17 +136,17 @@ def emit_pack(
 
 
 def _pack_codes(
-    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[Val], rows: int
+    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[At], rows: int
 ) -> None:
     codes = fmt.codes
     assert codes is not None
-    lanes, size = isa.lanes, fmt.dtype.itemsize
+    lanes = isa.lanes
     more = code_offset(codes, isa) - codes.offset
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
-        blocks = [p + b * size for p in pointers]
+        blocks = [p.block(b) for p in pointers]
         for p in blocks:
-            k.prefetch(p + lanes * fmt.row_bytes(act.k), 2)  # the strip after this one
+            p.prefetch(k, lanes * (act.k // fmt.block), 1, 2)  # the strip after this one
         quants = [(k.concat(*unpack_codes(k, fmt, [p])) + more).bits(i32 * 8) for p in blocks]
         _store_columns(k, isa, out + b * (8 * rows * 4), quants, rows)
         for at, field in enumerate(f for f in (codes.d, codes.m) if f):
@@ -162,15 +159,15 @@ def _pack_codes(
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows from ``first`` on of ``weights [m, n_bytes]``; the last stands in for those past it."""
+    """Rows from ``first`` on of ``weights [m, k]``; the last stands in for those past it."""
 
-    weights: Val
+    weights: At
     first: Val
     m: Val
-    n_bytes: int
+    k: int
 
-    def row(self, k: Builder, r: Val) -> Val:
-        return self.weights + k.min(self.first + r, self.m - 1) * self.n_bytes
+    def row(self, k: Builder, r: Operand) -> At:
+        return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
 
 
 def _pack_staged(
@@ -187,11 +184,10 @@ def _pack_staged(
     scales = out + 4 * rows * act.kd
     with k.loop(act.k // n) as c:
         with k.loop(lanes) as r:
-            at = source.row(k, r) + c * (n_blocks * fmt.dtype.itemsize)
-            for line in range(0, n_blocks * fmt.dtype.itemsize, 64):
-                k.prefetch(at + (2 * n_blocks * fmt.dtype.itemsize + line), 2)
+            row = source.row(k, r).block(c, n_blocks)
+            row.prefetch(k, 2 * n_blocks, n_blocks, 2)
             with k.loop(n_blocks) as i:
-                block = at + i * fmt.dtype.itemsize
+                block = row.block(i)
                 to = stage + (r * pitch + i * fmt.block)
                 k.store(to, codes_in_order(k, fmt, block) + more)
                 to = stage + (r * pitch + n + i * (4 * n_subs))
@@ -220,7 +216,7 @@ def _store_columns(k: Builder, isa: Isa, to: Val, held: list[Val], rows: int) ->
 
 
 def _pack_floats(
-    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[Val], rows: int
+    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[At], rows: int
 ) -> None:
     """Weights of any format as bf16 or f32 dwords, CHUNK dwords (or a whole block) of each row at a
     time.
@@ -243,20 +239,20 @@ def _pack_floats(
         chunk(k.i64(last), max(0, act.k - last * n_values))
 
 
-def load_floats(k: Builder, isa: Isa, fmt: Format, row: Val, c: Val, n_values: int, n: int) -> Val:
+def load_floats(k: Builder, isa: Isa, fmt: Format, row: At, c: Val, n_values: int, n: int) -> Val:
     """``n`` weights from value ``c * n_values`` of a row on, as f32, zeros up to ``n_values``."""
     codes = fmt.codes
     if codes is None:
         assert fmt.load is not None
         if not n:
             return k.zero(f32 * n_values)
-        at = row + c * (n_values * fmt.dtype.itemsize)
+        (at,) = row.block(c, n_values).parts
         return fmt.load(k, isa, at, n_values, n)  # type: ignore[no-any-return]
-    first = row + c * (n_values // fmt.block * fmt.dtype.itemsize)
+    first = row.block(c, n_values // fmt.block)
     return k.concat(
         *(
             part
             for j in range(n_values // fmt.block)
-            for part in load_weights(k, isa, fmt, first + j * fmt.dtype.itemsize)
+            for part in load_weights(k, isa, fmt, first.block(j))
         )
     )

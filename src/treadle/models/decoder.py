@@ -61,7 +61,7 @@ class _Decoder(Graph):
         self._step(
             "token_embd",
             Embed(fmt.name, config.n_embd, config.embd_scale),
-            (self._weight("token_embd.weight"), x, self._stride(config.n_embd)),
+            (*self._weight("token_embd.weight"), x, self._stride(config.n_embd)),
             writes=(x,),
             grid=Grid(1, "n_tokens"),
             n_bytes=fmt.row_bytes(config.n_embd),

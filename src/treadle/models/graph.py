@@ -179,7 +179,7 @@ class Graph:
         args: list[Arg] = [h, residual, y, y.row_bytes // 4, tokens]
         for name, height, column in zip(names, heights, columns, strict=True):
             bias = self._floats_const(f"{name}.bias") if spec.bias else None
-            args += [self._weight(f"{name}.weight"), bias, height, column]
+            args += [*self._weight(f"{name}.weight"), bias, height, column]
         n_bytes = sum(self.weights.tensor(f"{name}.weight").n_bytes for name in names)
         self._step(
             label,
@@ -234,7 +234,7 @@ class Graph:
     def _has(self, name: str) -> bool:
         return name in self.weights.gguf.tensors
 
-    def _weight(self, name: str) -> Const:
+    def _weight(self, name: str) -> tuple[Const, ...]:
         self.plan.tensors_used.add(name)
         return self.weights[name]
 

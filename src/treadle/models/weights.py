@@ -23,11 +23,13 @@ class Weights:
     """A model's tensors as constants of a plan; shared by all of its plans."""
 
     gguf: GGUF
-    consts: dict[str, Const] = field(default_factory=dict)
+    consts: dict[str, tuple[Const, ...]] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Const:
+    def __getitem__(self, name: str) -> tuple[Const, ...]:
+        """A constant for each array that the tensor has."""
         if name not in self.consts:
-            self.consts[name] = Const(name, self.gguf.tensors[name].data)
+            arrays = self.gguf.tensors[name].arrays
+            self.consts[name] = tuple(Const(name, array) for array in arrays)
         return self.consts[name]
 
     def floats(self, name: str) -> Const:
@@ -39,8 +41,9 @@ class Weights:
             values = dequantize_tensor(self.gguf.tensors[name]).ravel()
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values
-            self.consts[key] = Const(name, padded)
-        return self.consts[key]
+            self.consts[key] = (Const(name, padded),)
+        (made,) = self.consts[key]
+        return made
 
     def tensor(self, name: str) -> Tensor:
         return self.gguf.tensors[name]

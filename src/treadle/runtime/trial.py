@@ -18,7 +18,7 @@ import numpy as np
 from treadle.errors import CacheError, CompileError
 from treadle.kernels.act import BLOCK
 from treadle.kernels.choice import tokens_per_item
-from treadle.kernels.matmul import COLUMNS, SEGMENT_SLOTS, SEGMENTS, Matmul
+from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import RUN_STATE, Grid, round_up
 from treadle.runtime.peaks import buffer_bytes
 from treadle.runtime.runner import STEP
@@ -57,7 +57,9 @@ class Trial:
 
         rng = np.random.default_rng(0)
         self.fmt, self.isa, self.k, self.m, self.n_threads = fmt, isa, k, m, n_threads
-        self.weights = fmt.quantize_rows(rng.standard_normal((m, k), np.float32)).reshape(-1)
+        rows = fmt.quantize_rows(rng.standard_normal((m, k), np.float32))
+        self._arrays = fmt.split(rows)  # of the tensor; a copy has one after the other
+        self.weights = np.concatenate([array.reshape(-1) for array in self._arrays])
         self.x = rng.standard_normal((n, k), np.float32)
         self.stride = round_up(m, COLUMNS)
         self.y = Memory((n + FULL_GROUPS) * self.stride * 4).bytes.view(np.float32)
@@ -172,8 +174,11 @@ class Trial:
     def _slots(self, spec: Matmul, n: int, copy: int, chunk: int) -> list[int]:
         """A kernel's arguments; see ``kernels/matmul.py``."""
         x = int(self._input(spec.layout(), n).ctypes.data)
-        weights = self._copies.address + copy * self._copy_bytes
-        return [x, 0, int(self.y.ctypes.data), self.stride, chunk, weights, 0, self.m, 0]
+        at, weights = self._copies.address + copy * self._copy_bytes, []
+        for array in self._arrays:
+            weights.append(at)
+            at += array.size
+        return [x, 0, int(self.y.ctypes.data), self.stride, chunk, *weights, 0, self.m, 0]
 
     def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
         """Multiply by these copies of the weights, one after the other; gives the seconds."""
@@ -185,7 +190,7 @@ class Trial:
         grid = Grid(strips, spec.count, chunk)
         slots = [self._slots(spec, n, copy, chunk) for copy in order]
         args = np.array(slots, np.int64)
-        assert args.shape[1] == SEGMENTS + SEGMENT_SLOTS
+        assert args.shape[1] == spec.slot(1, 0)
         run, steps = np.zeros(1, RUN_STATE), np.zeros(len(order), STEP)
         run[spec.count] = n
         assert RUN_STATE.fields is not None
@@ -212,7 +217,7 @@ class Trial:
         if (plain, n) not in self._twins:
             y = np.full((n, self.stride), np.nan)
             args: list[Any] = [self._input(spec.layout(), n), None, y, self.stride, n]
-            spec.run_ref([*args, self.weights, None, self.m, 0], {spec.count: n})
+            spec.run_ref([*args, *self._arrays, None, self.m, 0], {spec.count: n})
             x = np.abs(spec.layout().read_ref(self._input(spec.layout(), n), n))
             rounding = (self._chain(spec) + 8) * ROUNDING
             tolerance = (x.astype(np.float32) @ self._magnitudes().T) * rounding
@@ -233,9 +238,10 @@ class Trial:
         are summed, also that of code and offset apart, or of the minimum: less than three times
         the largest weight of the block, for a quantiser lets some code be near its end.
         """
-        rows = self.weights.reshape(self.m, -1)
+        rows = self.fmt.join(self._arrays).reshape(self.m, -1)
         sizes = np.abs(self.fmt.dequantize_rows(rows)).astype(np.float32)
         if self.fmt.codes is not None:
-            blocks = sizes.reshape(self.m, -1, BLOCK)
+            group = self.fmt.block if self.fmt.parts else BLOCK  # that shares a scale
+            blocks = sizes.reshape(self.m, -1, group)
             sizes = (blocks + 3 * blocks.max(-1, keepdims=True)).reshape(self.m, -1)
         return sizes

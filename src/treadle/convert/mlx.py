@@ -1,0 +1,168 @@
+"""MLX's quantised checkpoints: which modules config.json says are packed, and how.
+
+::
+
+    "quantization": {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"bits": 8, ..},
+                     "lm_head": false}
+
+A packed module has three tensors instead of its ``weight``: ``weight`` u32 [M, K * bits / 32],
+``scales`` and ``biases`` [M, K / group_size]; see ``formats/mlx.py``. (``bias`` is a linear layer's
+own, and no part of this.) A module is packed if its scales are there, and config.json is held to
+it. What the settings of a module by name say must fit its shapes; to the others, as mlx-lm has it,
+the shapes say the bits and the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from treadle.convert.json_keys import Keys
+from treadle.errors import FileError, UnsupportedError
+from treadle.formats import Format, mlx
+from treadle.formats.mlx import BITS, GROUPS, SCALES
+
+if TYPE_CHECKING:
+    from treadle.files.safetensors import SafeTensor
+
+KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, alike
+CODES, WORD = "U32", 32
+AFFINE = "affine"  # the only mode of old; others scale by powers of two or in fp8
+_SETTINGS = ("group_size", "bits", "mode")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What config.json says of packed weights."""
+
+    keys: Keys
+    modules: Mapping[str, Any]  # those that have settings of their own, or are left as they are
+
+    def settings(self, module: str) -> tuple[int, int, str]:
+        """Group size, bits, and where config.json says so."""
+        own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
+        keys = own or self.keys
+        mode = keys.text("mode", AFFINE)
+        if mode != AFFINE:
+            keys.refuse("mode", f"treadle has no reader for weights in MLX's mode {mode!r:.40}")
+        # What a module's own settings leave out is MLX's default, not the model's.
+        group = keys.integer("group_size", 64 if own else None)
+        bits = keys.integer("bits", 4 if own else None)
+        return group, bits, f"{keys.path.name}: {keys.prefix.rstrip('.')}"
+
+
+def find_quantization(config: Keys) -> Quantization | None:
+    """MLX's settings, None where config.json has none; UnsupportedError for those of others."""
+    for key in KEYS:
+        keys = config.within(key)
+        if keys is None:
+            continue
+        if key == KEYS[1] and ("quant_method" in keys.values or "bits" not in keys.values):
+            return None
+        modules = {name: value for name, value in keys.values.items() if name not in _SETTINGS}
+        modules = {n: v for n, v in modules.items() if isinstance(v, (bool, Mapping))}
+        found = Quantization(keys, modules)
+        found.settings("")
+        return found
+    return None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The three tensors of a module, checked against each other."""
+
+    weight: SafeTensor
+    scales: SafeTensor
+    biases: SafeTensor
+    format: Format
+    shape: tuple[int, int]  # of the weights
+
+    @property
+    def arrays(self) -> tuple[SafeTensor, SafeTensor, SafeTensor]:
+        """In the order of the format's parts."""
+        return self.weight, self.scales, self.biases
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all three."""
+        return sum(tensor.n_bytes for tensor in self.arrays)
+
+
+def find_packed(
+    tensors: Mapping[str, SafeTensor],
+    found: Quantization,
+    width: Callable[[SafeTensor], int | None],
+) -> dict[str, Packed]:
+    """Every packed matrix by the name of its ``weight``; ``width``: the K of one, where that is
+    known. FileError, UnsupportedError.
+    """
+    packed: dict[str, Packed] = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if kind in ("scales", "biases") and f"{module}.weight" not in tensors:
+            _fail(tensor, f"is there without {module}.weight")
+        if kind != "weight":
+            continue
+        scales, biases = (tensors.get(f"{module}.{part}") for part in ("scales", "biases"))
+        said = found.modules.get(module)
+        if scales is None and biases is None:
+            if tensor.dtype == CODES:
+                _fail(tensor, "holds packed codes, and has no scales", f"{module}.scales beside it")
+            if said not in (None, False):
+                what = f"is not packed, but {found.keys.path.name} says that it is"
+                _fail(tensor, what, f"{module}.scales beside it")
+            continue
+        if scales is None or biases is None:
+            missing, there = ("scales", biases) if scales is None else ("biases", scales)
+            assert there is not None
+            _fail(there, f"is there without {module}.{missing}", "both beside packed codes")
+        if said is False:
+            _fail(tensor, f"is packed, but {found.keys.path.name} says that it is not")
+        packed[name] = _pack(tensor, scales, biases, found, width(tensor))
+    return packed
+
+
+def _pack(
+    weight: SafeTensor,
+    scales: SafeTensor,
+    biases: SafeTensor,
+    found: Quantization,
+    width: int | None,
+) -> Packed:
+    """The shapes agree with each other and with the settings."""
+    module = weight.name.removesuffix(".weight")
+    group, bits, where = found.settings(module)
+    if weight.dtype != CODES:
+        _fail(weight, f"is in {weight.dtype}, beside scales", CODES)
+    if scales.dtype not in SCALES:
+        _fail(scales, f"is in {scales.dtype}", " or ".join(SCALES))
+    if len(weight.shape) != 2 or len(scales.shape) != 2:
+        bad = weight if len(weight.shape) != 2 else scales
+        _fail(bad, f"shape {list(bad.shape)}", "a matrix")
+    if width and not isinstance(found.modules.get(module), Mapping):
+        shown = width / max(1, scales.shape[1]), weight.shape[1] * WORD / width
+        if shown[0] in GROUPS and shown[1] in BITS:
+            group, bits = int(shown[0]), int(shown[1])
+    try:
+        fmt = mlx(bits, group, scales.dtype)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{found.keys.path}: {where}: {error}") from error
+    if biases.dtype != scales.dtype:
+        _fail(biases, f"is in {biases.dtype}", f"{scales.dtype}, as the scales are")
+    m, k = weight.shape[0], scales.shape[1] * group
+    if scales.shape[0] != m:
+        _fail(scales, f"shape {list(scales.shape)}", f"{m} rows, as the codes have")
+    if weight.shape[1] * WORD != k * bits:
+        _fail(
+            weight,
+            f"shape {list(weight.shape)} does not fit {bits} bits in groups of {group} ({where})",
+            f"{k * bits / WORD:g} words a row, for scales of shape {list(scales.shape)}",
+        )
+    if biases.shape != scales.shape:
+        _fail(biases, f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
+    return Packed(weight, scales, biases, fmt, (m, k))
+
+
+def _fail(tensor: SafeTensor, what: str, expected: str | None = None) -> NoReturn:
+    raise FileError(what, path=tensor.path, where=tensor.name, expected=expected)

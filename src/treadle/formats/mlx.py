@@ -1,0 +1,238 @@
+"""MLX's affine formats: groups of 32, 64 or 128 weights of 2, 3, 4, 5, 6 or 8 bits; ``w = d * q +
+m``.
+
+A tensor is three arrays, as MLX's safetensors have them: the codes of each row, one stream of bits
+that begins at the lowest of the first word (``weight``); a scale for each group (``scales``); a
+minimum for each (``biases``; the scale may be negative, and then it is a maximum). Scales and
+minimums are f16, bf16 or f32.
+
+``MLX4_G64`` has four bits, groups of 64 and f16 scales; ``MLX4_G64_BF16`` bf16 scales. They are
+made when they are asked for: there are 54.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import UnsupportedError
+from treadle.formats import bf16
+from treadle.formats.format import NO_GGML, Blocks, Codes, F32Array, Format
+from treadle.formats.kernel_scales import Field, repeat
+from treadle.jit.types import f16, f32, u8, u16, u32
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128)
+SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}  # safetensors' names
+SUB = 32  # codes that share a sum of activations
+RUN = 16  # codes: as many as the narrowest registers hold
+LEAST = 1e-7  # of a scale that MLX gives to a group
+
+_NAME = re.compile(r"MLX(\d)_G(\d+)(?:_(BF16|F32))?")
+
+
+def mlx_name(bits: int, group: int, scales: str) -> str:
+    """What the format is called; ``scales`` is safetensors' name of their type."""
+    return f"MLX{bits}_G{group}" + ("" if scales == "F16" else f"_{scales}")
+
+
+def named(name: str) -> Format | None:
+    """The format of this name in upper case; None where MLX has none such."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[1]) not in BITS or int(match[2]) not in GROUPS:
+        return None
+    return mlx(int(match[1]), int(match[2]), match[3] or "F16")
+
+
+@cache
+def mlx(bits: int, group: int, scales: str) -> Format:
+    """The format of ``bits`` a weight and ``group`` weights a scale; UnsupportedError."""
+    for what, value, known in (("bits", bits, BITS), ("group_size", group, GROUPS)):
+        if value not in known:
+            raise UnsupportedError(f"{what} {value}: MLX has {', '.join(map(str, known))}")
+    if scales not in SCALES:
+        raise UnsupportedError(f"scales in {scales}: MLX has {', '.join(SCALES)}")
+    number = SCALES[scales]
+    layout = np.dtype([("qs", "u1", (group * bits // 8,)), ("d", number), ("m", number)])
+    n_runs = group // RUN
+    nibbles = bits == 4
+    codes = Codes(
+        unpack_nibbles if nibbles else unpack_stream(bits),
+        0,
+        (1 << bits) - 1,
+        run=RUN if nibbles else group,
+        order=(tuple(range(0, n_runs, 2)), tuple(range(1, n_runs, 2))) if nibbles else ((0,),),
+        sub=SUB,
+        scales=_scales(scales, group // SUB),
+        minimums=True,
+        long_scales=scales == "F32",
+    )
+    return Format(
+        mlx_name(bits, group, scales),
+        NO_GGML,
+        group,
+        layout,
+        lambda blocks: dequantize(blocks, bits),
+        lambda x: quantize(x, bits, layout),
+        "q8",
+        codes,
+        parts=("qs", "d", "m"),
+    )
+
+
+# -- numpy ------------------------------------------------------------------------------------
+
+
+def dequantize(blocks: Blocks, bits: int) -> F32Array:
+    """blocks [...] -> float32 [..., group]: what MLX has with f32 scales, to the bit.
+
+    With f16 or bf16 scales MLX rounds product and sum to that type, and we do not.
+    """
+    d, m = (_floats(blocks[name])[..., None] for name in ("d", "m"))
+    with np.errstate(invalid="ignore", over="ignore"):  # a scale that is no number, or huge
+        scaled: F32Array = split(blocks["qs"], bits).astype(np.float32) * d + m
+    return scaled
+
+
+def quantize(x: F32Array, bits: int, layout: np.dtype[Any]) -> Blocks:
+    """float32 [..., group] -> blocks [...], as MLX: the end that is farther from zero is kept
+    exactly, and zero is a code.
+    """
+    out = np.empty(x.shape[:-1], layout)
+    top = np.float32((1 << bits) - 1)
+    low, high = x.min(-1), x.max(-1)
+    with np.errstate(all="ignore"):  # NaN and infinities spoil their block
+        negative = np.abs(low) > np.abs(high)
+        d = np.maximum((high - low) / top, np.float32(LEAST))
+        d = np.where(negative, d, -d)
+        edge = np.where(negative, low, high)
+        zero = np.rint(edge / d)
+        m = np.where(zero == 0, np.float32(0), edge)
+        d = np.where(zero == 0, d, edge / zero)
+        out["d"], out["m"] = (_numbers(v, layout["d"]) for v in (d, m))
+        q = np.rint((x - m[..., None]) / d[..., None])
+        q = np.where(q >= 0, np.minimum(q, top), 0)  # NaN as well
+    out["qs"] = join(q.astype(np.uint8), bits)
+    return out
+
+
+def split(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """[..., n] bytes -> [..., n * 8 // bits] codes."""
+    stream = np.unpackbits(packed, axis=-1, bitorder="little")
+    apart = stream.reshape(*packed.shape[:-1], -1, bits)
+    filled = np.packbits(apart, axis=-1, bitorder="little")
+    return filled[..., 0]
+
+
+def join(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Undoes ``split``."""
+    stream = np.unpackbits(codes[..., None], axis=-1, bitorder="little")[..., :bits]
+    packed = np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+    return packed
+
+
+def _floats(numbers: npt.NDArray[Any]) -> F32Array:
+    if numbers.dtype.kind == "u":
+        return bf16.dequantize(numbers)[..., 0]
+    return numbers.astype(np.float32)
+
+
+def _numbers(x: F32Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    return bf16.quantize(x[..., None]) if dtype.kind == "u" else x.astype(dtype)
+
+
+# -- kernels ----------------------------------------------------------------------------------
+
+
+def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..15: of each 32 the first 16, then the others.
+
+    A byte has two neighbours, so both halves of the bytes are woven together: within 16 bytes at a
+    time, which is one instruction for each vector wherever registers are made of such.
+    """
+    qs = field("qs")
+    low, high, n = qs & 15, qs >> 4, qs.ty.lanes
+    return [
+        k.shuffle(
+            low,
+            high,
+            [
+                j + side
+                for at in range(0, n, RUN)
+                for j in range(at + half, at + half + RUN // 2)
+                for side in (0, n)
+            ],
+        )
+        for half in (0, RUN // 2)
+    ]
+
+
+def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
+    """Codes of any width, in order. Four at a time are brought into a dword of their own; then its
+    upper two are moved to its upper half, and of each two the upper one to the upper byte.
+    """
+
+    def unpack(k: Builder, field: Field) -> list[Val]:
+        qs = field("qs")
+        if bits == 8:
+            return [qs]
+        words = four_by_four(k, qs, bits)
+        pair, one = (1 << 2 * bits) - 1, (1 << bits) - 1
+        words = (words & pair) | ((words << (16 - 2 * bits)) & (pair << 16))
+        words = (words & one * 0x10001) | ((words << (8 - bits)) & one * 0x1000100)
+        return [words.bits(u8 * (4 * words.ty.lanes))]
+
+    return unpack
+
+
+def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
+    """A dword for each four codes, in its lowest bits; anything above.
+
+    First RUN codes are brought into 16 bytes of their own, dword by dword: bytes that cross from
+    one such quarter of a register to another, LLVM would move one by one.
+    """
+    pitch = bits * RUN // 8  # bytes of RUN codes
+    apart, order, shifts = [], [], []
+    for run in range(qs.ty.lanes // pitch):
+        first, skip = divmod(run * pitch, 4)
+        last = (run * pitch + pitch - 1) // 4
+        apart += [min(first + j, last) for j in range(4)]
+        for four in range(RUN // 4):
+            byte, shift = divmod(4 * bits * four, 8)
+            end = (4 * bits * (four + 1) - 1) // 8
+            order += [run * RUN + skip + min(byte + j, end) for j in range(4)]
+            shifts.append(shift)
+    dwords = qs.bits(u32 * (qs.ty.lanes // 4))
+    runs = k.shuffle(dwords, dwords, apart).bits(u8 * (4 * len(apart)))
+    words = k.shuffle(runs, runs, order).bits(u32 * len(shifts))
+    return words >> k.const(shifts, words.ty) if any(shifts) else words
+
+
+def _scales(kind: str, n: int) -> Callable[[Builder, Isa, Field], tuple[Val, Val]]:
+    """``d`` and ``m`` of groups of ``n`` times SUB weights."""
+
+    def widen(k: Builder, isa: Isa, raw: Val) -> Val:
+        wide: Val
+        if kind == "F32":
+            wide = raw.bits(f32 * (raw.ty.lanes // 4))
+        elif kind == "BF16":
+            short = raw.bits(u16 * (raw.ty.lanes // 2))
+            wide = (short.to(u32) << 16).bits(f32.like(short.ty))
+        else:
+            wide = isa.widen_f16(k, raw.bits(f16 * (raw.ty.lanes // 2)))
+        return repeat(k, wide, n) if n > 1 else wide
+
+    def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
+        return widen(k, isa, field("d")), widen(k, isa, field("m"))
+
+    return scales

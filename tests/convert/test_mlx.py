@@ -1,0 +1,527 @@
+"""MLX's quantised directories: run in place, converted, and refused where they are damaged.
+
+The truth is transformers on the weights that mlx itself unpacks (``mlx_files.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.convert.mlx_files import save, set_config, write_mlx
+from tests.mlx_package import import_mlx
+from tests.models.hf_tiny import CASES, Case, build, compute_logits, require_transformers
+from tests.reference import forward
+from tests.test_session import decode, prefill
+from tests.tiny import rounding
+from treadle.convert.hf import HFModel, HFSource, open_hf
+from treadle.convert.output import convert
+from treadle.convert.recipe import Options
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.gguf import open_gguf
+from treadle.files.tensor import PartedTensor
+from treadle.formats import by_name, dequantize_tensor
+from treadle.models.config import load_config
+
+N_IDS = 40
+WIDE = {"hidden_size": 128, "intermediate_size": 256}  # every group divides them
+CASE_OF = {
+    "llama": "llama3",
+    "llama-tied": "llama-bias",
+    "gemma3": "gemma3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+# What mlx-lm writes: most in the model's own BF16; F16 by older ones.
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"bits": 4, "group": 64, "dtype": "F16", "shard_bytes": 20_000}),
+    "llama-tied": ("llama-tied", {"bits": 6, "group": 32, "dtype": "BF16"}),
+    "gemma3": ("gemma3", {"bits": 4, "group": 64, "dtype": "BF16", "shard_bytes": 60_000}),
+    "qwen2": ("qwen2", {"bits": 8, "group": 128, "dtype": "BF16"}),
+    "qwen3": ("qwen3", {"bits": 5, "group": 32, "dtype": "F32"}),
+    "qwen3-3bit": ("qwen3", {"bits": 3, "group": 64, "dtype": "F16"}),
+    "qwen2-2bit": ("qwen2", {"bits": 2, "group": 64, "dtype": "F32"}),
+    "llama-mixed": (
+        "llama",
+        {
+            "bits": 4,
+            "group": 64,
+            "dtype": "F16",
+            "modules": {
+                "model.embed_tokens": {"group_size": 32, "bits": 6},
+                "model.layers.0.self_attn.q_proj": {"group_size": 64, "bits": 8},
+                "model.layers.1.mlp.down_proj": {"group_size": 32, "bits": 8, "mode": "affine"},
+                "model.layers.2.mlp.gate_proj": False,
+                "model.layers.2.mlp.up_proj": True,
+                "lm_head": False,
+            },
+        },
+    ),
+}
+
+Saved = Callable[[str], tuple[Path, Any]]
+
+
+def wide(case: str) -> Any:
+    made = CASES[case]
+    options = {**made.options, **WIDE}
+    if "num_hidden_layers" in options:
+        options["num_hidden_layers"] = 6  # the last is Gemma's global one
+    return build(replace(made, options=options))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """``saved(name)``: a directory of WRITTEN, and the model whose weights it has."""
+    require_transformers()
+    import_mlx()
+    made: dict[str, tuple[Path, Any]] = {}
+    root = tmp_path_factory.mktemp("mlx")
+
+    def write(name: str) -> tuple[Path, Any]:
+        if name not in made:
+            case, how = WRITTEN[name]
+            model = wide(CASE_OF[case])
+            write_mlx(model, root / name, **how)
+            made[name] = root / name, model
+        return made[name]
+
+    return write
+
+
+def prompt() -> list[int]:
+    return [int(i) for i in np.random.default_rng(7).integers(3, 320, N_IDS)]
+
+
+def worst(logits: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+def rms(logits: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((logits - expected) ** 2) / np.mean(expected**2)))
+
+
+# -- the same logits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_runs_in_place(name: str, saved: Saved) -> None:
+    """What treadle reads is exactly the model; what it computes is off by its int8 activations.
+
+    Those cost each product 2.2 / 127 / sqrt(12) = 0.5 % (see test_seams.py); products come one
+    after the other, four a layer. Twice that.
+    """
+    folder, model = saved(name)
+    ids, expected = prompt(), compute_logits(model, prompt())
+    with treadle.load(folder, threads=2, kv="f32") as loaded:
+        exact = forward(loaded.gguf, loaded.config, ids)
+        assert worst(exact, expected) <= rounding(loaded.config)
+        most = 2 * 0.005 * np.sqrt(4 * loaded.config.n_layer + 1)
+        for rows in (loaded.logits(ids), decode(loaded.engine, ids), prefill(loaded.engine, ids)):
+            assert rms(rows, expected) < most
+        for n in (1, 2, 4, 40):
+            loaded.plan(n).check()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_weights_stay_in_the_files(name: str, saved: Saved) -> None:
+    """Every array that a step is given is a view of the mapping, but for norms and biases."""
+    folder, _ = saved(name)
+    with treadle.load(folder, threads=1) as loaded:
+        loaded.plan(1)
+        gguf = loaded.gguf
+        assert isinstance(gguf, HFModel)
+        maps = {t.path: t.file for t in gguf._weights.tensors.values()}
+        assert set(maps) == set(gguf.paths)
+        packed = 0
+        for tensor_name, tensor in gguf.tensors.items():
+            if len(tensor.shape) == 1:
+                continue
+            for const, array in zip(
+                loaded.engine._weights[tensor_name], tensor.arrays, strict=True
+            ):
+                inside = [whole for whole in maps.values() if np.shares_memory(whole, const.array)]
+                assert len(inside) == 1
+                assert not const.array.flags.owndata
+                assert not const.array.flags.writeable
+                assert const.address == array.ctypes.data
+            if isinstance(tensor, PartedTensor):
+                packed += 1
+                assert tensor.n_bytes == sum(array.nbytes for array in tensor.arrays)
+        assert packed >= 7
+    if name == "llama":  # shards are so small that codes and scales lie in several
+        assert len(maps) > 8
+
+
+def test_settings_of_single_modules(saved: Saved) -> None:
+    folder, _ = saved("llama-mixed")
+    with open_hf(folder) as gguf:
+        kinds = {name: t.type_name for name, t in gguf.tensors.items() if len(t.shape) == 2}
+    assert kinds["token_embd.weight"] == "MLX6_G32"
+    assert kinds["output.weight"] == kinds["blk.2.ffn_gate.weight"] == "F16"
+    assert kinds["blk.0.attn_q.weight"] == "MLX8_G64"
+    assert kinds["blk.1.ffn_down.weight"] == "MLX8_G32"
+    assert kinds["blk.2.ffn_up.weight"] == kinds["blk.1.attn_q.weight"] == "MLX4_G64"
+
+
+def test_shapes_speak_for_modules_without_settings(saved: Saved, tmp_path: Path) -> None:
+    """As mlx-lm has it: settings of the model are for those whose shapes they fit."""
+    folder = copy(saved("llama-mixed")[0], tmp_path)
+    settings = {"group_size": 64, "bits": 4}
+    set_config(folder, quantization=settings)
+    with open_hf(saved("llama-mixed")[0]) as a, open_hf(folder) as b:
+        assert [t.type_name for t in a.tensors.values()] == [
+            t.type_name for t in b.tensors.values()
+        ]
+
+
+def test_gemmas_output_of_its_own(tmp_path: Path) -> None:
+    """Early Gemmas of mlx-lm: an lm_head beside a config.json that ties it; it is used."""
+    require_transformers()
+    made = CASES["gemma3"]
+    options = {**made.options, **WIDE, "tie_word_embeddings": False}
+    model = build(Case(made.family, made.arch, options))
+    modules = {"lm_head": {"bits": 8, "group_size": 64}}
+    write_mlx(model, tmp_path, bits=4, group=64, dtype="BF16", modules=modules)
+    set_config(tmp_path, tie_word_embeddings=True)
+    with open_hf(tmp_path) as gguf:
+        assert gguf.tensors["output.weight"].type_name == "MLX8_G64_BF16"
+        config = load_config(gguf)
+        error = worst(forward(gguf, config, prompt()), compute_logits(model, prompt()))
+        assert error <= rounding(config)
+
+
+def test_the_text_part_of_a_model_of_text_and_images(tmp_path: Path) -> None:
+    """The names that mlx-lm gives to gemma3, in tensors and in settings; images stay outside."""
+    require_transformers()
+    mx = import_mlx()
+    model = wide("gemma3")
+    stem = "language_model.model.layers.0.mlp.down_proj"
+    write_mlx(
+        model, tmp_path, bits=4, group=64, dtype="BF16",
+        modules={stem: {"group_size": 32, "bits": 8}}, rename=lambda name: f"language_model.{name}",
+    )  # fmt: skip
+    config = json.loads((tmp_path / "config.json").read_text())
+    quantization = config.pop("quantization")
+    config.pop("quantization_config")
+    inner = config | {"model_type": "gemma3_text"}
+    outer = {"model_type": "gemma3", "text_config": inner, "quantization": quantization}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    arrays = dict(mx.load(str(tmp_path / "model.safetensors")))
+    tower = mx.quantize(mx.zeros((32, 64)), 64, 4)
+    for part, array in zip(("weight", "scales", "biases"), tower, strict=True):
+        arrays[f"vision_tower.layer.{part}"] = array
+    save(arrays, tmp_path, 1 << 30)
+    with open_hf(tmp_path) as gguf:
+        kinds = [gguf.tensors[f"blk.{i}.ffn_down.weight"].type_name for i in (0, 1)]
+        assert kinds == ["MLX8_G32_BF16", "MLX4_G64_BF16"]
+        config_ = load_config(gguf)
+        error = worst(forward(gguf, config_, prompt()), compute_logits(model, prompt()))
+        assert error <= rounding(config_)
+
+
+# -- converted --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2", "qwen3", "llama-mixed"])
+def test_converts(name: str, saved: Saved, tmp_path: Path) -> None:
+    """In F32, exactly; by default in the type of its scales, each weight rounded once."""
+    folder, model = saved(name)
+    ids, expected = prompt(), compute_logits(model, prompt())
+    for kind in ("F32", None, "Q8_0"):
+        source = HFSource(folder)
+        path = tmp_path / f"{kind}.gguf"
+        convert(source, path, Options(type=by_name(kind) if kind else None))
+        source.close()
+        with open_gguf(path) as made, open_hf(folder) as straight:
+            config = load_config(made)
+            for tensor in made.tensors.values():
+                own = straight.tensors.get(tensor.name)
+                if own is None or len(tensor.shape) < 2:
+                    continue
+                same = own.type_name.split("_")[-1]
+                scales = same if same in ("BF16", "F32") else "F16"
+                assert tensor.type_name == (kind or scales)
+                if "attn_q" not in tensor.name and "attn_k" not in tensor.name:
+                    want = by_name(tensor.type_name)
+                    rounded = want.dequantize_rows(want.quantize_rows(dequantize_tensor(own)))
+                    np.testing.assert_array_equal(dequantize_tensor(tensor), rounded)
+            if kind == "F32":
+                assert worst(forward(made, config, ids), expected) <= rounding(config)
+            else:  # each weight is rounded once: to 2**-9 in BF16, and in Q8_0 of its block's top
+                share = 2.0**-8 if kind is None else 0.01
+                error = rms(forward(made, config, ids), expected)
+                assert error < share * np.sqrt(4 * config.n_layer + 1)
+
+
+def test_says_what_becomes_of_the_weights(saved: Saved, tmp_path: Path) -> None:
+    ran = treadle_(
+        "convert", str(saved("gemma3")[0]), str(tmp_path / "a.gguf"), "--set", "general.name=x"
+    )
+    assert "MLX4_G64_BF16, which GGUF does not have" in ran.stderr
+    assert "written as BF16" in ran.stderr
+    assert "--type" in ran.stderr
+
+
+def test_a_scale_that_is_no_number_is_not_converted(saved: Saved, tmp_path: Path) -> None:
+    mx = import_mlx()
+    folder = copy(saved("qwen2")[0], tmp_path)
+    arrays = dict(mx.load(str(folder / "model.safetensors")))
+    scales = np.array(arrays["model.layers.1.mlp.up_proj.scales"].astype(mx.float32))
+    scales[3, 0] = np.inf
+    arrays["model.layers.1.mlp.up_proj.scales"] = mx.array(scales).astype(mx.bfloat16)
+    save(arrays, folder, 1 << 30)
+    source = HFSource(folder)
+    target = tmp_path / "made.gguf"
+    with pytest.raises(FileError, match=r"model\.safetensors: blk\.1\.ffn_up\.weight.*row 3, colu"):
+        convert(source, target, Options())
+    source.close()
+    assert not target.exists()
+
+
+# -- the commands -----------------------------------------------------------------------------
+
+
+def treadle_(*words: str) -> Any:
+    command = [sys.executable, "-m", "treadle", *words]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
+@pytest.fixture(scope="module")
+def stories(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model as mlx-lm would pack it; ffn_down, rows of 172, it leaves alone."""
+    import shutil
+
+    mx = import_mlx()
+    folder = tmp_path_factory.mktemp("stories")
+    names = {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm", "token_embd": "embed_tokens",
+        "output_norm": "norm",
+    }  # fmt: skip
+    arrays: dict[str, Any] = {}
+    with open_gguf(data / "models" / "stories260K.gguf") as gguf:
+        for name, tensor in gguf.tensors.items():
+            values = tensor.data.view("<f4").reshape(tensor.shape)
+            if name.endswith(("attn_q.weight", "attn_k.weight")):
+                pairs = values.reshape(8 if "attn_q" in name else 4, -1, 2, values.shape[1])
+                values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+            *layer, stem, _ = name.split(".")
+            module = ".".join(["model", *(["layers", layer[1]] if layer else []), names[stem]]) \
+                if stem in names else "lm_head"  # fmt: skip
+            given = mx.array(values.copy())
+            if values.ndim == 2 and values.shape[1] % 32 == 0:
+                for part, array in zip(
+                    ("weight", "scales", "biases"), mx.quantize(given, 32, 8), strict=True
+                ):
+                    arrays[f"{module}.{part}"] = array
+            else:
+                arrays[f"{module}.weight"] = given
+        keys = {k.removeprefix("llama."): v for k, v in gguf.metadata.items()}
+    save(arrays, folder, 100_000)
+    config = {
+        "model_type": "llama",
+        "hidden_size": keys["embedding_length"],
+        "intermediate_size": keys["feed_forward_length"],
+        "num_hidden_layers": keys["block_count"],
+        "num_attention_heads": keys["attention.head_count"],
+        "num_key_value_heads": keys["attention.head_count_kv"],
+        "rms_norm_eps": keys["attention.layer_norm_rms_epsilon"],
+        "max_position_embeddings": keys["context_length"],
+        "vocab_size": 512,
+        "tie_word_embeddings": "lm_head.weight" not in arrays,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    set_config(folder, quantization={"group_size": 32, "bits": 8})
+    shutil.copy(data / "models" / "tok512.model", folder / "tokenizer.model")
+    return folder
+
+
+def test_a_trained_model_tells_its_story(stories: Path, data: Path) -> None:
+    greedy = treadle.Sampling(temperature=0)
+    said = []
+    for path in (data / "models" / "stories260K.gguf", stories):
+        with treadle.load(path, threads=2) as model:
+            said.append("".join(model.generate("Once upon a time", max_tokens=25, sampling=greedy)))
+    assert said[0] == said[1]
+    assert ", there was a little girl named Lily" in said[1]
+
+
+def test_the_commands_take_the_folder(stories: Path, data: Path, tmp_path: Path) -> None:
+    folder = str(stories)
+    ran = treadle_("run", folder, "Once upon a time", "-n", "12", "--temp", "0")
+    assert "there was a little girl" in ran.stdout
+    report = json.loads(treadle_("inspect", folder, "--json").stdout)
+    assert not [p for p in report["problems"] if "chat" not in p]
+    formats = {row["format"]: row for row in report["formats"]}
+    assert formats["MLX8_G32_F32"]["bits_per_weight"] == 8 + 64 / 32
+    assert formats["MLX8_G32_F32"]["n_tensors"] > 25
+    assert "MLX8_G32_F32" in treadle_("inspect", folder).stdout
+    assert "gemv_MLX8_G32_F32_q8" in treadle_("plan", folder).stdout
+    text = tmp_path / "story.txt"
+    text.write_text("Once upon a time, there was a little girl named Lily. " * 40)
+    scores = [
+        json.loads(treadle_("perplexity", path, str(text), "-c", "128", "--json").stdout)
+        for path in (folder, str(data / "models" / "stories260K.gguf"))
+    ]
+    assert scores[0]["perplexity"] == pytest.approx(scores[1]["perplexity"], rel=0.02)
+    speed = json.loads(treadle_("bench", folder, "-p", "16", "-n", "4", "-r", "1", "--json").stdout)
+    assert {row["test"] for row in speed} == {"pp16", "tg4"}
+    same = json.loads(treadle_("inspect", "--diff", folder, folder, "--json").stdout)
+    assert all(row["identical"] for row in same["tensors"])
+
+
+# -- damaged ----------------------------------------------------------------------------------
+
+
+def copy(folder: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+def _drop(kind: str) -> Callable[[Any, dict[str, Any]], None]:
+    def damage(mx: Any, arrays: dict[str, Any]) -> None:
+        del arrays[f"{UP}.{kind}"]
+
+    return damage
+
+
+def _change(kind: str, change: Callable[[Any, Any], Any]) -> Callable[[Any, dict[str, Any]], None]:
+    def damage(mx: Any, arrays: dict[str, Any]) -> None:
+        arrays[f"{UP}.{kind}"] = change(mx, arrays[f"{UP}.{kind}"])
+
+    return damage
+
+
+def _plain(mx: Any, arrays: dict[str, Any]) -> None:
+    del arrays[f"{UP}.scales"], arrays[f"{UP}.biases"]
+
+
+DAMAGED: dict[str, tuple[Callable[[Any, dict[str, Any]], None], str]] = {
+    "no scales": (_drop("scales"), rf"{UP}\.biases: is there without {UP}\.scales"),
+    "no biases": (_drop("biases"), rf"{UP}\.scales: is there without {UP}\.biases"),
+    "no codes": (_drop("weight"), rf"{UP}\.(scales|biases): is there without {UP}\.weight"),
+    "neither": (_plain, rf"{UP}\.weight: holds packed codes, and has no scales"),
+    "fewer rows": (_change("scales", lambda mx, a: a[:-1]), rf"{UP}\.scales: shape \[255, 1\]"),
+    "more scales": (
+        _change("scales", lambda mx, a: mx.concatenate([a, a], 1)),
+        rf"{UP}\.(weight|biases): shape",
+    ),
+    "fewer biases": (_change("biases", lambda mx, a: a[:7]), rf"{UP}\.biases: shape \[7, 1\]"),
+    "fewer codes": (_change("weight", lambda mx, a: a[:, :-1]), rf"{UP}\.weight: shape \[256, 31"),
+    "flat codes": (_change("weight", lambda mx, a: a.reshape(-1)), rf"{UP}\.weight: shape"),
+    "other biases": (
+        _change("biases", lambda mx, a: a.astype(mx.float16)),
+        rf"{UP}\.biases: is in F16",
+    ),
+    "whole scales": (_change("scales", lambda mx, a: a.astype(mx.int32)), rf"{UP}\.scales: is in"),
+    "float codes": (
+        _change("weight", lambda mx, a: a.astype(mx.float32)),
+        rf"{UP}\.weight: is in F32, beside scales",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_damaged_tensors_are_named(what: str, saved: Saved, tmp_path: Path) -> None:
+    mx = import_mlx()
+    damage, message = DAMAGED[what]
+    folder = copy(saved("qwen2")[0], tmp_path)
+    arrays = dict(mx.load(str(folder / "model.safetensors")))
+    damage(mx, arrays)
+    save(arrays, folder, 1 << 30)
+    with pytest.raises(FileError, match=rf"model\.safetensors.*{message}"):
+        open_hf(folder)
+
+
+SETTINGS: list[tuple[dict[str, Any], type[TreadleError], str]] = [
+    ({"bits": 4}, FileError, "quantization.group_size: is missing"),
+    ({"group_size": 64}, FileError, "quantization.bits: is missing"),
+    ({"group_size": 128, "bits": "8"}, FileError, "quantization.bits: is '8'"),
+    ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, UnsupportedError, "mode 'mxfp4'"),
+    (
+        {"group_size": 128, "bits": 8, UP: {"group_size": 16, "bits": 4, "mode": "nvfp4"}},
+        UnsupportedError,
+        rf"{UP}.mode.*'nvfp4'",
+    ),
+    (
+        {"group_size": 128, "bits": 8, UP: {"group_size": 128, "bits": 7}},
+        UnsupportedError,
+        rf"{UP}.*bits 7: MLX has 2, 3, 4, 5, 6, 8",
+    ),
+    (
+        {"group_size": 128, "bits": 8, UP: {"group_size": 48, "bits": 8}},
+        UnsupportedError,
+        rf"{UP}.*group_size 48: MLX has 32, 64, 128",
+    ),
+    (
+        {"group_size": 128, "bits": 8, UP: {"group_size": 128, "bits": 6}},
+        FileError,
+        rf"{UP}\.weight: shape \[256, 32\] does not fit 6 bits in groups of 128.*24 words",
+    ),
+    (
+        {"group_size": 128, "bits": 8, UP: {"group_size": 64, "bits": 8}},
+        FileError,
+        rf"{UP}\.weight: shape \[256, 32\] does not fit 8 bits in groups of 64",
+    ),
+    ({"group_size": 128, "bits": 8, UP: False}, FileError, rf"{UP}\.weight: is packed, but"),
+    (
+        {"group_size": 128, "bits": 8, UP: {"group_size": 64, "bits": 16}},
+        UnsupportedError,
+        "bits 16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "error", "message"), SETTINGS)
+def test_settings_that_do_not_fit(
+    settings: dict[str, Any], error: type[TreadleError], message: str, saved: Saved, tmp_path: Path
+) -> None:
+    folder = copy(saved("qwen2")[0], tmp_path)
+    set_config(folder, quantization=settings)
+    with pytest.raises(error, match=message):
+        open_hf(folder)
+
+
+def test_a_module_that_should_be_packed(saved: Saved, tmp_path: Path) -> None:
+    folder = copy(saved("llama-mixed")[0], tmp_path)
+    set_config(folder, quantization={"group_size": 64, "bits": 4, "lm_head": True})
+    with pytest.raises(FileError, match=r"lm_head\.weight: is not packed, but config\.json says"):
+        open_hf(folder)
+
+
+def test_settings_in_the_newer_key_alone(saved: Saved, tmp_path: Path) -> None:
+    folder = copy(saved("qwen2")[0], tmp_path)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization"]
+    path.write_text(json.dumps(config))
+    with open_hf(folder) as gguf:
+        assert gguf.tensors["blk.0.ffn_up.weight"].type_name == "MLX8_G128_BF16"
+
+
+def test_without_settings_packed_codes_are_refused(saved: Saved, tmp_path: Path) -> None:
+    folder = copy(saved("qwen2")[0], tmp_path)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization"], config["quantization_config"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(TreadleError, match=r"model\.safetensors"):
+        open_hf(folder)
