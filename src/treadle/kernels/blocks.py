@@ -15,13 +15,23 @@ if TYPE_CHECKING:
     from treadle.jit.values import Val
 
 
-def fields_of(k: Builder, fmt: Format, blocks: list[Val]) -> Callable[[str], Val]:
-    """What formats are handed: the bytes of a field of several blocks (a power of two)."""
+def fields_of(k: Builder, fmt: Format, blocks: list[Val], run: int = 1) -> Callable[..., Val]:
+    """What formats are handed: the bytes of a field of several blocks (a power of two), or as many
+    from there on. ``run`` blocks at a time are neighbours.
+    """
+    size, reach = fmt.dtype.itemsize, k.isa.vector_bits // 8
 
-    def field(name: str) -> Val:
+    def field(name: str, n_bytes: int = 0) -> Val:
         assert fmt.dtype.fields is not None
         dtype, offset = fmt.dtype.fields[name][:2]
-        return k.concat(*(k.load(p, u8 * dtype.itemsize, offset=int(offset)) for p in blocks))
+        n_bytes = n_bytes or dtype.itemsize
+        assert offset + n_bytes <= fmt.dtype.itemsize, (fmt.name, name, n_bytes)
+        # One load and one shuffle, where a register holds them all and nothing past their end.
+        if run > 1 and (run - 1) * size + offset + n_bytes <= reach <= run * size and n_bytes <= 4:
+            held = [i * size + offset + j for i in range(run) for j in range(n_bytes)]
+            whole = [k.load(p, u8 * reach) for p in blocks[::run]]
+            return k.concat(*(k.shuffle(v, v, held) for v in whole))
+        return k.concat(*(k.load(p, u8 * n_bytes, offset=int(offset)) for p in blocks))
 
     return field
 
@@ -48,12 +58,14 @@ def codes_in_order(k: Builder, fmt: Format, block: Val) -> Val:
     return k.shuffle(whole.bits(i32 * len(held)), k.zero(i32 * len(held)), places).bits(whole.ty)
 
 
-def scales_of(k: Builder, isa: Isa, fmt: Format, blocks: list[Val]) -> tuple[Val, Val | None]:
+def scales_of(
+    k: Builder, isa: Isa, fmt: Format, blocks: list[Val], run: int = 1
+) -> tuple[Val, Val | None]:
     """f32 scales, and minimums where there are any, one for every ``codes.sub`` codes."""
     codes = fmt.codes
     assert codes is not None
     if codes.scales is not None:
-        d, m = codes.scales(k, isa, fields_of(k, fmt, blocks))
+        d, m = codes.scales(k, isa, fields_of(k, fmt, blocks, run))
         return d, m
     d = load_scales(k, isa, fmt, blocks, codes.d)
     return d, load_scales(k, isa, fmt, blocks, codes.m) if codes.m else None
@@ -100,9 +112,13 @@ def load_scale_run(
     of their scales and nothing past their end.
     """
     size, offset, n_bytes = fmt.dtype.itemsize, fmt.field_offset(field), isa.vector_bits // 8
-    if size % 2 or (n - 1) * size + offset + 2 > n_bytes or n * size < n_bytes:
+    if n == 1 or size % 2 or offset % 2 or offset > 6:
         return load_scales(k, isa, fmt, [at + i * size for i in range(n)], field, lanes)
-    words = k.load(at, i16 * (n_bytes // 2))
-    order = [(i * size + offset) // 2 for i in lanes]
+    if (n - 1) * size + offset + 2 <= n_bytes <= n * size:
+        words, stride = k.load(at, i16 * (n_bytes // 2)), size
+    else:  # the first 8 bytes of each, where formats keep their scales
+        heads = k.concat(*(k.load(at + i * size, u8 * 8) for i in range(n)))
+        words, stride = heads.bits(i16 * (4 * n)), 8
+    order = [(i * stride + offset) // 2 for i in lanes]
     wide: Val = isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))
     return wide
