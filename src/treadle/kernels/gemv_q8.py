@@ -239,9 +239,12 @@ class Blocks:
             sums = [self.sums[r][t].v for r in range(rows)]
             if self.codes.minimums:
                 sums = [self._with(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
-            folded = fold_all(k, sums, lambda a, b: a + b)
-            for r in range(rows):
-                out[r].append(k.extract(folded, r))
+            lanes = sums[0].ty.lanes  # as many as can be folded together
+            for first in range(0, rows, lanes):
+                some = sums[first : first + lanes]
+                folded = fold_all(k, some, lambda a, b: a + b)
+                for r in range(len(some)):
+                    out[first + r].append(k.extract(folded, r))
         return out
 
     def _with(self, total: Val, minimums: Val, r: int) -> Val:
