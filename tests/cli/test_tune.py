@@ -296,5 +296,5 @@ def test_a_format_of_mlx_by_its_name() -> None:
     option = FormatName(["Q8_0"], case_sensitive=False)
     assert option.convert("mlx4_g64_bf16", None, None) == "MLX4_G64_BF16"
     assert option.convert("q8_0", None, None) == "Q8_0"
-    with pytest.raises(click.BadParameter, match="MLX7_G64.*(?i:q8_0)"):
+    with pytest.raises(click.BadParameter, match=r"MLX7_G64.*(?i:q8_0)"):
         option.convert("MLX7_G64", None, None)

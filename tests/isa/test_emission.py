@@ -75,6 +75,8 @@ def test_portable_kernels_are_emitted_for_other_machines(spec: Spec) -> None:
 
 BLOCKS = Gemm("Q8_0", "q8", 352, 2, 2)
 NIBBLES = Gemm("Q4_0", "q8", 352, 2, 2)
+FIFTHS = Gemv("Q5_0", "q8", 352, 4, 1)
+STEPS = Gemv("IQ4_NL", "q8", 352, 4, 1)
 HALVES = Gemm("F16", "f32", 172, 2, 4)
 BRAINS = Gemm("BF16", "bf16", 172, 2, 4)
 INSTRUCTIONS = {
@@ -83,6 +85,7 @@ INSTRUCTIONS = {
     "avx2_vnni": {BLOCKS: [r"vpdpbusd.*ymm"], NIBBLES: ["vpdpbusd"]},
     "avx512": {BLOCKS: ["vpmaddwd.*zmm"], NIBBLES: ["vpmaddubsw.*zmm"], HALVES: ["vfmadd.*zmm"]},
     "avx512_vnni": {BLOCKS: [r"vpdpbusd.*zmm"]},
+    "avx512_vbmi": {NIBBLES: ["vgf2p8affineqb"], FIFTHS: ["vpmultishiftqb"], STEPS: ["vpermb"]},
     "avx512_bf16": {BLOCKS: [r"vpdpbusd.*zmm"], BRAINS: [r"vdpbf16ps.*zmm"]},
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from tests.jit.emit import compiled
 from tests.kernels import rows
 from tests.kernels.harness import U32, assert_close
+from treadle.formats.kernel_bits import count_ones, cut, spread, window
 from treadle.isa.isa import Isa
 from treadle.jit.builder import Builder
 from treadle.jit.types import bf16, f16, f32, i8, i32, u8, u16
@@ -132,13 +133,86 @@ def test_lookup(isa: Isa, table: str) -> None:
     for lanes in (16, 32, 64, 128):
 
         @settings(max_examples=40, deadline=None)
-        @given(hnp.arrays(np.uint8, lanes, elements=st.integers(0, 15)))
+        @given(hnp.arrays(np.uint8, lanes))
         def holds(index: np.ndarray) -> None:
             got = np.zeros(len(index), np.uint8)
             lookup(isa, table, len(index))(index, got)
-            assert (got == np.array(TABLES[table], np.uint8)[index]).all(), (index, got)
+            assert (got == np.array(TABLES[table], np.uint8)[index % 16]).all(), (index, got)
 
         holds()
+
+
+# -- bits of bytes
+# -----------------------------------------------------------------------------------------
+
+LANES = (8, 16, 32, 64, 128)  # from less than a register to more than any
+CUTS = [  # shift, width, to
+    ([0], 4, 0),
+    ([4], 4, 0),
+    ([0], 2, 4),
+    ([3], 1, 3),
+    ([2], 3, 1),
+    ([0, 2, 4, 6], 2, 0),
+    ([0, 0, 2, 2, 4, 4, 6, 6], 1, 4),
+    ([7, 1], 1, 2),
+]
+PLACES = [
+    [8 * i for i in range(8)],
+    [0, 7, 14, 21, 32, 39, 46, 53],
+    list(range(12, 28)),
+    [63, 1, 0, 62, 57, 5, 3, 56],
+]
+
+
+def bytes_to_bytes(isa: Isa, lanes: int, op: Callable[[Builder, Val], Val]) -> np.ndarray:
+    """Bytes of all kinds, and what becomes of them: [2, n]."""
+
+    def build(k: Builder, given: Val, out: Val) -> None:
+        k.store(out, op(k, k.load(given, u8 * lanes)))
+
+    kernel = compiled(isa, 2, build)
+    rng = np.random.default_rng(lanes)
+    given = rng.integers(0, 256, (40, lanes)).astype(np.uint8)
+    given[:2] = [[0], [255]]
+    made = np.zeros_like(given)
+    for row, out in zip(given, made, strict=True):
+        kernel(row, out)
+    return np.stack([given, made])
+
+
+def ring(v: np.ndarray, at: list[int]) -> np.ndarray:
+    """For each byte the 64 bits of its eight, from its bit of ``at`` on round to it again."""
+    words = np.repeat(v.view("<u8"), 8, axis=-1)
+    shift = np.resize(np.array(at, np.uint64), v.shape[-1])
+    return words >> shift | words << (-shift & np.uint64(63))
+
+
+@pytest.mark.parametrize(("shift", "width", "to"), CUTS, ids=str)
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_cut(isa: Isa, shift: list[int], width: int, to: int) -> None:
+    for lanes in LANES:
+        given, made = bytes_to_bytes(isa, lanes, lambda k, v: cut(k, v, shift, width, to))
+        down = np.repeat(np.resize(np.array(shift, np.uint8), lanes // 8), 8)
+        assert (made == (given >> down & ((1 << width) - 1)) << to).all(), lanes
+
+
+@pytest.mark.parametrize("at", PLACES, ids=str)
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_window_and_spread(isa: Isa, at: list[int]) -> None:
+    for lanes in LANES:
+        given, made = bytes_to_bytes(isa, lanes, lambda k, v: window(k, v, at))
+        assert (made == ring(given, at) & np.uint64(255)).all(), lanes
+        for to in (0, 4, 7):
+            op = partial(spread, at=at, to=to)
+            given, made = bytes_to_bytes(isa, lanes, op)
+            assert (made == (ring(given, at) & np.uint64(1)) << np.uint64(to)).all(), (lanes, to)
+
+
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_count_ones(isa: Isa) -> None:
+    for lanes in LANES:
+        given, made = bytes_to_bytes(isa, lanes, count_ones)
+        assert (made == np.bitwise_count(given)).all(), lanes
 
 
 # -- f16

@@ -107,6 +107,7 @@ GEMVS = [
     Gemv("Q8_0", "q8", 32, 1, 5, residual=True),
     Gemv("Q4_0", "q8", 352, 4, 1, segments=2),
     Gemv("Q4_0", "q8", 32, 2, 2, bias=True, residual=True),
+    Gemv("Q4_0", "q8", 352, 16, 1),
     Gemv("Q4_1", "q8", 352, 4, 1),
     Gemv("Q4_1", "q8", 64, 1, 7, outputs=True),
     Gemv("F32", "f32", 172, 4, 1, segments=2, bias=True),

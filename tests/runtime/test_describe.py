@@ -22,6 +22,7 @@ from treadle.runtime.peaks import Peaks
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
 VNNI = ROWS["avx512_vnni"].needs
+VBMI = ROWS["avx512_vbmi"].needs
 BEST = ROWS["avx512_bf16"].needs
 CPU = "sys/devices/system/cpu"
 GROUP = "sys/fs/cgroup"
@@ -251,6 +252,9 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
         {},
         {"features": VNNI},
         [
+            "this CPU lacks avx512bitalg, avx512vbmi, gfni, which the kernels of avx512_vbmi need "
+            "(bytes and bits in any order: faster writing from formats of few bits): only another "
+            "CPU has it",
             "this CPU lacks avx512bf16, which the kernels of avx512_bf16 need (dots of bf16: "
             "faster prompts for BF16 weights): only another CPU has it",
             "BF16 weights are widened to f32: their prompts read at the rate of F32's; Q8_0",
@@ -258,7 +262,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
     ),
     (
         VIRTUAL,
-        {"features": VNNI, "model": ModelFile((), acts={"q8"})},
+        {"features": VBMI, "model": ModelFile((), acts={"q8"})},
         ["lacks avx512bf16, which the kernels of avx512_bf16 need (dots of bf16: faster prompts "
          "for BF16 weights): this is a virtual machine, which may hide it: give it the host's CPU"],
     ),
@@ -268,6 +272,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
         [
             "lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl, which the kernels of avx512 ne",
             "lacks avx512vnni, which the kernels of avx512_vnni need",
+            "lacks avx512bitalg, avx512vbmi, gfni, which the kernels of avx512_vbmi need",
             "lacks avx512bf16, which the kernels of avx512_bf16 need",
         ],
     ),
@@ -280,6 +285,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
             "lacks avxvnni, which the kernels of avx2_vnni need",
             "lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl, which the kernels of avx512 ne",
             "lacks avx512vnni, which the kernels of avx512_vnni need",
+            "lacks avx512bitalg, avx512vbmi, gfni, which the kernels of avx512_vbmi need",
             "lacks avx512bf16, which the kernels of avx512_bf16 need",
         ],
     ),
@@ -375,7 +381,7 @@ def test_instruction_sets(there: Describe, monkeypatch: pytest.MonkeyPatch) -> N
     }
     assert report["cpu"]["unused"] == ["amx-int8"]
     missing = report["cpu"]["missing"]
-    assert list(missing) == ["avx512f", "avx512vnni", "avx512bf16", "amx-bf16"]
+    assert list(missing) == ["avx512f", "avx512vnni", "avx512vbmi", "avx512bf16", "amx-bf16"]
     gives = "dots of bf16: faster prompts for BF16 weights (for the kernels of avx512_bf16)"
     assert missing["avx512bf16"] == gives
     assert missing["amx-bf16"] == "matrix tiles of bf16"  # no row would use them yet
@@ -393,7 +399,7 @@ def test_dots_of_bf16_that_are_slower_than_none(there: Describe) -> None:
     slow = Peaks(q8=1e12, bf16=1.1e11, f32=2e11, bytes_s=1e10, cpu_share=1.0)
     (warning,) = there(peaks=slow)["warnings"]
     assert "run at 55% of its rate of f32" in warning
-    assert "TREADLE_ISA=avx512_vnni reads prompts faster" in warning
+    assert "TREADLE_ISA=avx512_vbmi reads prompts faster" in warning
     assert there(peaks=Peaks(1e12, 4e11, 2e11, 1e10, 1.0))["warnings"] == []
 
 

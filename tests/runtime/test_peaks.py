@@ -80,6 +80,8 @@ DOT = {
     ("avx512", "f32"): "vfmadd231ps",
     ("avx512_vnni", "q8"): "vpdpbusd",
     ("avx512_vnni", "f32"): "vfmadd231ps",
+    ("avx512_vbmi", "q8"): "vpdpbusd",
+    ("avx512_vbmi", "f32"): "vfmadd231ps",
     ("avx512_bf16", "q8"): "vpdpbusd",
     ("avx512_bf16", "bf16"): "vdpbf16ps",
     ("avx512_bf16", "f32"): "vfmadd231ps",

@@ -14,11 +14,11 @@ import numpy as np
 from treadle.formats import bits
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.iq1_s import LADDER, SCALES, SHARES
-from treadle.formats.kernel_grids import ORDER, high_bits, odd_steps, part, shifted
+from treadle.formats.kernel_grids import ORDER, eights, high_bits, odd_steps, shifted
 from treadle.formats.kernel_scales import repeat
 from treadle.formats.scale_search import Coder, fit, flat
-from treadle.formats.shifted import Shifted, points
-from treadle.jit.types import u8, u16
+from treadle.formats.shifted import DOWN, Shifted, points
+from treadle.jit.types import u16
 
 if TYPE_CHECKING:
     from treadle.formats.kernel_scales import Field
@@ -59,18 +59,22 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Eight times the shifted points, plus 16."""
     code = field("qs").to(u16) | high_bits(k, field("qh"), 4)
-    return [shifted(k, part(k, code, i)) for i in range(4)]
+    return [shifted(k, v & (DOWN - 1), (v & DOWN) > 0) for v in eights(k, code)]
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * (2 * scale + 1) / 8``, ``d`` put together from the tops of four words."""
-    words = field("scales").bits(u16 * 4)
-    tops = (words >> 12) << k.const(range(0, 16, 4), words.ty)
-    for mixed in ([2, 3, 0, 1], [1, 0, 3, 2]):
-        tops = tops | k.shuffle(tops, tops, mixed)  # at the end, d in every lane
-    steps = (repeat(k, words, 4) >> k.const([0, 3, 6, 9] * 4, u16 * 16)) & 7
-    return odd_steps(k, isa, steps, tops.bits(u8 * 8), 1 / 8), None
+    packed = field("scales")
+    n = packed.ty.lanes // 8
+    words = packed.bits(u16 * (4 * n))
+    tops = (words >> 12) << k.const([0, 4, 8, 12] * n, words.ty)
+    for far in (2, 1):
+        tops = tops | k.shuffle(
+            tops, tops, [i ^ far for i in range(4 * n)]
+        )  # at last, d everywhere
+    steps = (repeat(k, words, 4) >> k.const([0, 3, 6, 9] * (4 * n), u16 * (16 * n))) & 7
+    return odd_steps(k, isa, steps, tops.bits(packed.ty), 1 / 8), None
 
 
-CODES = Codes(unpack, 16, 25, order=ORDER, sub=16, scales=scales)
+CODES = Codes(unpack, 16, 25, run=8, order=ORDER, sub=16, scales=scales)
 IQ1_M = Format("IQ1_M", 29, 256, LAYOUT, dequantize, quantize, "q8", CODES)

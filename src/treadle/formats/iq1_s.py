@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.formats import bits
 from treadle.formats.format import Blocks, Codes, F32Array, Format
-from treadle.formats.kernel_grids import ORDER, odd_steps, part, shifted
+from treadle.formats.kernel_grids import ORDER, eights, odd_steps, shifted
 from treadle.formats.kernel_scales import repeat
 from treadle.formats.scale_search import Coder, fit, flat
 from treadle.formats.shifted import DOWN, Shifted, points
@@ -62,17 +62,19 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Eight times the shifted points, plus 16."""
-    words = repeat(k, field("qh").bits(u16 * 8), 4)
-    high = (words >> k.const([0, 3, 6, 9] * 8, words.ty)) & 7
-    code = field("qs").to(u16) | (high << 8) | ((words >> 4) & DOWN)
-    return [shifted(k, part(k, code, i)) for i in range(4)]
+    words = field("qh").bits(u16 * 8)
+    each = repeat(k, words, 4)
+    high = ((each >> k.const([0, 3, 6, 9] * 8, each.ty)) & 7) << 8
+    down = (words & 0x8000) > 0
+    return [shifted(k, index, down) for index in eights(k, field("qs").to(u16) | high)]
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * (2 * scale + 1) / 8``."""
-    steps = (field("qh").bits(u16 * 8) >> 12) & 7
+    words = field("qh")
+    steps = (words.bits(u16 * (words.ty.lanes // 2)) >> 12) & 7
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
 
 
-CODES = Codes(unpack, 16, 25, order=ORDER, scales=scales)
+CODES = Codes(unpack, 16, 25, run=8, order=ORDER, scales=scales)
 IQ1_S = Format("IQ1_S", 19, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -17,10 +17,11 @@ from treadle.formats.grids import IQ2_S as GRID
 from treadle.formats.iq2_xxs import LADDER, SCALES, SHARES
 from treadle.formats.kernel_grids import (
     ORDER,
+    apart,
+    eights,
     gather_points,
     high_bits,
     nibble_scales,
-    part,
     put_on,
 )
 from treadle.formats.nearest import Nearest
@@ -71,13 +72,10 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Signed points, plus 64."""
-    index, sign = field("qs").to(u16) | high_bits(k, field("qh"), 2), field("signs")
-    out = []
-    for i in range(4):
-        codes = gather_points(k, GRID, part(k, index, i), 64)
-        out.append(put_on(k, codes, part(k, sign, i), 64))
-    return out
+    index = field("qs").to(u16) | high_bits(k, field("qh"), 2)
+    points = [gather_points(k, GRID, i, 64) for i in eights(k, index)]
+    return put_on(k, points, apart(k, field("signs")), 64)
 
 
-CODES = Codes(unpack, 64, 107, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
+CODES = Codes(unpack, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
 IQ2_S = Format("IQ2_S", 22, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -16,10 +16,10 @@ from treadle.formats.grids import IQ2_XS as GRID
 from treadle.formats.iq2_xxs import LADDER, SCALES, SHARES
 from treadle.formats.kernel_grids import (
     ORDER,
+    eights,
     even_signs,
     gather_points,
     nibble_scales,
-    part,
     put_on,
 )
 from treadle.formats.nearest import Nearest
@@ -61,13 +61,9 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Signed points, plus 64."""
     qs = field("qs").bits(u16 * 32)
-    sign = even_signs((qs >> 9).to(u8))
-    out = []
-    for i in range(4):
-        codes = gather_points(k, GRID, part(k, qs, i) & 511, 64)
-        out.append(put_on(k, codes, part(k, sign, i), 64))
-    return out
+    points = [gather_points(k, GRID, index, 64) for index in eights(k, qs & 511)]
+    return put_on(k, points, even_signs(k, (qs >> 9).bits(u8 * 64)), 64, step=2)
 
 
-CODES = Codes(unpack, 64, 107, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
+CODES = Codes(unpack, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
 IQ2_XS = Format("IQ2_XS", 17, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -16,16 +16,15 @@ from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.grids import IQ2_XXS as GRID
 from treadle.formats.kernel_grids import (
     ORDER,
-    even_signs,
+    eights,
     gather_points,
     odd_steps,
-    part,
     put_on,
     sevens,
 )
 from treadle.formats.nearest import Nearest
 from treadle.formats.scale_search import Coder, fit, flat
-from treadle.jit.types import u8, u32
+from treadle.jit.types import u32
 
 if TYPE_CHECKING:
     from treadle.formats.kernel_scales import Field
@@ -72,22 +71,17 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Signed points, plus 64."""
-    words = field("qs").bits(u32 * 16)
-    index = k.shuffle(words, words, range(0, 16, 2)).bits(u8 * 32)
-    sign = even_signs(sevens(k, k.shuffle(words, words, range(1, 16, 2))))
-    out = []
-    for i in range(4):
-        codes = gather_points(k, GRID, part(k, index, i), 64)
-        out.append(put_on(k, codes, part(k, sign, i), 64))
-    return out
+    qs = field("qs")
+    points = [gather_points(k, GRID, index, 64) for index in eights(k, qs)]
+    return put_on(k, points, sevens(k, qs, 32), 64)
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * (2 * scale + 1) / 8``."""
-    words = field("qs").bits(u32 * 16)
-    steps = k.shuffle(words, words, range(1, 16, 2)) >> 28
+    qs = field("qs")
+    steps = k.evens(qs.bits(u32 * (qs.ty.lanes // 4)), 1)[1] >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
 
 
-CODES = Codes(unpack, 64, 107, order=ORDER, scales=scales)
+CODES = Codes(unpack, 64, 107, run=8, order=ORDER, scales=scales)
 IQ2_XXS = Format("IQ2_XXS", 16, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -16,15 +16,15 @@ from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.grids import IQ3_S as GRID
 from treadle.formats.kernel_grids import (
     ORDER,
+    apart,
+    fours,
     gather_points,
-    high_bits,
     nibble_scales,
-    part,
     put_on,
 )
 from treadle.formats.nearest import Nearest
 from treadle.formats.scale_search import Coder, fit, flat
-from treadle.jit.types import u16
+from treadle.jit.types import u32
 
 if TYPE_CHECKING:
     from treadle.formats.kernel_scales import Field
@@ -79,13 +79,14 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Signed points, plus 16."""
-    index, sign = field("qs").to(u16) | high_bits(k, field("qh"), 1), field("signs")
-    out = []
-    for i in range(4):
-        codes = gather_points(k, GRID, part(k, index, i), 16)
-        out.append(put_on(k, codes, part(k, sign, i), 16))
-    return out
+    qh, points = field("qh"), []
+    spread = k.shuffle(qh, k.zero(qh.ty), [at for s in range(8) for at in (s, 8, 8, 8) * 2])
+    high = spread.bits(u32 * 16)  # of a sub-block, for its even points and its odd ones
+    for i, low in enumerate(fours(k, field("qs"))):
+        bit = (high << k.const([8 - 2 * i, 7 - 2 * i] * 8, high.ty)) & 256
+        points.append(gather_points(k, GRID, low | bit, 16))
+    return put_on(k, points, apart(k, field("signs")), 16)
 
 
-CODES = Codes(unpack, 16, 31, order=ORDER, scales=nibble_scales(1))
+CODES = Codes(unpack, 16, 31, run=8, order=ORDER, scales=nibble_scales(1))
 IQ3_S = Format("IQ3_S", 21, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -16,10 +16,10 @@ from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.grids import IQ3_XXS as GRID
 from treadle.formats.kernel_grids import (
     ORDER,
-    even_signs,
+    apart,
+    fours,
     gather_points,
     odd_steps,
-    part,
     put_on,
     sevens,
 )
@@ -73,20 +73,16 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Signed points, plus 64."""
-    qs = field("qs")
-    sign = even_signs(sevens(k, field("scales_and_signs").bits(u32 * 8)))
-    out = []
-    for i in range(4):
-        codes = gather_points(k, GRID, part(k, qs, i), 64)
-        out.append(put_on(k, codes, part(k, sign, i), 64))
-    return out
+    points = [gather_points(k, GRID, index, 64) for index in fours(k, field("qs"))]
+    return put_on(k, points, sevens(k, apart(k, field("scales_and_signs")), 0), 64)
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * (2 * scale + 1) / 4``."""
-    steps = field("scales_and_signs").bits(u32 * 8) >> 28
+    words = field("scales_and_signs")
+    steps = words.bits(u32 * (words.ty.lanes // 4)) >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 4), None
 
 
-CODES = Codes(unpack, 64, 126, order=ORDER, scales=scales)
+CODES = Codes(unpack, 64, 126, run=8, order=ORDER, scales=scales)
 IQ3_XXS = Format("IQ3_XXS", 18, 256, LAYOUT, dequantize, quantize, "q8", CODES)

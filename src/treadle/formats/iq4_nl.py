@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
-from treadle.formats.nibbles import nibbles
+from treadle.formats.nibbles import looked_up
 from treadle.formats.rounding import join_nibbles, split_nibbles
 from treadle.formats.scale_search import Coder, fit, flat
 from treadle.formats.uneven import STEPS, TABLE, encode
@@ -52,7 +52,7 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Steps, plus 128."""
-    return [k.lookup(TABLE, v) for v in nibbles(k, field)]
+    return looked_up(k, field, TABLE)
 
 
 CODES = Codes(unpack, 128, 241, run=16, order=((0,), (1,)))

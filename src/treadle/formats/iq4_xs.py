@@ -13,11 +13,11 @@ import numpy as np
 from treadle.formats import bits
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.kernel_scales import halves, repeat
-from treadle.formats.nibbles import nibbles
+from treadle.formats.nibbles import looked_up
 from treadle.formats.rounding import join_nibbles, split_nibbles
 from treadle.formats.scale_search import Coder, fit, flat
 from treadle.formats.uneven import STEPS, TABLE, encode
-from treadle.jit.types import f32, i32, u16, u32
+from treadle.jit.types import f32, i32, u8, u16, u32
 
 if TYPE_CHECKING:
     from treadle.formats.kernel_scales import Field
@@ -65,17 +65,20 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Steps, plus 128: the first 16 of each sub-block, then the others."""
-    return [k.lookup(TABLE, v) for v in nibbles(k, field)]
+    return looked_up(k, field, TABLE)
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * (scale - 32)`` of the 8 sub-blocks."""
-    low = repeat(k, field("scales_l").bits(u32 * 1), 8)
-    low = (low >> k.const(range(0, 32, 4), low.ty)) & 15
-    high = repeat(k, field("scales_h").bits(u16 * 1), 8)
-    high = ((high >> k.const(range(0, 16, 2), high.ty)) & 3).to(u32)
-    steps = (low | (high << 4)).bits(i32 * 8) - 32
-    return steps.to(f32) * repeat(k, halves(k, isa, field("d")), 8), None
+    head = field("d", 8)
+    n = head.ty.lanes // 8
+    words, halfs = head.bits(u32 * (2 * n)), head.bits(u16 * (4 * n))
+    high, low = (repeat(k, v, 8) for v in k.evens(words, 1))  # d below the high bits
+    low = (low >> k.const([*range(0, 32, 4)] * n, low.ty)) & 15
+    high = (high >> k.const([*range(12, 28, 2)] * n, high.ty)) & 0x30
+    steps = ((low | high).bits(i32 * (8 * n)) - 32).to(f32)
+    d = k.shuffle(halfs, halfs, range(0, 4 * n, 4)).bits(u8 * (2 * n))
+    return steps * repeat(k, halves(k, isa, d), 8), None
 
 
 CODES = Codes(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.formats.grids import IQ1
+from treadle.formats.kernel_bits import count_ones, spread, window
 from treadle.formats.kernel_scales import Field, halves, repeat
-from treadle.formats.shifted import DOWN
-from treadle.jit.types import f32, i32, u8, u16, u32, u64
+from treadle.jit.types import f32, i8, i32, u8, u16, u32, u64
 
 if TYPE_CHECKING:
     from treadle.formats.grids import Grid
@@ -22,21 +22,38 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-ORDER = ((0, 1), (2, 3), (4, 5), (6, 7))  # runs of 32 codes in the vectors of 64
 BYTES = 64
+# Runs of 8 codes in vectors of 64: the first of every four, then the second ones and so on. Eights
+# of one sub-block then stand in the same lanes, so that all their dots are scaled together, and
+# every four bytes or words about them in lanes of 64 bits of their own.
+ORDER = tuple(tuple(range(i, 32, 4)) for i in range(4))
 
 
 def gather_points(k: Builder, grid: Grid, index: Val, offset: int, times: int = 1) -> Val:
     """``offset + times * point`` of as many points as fill 64 bytes: u8 * 64."""
     codes = (offset + times * grid.points.astype(np.int16)).astype(np.uint8)
     ty = {4: u32, 8: u64}[grid.dim] * (BYTES // grid.dim)
-    return k.gather(k.table(codes), index.to(i32), ty).bits(u8 * BYTES)
+    return k.gather(k.table(codes), index, ty).bits(u8 * BYTES)
 
 
-def part(k: Builder, v: Val, i: int) -> Val:
-    """The ``i``-th of four parts of a vector."""
-    n = v.ty.lanes // 4
-    return k.shuffle(v, v, range(i * n, (i + 1) * n))
+def eights(k: Builder, codes: Val) -> list[Val]:
+    """Of each 8 bytes the first four codes, one for eight weights, in ORDER: vectors of u64."""
+    n, none = codes.ty.lanes // 8, [codes.ty.lanes] * (codes.ty.lanes // 8 - 1)
+    out = []
+    for i in range(4):
+        alone = [at for word in range(8) for at in (word * n + i, *none)]
+        out.append(k.shuffle(codes, k.zero(codes.ty), alone).bits(u64 * 8))
+    return out
+
+
+def fours(k: Builder, codes: Val) -> list[Val]:
+    """64 codes (u8), one for four weights, in ORDER: vectors of u32."""
+    none = [codes.ty.lanes] * 3
+    out = []
+    for places in ORDER:
+        wide = [at for e in places for j in (0, 1) for at in (2 * e + j, *none)]
+        out.append(k.shuffle(codes, k.zero(codes.ty), wide).bits(u32 * 16))
+    return out
 
 
 def high_bits(k: Builder, packed: Val, width: int) -> Val:
@@ -49,27 +66,30 @@ def high_bits(k: Builder, packed: Val, width: int) -> Val:
     return (words >> shifts) & (((1 << width) - 1) << 8)
 
 
-def sevens(k: Builder, words: Val) -> Val:
-    """The four lowest groups of 7 bits of words of 32, a byte each."""
-    apart = words & 127
-    for i in (1, 2, 3):
-        apart = apart | ((words << i) & (127 << (8 * i)))
-    return apart.bits(u8 * (4 * words.ty.lanes))
+def apart(k: Builder, signs: Val) -> Val:
+    """Four sign bytes to every 8 bytes: what ``put_on`` wants."""
+    return k.each(signs, 4, 2)
 
 
-def even_signs(codes: Val) -> Val:
+def sevens(k: Builder, words: Val, at: int) -> Val:
+    """The same of four groups of 7 bits, from bit ``at`` on of each 8 bytes."""
+    return even_signs(k, window(k, words, [*range(at, at + 28, 7)] * 2) & 127)
+
+
+def even_signs(k: Builder, codes: Val) -> Val:
     """The sign bytes behind 7-bit codes: the top bit makes the number of ones even."""
-    ones = codes ^ (codes << 4)
-    ones = ones ^ (ones << 2)
-    ones = ones ^ (ones << 1)
-    return codes | (ones & 128)
+    return codes | (count_ones(k, codes) << 7)
 
 
-def put_on(k: Builder, codes: Val, signs: Val, offset: int) -> Val:
-    """``codes`` mirrored at ``offset`` where the bits of ``signs``, a byte for eight, are set."""
-    bits = k.const([1 << i for i in range(8)] * signs.ty.lanes, codes.ty)
-    plus = (repeat(k, signs, 8) & bits).eq(0)
-    return k.select(plus, codes, 2 * offset - codes)
+def put_on(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1) -> list[Val]:
+    """``codes`` in ORDER, mirrored at ``offset`` where a bit is set of ``signs``: of each 8 bytes
+    every ``step``-th, one for eight codes.
+    """
+    out = []
+    for i, v in enumerate(codes):
+        sign = spread(k, signs, [8 * step * i + bit for bit in range(8)], 7)
+        out.append(k.select(sign.bits(i8 * BYTES) < 0, 2 * offset - v, v))
+    return out
 
 
 def odd_steps(k: Builder, isa: Isa, steps: Val, d: Val, factor: float) -> Val:
@@ -97,8 +117,7 @@ def nibble_scales(factor: float) -> Callable[[Builder, Isa, Field], tuple[Val, N
     return scales
 
 
-def shifted(k: Builder, code: Val) -> Val:
-    """16 + 8 times the shifted points of IQ1 that u16 codes stand for, as in shifted.py."""
-    up = gather_points(k, IQ1, code & (DOWN - 1), 17, 8).bits(u64 * code.ty.lanes)
-    down = up - 0x0202020202020202  # no byte is less than 9
-    return k.select((code & DOWN) > 0, down, up).bits(u8 * BYTES)
+def shifted(k: Builder, index: Val, down: Val) -> Val:
+    """16 + 8 times the shifted points of IQ1, as in shifted.py; ``down``: which eights are."""
+    up = gather_points(k, IQ1, index, 17, 8).bits(u64 * 8)
+    return k.select(down, up - 0x0202020202020202, up).bits(u8 * BYTES)  # no byte is less than 9

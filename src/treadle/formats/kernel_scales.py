@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from treadle.jit.types import f16, f32, i32, u8
+from treadle.formats.kernel_bits import cut
+from treadle.jit.types import f16, f32, i32, u8, u32
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-Field = Callable[[str], "Val"]
+Field = Callable[..., "Val"]
 
 
 def halves(k: Builder, isa: Isa, *fields: Val) -> Val:
@@ -36,37 +37,50 @@ def shared(n: int) -> Callable[[Builder, Isa, Field], tuple[Val, None]]:
     return scales
 
 
-def spread_bits(k: Builder, packed: Val, value: int) -> Val:
-    """A byte for every bit of ``packed``, the lowest first: ``value`` where it is set, else 0."""
-    apart = repeat(k, packed, 8)
-    bits = k.const([1 << i for i in range(8)] * packed.ty.lanes, apart.ty)
-    none = k.zero(apart.ty)
-    return k.select((apart & bits).eq(none), none, k.const(value, apart.ty))
+# What two_bits gives of 256 weights, in runs of 8: of two of a byte's codes, and of both halves of
+# the block, first the even runs of 32 weights, then the odd ones. Both eights of 16 weights that
+# share a scale stand in the same lanes, so their dots are scaled together.
+TWO_BITS = tuple(
+    tuple(
+        half * 16 + code * 4 + i for code in (c, c + 1) for half in (0, 1) for i in (odd, odd + 2)
+    )
+    for c in (0, 2)
+    for odd in (0, 1)
+)
 
 
-TWO_BITS = ((0, 4), (1, 5), (2, 6), (3, 7))  # what two_bits gives of 256 weights
+def two_bits(k: Builder, qs: Val) -> list[Val]:
+    """Codes 0..3 in the order of TWO_BITS, of bytes with four codes, the first the lowest."""
+    twice = [k.each(v, 32, 2) for v in k.evens(qs, 8)]
+    return [cut(k, v, [at] * 4 + [at + 2] * 4, 2) for at in (0, 4) for v in twice]
 
 
-def two_bits(qs: Val) -> list[Val]:
-    """Four codes of each byte, the lowest first: of both halves of a block, 32 at a time."""
-    return [qs & 3, (qs >> 2) & 3, (qs >> 4) & 3, qs >> 6]
+def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]:
+    """``d`` and ``-dmin``, each ``times`` times, of the bytes of both."""
+    factors = halves(k, isa, pairs)
+    n = factors.ty.lanes
+    factors = factors * k.const([1.0, -1.0] * (n // 2), factors.ty)
+    d, dmin = ([i for i in range(at, n, 2) for _ in range(times)] for at in (0, 1))
+    return k.shuffle(factors, factors, d), k.shuffle(factors, factors, dmin)
 
 
 def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """``d * sc`` and ``-dmin * m`` of eight sub-blocks, packed as scales6.py says."""
-    packed = field("scales")
-    some, none = [255] * 4, [0] * 4
-    first = k.shuffle(packed, packed, [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7])
-    nibbles = k.shuffle(packed, packed, [8, 9, 10, 11] * 4)
-    of_four, of_eight = [63] * 4 + none, none + [0x30] * 4
-    codes = (
-        (first & k.const(of_four * 2, u8 * 16))
-        | ((first >> 2) & k.const(of_eight * 2, u8 * 16))
-        | ((nibbles & 15) & k.const(none + some + none + none, u8 * 16))
-        | ((nibbles >> 4) & k.const(none + none + none + some, u8 * 16))
+    """``d * sc`` and ``-dmin * m`` of eight sub-blocks, packed as scales6.py says.
+
+    Four words of 32 bits are a block's: d and dmin, then A, B and C. Of C's nibbles and what A or B
+    have above six bits, the upper four numbers are made.
+    """
+    head = field("d", 16)
+    n = head.ty.lanes // 16
+    words, blocks = head.bits(u32 * (4 * n)), range(0, 4 * n, 4)
+    ty = u32 * (4 * n)
+    first = k.shuffle(words, words, [b + i for i in (1, 2) for b in blocks for _ in range(2)])
+    nibbles = k.shuffle(words, words, [b + 3 for _ in range(2) for b in blocks for _ in range(2)])
+    first = first >> k.const([0, 2] * (2 * n), ty)
+    nibbles = nibbles >> k.const([0, 0] * n + [0, 4] * n, ty)
+    codes = (first & k.const([0x3F3F3F3F, 0x30303030] * (2 * n), ty)) | (
+        nibbles & k.const([0, 0x0F0F0F0F] * (2 * n), ty)
     )
-    factors = halves(k, isa, field("d"), field("dmin"))
-    factors = repeat(k, factors * k.const([1.0, -1.0], f32 * 2), 8)
-    scaled = codes.to(i32).to(f32) * factors
-    d, m = k.split(scaled, 8)
-    return d, m
+    d, m = two_factors(k, isa, k.shuffle(words, words, blocks).bits(u8 * (4 * n)), 8)
+    sc, less = k.split(codes.bits(u8 * (16 * n)), 8 * n)
+    return sc.to(i32).to(f32) * d, less.to(i32).to(f32) * m

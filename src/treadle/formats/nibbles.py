@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,3 +14,9 @@ def nibbles(k: Builder, field: Callable[[str], Val]) -> list[Val]:
     """Codes 0..15: the low nibbles of ``qs``, then the high ones."""
     qs = field("qs")
     return [qs & 15, qs >> 4]
+
+
+def looked_up(k: Builder, field: Callable[..., Val], table: Sequence[int]) -> list[Val]:
+    """The same, as places in a table of 16 numbers."""
+    qs = field("qs")
+    return [k.lookup(table, v) for v in (qs, qs >> 4)]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.fp4 import TABLE, VALUES, nearest
-from treadle.formats.nibbles import nibbles
+from treadle.formats.nibbles import looked_up
 from treadle.formats.packing import join_bits, split_bits
 from treadle.jit.types import f16, u16
 
@@ -71,7 +71,7 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Doubled values, plus 16: the first eight of each group, then the others."""
-    return [k.lookup(TABLE, v) for v in nibbles(k, field)]
+    return looked_up(k, field, TABLE)
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:

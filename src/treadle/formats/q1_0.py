@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
-from treadle.formats.kernel_scales import shared, spread_bits
+from treadle.formats.kernel_bits import spread
+from treadle.formats.kernel_scales import shared
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
 
@@ -42,7 +43,7 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Codes 0 and 2: around 1 they are the signs."""
-    return [spread_bits(k, field("qs"), 2)]
+    return [spread(k, k.each(field("qs"), 8, 8), range(64), 1)]
 
 
 CODES = Codes(unpack, 1, 2, scales=shared(4), run=128)

@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_offset import OffsetSearch, product
-from treadle.formats.kernel_scales import TWO_BITS, halves, repeat, two_bits
+from treadle.formats.kernel_scales import TWO_BITS, two_bits, two_factors
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
 from treadle.jit.types import f32, i32
@@ -61,16 +61,15 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Codes 0..3."""
-    return two_bits(field("qs"))
+    return two_bits(k, field("qs"))
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
     """``d * sc`` and ``-dmin * m`` of the 16 sub-blocks."""
     both = field("scales")
-    factors = halves(k, isa, field("d"), field("dmin")) * k.const([1.0, -1.0], f32 * 2)
-    d, m = k.split(repeat(k, factors, 16), 16)
+    d, m = two_factors(k, isa, field("d", 4), 16)
     return (both & 15).to(i32).to(f32) * d, (both >> 4).to(i32).to(f32) * m
 
 
-CODES = Codes(unpack, 0, 3, order=TWO_BITS, sub=16, scales=scales, minimums=True)
+CODES = Codes(unpack, 0, 3, run=8, order=TWO_BITS, sub=16, scales=scales, minimums=True)
 Q2_K = Format("Q2_K", 10, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -14,6 +14,7 @@ import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_signed import SignedSearch
+from treadle.formats.kernel_bits import cut
 from treadle.formats.kernel_scales import TWO_BITS, halves, repeat, two_bits
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
@@ -71,20 +72,26 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Codes 0..7."""
-    bits = k.concat(field("hmask"), field("hmask") >> 4)  # those of the halves' first 32 the lowest
-    thirds = (bits << 2, bits << 1, bits, bits >> 1)
-    return [lower | (third & 4) for lower, third in zip(two_bits(field("qs")), thirds, strict=True)]
+    thirds = [k.each(v, 16, 4) for v in k.evens(field("hmask"), 8)]
+    out = []
+    for i, lower in enumerate(two_bits(k, field("qs"))):
+        bits = [2 * (i // 2) + at for at in (0, 0, 4, 4, 1, 1, 5, 5)]  # those of a half are nibbles
+        out.append(lower | cut(k, thirds[i % 2], bits, 1, 2))
+    return out
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * (sc - 32)`` of the 16 sub-blocks."""
-    words = field("scales").bits(u32 * 3)
-    lower = k.shuffle(words, words, [0, 1, 0, 1]) >> k.const([0, 0, 4, 4], u32 * 4)
-    upper = k.shuffle(words, words, [2, 2, 2, 2]) >> k.const([0, 2, 4, 6], u32 * 4)
+    packed = field("scales")
+    n = packed.ty.lanes // 12
+    words, ty, blocks = packed.bits(u32 * (3 * n)), u32 * (4 * n), range(0, 3 * n, 3)
+    lower = k.shuffle(words, words, [b + i for b in blocks for i in (0, 1, 0, 1)])
+    upper = k.shuffle(words, words, [b + 2 for b in blocks for _ in range(4)])
+    lower, upper = lower >> k.const([0, 0, 4, 4] * n, ty), upper >> k.const([0, 2, 4, 6] * n, ty)
     sc = (lower & 0x0F0F0F0F) | ((upper & 0x03030303) << 4)
-    steps = (sc.bits(u8 * 16).to(i32) - 32).to(f32)
+    steps = (sc.bits(u8 * (16 * n)).to(i32) - 32).to(f32)
     return steps * repeat(k, halves(k, isa, field("d")), 16), None
 
 
-CODES = Codes(unpack, 4, 7, order=TWO_BITS, sub=16, scales=scales)
+CODES = Codes(unpack, 4, 7, run=8, order=TWO_BITS, sub=16, scales=scales)
 Q3_K = Format("Q3_K", 11, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_offset import OffsetSearch, product
+from treadle.formats.kernel_bits import cut
 from treadle.formats.kernel_scales import six_bits
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
@@ -62,11 +63,14 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..15: sub-blocks 0, 2, 4, 6, then 1, 3, 5, 7."""
-    qs = field("qs")
-    return [qs & 15, qs >> 4]
+    """Codes 0..15: the first halves of sub-blocks 0, 2, 4 and 6, then the second ones; then those
+    of 1, 3, 5 and 7.
+    """
+    first, second = k.evens(field("qs"), 16)
+    return [cut(k, v, at, 4) for at in (0, 4) for v in (first, second)]
 
 
-ORDER = ((0, 2, 4, 6), (1, 3, 5, 7))
-CODES = Codes(unpack, 0, 15, order=ORDER, scales=six_bits, minimums=True)
+# Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
+ORDER = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
+CODES = Codes(unpack, 0, 15, run=16, order=ORDER, scales=six_bits, minimums=True)
 Q4_K = Format("Q4_K", 12, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -12,7 +12,8 @@ import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_scales import spread_bits
+from treadle.formats.kernel_bits import spread
+from treadle.formats.nibbles import nibbles
 from treadle.formats.packing import U8Array, join_bits, split_bits
 from treadle.formats.rounding import inverse, to_f16, to_int
 
@@ -76,13 +77,15 @@ def search(x: F32Array, weights: F32Array) -> Blocks:
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..31, as those of Q4_0 lie: weights 0 to 15, then 16 to 31; Q5_1 shares it."""
-    qs, qh = field("qs"), field("qh")
-    out = []
-    for half, lower in enumerate((qs & 15, qs >> 4)):
-        places = [i + j for i in range(2 * half, qh.ty.lanes, 4) for j in (0, 1)]
-        out.append(lower + spread_bits(k, k.shuffle(qh, qh, places), 16))
-    return out
+    """Codes 0..31, as those of Q4_0 lie: weights 0 to 15, then 16 to 31."""
+    return with_fifths(k, field, 16)
+
+
+def with_fifths(k: Builder, field: Field, at: int) -> list[Val]:
+    """The same where ``qh`` begins ``at`` bits from the block's beginning: those of Q5_1 too."""
+    head, lower = k.each(field("d", 8), 8, 2), nibbles(k, field)
+    fifths = (spread(k, head, range(at + i, at + i + 16), 4) for i in (0, 16))
+    return [low | fifth for low, fifth in zip(lower, fifths, strict=True)]
 
 
 CODES = Codes(unpack, 16, 31, run=16, order=((0,), (1,)))

@@ -5,12 +5,19 @@ The codes lie in ``qs`` and ``qh`` as in Q5_0.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_offset import OffsetSearch, product
-from treadle.formats.q5_0 import join_five, split_five, unpack
+from treadle.formats.q5_0 import join_five, split_five, with_fifths
 from treadle.formats.rounding import inverse, to_f16, to_int
+
+if TYPE_CHECKING:
+    from treadle.formats.kernel_scales import Field
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", (4,)), ("qs", "u1", (16,))])
 
@@ -54,6 +61,11 @@ def search(x: F32Array, weights: F32Array) -> Blocks:
     out["m"] = to_f16(-found.dmin * found.m[:, 0].astype(np.float32))
     join_five(found.q, out)
     return out.reshape(x.shape[:-1])
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..31, in the order of Q5_0's."""
+    return with_fifths(k, field, 32)
 
 
 CODES = Codes(unpack, 0, 31, m="m", run=16, order=((0,), (1,)))

@@ -12,9 +12,10 @@ import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_offset import OffsetSearch, product
+from treadle.formats.kernel_bits import cut
 from treadle.formats.kernel_scales import six_bits
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.q4_k import scale_codes
+from treadle.formats.q4_k import ORDER, scale_codes
 from treadle.formats.rounding import to_f16
 from treadle.formats.scales6 import join_scales
 
@@ -64,17 +65,16 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..31: sub-blocks 0 and 2, 1 and 3, 4 and 6, 5 and 7."""
-    first, last = k.split(field("qs"), 64)
-    bits = k.concat(field("qh"), field("qh") >> 2)  # those of sub-blocks 0 and 2 the lowest
-    return [
-        (first & 15) | ((bits << 4) & 16),
-        (first >> 4) | ((bits << 3) & 16),
-        (last & 15) | (bits & 16),
-        (last >> 4) | ((bits >> 1) & 16),
-    ]
+    """Codes 0..31, in the order of Q4_K's."""
+    lower = k.evens(field("qs"), 16)
+    fifths = [k.each(v, 16, 4) for v in k.evens(field("qh"), 16)]
+    out = []
+    for odd in (0, 1):
+        for first, fifth in zip(lower, fifths, strict=True):
+            bits = cut(k, fifth, [odd + i for i in (0, 0, 2, 2, 4, 4, 6, 6)], 1, 4)
+            out.append(cut(k, first, 4 * odd, 4) | bits)
+    return out
 
 
-ORDER = ((0, 2), (1, 3), (4, 6), (5, 7))
-CODES = Codes(unpack, 0, 31, order=ORDER, scales=six_bits, minimums=True)
+CODES = Codes(unpack, 0, 31, run=16, order=ORDER, scales=six_bits, minimums=True)
 Q5_K = Format("Q5_K", 13, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_signed import SignedSearch
+from treadle.formats.kernel_bits import cut
 from treadle.formats.kernel_scales import halves, repeat
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
@@ -64,23 +65,32 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..63: of each half of the block the first 32, then the second, third and fourth."""
-    ql, qh = field("ql"), field("qh")
-    even = k.shuffle(ql, ql, [*range(32), *range(64, 96)])
-    odd = k.shuffle(ql, ql, [*range(32, 64), *range(96, 128)])
-    return [
-        (even & 15) | ((qh << 4) & 0x30),
-        (odd & 15) | ((qh << 2) & 0x30),
-        (even >> 4) | (qh & 0x30),
-        (odd >> 4) | ((qh >> 2) & 0x30),
-    ]
+    """Codes 0..63, of each half of the block: the first eights of sub-blocks 0 to 3, the second
+    ones, then those of sub-blocks 4 to 7.
+    """
+    lower, upper = k.evens(field("ql"), 8), k.evens(field("qh"), 8)
+    out = []
+    for late in (0, 4):
+        for nibbles, pairs in zip(lower, upper, strict=True):
+            # Of 16 bytes for each half, twice: for sub-blocks 0 and 1 (4, 5), then 2 and 3 (6, 7).
+            twice = k.each(pairs, 16, 2)
+            high = cut(k, twice, [late + i for i in (0, 0, 2, 2)], 2, 4)
+            out.append(cut(k, nibbles, late, 4) | high)
+    return out
 
 
 def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * sc`` of the 16 sub-blocks."""
-    steps = field("scales").bits(i8 * 16).to(i32).to(f32)
+    steps = field("scales")
+    steps = steps.bits(i8.like(steps.ty)).to(i32).to(f32)
     return steps * repeat(k, halves(k, isa, field("d")), 16), None
 
 
-CODES = Codes(unpack, 32, 63, order=((0, 4), (1, 5), (2, 6), (3, 7)), sub=16, scales=scales)
+# Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
+ORDER = tuple(
+    tuple(half * 16 + sub * 2 + i for half in (0, 1) for sub in range(late, late + 4))
+    for late in (0, 4)
+    for i in (0, 1)
+)
+CODES = Codes(unpack, 32, 63, run=8, order=ORDER, sub=16, scales=scales)
 Q6_K = Format("Q6_K", 14, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -51,8 +51,8 @@ def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Codes 0..3."""
-    return two_bits(field("qs"))
+    return two_bits(k, field("qs"))
 
 
-CODES = Codes(unpack, 1, 3, order=TWO_BITS, scales=shared(8))
+CODES = Codes(unpack, 1, 3, run=8, order=TWO_BITS, scales=shared(8))
 TQ2_0 = Format("TQ2_0", 35, 256, LAYOUT, dequantize, quantize, "q8", CODES)

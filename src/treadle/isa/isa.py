@@ -20,11 +20,12 @@ class Isa:
     of at most ``w_max``, x signed bytes in -127..127, acc i32. ``dot_bf16(k, acc, a, b)``: ``acc[i]
     += a[2i] b[2i] + a[2i+1] b[2i+1]`` in f32, or None where the machine has no such instruction
     (bf16 weights are then widened to f32). ``pause(k)``: a hint to the core that it is in a loop
-    that waits. ``lookup(k, table, index)``: lane i is byte ``index[i]`` (u8, below 16) of the
+    that waits. ``lookup(k, table, index)``: lane i is byte ``index[i] % 16`` (u8) of the
     ``table`` of 16 numbers; at least 16 lanes. ``gather(k, table, index, ty)``: lane i is element
-    ``index[i]`` (i32, never negative) of ``ty``'s scalars at ``table``. ``widen_f16``/
-    ``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``reciprocal(k, x)``: ``1 / x`` in f32 to 2
-    units in the last place, for 2**-126 <= |x| <= 2**126, and NaN for NaN.
+    ``index[i]`` (an integer, never negative) of ``ty``'s scalars at ``table``. ``cut(k, v, shift,
+    width, to)``, ``window(k, v, at)`` and ``spread(k, v, at, to)``: as ``formats/kernel_bits.py``
+    says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``reciprocal(k, x)``:
+    ``1 / x`` in f32 to 2 units in the last place, for 2**-126 <= |x| <= 2**126, and NaN for NaN.
     """
 
     name: str
@@ -41,6 +42,9 @@ class Isa:
     lookup: Op
     gather: Op
     reciprocal: Op
+    cut: Op
+    window: Op
+    spread: Op
     fused: bool = False  # multiply-add rounds once, in hardware
     dot4_top: int = 255  # the largest w that dot4 takes at full speed
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.isa.isa import Isa
-from treadle.jit.types import f16, f32, i16, i32, i64, u16, u32
+from treadle.jit.types import f16, f32, i16, i32, i64, u8, u16, u32, u64
 
 if TYPE_CHECKING:
     from treadle.jit.builder import Builder
@@ -65,7 +65,7 @@ def pause(k: Builder) -> None:
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """A tree of selects: each bit of the index halves what is left of the table."""
+    """A tree of selects: each of four bits of the index halves what is left of the table."""
     left = [k.const(v, index.ty) for v in table]
     for bit in (1, 2, 4, 8):
         zero = (index & bit).eq(0)
@@ -87,6 +87,38 @@ def reciprocal(k: Builder, x: Val) -> Val:
     return 1.0 / x
 
 
+def cut(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
+    """Shifts, and a mask."""
+    lanes, mask = v.ty.lanes, ((1 << width) - 1) << to
+    if len(set(shift)) == 1:
+        by = shift[0] - to
+        moved = v >> by if by > 0 else v << -by if by < 0 else v
+        return moved & mask
+    words = v.bits(u64 * (lanes // 8))  # what crosses from byte to byte is masked
+    by_word = [shift[i % len(shift)] - to for i in range(lanes // 8)]
+    for part, down in ((by_word, True), ([-by for by in by_word], False)):
+        if any(by > 0 for by in part):
+            n = k.const([max(by, 0) for by in part], words.ty)
+            words = words >> n if down else words << n
+    return words.bits(v.ty) & mask
+
+
+def window(k: Builder, v: Val, at: Sequence[int]) -> Val:
+    """The two bytes that hold the bits, side by side, and a shift."""
+    bits = [at[i % len(at)] % 64 for i in range(v.ty.lanes)]
+    pairs = [i // 8 * 8 + (bit // 8 + j) % 8 for i, bit in enumerate(bits) for j in (0, 1)]
+    words = k.shuffle(v, v, pairs).bits(u16 * v.ty.lanes)
+    return (words >> k.const([bit % 8 for bit in bits], words.ty)).to(u8)
+
+
+def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
+    """The byte that holds the bit, and a test of it."""
+    bits = [at[i % len(at)] for i in range(v.ty.lanes)]
+    held = k.shuffle(v, v, [i // 8 * 8 + bit // 8 for i, bit in enumerate(bits)])
+    zero = (held & k.const([1 << bit % 8 for bit in bits], v.ty)).eq(0)
+    return k.select(zero, k.zero(v.ty), k.const(1 << to, v.ty))
+
+
 PORTABLE = Isa(
     name="portable",
     needs=frozenset(),
@@ -102,4 +134,7 @@ PORTABLE = Isa(
     lookup=lookup,
     gather=gather,
     reciprocal=reciprocal,
+    cut=cut,
+    window=window,
+    spread=spread,
 )

@@ -78,10 +78,38 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
     """``vpshufb``, which looks up within every 16 bytes of a register."""
     n = min(index.ty.lanes, k.isa.vector_bits // 8)
     same = k.const([*table] * (n // 16), u8 * n)
-    parts = k.split(index, n)
+    parts = k.split(index & 15, n)
     return k.concat(
         *(k.call(f"llvm.x86.{PSHUFB[n]}", same.ty, [same.ir, part.ir]) for part in parts)
     )
+
+
+def window(k: Builder, v: Val, at: Sequence[int]) -> Val:
+    """``vpmultishiftqb``."""
+    if v.ty.lanes < 16:  # less than a register
+        return portable.window(k, v, at)
+    n = min(v.ty.lanes, k.isa.vector_bits // 8)
+    parts = []
+    for i, part in enumerate(k.split(v, n)):
+        first = k.const([at[(i * n + j) % len(at)] % 64 for j in range(n)], part.ty)
+        name = f"llvm.x86.avx512.pmultishift.qb.{8 * n}"
+        parts.append(k.call(name, part.ty, [first.ir, part.ir]))
+    return k.concat(*parts)
+
+
+def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
+    """Any 8 bits of 64 for each byte, the wanted one among them."""
+    return window(k, v, [bit - to for bit in at]) & (1 << to)
+
+
+def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
+    """``vpermb``, which looks up in the whole register: the table is in there several times over,
+    so the index need not be masked.
+    """
+    n = min(index.ty.lanes, k.isa.vector_bits // 8)
+    same = k.const([*table] * (n // 16), u8 * n)
+    name = f"llvm.x86.avx512.permvar.qi.{8 * n}"
+    return k.concat(*(k.call(name, same.ty, [same.ir, p.ir]) for p in k.split(index, n)))
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
@@ -104,6 +132,29 @@ def reciprocal(k: Builder, x: Val) -> Val:
         return k.fma(k.fma(-part, near, k.const(1.0, part.ty)), near, near)
 
     return k.concat(*(one(part) for part in k.split(x, n)))
+
+
+def cut(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
+    """``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A matrix is for 8
+    bytes, its rows from the highest bit to the lowest.
+    """
+    if v.ty.lanes < 16 or set(shift) == {to}:  # less than a register; a mask alone
+        return portable.cut(k, v, shift, width, to)
+    whole = (1 << width) - 1
+    rows = [
+        [1 << (bit - to + s) if whole << to >> bit & 1 else 0 for bit in reversed(range(8))]
+        for s in shift
+    ]
+    n = min(v.ty.lanes, k.isa.vector_bits // 8)
+    parts = []
+    for i, part in enumerate(k.split(v, n)):
+        at = [rows[(i * n // 8 + q) % len(shift)] for q in range(n // 8)]
+        matrix = k.const([byte for row in at for byte in row], part.ty)
+        plus = k.const(0, u8)  # to every byte
+        parts.append(
+            k.call(f"llvm.x86.vgf2p8affineqb.{8 * n}", part.ty, [part.ir, matrix.ir, plus.ir])
+        )
+    return k.concat(*parts)
 
 
 AVX2 = replace(
@@ -148,11 +199,22 @@ AVX512_VNNI = replace(
     dot4=dot4_vnni,
     dot4_top=255,
 )
-AVX512_BF16 = replace(
+# One instruction for whatever order LLVM has to put bytes in, and for any bits in bytes.
+AVX512_VBMI = replace(
     AVX512_VNNI,
+    name="avx512_vbmi",
+    needs=AVX512_VNNI.needs | {"avx512vbmi", "avx512bitalg", "gfni"},
+    features="-prefer-256-bit,+avx512vnni,+avx512vbmi,+avx512bitalg,+gfni",
+    cut=cut,
+    window=window,
+    spread=spread,
+    lookup=lookup_any,
+)
+AVX512_BF16 = replace(
+    AVX512_VBMI,
     name="avx512_bf16",
-    needs=AVX512_VNNI.needs | {"avx512bf16"},
-    features="-prefer-256-bit,+avx512vnni,+avx512bf16",
+    needs=AVX512_VBMI.needs | {"avx512bf16"},
+    features="-prefer-256-bit,+avx512vnni,+avx512vbmi,+avx512bitalg,+gfni,+avx512bf16",
     dot_bf16=dot_bf16,
     # Intel's cores with AMX run vdpbf16ps at half the speed of FMA's products: 114 GFLOP/s a core
     # against 195 in f32 (Sapphire Rapids; `doctor`). AMD's run it at twice the speed.

@@ -139,7 +139,7 @@ class Builder:
         return Val(self, made, ptr)
 
     def gather(self, table: Val, index: Val, ty: Ty) -> Val:
-        """Lane i is element ``index[i]`` (i32, never negative) of a table of ``ty``'s scalars: an
+        """Lane i is element ``index[i]`` (never negative) of a table of ``ty``'s scalars: an
         operation of the row.
         """
         found: Val = self.isa.gather(self, table, index, ty)
@@ -158,7 +158,7 @@ class Builder:
     # -- vectors --------------------------------------------------------------------------------
 
     def lookup(self, table: Sequence[int], index: Val) -> Val:
-        """Lane i is byte ``index[i]`` (u8, below 16) of a table of 16: an operation of the row."""
+        """Lane i is byte ``index[i] % 16`` (u8) of a table of 16: an operation of the row."""
         found: Val = self.isa.lookup(self, table, index)
         return found
 
@@ -199,6 +199,17 @@ class Builder:
         if lanes == v.ty.lanes:
             return [v]
         return [self.shuffle(v, v, range(i, i + lanes)) for i in range(0, v.ty.lanes, lanes)]
+
+    def evens(self, v: Val, run: int) -> tuple[Val, Val]:
+        """Every second ``run`` lanes of ``v``, and those between them."""
+        n = v.ty.lanes
+        first = [i + j for i in range(0, n, 2 * run) for j in range(run)]
+        return self.shuffle(v, v, first), self.shuffle(v, v, [i + run for i in first])
+
+    def each(self, v: Val, run: int, times: int) -> Val:
+        """Every ``run`` lanes of ``v``, ``times`` one after the other."""
+        starts = [i for i in range(0, v.ty.lanes, run) for _ in range(times)]
+        return self.shuffle(v, v, [i + j for i in starts for j in range(run)])
 
     def select(self, cond: Val, a: Val, b: Val) -> Val:
         """``a`` where ``cond`` holds, else ``b``."""

@@ -50,15 +50,25 @@ class At:
                 k.prefetch(p + (ahead * stride + line), locality)
 
 
-def fields_of(k: Builder, fmt: Format, blocks: list[At]) -> Callable[[str], Val]:
-    """What formats are handed: the bytes of a field of several neighbouring blocks (a power of
-    two).
+def fields_of(k: Builder, fmt: Format, blocks: list[At], run: int = 0) -> Callable[..., Val]:
+    """What formats are handed: the bytes of a field of several blocks (a power of two), or as many
+    from there on. ``run`` blocks at a time are neighbours; 0: all of them.
     """
+    size, reach = fmt.dtype.itemsize, k.isa.vector_bits // 8
 
-    def field(name: str) -> Val:
-        n_bytes = fmt.dtype[name].itemsize
-        if fmt.parts:  # they follow each other
-            return blocks[0].load(k, name, u8 * (n_bytes * len(blocks)))
+    def field(name: str, n_bytes: int = 0) -> Val:
+        offset = fmt.place(name)[1]
+        if fmt.parts:  # neighbours' fields follow each other
+            each = run or len(blocks)
+            ty = u8 * (fmt.dtype[name].itemsize * each)
+            return k.concat(*(at.load(k, name, ty) for at in blocks[::each]))
+        n_bytes = n_bytes or fmt.dtype[name].itemsize
+        assert offset + n_bytes <= size, (fmt.name, name, n_bytes)
+        # One load and one shuffle, where a register holds them all and nothing past their end.
+        if run > 1 and (run - 1) * size + offset + n_bytes <= reach <= run * size and n_bytes <= 4:
+            held = [i * size + offset + j for i in range(run) for j in range(n_bytes)]
+            whole = [k.load(at.parts[0], u8 * reach) for at in blocks[::run]]
+            return k.concat(*(k.shuffle(v, v, held) for v in whole))
         return k.concat(*(at.load(k, name, u8 * n_bytes) for at in blocks))
 
     return field
@@ -86,12 +96,14 @@ def codes_in_order(k: Builder, fmt: Format, block: At) -> Val:
     return k.shuffle(whole.bits(i32 * len(held)), k.zero(i32 * len(held)), places).bits(whole.ty)
 
 
-def scales_of(k: Builder, isa: Isa, fmt: Format, blocks: list[At]) -> tuple[Val, Val | None]:
+def scales_of(
+    k: Builder, isa: Isa, fmt: Format, blocks: list[At], run: int = 0
+) -> tuple[Val, Val | None]:
     """f32 scales, and minimums where there are any, one for every ``codes.sub`` codes."""
     codes = fmt.codes
     assert codes is not None
     if codes.scales is not None:
-        d, m = codes.scales(k, isa, fields_of(k, fmt, blocks))
+        d, m = codes.scales(k, isa, fields_of(k, fmt, blocks, run))
         return d, m
     d = load_scales(k, isa, fmt, blocks, codes.d)
     return d, load_scales(k, isa, fmt, blocks, codes.m) if codes.m else None
@@ -138,9 +150,14 @@ def load_scale_run(
     """
     (part, offset), n_bytes = fmt.place(field), isa.vector_bits // 8
     size = fmt.strides[part]
-    if size % 2 or (n - 1) * size + offset + 2 > n_bytes or n * size < n_bytes:
+    if n == 1 or size % 2 or offset % 2 or offset > 6:
         return load_scales(k, isa, fmt, [at.block(i) for i in range(n)], field, lanes)
-    words = k.load(at.parts[part], i16 * (n_bytes // 2))
-    order = [(i * size + offset) // 2 for i in lanes]
+    first = at.parts[part]
+    if (n - 1) * size + offset + 2 <= n_bytes <= n * size:
+        words, stride = k.load(first, i16 * (n_bytes // 2)), size
+    else:  # the first 8 bytes of each, where formats keep their scales
+        heads = k.concat(*(k.load(first + i * size, u8 * 8) for i in range(n)))
+        words, stride = heads.bits(i16 * (4 * n)), 8
+    order = [(i * stride + offset) // 2 for i in lanes]
     wide: Val = isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))
     return wide

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from treadle.jit.types import f32, i8, i32, u8
 from treadle.kernels.act import BLOCK, block_sums, correction
 from treadle.kernels.blocks import load_scale_run, scales_of, unpack_codes
+from treadle.kernels.fold import fold_all
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -118,8 +119,8 @@ class Blocks:
         kinds = {piece.subs: piece for piece in reversed(self.pieces)}
         self.firsts = [piece for piece in self.pieces if kinds[piece.subs] is piece]
         self.sums = grid(k, spec, len(self.pieces[0].fours))
-        if self.codes.minimums:
-            self.minimums = grid(k, spec, self.n_subs)
+        if self.codes.minimums:  # of all rows, one after the other
+            self.minimums = [k.var(k.zero(f32 * (spec.mr * self.n_subs))) for _ in range(spec.nr)]
 
     def _plan(self) -> list[Piece]:
         lanes, seen, pieces = self.isa.lanes, set[int](), []
@@ -158,15 +159,14 @@ class Blocks:
     def add(self, rows: list[At], operands: list[list[Val]], b: Val) -> None:
         """The products of the blocks from ``b`` on, ``operands`` being those of each token."""
         k, codes = self.k, self.codes
-        for r, row in enumerate(rows):
-            at = row.block(b)
-            blocks = [at.block(i) for i in range(self.n)]
-            vectors = [self._cut(v) for v in unpack_codes(k, self.fmt, blocks)]
-            own = scales_of(k, self.isa, self.fmt, blocks) if codes.scales else None
+        starts = [row.block(b) for row in rows]
+        scales = self._scales(starts, operands) if codes.scales else None
+        for r, at in enumerate(starts):
+            vectors = [self._cut(v) for v in unpack_codes(k, self.fmt, self._blocks(at))]
             for t, given in enumerate(operands):
                 values = iter(given)
                 xs = [next(values) for _ in self.pieces]
-                scales = [next(values) for _ in range(1 if own else len(self.firsts))]
+                d = [next(values) for _ in range(1 if scales else len(self.firsts))]
                 dots: dict[tuple[int, ...], Val] = {
                     p.subs: next(values) if codes.offset else k.zero(i32 * len(p.fours))
                     for p in self.firsts
@@ -174,18 +174,40 @@ class Blocks:
                 for piece, x in zip(self.pieces, xs, strict=True):
                     w = vectors[piece.vector][piece.part].bits(u8 * (4 * len(piece.fours)))
                     dots[piece.subs] = self.isa.dot4(k, dots[piece.subs], w, x, codes.top)
-                both = own[0] * scales[0] if own else None
                 for i, (subs, dot) in enumerate(dots.items()):
-                    if both is not None:
-                        scale = k.shuffle(both, both, subs)
+                    if scales is not None:
+                        mine = [r * self.n_subs + sub for sub in subs]
+                        scale = k.shuffle(scales[t], scales[t], mine)
                     else:
-                        scale = self._loaded(at, codes.d, subs) * scales[i]
+                        scale = self._loaded(at, codes.d, subs) * d[i]
                     self.sums[r][t].v = k.fma(dot.to(f32), scale, self.sums[r][t].v)
-                if own and own[1] is not None:
-                    self.minimums[r][t].v = k.fma(own[1], next(values), self.minimums[r][t].v)
-                elif codes.m:  # a minimum's product stands in one lane of its block
+                if codes.m:  # a minimum's product stands in one lane of its block
                     m = self._loaded(at, codes.m, self.pieces[0].subs)
                     self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
+
+    def _blocks(self, at: At) -> list[At]:
+        return [at.block(i) for i in range(self.n)]
+
+    def _scales(self, starts: list[At], operands: list[list[Val]]) -> list[Val]:
+        """For each token the scales of all rows' blocks, times the token's own; the minimums'
+        products are added up.
+
+        Scales are few, and unpacking them takes many instructions: of all rows together, they fill
+        a register.
+        """
+        k, rows = self.k, len(starts)
+        d, m = scales_of(
+            k, self.isa, self.fmt, [p for at in starts for p in self._blocks(at)], self.n
+        )
+        every = [*range(self.n_subs)] * rows
+        out = []
+        for t, given in enumerate(operands):
+            dx = given[len(self.pieces)]
+            out.append(d * k.shuffle(dx, dx, every))
+            if m is not None:
+                sums = k.shuffle(given[-1], given[-1], every)
+                self.minimums[t].v = k.fma(m, sums, self.minimums[t].v)
+        return out
 
     def _loaded(self, at: At, field: str, subs: tuple[int, ...]) -> Val:
         return load_scale_run(self.k, self.isa, self.fmt, at, self.n, field, subs)
@@ -211,11 +233,26 @@ class Blocks:
 
     def totals(self) -> list[list[Val]]:
         """Each row's product with each token."""
-        k = self.k
-        out = [[k.sum(s.v) for s in row] for row in self.sums]
-        if not self.codes.minimums:
-            return out
-        return [
-            [s + k.sum(m.v) for s, m in zip(row, less, strict=True)]
-            for row, less in zip(out, self.minimums, strict=True)
-        ]
+        k, rows = self.k, self.spec.mr
+        out: list[list[Val]] = [[] for _ in range(rows)]
+        for t in range(self.spec.nr):
+            sums = [self.sums[r][t].v for r in range(rows)]
+            if self.codes.minimums:
+                sums = [self._with(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
+            lanes = sums[0].ty.lanes  # as many as can be folded together
+            for first in range(0, rows, lanes):
+                some = sums[first : first + lanes]
+                folded = fold_all(k, some, lambda a, b: a + b)
+                for r in range(len(some)):
+                    out[first + r].append(k.extract(folded, r))
+        return out
+
+    def _with(self, total: Val, minimums: Val, r: int) -> Val:
+        """A row's sum and its minimums' products, in as many lanes as either has."""
+        k, n, lanes = self.k, self.n_subs, total.ty.lanes
+        mine = k.split(k.shuffle(minimums, minimums, range(r * n, r * n + n)), min(n, lanes))
+        for part in mine:
+            if n < lanes:
+                part = k.shuffle(part, k.zero(part.ty), [min(i, n) for i in range(lanes)])
+            total = total + part
+        return total

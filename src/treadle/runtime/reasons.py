@@ -33,6 +33,7 @@ FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         "avxvnni": ("dots of bytes in 256 bits: faster quantised prompts", ("avx512vnni",)),
         "avx512f": ("512-bit vectors, and 32 of them: larger tiles", ()),
         "avx512vnni": ("dots of bytes in 512 bits: faster quantised prompts", ()),
+        "avx512vbmi": ("bytes and bits in any order: faster writing from formats of few bits", ()),
         "avx512bf16": ("dots of bf16: faster prompts for BF16 weights", ()),
         "amx-int8": ("matrix tiles of bytes", ()),
         "amx-bf16": ("matrix tiles of bf16", ()),

@@ -1,0 +1,40 @@
+"""Bits and bytes of a vector put elsewhere: operations of the instruction set's row.
+
+All take and give bytes (u8). What is said for each 8 bytes, or of them, begins again where a list
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+
+def cut(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
+    """Of every byte ``width`` bits from ``shift`` on, moved to bit ``to``; the shift may be another
+    for each 8 bytes.
+    """
+    shifts = [shift] if isinstance(shift, int) else list(shift)
+    found: Val = k.isa.cut(k, v, shifts, width, to)
+    return found
+
+
+def window(k: Builder, v: Val, at: Sequence[int]) -> Val:
+    """Byte i is the 8 bits from bit ``at[i]`` on of the 8 bytes that it is one of, a ring."""
+    found: Val = k.isa.window(k, v, at)
+    return found
+
+
+def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
+    """Byte i is ``2 ** to`` where bit ``at[i]`` of the 8 bytes that it is one of is set, else 0."""
+    found: Val = k.isa.spread(k, v, at, to)
+    return found
+
+
+def count_ones(k: Builder, v: Val) -> Val:
+    """How many bits of each lane are set."""
+    return k.call(f"llvm.ctpop.{v.ty.mangled}", v.ty, [v.ir])
