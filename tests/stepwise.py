@@ -110,7 +110,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return made
     if isinstance(spec, RopeStore):
         q = rows(step.writes[0], slice(spec.n_head * spec.head_dim))[:n]
-        slots = run.kv_slots_local if spec.local else run.kv_slots_global  # type: ignore[attr-defined]
+        slots = run.kv_slots_local if spec.local else run.kv_slots_global
         kept = []
         for slot in slots:
             for head in range(spec.n_head_kv):
@@ -121,7 +121,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
     out = slice(spec.n_head * spec.head_dim if isinstance(spec, Attention) else None)
     if isinstance(spec, Attention):
         y, local = rows(step.writes[0], out), spec.local
-        items = run.attn_items_local if local else run.attn_items_global  # type: ignore[attr-defined]
+        items = run.attn_items_local if local else run.attn_items_global
         whole = [int(i["token"]) + t for i, _ in items for t in range(int(i["n_tokens"]))
                  if i["partial"] < 0]  # fmt: skip
         n_partials = sum(int(item["partial"] >= 0) for item, _ in items)
@@ -130,6 +130,6 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         parts = arena[at : at + 4 * size * n_partials].view(np.float32)
         return [("f32", y[whole]), ("f32", parts.reshape(-1, spec.head_dim + 2).copy())]
     assert isinstance(spec, Merge)
-    merges = run.attn_merges_local if spec.local else run.attn_merges_global  # type: ignore[attr-defined]
+    merges = run.attn_merges_local if spec.local else run.attn_merges_global
     y = rows(step.writes[0], slice(spec.n_groups * spec.heads * spec.head_dim))
     return [("f32", y[[int(m["token"]) + t for m in merges for t in range(int(m["n_tokens"]))]])]

@@ -79,7 +79,7 @@ FIFTHS = Gemv("Q5_0", "q8", 352, 4, 1)
 STEPS = Gemv("IQ4_NL", "q8", 352, 4, 1)
 HALVES = Gemm("F16", "f32", 172, 2, 4)
 BRAINS = Gemm("BF16", "bf16", 172, 2, 4)
-INSTRUCTIONS = {
+INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
     "portable": {BLOCKS: ["pmaddwd"], NIBBLES: ["pmaddwd"]},
     "avx2": {BLOCKS: ["vpmaddwd"], NIBBLES: ["vpmaddubsw"], HALVES: ["vcvtph2ps", "vfmadd"]},
     "avx2_vnni": {BLOCKS: [r"vpdpbusd.*ymm"], NIBBLES: ["vpdpbusd"]},

@@ -184,7 +184,8 @@ def ring(v: np.ndarray, at: list[int]) -> np.ndarray:
     """For each byte the 64 bits of its eight, from its bit of ``at`` on round to it again."""
     words = np.repeat(v.view("<u8"), 8, axis=-1)
     shift = np.resize(np.array(at, np.uint64), v.shape[-1])
-    return words >> shift | words << (-shift & np.uint64(63))
+    turned: np.ndarray = words >> shift | words << (-shift & np.uint64(63))
+    return turned
 
 
 @pytest.mark.parametrize(("shift", "width", "to"), CUTS, ids=str)
