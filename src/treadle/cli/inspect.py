@@ -157,9 +157,12 @@ def find_problems(gguf: GGUF) -> list[str]:
     problems = []
     for name, load in parts:
         try:
-            load(gguf)
+            loaded = load(gguf)
         except TreadleError as error:
             problems.append(f"{name}: {error}")
+            continue
+        unused = getattr(loaded, "ignored", ())
+        problems += [f"tensors: {tensor} is not used" for tensor in unused]
     if "tokenizer.chat_template" not in gguf.metadata:
         problems.append("chat: the file has no chat template")
     unknown = sorted({t.type_name for t in gguf.tensors.values() if t.format is None})
