@@ -223,9 +223,10 @@ def test_chat(tiny: WriteTiny) -> None:
     ],
 )
 def test_wrong_types_are_told_in_one_line(call: Any, message: str, tiny: WriteTiny) -> None:
-    with treadle.load(tiny(), threads=1) as model, pytest.raises(TreadleError) as caught:
+    with treadle.load(tiny(), threads=1) as model:
         vars(model)["template"] = Template()
-        call(model)
+        with pytest.raises(TreadleError) as caught:
+            call(model)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treadle.errors import TreadleError
+from treadle.errors import SamplingError, TreadleError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,10 +100,10 @@ class Generation:
         decoder = StreamDecoder(self._tokenizer, start=begins)
         while True:
             began = time.perf_counter()
-            token = self._sampler.sample(logits, self._all_ids)
+            token = self._sample(logits)
             if self.ids:
                 self.timings.decode_s += time.perf_counter() - began
-            if token in self._tokenizer.eog:
+            if token is None or token in self._tokenizer.eog:
                 self.finish_reason = "stop"
                 break
             self.ids.append(token)
@@ -131,6 +131,15 @@ class Generation:
         piece += self._held
         if piece:
             yield piece
+
+    def _sample(self, logits: np.ndarray) -> int | None:
+        """The next token; None where a grammar's text is whole, and its end is ruled out."""
+        try:
+            return self._sampler.sample(logits, self._all_ids)
+        except SamplingError:
+            if self._sampler.ended:
+                return None
+            raise
 
     def _prefill(self) -> np.ndarray:
         began = time.perf_counter()

@@ -172,8 +172,9 @@ class Model:
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
 
-        ``stop``: the text ends before this, or any of these; ``grammar``: GBNF text to follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages to use, None for
-        the model's own.
+        ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
+        completion must follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages
+        to use, None for the model's own.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
         """

@@ -116,3 +116,41 @@ def test_words_beyond_model_and_prompt_are_wrong_usage(run: Run, model: FakeMode
     assert ran.code == 2
     assert "quotes" in ran.err
     assert model.calls == []
+
+
+@pytest.mark.parametrize("option", ["--grammar", "--json-schema"])
+def test_a_grammar_that_is_no_text(
+    option: str, run: Run, model: FakeModel, gguf: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad"
+    path.write_bytes(b"root \xff")
+    ran = run("run", gguf, "x", option, str(path))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"treadle: error: {path} at byte 5: is not UTF-8 (expected a text)\n"
+
+
+def test_errors_of_a_grammar_name_its_file(run: Run, data: Path, tmp_path: Path) -> None:
+    stories, path = str(data / "models" / "stories260K.gguf"), tmp_path / "rules"
+    path.write_text('root ::= "a')
+    ran = run("run", stories, "x", "--grammar", str(path))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(f"treadle: error: {path}: grammar, line 1, column 10: ")
+    path.write_text('{"type": "string", "pattern": "(?=a)b"}')
+    ran = run("run", stories, "x", "--json-schema", str(path))
+    assert ran.err.startswith(f"treadle: error: {path}: regex parse error: ")
+    path.write_text('{"$ref": "#"}')  # found out only as the text begins
+    assert f"{path}: rule root" in run("run", stories, "x", "--json-schema", str(path)).err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_complete_grammar_ends_the_text_though_its_end_is_forbidden(
+    run: Run, data: Path, tmp_path: Path
+) -> None:
+    stories, path = str(data / "models" / "stories260K.gguf"), tmp_path / "rules"
+    for grammar, text in (('root ::= "ab" "c"?', ("ab", "abc")), ('root ::= ""', ("",))):
+        path.write_text(grammar)
+        ran = run("run", stories, "x", "--grammar", str(path), "--ignore-eos", "--json")
+        assert (ran.code, ran.err) == (0, "")
+        report = json.loads(ran.out)
+        assert report["finish_reason"] == "stop"
+        assert report["text"] in text

@@ -730,3 +730,23 @@ def test_any_value_anywhere(data: st.DataObject, spare: Path) -> None:
     finally:
         path.write_text(before, "utf-8")
     assert str(spare) in said
+
+
+def test_a_conversion_differs_in_no_weight(llama: Path, tmp_path: Path) -> None:
+    """Rows of queries and keys are in another order there, and are compared as they turn."""
+    from treadle.cli.diff import compare
+
+    converted = convert(llama, tmp_path / "same.gguf")
+    with open_hf(llama) as folder, open_gguf(converted) as file:
+        for a, b in ((folder, file), (file, folder)):
+            report = compare(a, b, 1, lambda *_: None)
+            assert {row["relative"] for row in report["tensors"]} == {0.0}
+            assert "treadle.rope" in {row["key"] for row in report["metadata"]}
+
+
+def test_doctor_takes_a_directory(llama: Path) -> None:
+    from treadle.cli.doctor import look_at
+
+    about = look_at(str(llama), lambda *_: None)  # type: ignore[arg-type]
+    assert about.files == sorted(llama.glob("*.safetensors"))
+    assert about.problem is None
