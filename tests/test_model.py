@@ -40,7 +40,7 @@ GREEDY = treadle.Sampling(temperature=0)
         ({"context": 0}, "context=0: expected at least 1"),
         ({"n_sequences": 0}, "n_sequences=0: expected at least 1"),
         ({"kv": "f17"}, "no KV format 'f17'"),
-        ({"isa": "sse9"}, "sse9"),
+        ({"isa": "sse9"}, "^isa='sse9': unknown; there are"),
         ({"threads": "2"}, "threads='2': expected an integer"),
         ({"context": 9.5}, r"context=9\.5: expected an integer"),
         ({"n_sequences": None}, "n_sequences=None: expected an integer"),

@@ -750,3 +750,16 @@ def test_doctor_takes_a_directory(llama: Path) -> None:
     about = look_at(str(llama), lambda *_: None)  # type: ignore[arg-type]
     assert about.files == sorted(llama.glob("*.safetensors"))
     assert about.problem is None
+
+
+def test_a_directory_without_a_tokenizer(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from treadle.cli import main
+
+    assert main(["convert", str(llama), str(tmp_path / "x.gguf")]) == 0
+    assert "has no tokenizer" in capsys.readouterr().err
+    assert main(["inspect", str(llama)]) == 0
+    assert "GGUF version" not in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "x.gguf")]) == 0
+    assert "GGUF version 3" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from treadle.cli.load import is_model, load_model, read_text
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json
-from treadle.errors import GrammarError
+from treadle.errors import GrammarError, SamplingError
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
@@ -69,14 +69,17 @@ def command(
         model = load_model(model_ref, progress, **load)
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
         with named(grammar or json_schema):
-            generation = model.generate(
-                ids,
-                max_tokens=max_tokens,
-                sampling=settings,
-                stop=stop,
-                grammar=read_text(str(grammar)) if grammar else None,
-                json_schema=read_text(str(json_schema)) if json_schema else None,
-            )
+            try:
+                generation = model.generate(
+                    ids,
+                    max_tokens=max_tokens,
+                    sampling=settings,
+                    stop=stop,
+                    grammar=read_text(str(grammar)) if grammar else None,
+                    json_schema=read_text(str(json_schema)) if json_schema else None,
+                )
+            except SamplingError as error:  # settings that do not fit this vocabulary
+                raise click.UsageError(str(error)) from error
             if as_json:
                 print_json(report(model, prompt, generation))
             else:
