@@ -236,6 +236,11 @@ def test_a_session_of_its_own_and_its_end(tiny: WriteTiny) -> None:
         assert session.ids == (made.prompt_ids + made.ids)[:-1]
         assert "_session" not in vars(model)
         session.close()
+        for use in (session.feed, session.logits, session.prefill, session.match):
+            with pytest.raises(TreadleError, match="the session is closed"):
+                use([5])
+        assert session.n_past == 0
+        session.close()
 
 
 def test_a_prompt_that_does_not_fit(model: treadle.Model) -> None:
@@ -261,7 +266,7 @@ def test_an_empty_prompt(model: treadle.Model, data: Path) -> None:
     """This model begins a text with no token of its own; stories260K does with one."""
     with pytest.raises(TreadleError, match="the text is empty"):
         model.generate("")
-    with pytest.raises(TreadleError, match="no tokens"):
+    with pytest.raises(TreadleError, match="the prompt is empty"):
         model.generate([])
     with treadle.load(data / "models" / "stories260K.gguf", threads=1) as stories:
         made = stories.generate("", max_tokens=5, sampling=GREEDY)

@@ -40,7 +40,10 @@ GREEDY = treadle.Sampling(temperature=0)
         ({"context": 0}, "context=0: expected at least 1"),
         ({"n_sequences": 0}, "n_sequences=0: expected at least 1"),
         ({"kv": "f17"}, "no KV format 'f17'"),
-        ({"isa": "sse9"}, "sse9"),
+        ({"isa": "sse9"}, "^isa='sse9': unknown; there are"),
+        ({"threads": "2"}, "threads='2': expected an integer"),
+        ({"context": 9.5}, r"context=9\.5: expected an integer"),
+        ({"n_sequences": None}, "n_sequences=None: expected an integer"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str, tiny: WriteTiny) -> None:
@@ -151,9 +154,12 @@ def test_embed(tiny: WriteTiny) -> None:
         assert np.array_equal(rows[0], rows[2])
         assert not np.allclose(rows[0], rows[1])
         assert np.array_equal(rows[0], model.engine.embed(model.tokenize("one text")))
+        assert np.array_equal(model.embed("one text"), rows[:1])
         assert model.embed([]).shape == (0, model.config.n_embd)
         with pytest.raises(TreadleError, match="the text is empty"):
             model.embed(["one", ""])
+        with pytest.raises(TreadleError, match="texts: expected a list, found bytes"):
+            model.embed(b"one")  # type: ignore[arg-type]
 
 
 def test_text_to_ids_and_back(tiny: WriteTiny) -> None:
@@ -192,6 +198,50 @@ def test_chat(tiny: WriteTiny) -> None:
         assert model.chat_prompt(talk[1:]) == "[assistant]Well, [assistant]"
         with pytest.raises(TemplateError, match="without a message"):
             model.chat([])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.chat("hi"), "the messages are str: expected a list"),
+        (lambda m: m.chat(["hi"]), "message 0 is str: expected a dict"),
+        (lambda m: m.chat([{"content": "x"}]), "message 0 has no role"),
+        (lambda m: m.chat([{"role": "user"}]), "message 0 has no content"),
+        (lambda m: m.detokenize([5, 99999]), "token 99999: the vocabulary has 320"),
+        (lambda m: m.detokenize("abc"), "token ids: expected a list, found str"),
+        (lambda m: m.tokenize(b"abc"), "the text is bytes: expected a str"),
+        (lambda m: m.generate(b"Once"), "token ids: expected a list, found bytes"),
+        (lambda m: m.generate([5, "6"]), "a token id='6': expected an integer"),
+        (lambda m: m.generate(None), "token ids: expected a list, found NoneType"),
+        (lambda m: m.generate([]), "the prompt is empty"),
+        (lambda m: m.generate("a", sampling=0.5), "sampling is float: expected a treadle.Sampling"),
+        (lambda m: m.generate("a", max_tokens="5"), "max_tokens='5': expected an integer"),
+        (lambda m: m.generate("a", stop=[7]), "stop: expected a str or a list of them, found 7"),
+        (lambda m: m.generate("a", grammar=7), "the grammar is int: expected a str"),
+        (lambda m: m.logits(b"abc"), "token ids: expected a list, found bytes"),
+        (lambda m: m.session().feed(b"abc"), "token ids: expected a list, found bytes"),
+    ],
+)
+def test_wrong_types_are_told_in_one_line(call: Any, message: str, tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1) as model:
+        vars(model)["template"] = Template()
+        with pytest.raises(TreadleError) as caught:
+            call(model)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stop_string_alone_is_one(tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1) as model:
+        vars(model)["template"] = Template()
+        text = model.generate("a", max_tokens=12, sampling=GREEDY).finish()
+        stop = text[3:6]
+        made = model.generate("a", max_tokens=12, sampling=GREEDY, stop=stop)
+        assert made.finish() == text[: text.index(stop)]
+        assert model.generate("a", max_tokens=12, sampling=GREEDY, stop=None).finish() == text
+        talk = [{"role": "user", "content": "hi"}]
+        assert model.chat(talk, stop="Lily")._stop == ["Lily", "["]
+        assert model.chat(talk, stop=None)._stop == ["["]
 
 
 def test_a_template_that_writes_bos_itself_gets_one(tiny: WriteTiny) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,16 @@ SIZES = {
 }
 
 
-def write_model(path: Path, arch: str = "llama", fmt: str = "F32", **sizes: int) -> None:
+def write_model(
+    path: Path,
+    arch: str = "llama",
+    fmt: str = "F32",
+    *,
+    others: Mapping[str, tuple[int, ...]] | None = None,
+    **sizes: int,
+) -> None:
     """Norms and biases are F32, matrices ``fmt``; tensors that the architecture can lack, it lacks.
+    ``others``: tensors of zeros that no decoder knows.
 
     Weights keep activations near 1 and logits apart, as those of ``tests/models/hf_tiny.py`` do.
     """
@@ -64,6 +73,9 @@ def write_model(path: Path, arch: str = "llama", fmt: str = "F32", **sizes: int)
         shape = tuple(dims[word] for word in row.shape)
         weights = by_name(fmt if len(shape) == 2 else "F32")
         writer.add_tensor(name, shape, weights, weights.quantize_rows(draw(rng, name, shape)))
+    for name, shape in (others or {}).items():
+        zeros = np.zeros(shape, np.float32)
+        writer.add_tensor(name, shape, by_name("F32"), by_name("F32").quantize_rows(zeros))
     writer.write()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from treadle.errors import SamplingError, TreadleError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +58,7 @@ class Generation:
         prompt_ids: list[int],
         *,
         max_tokens: int | None,
-        stop: Sequence[str],
+        stop: str | Iterable[str] | None,
         load_s: float = 0.0,
     ) -> None:
         self.prompt_ids: list[int] = list(prompt_ids)
@@ -65,7 +67,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.timings = Timings(n_prompt=len(prompt_ids), load_s=load_s)
         self._session, self._tokenizer, self._sampler = session, tokenizer, sampler
-        self._max_tokens, self._stop = max_tokens, [s for s in stop if s]
+        self._max_tokens, self._stop = max_tokens, stop_strings(stop)
         self._held = ""  # text that may be the beginning of a stop string
         self._all_ids = list(prompt_ids)  # and those of the text
         self._left = 0  # the session's count of changes, as we left it
@@ -98,10 +100,10 @@ class Generation:
         decoder = StreamDecoder(self._tokenizer, start=begins)
         while True:
             began = time.perf_counter()
-            token = self._sampler.sample(logits, self._all_ids)
+            token = self._sample(logits)
             if self.ids:
                 self.timings.decode_s += time.perf_counter() - began
-            if token in self._tokenizer.eog:
+            if token is None or token in self._tokenizer.eog:
                 self.finish_reason = "stop"
                 break
             self.ids.append(token)
@@ -129,6 +131,15 @@ class Generation:
         piece += self._held
         if piece:
             yield piece
+
+    def _sample(self, logits: np.ndarray) -> int | None:
+        """The next token; None where a grammar's text is whole, and its end is ruled out."""
+        try:
+            return self._sampler.sample(logits, self._all_ids)
+        except SamplingError:
+            if self._sampler.ended:
+                return None
+            raise
 
     def _prefill(self) -> np.ndarray:
         began = time.perf_counter()
@@ -160,6 +171,15 @@ class Generation:
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+
+def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+    """What a caller gave as ``stop``: one text, several, or none."""
+    given = [stop] if isinstance(stop, str) else list(stop or ())
+    for text in given:
+        if not isinstance(text, str):
+            raise TreadleError(f"stop: expected a str or a list of them, found {text!r:.40}")
+    return [text for text in given if text]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,14 @@ import numpy as np
 
 from treadle.batch import Part
 from treadle.convert.open import open_model
-from treadle.errors import ContextFullError, TemplateError, TreadleError
-from treadle.generation import Generation
+from treadle.errors import (
+    ContextFullError,
+    GrammarError,
+    SamplingError,
+    TemplateError,
+    TreadleError,
+)
+from treadle.generation import Generation, stop_strings
 from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
 from treadle.sampling import Sampler, Sampling
@@ -46,7 +53,7 @@ def load(
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096;
     ``deterministic``: results do not depend on what else is in a batch; ``kv``: keys and values as
-    "f16", "bf16" or "q8_0"; ``n_sequences``: full sequences to hold at once; ``isa``: an
+    "f16", "bf16", "f32" or "q8_0"; ``n_sequences``: full sequences to hold at once; ``isa``: an
     instruction set's name, None for the best here; ``progress(stage, done, total)`` is called
     during long work.
 
@@ -85,11 +92,11 @@ class Model:
         from treadle.jit.compile import host_features
 
         began = time.perf_counter()
-        if threads is not None and not 1 <= threads <= 1024:
+        if threads is not None and not 1 <= _integer("threads", threads) <= 1024:
             raise TreadleError(f"threads={threads}: expected 1 to 1024")
-        if context is not None and context < 1:
+        if context is not None and _integer("context", context) < 1:
             raise TreadleError(f"context={context}: expected at least 1")
-        if n_sequences < 1:
+        if _integer("n_sequences", n_sequences) < 1:
             raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
         self.path = packaged_model() if path is None else Path(path)
         self.gguf = open_model(self.path)
@@ -141,11 +148,16 @@ class Model:
         """Token ids. ``bos`` None: as the file says; ``special``: names of control tokens in the
         text become those tokens.
         """
+        if not isinstance(text, str):
+            raise TreadleError(f"the text is {type(text).__name__}: expected a str")
         return self.tokenizer.encode(text, bos=bos, special=special)
 
     def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Text of token ids; control tokens only with ``special``."""
-        return self.tokenizer.decode(list(ids), special=special)
+        try:
+            return self.tokenizer.decode(_token_ids(ids), special=special)
+        except IndexError as error:
+            raise TreadleError(str(error)) from None
 
     def generate(
         self,
@@ -153,22 +165,27 @@ class Model:
         *,
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Iterable[str] | None = (),
         grammar: str | None = None,
         json_schema: str | dict[str, Any] | None = None,
         session: Session | None = None,
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
 
-        ``stop``: the text ends before any of these; ``grammar``: GBNF text that the completion must
-        follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages to use, None for
-        the model's own.
+        ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
+        completion must follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages
+        to use, None for the model's own.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
         """
-        ids = self._read(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self._read(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         if not ids:
-            raise TreadleError("no tokens")
+            raise TreadleError("the prompt is empty: there is no token to go on from")
+        if not isinstance(sampling, Sampling | None):
+            found = type(sampling).__name__
+            raise SamplingError(f"sampling is {found}: expected a treadle.Sampling")
+        if max_tokens is not None:
+            _integer("max_tokens", max_tokens)
         constraint = self._constraint(grammar, json_schema)
         tokenizer = self.tokenizer
         sampler = Sampler(
@@ -201,10 +218,8 @@ class Model:
         A last message of the assistant is gone on with: words put into the model's mouth. Raises
         TemplateError too.
         """
-        if not messages:
-            raise TemplateError("a conversation without a message")
         text = self.chat_prompt(messages, tools=tools)
-        settings["stop"] = (*settings.get("stop", ()), *self.template.stop)
+        settings["stop"] = (*stop_strings(settings.get("stop")), *self.template.stop)
         bos = self.tokenizer.bos
         starts = bos is not None and text.startswith(self.tokenizer.piece(bos))
         return self.generate(self.tokenize(text, bos=False if starts else None), **settings)
@@ -213,21 +228,23 @@ class Model:
         self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None
     ) -> str:
         """The text that the model's template makes of a conversation."""
+        _check_messages(messages)
         *earlier, last = messages
         if last["role"] != "assistant" or not earlier:
             return self.template.render(list(messages), add_generation_prompt=True, tools=tools)
         asked = self.template.render(earlier, add_generation_prompt=True, tools=tools)
-        return f"{asked}{last['content']}"
+        return f"{asked}{last.get('content') or ''}"
 
     def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
         if grammar is None and json_schema is None:
             return None
-        from treadle.errors import GrammarError
         from treadle.text.grammar import Grammar
 
         if grammar is not None and json_schema is not None:
             raise GrammarError("a grammar and a JSON schema at once: choose one")
         if grammar is not None:
+            if not isinstance(grammar, str):
+                raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
             return Grammar.from_gbnf(grammar, self.tokenizer).matcher()
         assert json_schema is not None
         return Grammar.from_json_schema(json_schema, self.tokenizer).matcher()
@@ -238,18 +255,20 @@ class Model:
         """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises
         ContextFullError.
         """
+        ids = _token_ids(ids)
         self._make_room(len(ids))
         session = self.session()
         try:
-            return session.logits(list(ids))
+            return session.logits(ids)
         finally:
             session.close()
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
+    def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Mean of the last layer's normed states over each text's tokens, of length 1.
 
-        float32 ``[n_texts, n_embd]``. Raises ContextFullError.
+        float32 ``[n_texts, n_embd]``; one text is a list of one. Raises ContextFullError.
         """
+        texts = [texts] if isinstance(texts, str) else _listed("texts", texts)
         out = np.zeros((len(texts), self.config.n_embd), np.float32)
         for row, text in zip(out, texts, strict=True):
             ids = self._read(text)
@@ -298,6 +317,42 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _integer(name: str, value: object) -> int:
+    """``value``, which must be a whole number; numpy's are as good as Python's."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TreadleError(f"{name}={value!r:.40}: expected an integer") from None
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """``values`` as a list. Text and bytes could be one as well, but were not meant so."""
+    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
+        raise TreadleError(f"{name}: expected a list, found {type(values).__name__}")
+    return list(values)
+
+
+def _token_ids(values: Any) -> list[int]:
+    return [_integer("a token id", value) for value in _listed("token ids", values)]
+
+
+def _check_messages(messages: Any) -> None:
+    """A conversation has messages, and each tells whose it is and what it says."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        found = type(messages).__name__
+        raise TemplateError(f"the messages are {found}: expected a list of role and content")
+    if not messages:
+        raise TemplateError("a conversation without a message")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            found = type(message).__name__
+            raise TemplateError(f"message {i} is {found}: expected a dict of role and content")
+        if not isinstance(message.get("role"), str):
+            raise TemplateError(f"message {i} has no role, such as 'user'")
+        if "content" not in message and "tool_calls" not in message:
+            raise TemplateError(f"message {i} has no content")
 
 
 def packaged_model() -> Path:

@@ -296,6 +296,7 @@ class Session:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.seq = engine.cache.sequence()
+        self._closed = False
 
     @property
     def n_past(self) -> int:
@@ -323,8 +324,7 @@ class Session:
         return self._feed(ids, min(OUTPUTS, self.engine.max_tokens), every=True)
 
     def _feed(self, ids: Ids[int], step: int, every: bool) -> np.ndarray:
-        if not len(ids):
-            raise TreadleError("no tokens")
+        self._check(ids)
         with self.engine.lock:
             self.engine.cache.check_room(self.seq, len(ids))
             rows = []
@@ -339,6 +339,7 @@ class Session:
 
         At least the last of ``ids`` is left for ``feed``.
         """
+        self._check(ids)
         return self.engine.match(self.seq, ids)
 
     def prefill(self, ids: Ids[int]) -> np.ndarray:
@@ -346,8 +347,7 @@ class Session:
 
         Raises ContextFullError, before anything is changed, when they do not fit.
         """
-        if not len(ids):
-            raise TreadleError("no tokens")
+        self._check(ids)
         with self.engine.lock:
             self.engine.cache.check_context(len(ids))
             return self.feed(ids[self.match(ids) :])
@@ -363,5 +363,14 @@ class Session:
         self.truncate(0)
 
     def close(self) -> None:
-        """Give the pages back."""
+        """Give the pages back. The session takes no more tokens."""
         self.reset()
+        self._closed = True
+
+    def _check(self, ids: Ids[int]) -> None:
+        if self._closed:
+            raise TreadleError("the session is closed")
+        if isinstance(ids, (str, bytes, bytearray)):
+            raise TreadleError(f"token ids: expected a list, found {type(ids).__name__}")
+        if not len(ids):
+            raise TreadleError("no tokens")

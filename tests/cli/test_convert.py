@@ -286,3 +286,26 @@ def test_an_index_that_points_elsewhere(run: Run, tmp_path: Path) -> None:
     assert ran.code == 1
     assert f"{index}: {name}: is said to be in '../model.safetensors'" in ran.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("foo", 2, "--set 'foo': not KEY=VALUE"),
+        ("=1", 2, "not KEY=VALUE"),
+        ("llama.context_length=-5", 1, "llama.context_length=-5: the key is uint32, from 0 to"),
+        ("llama.context_length=abc", 1, "llama.context_length=abc: the key is uint32, from 0 to"),
+        ("llama.context_length=true", 1, "the key is uint32"),
+        ("llama.attention.layer_norm_rms_epsilon=x", 1, "epsilon=x: the key is a number"),
+        ("llama.attention.layer_norm_rms_epsilon=1e300", 1, "the key is a number"),
+        ("tokenizer.ggml.tokens=7", 1, "the key is an array"),
+    ],
+)
+def test_settings_keep_the_type_of_their_key(
+    text: str, code: int, message: str, run: Run, data: Path, tmp_path: Path
+) -> None:
+    source = str(data / "models" / "babyllama105" / "babyllama105-Q5_0.gguf")
+    ran = run("convert", source, str(tmp_path / "x.gguf"), "--set", text)
+    assert (ran.code, ran.out) == (code, "")
+    assert message in ran.err
+    assert list(tmp_path.iterdir()) == []

@@ -63,3 +63,12 @@ def test_every_file_gets_a_report_or_one_clear_line(run: Run, data: Path, name: 
             assert ran.err.startswith("treadle: error: ")
         else:
             assert json.loads(ran.out)["path"] == str(path)
+
+
+def test_tensors_that_are_not_used_are_named(run: Run, tmp_path: Path) -> None:
+    from tests.tiny import write_model
+
+    path = tmp_path / "surplus.gguf"
+    write_model(path, others={"blk.0.attn_rot_embd": (6,)})
+    ran = run("inspect", str(path))
+    assert "tensors: blk.0.attn_rot_embd is not used" in ran.out.splitlines()

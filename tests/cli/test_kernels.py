@@ -49,3 +49,8 @@ def test_a_name_that_is_not_there(run: Run) -> None:
     assert (ran.code, ran.out) == (1, "")
     assert "did you mean rmsnorm_k64?" in ran.err
     assert run("kernels", "--ir").code == 2
+
+
+def test_code_is_no_json(run: Run) -> None:
+    ran = run("kernels", "rmsnorm_k64", "--ir", "--json")
+    assert (ran.code, ran.out) == (2, "")

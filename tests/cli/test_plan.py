@@ -184,3 +184,15 @@ def test_the_packaged_model(run: Run) -> None:
     # f16 keys and values of 2 heads of 64 dims, of 71 tokens; two operations for each and head.
     assert {row["n_bytes"] for row in attention} == {71 * 2 * 2 * 64 * 2}
     assert {row["n_flops"] for row in attention} == {71 * 2 * 4 * 64 * 2}
+
+
+def test_more_tokens_than_one_run_takes_are_wrong_usage(
+    run: Run, model: FakeModel, gguf: str
+) -> None:
+    from treadle.session import CHUNK
+
+    ran = run("plan", gguf, "-p", str(CHUNK + 1))
+    assert (ran.code, ran.out) == (2, "")
+    assert "-p" in ran.err
+    assert str(CHUNK) in ran.err
+    assert run("plan", gguf, "-p", str(CHUNK)).code == 0

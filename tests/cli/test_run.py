@@ -116,3 +116,75 @@ def test_words_beyond_model_and_prompt_are_wrong_usage(run: Run, model: FakeMode
     assert ran.code == 2
     assert "quotes" in ran.err
     assert model.calls == []
+
+
+@pytest.mark.parametrize("option", ["--grammar", "--json-schema"])
+def test_a_grammar_that_is_no_text(
+    option: str, run: Run, model: FakeModel, gguf: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad"
+    path.write_bytes(b"root \xff")
+    ran = run("run", gguf, "x", option, str(path))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"treadle: error: {path} at byte 5: is not UTF-8 (expected a text)\n"
+
+
+def test_errors_of_a_grammar_name_its_file(run: Run, data: Path, tmp_path: Path) -> None:
+    stories, path = str(data / "models" / "stories260K.gguf"), tmp_path / "rules"
+    path.write_text('root ::= "a')
+    ran = run("run", stories, "x", "--grammar", str(path))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(f"treadle: error: {path}: grammar, line 1, column 10: ")
+    path.write_text('{"type": "string", "pattern": "(?=a)b"}')
+    ran = run("run", stories, "x", "--json-schema", str(path))
+    assert ran.err.startswith(f"treadle: error: {path}: regex parse error: ")
+    path.write_text('{"$ref": "#"}')  # found out only as the text begins
+    assert f"{path}: rule root" in run("run", stories, "x", "--json-schema", str(path)).err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_complete_grammar_ends_the_text_though_its_end_is_forbidden(
+    run: Run, data: Path, tmp_path: Path
+) -> None:
+    stories, path = str(data / "models" / "stories260K.gguf"), tmp_path / "rules"
+    for grammar, text in (('root ::= "ab" "c"?', ("ab", "abc")), ('root ::= ""', ("",))):
+        path.write_text(grammar)
+        ran = run("run", stories, "x", "--grammar", str(path), "--ignore-eos", "--json")
+        assert (ran.code, ran.err) == (0, "")
+        report = json.loads(ran.out)
+        assert report["finish_reason"] == "stop"
+        assert report["text"] in text
+
+
+def test_settings_that_the_vocabulary_lacks_are_wrong_usage(run: Run, data: Path) -> None:
+    stories = str(data / "models" / "stories260K.gguf")
+    ran = run("run", stories, "x", "-l", "99999+1")
+    assert (ran.code, ran.out) == (2, "")
+    assert "token 99999 is outside the vocabulary of 512" in ran.err
+    assert run("run", stories, "x", "-t", "5000").code == 2
+    ran = run("run", stories, "", "--raw")
+    assert (ran.code, ran.out) == (1, "")
+    assert "the prompt is empty" in ran.err
+
+
+def test_checkpoints_that_convert_takes_name_it(run: Run, data: Path, tmp_path: Path) -> None:
+    ran = run("run", str(data / "models" / "stories260K.bin"), "x")
+    assert (ran.code, ran.out) == (1, "")
+    assert "a llama2.c checkpoint; `treadle convert`" in ran.err
+    for head, helps in ((b"fmgg\1\0\0\0", True), (b"fmgg\x64\0\0\0", False), (b"what", False)):
+        path = tmp_path / "old.bin"
+        path.write_bytes(head + bytes(8))
+        ran = run("run", str(path), "x")
+        assert ran.code == 1
+        assert ("treadle convert" in ran.err) is helps
+
+
+def test_a_file_that_may_not_be_read_is_no_wrong_usage(
+    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests may run as root, who may read everything."""
+    monkeypatch.setattr("os.access", lambda *_: False)
+    stories = str(data / "models" / "stories260K.gguf")
+    assert run("inspect", stories).code == 0
+    assert run("plan", stories).code == 0
+    assert run("tokenize", stories, "x").code == 0

@@ -174,6 +174,11 @@ def test_reset(run: Run) -> None:
     assert path.exists()
     assert run("tune", "--reset").out == f"removed {path}: later runs use what is shipped\n"
     assert tuned_row(row_in_use()).table == SHIPPED
+    path.write_text("{")
+    told = json.loads(run("tune", "--reset", "--dry-run", "--json").out)
+    assert told == {"removed": None, "would_remove": str(path)}
+    told = json.loads(run("tune", "--reset", "--json").out)
+    assert told == {"removed": str(path), "would_remove": None}
     path.write_text("{")  # a damaged one goes as well
     assert run("tune", "--reset").code == 0
     assert not path.exists()

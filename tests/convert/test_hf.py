@@ -730,3 +730,36 @@ def test_any_value_anywhere(data: st.DataObject, spare: Path) -> None:
     finally:
         path.write_text(before, "utf-8")
     assert str(spare) in said
+
+
+def test_a_conversion_differs_in_no_weight(llama: Path, tmp_path: Path) -> None:
+    """Rows of queries and keys are in another order there, and are compared as they turn."""
+    from treadle.cli.diff import compare
+
+    converted = convert(llama, tmp_path / "same.gguf")
+    with open_hf(llama) as folder, open_gguf(converted) as file:
+        for a, b in ((folder, file), (file, folder)):
+            report = compare(a, b, 1, lambda *_: None)
+            assert {row["relative"] for row in report["tensors"]} == {0.0}
+            assert "treadle.rope" in {row["key"] for row in report["metadata"]}
+
+
+def test_doctor_takes_a_directory(llama: Path) -> None:
+    from treadle.cli.doctor import look_at
+
+    about = look_at(str(llama), lambda *_: None)  # type: ignore[arg-type]
+    assert about.files == sorted(llama.glob("*.safetensors"))
+    assert about.problem is None
+
+
+def test_a_directory_without_a_tokenizer(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from treadle.cli import main
+
+    assert main(["convert", str(llama), str(tmp_path / "x.gguf")]) == 0
+    assert "has no tokenizer" in capsys.readouterr().err
+    assert main(["inspect", str(llama)]) == 0
+    assert "GGUF version" not in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "x.gguf")]) == 0
+    assert "GGUF version 3" in capsys.readouterr().out

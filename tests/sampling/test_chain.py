@@ -440,3 +440,24 @@ def test_any_settings_give_a_token_that_was_not_ruled_out(
     for _ in range(3):
         ids.append(sampler.sample(x, ids))
         assert x[ids[-1]] > -np.inf
+
+
+def test_a_grammar_whose_text_is_whole() -> None:
+    class Whole:
+        accepting = True
+
+        def mask(self, logits: np.ndarray) -> None:
+            logits[:] = -np.inf
+
+        def accept(self, id: int) -> None:
+            raise AssertionError(id)
+
+    sampler = Sampler(Sampling(), 4, constraint=Whole())
+    assert not sampler.ended
+    with pytest.raises(SamplingError, match="the grammar's mask: every token is ruled out"):
+        sampler.sample(np.zeros(4, np.float32), [])
+    assert sampler.ended
+    Whole.accepting = False
+    with pytest.raises(SamplingError):
+        sampler.sample(np.zeros(4, np.float32), [])
+    assert not sampler.ended

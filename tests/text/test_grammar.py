@@ -106,6 +106,7 @@ def test_a_vocabulary_without_an_end(tmp_path: Path) -> None:
     assert allowed(matcher, 258) == [ord("<"), ord("u")]
     matcher.accept(ord("u"))
     assert matcher.done
+    assert allowed(matcher, 258) == []  # nothing may follow, and nothing says so
 
 
 def test_tokens_by_name(tmp_path: Path) -> None:
@@ -243,3 +244,15 @@ def test_lark(bytes_tokenizer: Tokenizer) -> None:
     for text in ("start: A", "x: A", "", "start: ("):
         with pytest.raises(GrammarError):
             Grammar.from_lark(text, bytes_tokenizer)
+
+
+def test_errors_are_one_line_in_words(bytes_tokenizer: Tokenizer) -> None:
+    for grammar in ('root ::= root "a"', 'root ::= b "x"\nb ::= root'):
+        with pytest.raises(GrammarError, match=r"root .* only leads back to itself"):
+            allowed(Grammar.from_gbnf(grammar, bytes_tokenizer).matcher(), 259)
+    with pytest.raises(GrammarError, match=r"its \$ref.* only leads back to itself"):
+        allowed(Grammar.from_json_schema({"$ref": "#"}, bytes_tokenizer).matcher(), 259)
+    with pytest.raises(GrammarError) as caught:
+        Grammar.from_json_schema({"type": "string", "pattern": "(?=a)b"}, bytes_tokenizer)
+    assert str(caught.value).startswith("regex parse error: (?=a)b error: look-around, including")
+    assert "\n" not in str(caught.value)

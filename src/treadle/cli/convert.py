@@ -13,6 +13,7 @@ from treadle.cli.meter import Meter
 from treadle.cli.table import n_bytes, print_json, printable
 from treadle.errors import FileError, UnsupportedError
 
+TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # what a model of text has
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
 
 
@@ -45,8 +46,8 @@ class Size(click.ParamType[int]):
 
 
 @click.command()
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", type=click.Path(readable=False))
+@click.argument("dst", type=click.Path(readable=False))
 @click.option(
     "--type",
     "fmt",
@@ -57,7 +58,7 @@ class Size(click.ParamType[int]):
 @click.option("--split-max-size", type=Size(), help="Write shards, none larger than this: 2G.")
 @click.option(
     "--tokenizer",
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="FILE",
     help="For checkpoints without one: tokenizer.model or tokenizer.bin.",
 )
@@ -86,6 +87,9 @@ def command(
     SRC is told by its content: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
     checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards become one file).
     """
+    for text in settings:
+        if text.find("=") < 1:
+            raise click.UsageError(f"--set {text!r:.80}: not KEY=VALUE")
     from treadle.convert.kinds import find_kind, open_source
     from treadle.convert.output import STAGE, convert
     from treadle.convert.pagecache import before_opening
@@ -113,6 +117,9 @@ def command(
         source = open_source(path, None if tokenizer is None else Path(tokenizer).expanduser())
         for note in getattr(source, "notes", ()):
             say(note)
+        as_it_is = getattr(source, "verbatim", False)  # a GGUF says all that it said before
+        if not as_it_is and source.metadata.keys().isdisjoint(TOKENIZER):
+            say(f"{path} has no tokenizer that treadle knows: {target} cannot read or write text")
         with Meter(STAGE, "B") as meter:
             written = convert(source, target, options, progress=meter, say=say, cache=cache)
     finally:

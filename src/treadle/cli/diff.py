@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from treadle.cli.table import heading, print_table, printable, shorten
+from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF, Tensor
@@ -16,16 +18,18 @@ if TYPE_CHECKING:
 STRIP = 1 << 20  # weights a thread compares at a time
 MISSING = "-"
 Progress = Callable[[str, int, int], None]
+Rows = npt.NDArray[np.intp]
 
 
 def compare(a: GGUF, b: GGUF, n_threads: int, progress: Progress) -> dict[str, Any]:
     """Tell all that differs: metadata, which tensors there are, their shapes, formats, weights."""
+    order = order_of_b(a, b)
     names = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
     rows = []
     with ThreadPoolExecutor(n_threads, "diff") as pool:
         for i, name in enumerate(names):
             progress("comparing", i, len(names))
-            rows.append(compare_tensors(a.tensors.get(name), b.tensors.get(name), pool))
+            rows.append(compare_tensors(a.tensors.get(name), b.tensors.get(name), pool, order))
     progress("comparing", len(names), len(names))
     return {
         "a": str(a.path),
@@ -35,6 +39,33 @@ def compare(a: GGUF, b: GGUF, n_threads: int, progress: Progress) -> dict[str, A
         "tensors": rows,
         "identical": all(row["identical"] for row in rows) and not compare_metadata(a, b),
     }
+
+
+def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
+    """Where B's queries and keys turn in other pairs than A's, their rows are in another order.
+
+    Returns a function of a tensor's name and its rows: at which of B's is what A has in each.
+    """
+    from treadle.models.config import load_config
+
+    try:
+        config, other = load_config(a), load_config(b)
+    except TreadleError:  # no model of ours: nothing is known of its heads
+        return lambda name, n: None
+    if config.arch.rope == other.arch.rope:
+        return lambda name, n: None
+    heads = {"attn_q": config.n_head, "attn_k": config.n_head_kv}
+
+    def order(name: str, n: int) -> Rows | None:
+        n_head = heads.get(name.split(".")[-2]) if name.startswith("blk.") else None
+        if n_head is None or n % (2 * n_head):
+            return None
+        rows = np.arange(n).reshape(n_head, -1)
+        if config.arch.rope == "neox":  # A's halves of a head are B's neighbours
+            return rows.reshape(n_head, -1, 2).swapaxes(1, 2).ravel()
+        return rows.reshape(n_head, 2, -1).swapaxes(1, 2).ravel()
+
+    return order
 
 
 def compare_metadata(a: GGUF, b: GGUF) -> list[dict[str, Any]]:
@@ -63,7 +94,12 @@ def content(value: object) -> object:
     return type(value), repr(value)  # a NaN equals itself so
 
 
-def compare_tensors(a: Tensor | None, b: Tensor | None, pool: ThreadPoolExecutor) -> dict[str, Any]:
+def compare_tensors(
+    a: Tensor | None,
+    b: Tensor | None,
+    pool: ThreadPoolExecutor,
+    order_of: Callable[[str, int], Rows | None] = lambda name, n: None,
+) -> dict[str, Any]:
     """Tell how one tensor differs: ``rmse``, ``relative`` (to the root mean square of A's) and
     ``largest`` are of the weights, None where they cannot be compared.
     """
@@ -80,19 +116,32 @@ def compare_tensors(a: Tensor | None, b: Tensor | None, pool: ThreadPoolExecutor
     }
     if a is None or b is None or a.shape != b.shape:
         return row
-    if a.type_name == b.type_name and all(map(np.array_equal, a.arrays, b.arrays)):
+    order = order_of(a.name, a.shape[0]) if a.shape else None
+    if a.type_name == b.type_name and same(a, b, order):
         return row | {"identical": True, "rmse": 0.0, "relative": 0.0, "largest": 0.0}
     if a.format is None or b.format is None:
         return row
-    return row | errors(a, b, pool)
+    return row | errors(a, b, pool, order)
 
 
-def errors(a: Tensor, b: Tensor, pool: ThreadPoolExecutor) -> dict[str, float | None]:
+def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
+    """Whether the bytes are equal, B's rows taken in A's order."""
+    if order is None:
+        return all(map(np.array_equal, a.arrays, b.arrays))
+    n = len(order)
+    return np.array_equal(a.data.reshape(n, -1), b.data.reshape(n, -1)[order])
+
+
+def errors(
+    a: Tensor, b: Tensor, pool: ThreadPoolExecutor, order: Rows | None
+) -> dict[str, float | None]:
     """How far B's weights are from A's, in strips of rows; None for what is not finite."""
     assert a.format is not None
     assert b.format is not None
-    k = a.shape[-1] if a.shape else 1
+    k = a.shape[-1] if len(a.shape) > 1 or (a.shape and order is None) else 1
     of_a, of_b = (t.data.reshape(-1, t.format.row_bytes(k)) for t in (a, b) if t.format)
+    if order is not None:
+        of_b = of_b[order]
     read_a, read_b = a.format.dequantize_rows, b.format.dequantize_rows
     step = max(1, STRIP // max(k, 1))
 

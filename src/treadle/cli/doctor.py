@@ -23,7 +23,7 @@ UNITS: dict[str, Callable[[float], str]] = {
 
 
 @click.command()
-@click.argument("model", type=click.Path(), required=False)
+@click.argument("model", type=click.Path(readable=False), required=False)
 @click.option(
     "--reload",
     is_flag=True,
@@ -94,7 +94,8 @@ def look_at(model: str, progress: ProgressBar) -> ModelFile:
         lacking = {tensor.type_name for tensor in tensors if tensor.format is None}
         formats = sorted(sizes, key=lambda name: -sizes[name])
         return ModelFile(
-            files=sorted({tensor.path for tensor in tensors} | {gguf.path}),
+            # a Hugging Face folder's own path is no file, and its tensors name theirs
+            files=sorted(p for p in {t.path for t in tensors} | {gguf.path} if p.is_file()),
             formats=formats,
             without_kernel=[name for name in formats if name in lacking],
             acts={

@@ -20,8 +20,8 @@ SHOWN = 8  # elements of an array
 
 
 @click.command()
-@click.argument("model", type=click.Path())
-@click.argument("other", type=click.Path(), required=False)
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("other", type=click.Path(readable=False), required=False)
 @click.option("--diff", is_flag=True, help="Compare two files, tensor by tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
@@ -66,11 +66,13 @@ def print_difference(a: str, b: str, as_json: bool) -> None:
 
 
 def describe(gguf: GGUF) -> dict[str, Any]:
-    """Tell all about a file."""
+    """Tell all about a file; a Hugging Face folder has no version of GGUF."""
+    from treadle.convert.open import is_hf
+
     tensors = list(gguf.tensors.values())
     return {
         "path": str(gguf.path),
-        "version": gguf.version,
+        "version": None if is_hf(gguf.path) else gguf.version,
         "alignment": gguf.alignment,
         "n_bytes": gguf.n_bytes,
         "n_parameters": sum(n_elements(tensor) for tensor in tensors),
@@ -157,9 +159,12 @@ def find_problems(gguf: GGUF) -> list[str]:
     problems = []
     for name, load in parts:
         try:
-            load(gguf)
+            loaded = load(gguf)
         except TreadleError as error:
             problems.append(f"{name}: {error}")
+            continue
+        unused = getattr(loaded, "ignored", ())
+        problems += [f"tensors: {tensor} is not used" for tensor in unused]
     if "tokenizer.chat_template" not in gguf.metadata:
         problems.append("chat: the file has no chat template")
     unknown = sorted({t.type_name for t in gguf.tensors.values() if t.format is None})
@@ -170,8 +175,10 @@ def find_problems(gguf: GGUF) -> list[str]:
 def print_report(report: Mapping[str, Any]) -> None:
     """Print it for people."""
     heading(printable(report["path"]))
+    version = report["version"]
+    kind = "Hugging Face folder" if version is None else f"GGUF version {version}"
     print(
-        f"GGUF version {report['version']}, {n_bytes(report['n_bytes'])}, "
+        f"{kind}, {n_bytes(report['n_bytes'])}, "
         f"{scaled(report['n_parameters'])} parameters in {len(report['tensors'])} tensors, "
         f"{report['bits_per_weight']:.2f} bits a weight\n"
     )

@@ -21,6 +21,8 @@ def command(name: str | None, ir: bool, asm: bool, as_json: bool) -> None:
     """List the compiled kernels in this machine's cache; of the kernel NAME, show its code."""
     if name is None and (ir or asm):
         raise click.UsageError("--ir and --asm need the NAME of a kernel")
+    if as_json and (ir or asm):
+        raise click.UsageError("--json lists kernels; --ir and --asm print code, which is no JSON")
 
     from treadle.jit import cache
     from treadle.runtime import inspect

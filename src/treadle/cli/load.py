@@ -44,6 +44,14 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
     return path
 
 
+def read_text(file: str) -> str:
+    """The text of FILE, which must be UTF-8."""
+    try:
+        return Path(file).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError("is not UTF-8", path=file, offset=error.start, expected="a text") from error
+
+
 def near_names(path: Path) -> str:
     """Suggest the files whose names are most like ``path``'s, else the models beside it."""
     from difflib import get_close_matches

@@ -148,14 +148,17 @@ load_options = packed(
     ["threads", "context", "kv"],
     [
         click.option(
-            "-t", "--threads", type=click.IntRange(1), metavar="N",
+            "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
             help="Threads; by default what `treadle doctor` says.",
         ),
         click.option(
             "-c", "--context", type=click.IntRange(1), metavar="N",
             help="Tokens that the context can hold.",
         ),
-        click.option("--kv", metavar="TYPE", help="Type of the cached keys and values: f16."),
+        click.option(
+            "--kv", metavar="TYPE",
+            help="Type of the cached keys and values: f16, the default, bf16, f32 or q8_0.",
+        ),
     ],
 )  # fmt: skip
 

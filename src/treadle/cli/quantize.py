@@ -21,8 +21,8 @@ SHOWN = 6  # names of tensors in a remark
 
 
 @click.command()
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", type=click.Path(readable=False))
+@click.argument("dst", type=click.Path(readable=False))
 @click.argument("mix", metavar="TYPE")
 @click.option(
     "--tensor", "rules", multiple=True, metavar="PATTERN=TYPE",
@@ -31,7 +31,10 @@ SHOWN = 6  # names of tensors in a remark
 )  # fmt: skip
 @click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
 @click.option("--embd-type", metavar="TYPE", help="Type of token_embd.weight.")
-@click.option("--imatrix", metavar="FILE", type=click.Path(), help="Importances: treadle imatrix.")
+@click.option(
+    "--imatrix", metavar="FILE", type=click.Path(readable=False),
+    help="Importances: treadle imatrix.",
+)  # fmt: skip
 @click.option("--pure", is_flag=True, help="TYPE's own format for every matrix, no mix.")
 @click.option("--allow-requantize", is_flag=True, help="Take weights that were quantized before.")
 @click.option("--dry-run", is_flag=True, help="Print what would become of every tensor, no more.")

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.load import is_model, load_model
+from treadle.cli.load import is_model, load_model, read_text
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json
+from treadle.errors import GrammarError, SamplingError
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
     from treadle.model import Model
 
-EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 
 
 @click.command(cls=ModelCommand)
-@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path())
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
 @click.option(
     "-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens to write."
 )
@@ -65,20 +68,33 @@ def command(
     with ProgressBar() as progress:
         model = load_model(model_ref, progress, **load)
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
-        generation = model.generate(
-            ids,
-            max_tokens=max_tokens,
-            sampling=settings,
-            stop=stop,
-            grammar=grammar.read_text("utf-8") if grammar else None,
-            json_schema=json_schema.read_text("utf-8") if json_schema else None,
-        )
-        if as_json:
-            print_json(report(model, prompt, generation))
-        else:
-            stream(generation)
+        with named(grammar or json_schema):
+            try:
+                generation = model.generate(
+                    ids,
+                    max_tokens=max_tokens,
+                    sampling=settings,
+                    stop=stop,
+                    grammar=read_text(str(grammar)) if grammar else None,
+                    json_schema=read_text(str(json_schema)) if json_schema else None,
+                )
+            except SamplingError as error:  # settings that do not fit this vocabulary
+                raise click.UsageError(str(error)) from error
+            if as_json:
+                print_json(report(model, prompt, generation))
+            else:
+                stream(generation)
     if generation.finish_reason == "context":
         print(f"treadle: stopped: the context of {model.n_ctx} tokens is full", file=sys.stderr)
+
+
+@contextmanager
+def named(file: Path | None) -> Iterator[None]:
+    """Say in an error about a grammar or a schema which file it is in."""
+    try:
+        yield
+    except GrammarError as error:
+        raise GrammarError(f"{file}: {error}" if file else str(error)) from error
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:

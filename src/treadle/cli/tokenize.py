@@ -14,7 +14,7 @@ from treadle.cli.table import print_json, print_table
 
 
 @click.command()
-@click.argument("model", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
 @click.argument("text", required=False)
 @click.option("--ids", "only_ids", is_flag=True, help="Print the ids alone, on one line.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects: id, piece, bytes.")

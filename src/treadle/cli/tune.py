@@ -65,7 +65,7 @@ class Result:
 @click.option("--k", type=click.IntRange(1), default=2048, help="Weights in a row.")
 @click.option("--m", type=click.IntRange(1), default=2048, help="Rows of weights.")
 @click.option("--n", type=click.IntRange(1), default=512, help="Tokens of a prompt, for gemm.")
-@click.option("-t", "--threads", type=click.IntRange(1), help="By default as `doctor` says.")
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default as `doctor` says.")
 @click.option(
     "-r", "--repeat", type=click.IntRange(1), default=12, metavar="N",
     help="Runs of each configuration, hot and cold alike; the least time counts.",
@@ -99,7 +99,8 @@ def command(
 
     isa = row_in_use()
     if reset:
-        say_reset(None if dry_run else tuned.reset(isa), tuned.tuned_row(isa).path)
+        path = tuned.tuned_row(isa).path
+        say_reset(None if dry_run else tuned.reset(isa), path, as_json)
         return
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
@@ -303,9 +304,12 @@ def warn(results: Sequence[Result]) -> None:
                 )
 
 
-def say_reset(removed: Path | None, path: str) -> None:
+def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
     """Tell what --reset did, or would have done."""
-    if removed is not None:
+    if as_json:
+        there = removed is None and Path(path).is_file()
+        print_json({"removed": removed and str(removed), "would_remove": path if there else None})
+    elif removed is not None:
         print(f"removed {removed}: later runs use what is shipped")
     else:
         there = Path(path).is_file()

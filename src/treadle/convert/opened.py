@@ -143,18 +143,33 @@ def set_key(metadata: dict[str, Any], text: str) -> None:
     key, equals, word = text.partition("=")
     if not equals or not key:
         raise UnsupportedError(f"--set {text!r:.80}: not KEY=VALUE")
-    before = metadata.get(key)
+    metadata[key] = _value(key, metadata.get(key), word)
+
+
+def _value(key: str, before: Any, word: str) -> Any:
+    """``word`` as the type of the key's value until now; a new key's is told by the word."""
     try:
         value: Any = json.loads(word)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = word
-    if isinstance(before, str) or not isinstance(value, (bool, int, float)):
-        value = word
-    elif isinstance(before, np.generic):
-        try:
-            value = type(before)(value)
-        except (OverflowError, ValueError) as e:
-            raise UnsupportedError(f"--set {text!r:.80}: {e}") from None
-    elif isinstance(before, float):
-        value = float(value)
-    metadata[key] = value
+    if before is None:
+        return value if isinstance(value, (bool, int, float)) else word
+    if isinstance(before, str):
+        return word
+    kind, whole = type(before), isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(before, (bool, np.bool_)):
+        name, fits = "true or false", isinstance(value, bool)
+    elif isinstance(before, np.integer):
+        least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+        name, fits = f"{kind.__name__}, from {least} to {most}", whole and least <= value <= most
+    elif isinstance(before, int):
+        name, fits = "an integer", whole
+    elif isinstance(before, (float, np.floating)):
+        largest = float(np.finfo(kind).max)
+        fits = whole or isinstance(value, float)
+        name, fits = "a number", fits and not largest < abs(value) < math.inf
+    else:
+        name, fits = "an array, which --set cannot replace", False
+    if not fits:
+        raise UnsupportedError(f"--set {key}={word:.60}: the key is {name}")
+    return kind(value)

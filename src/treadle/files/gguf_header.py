@@ -18,12 +18,13 @@ import math
 import mmap
 import os
 import stat
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from treadle.errors import FileError, UnsupportedError
+from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
 from treadle.files.gguf_strings import Bytes, Offsets, StringTooLong, string_heads
 from treadle.files.tensor import Tensor
@@ -40,6 +41,7 @@ LEGACY = {  # what else a model file may begin with
     b"lmgg": "a GGML file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
     b"PK\x03\x04": "a PyTorch checkpoint (or zip archive), not a GGUF file; convert it first",
 }
+GGMF_VERSION = b"\x01\0\0\0"  # llama.cpp's only one; others took the same letters
 MIN_KV, MIN_INFO = 13, 24  # bytes of the smallest metadata entry and tensor description
 
 _NO_HEADS: Offsets = np.empty(0, np.int64)
@@ -93,8 +95,13 @@ class Header:
     def _read_head(self) -> tuple[int, int]:
         magic = self._take(4, "magic")
         if magic in LEGACY:
+            if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
+                raise UnsupportedError(f"{self.path}: a file of rwkv.cpp's, or of its kind")
             raise UnsupportedError(f"{self.path}: {LEGACY[magic]}")
         if magic != b"GGUF":
+            if _is_llama2c(self.path, bytes(self.file[:256])):
+                made = "`treadle convert` makes a GGUF of it"
+                raise UnsupportedError(f"{self.path}: a llama2.c checkpoint; {made}")
             raise self._error(f"starts with {magic!r}", offset=0, expected="b'GGUF'")
         self.version = self._u32("version")
         if self.version & 0xFFFF == 0:
@@ -320,3 +327,13 @@ def _map(path: Path) -> mmap.mmap:
         with contextlib.suppress(OSError):
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
+
+
+def _is_llama2c(path: Path, head: bytes) -> bool:
+    """Marked as one, or exactly as long as its header asks for."""
+    from treadle.files.llama2c import MAGIC, n_bytes_of
+
+    try:
+        return head[:4] == MAGIC or n_bytes_of(head, path) == path.stat().st_size
+    except (TreadleError, struct.error, OSError):
+        return False

@@ -34,13 +34,16 @@ def choose(features: Set[str], forced: str | None = None) -> Isa:
 
     Raises UnsupportedError for a name that is unknown or that this CPU cannot run.
     """
-    forced = forced or os.environ.get("TREADLE_ISA")
+    asked = f"isa={forced!r}"
+    if not forced:
+        forced = os.environ.get("TREADLE_ISA")
+        asked = f"TREADLE_ISA={forced}"
     if not forced:
         return best(features)
     row = ROWS.get(forced)
     if row is None:
-        raise UnsupportedError(f"TREADLE_ISA={forced}: unknown; there are {', '.join(ROWS)}")
+        raise UnsupportedError(f"{asked}: unknown; there are {', '.join(ROWS)}")
     missing = sorted(row.needs - features)
     if missing:
-        raise UnsupportedError(f"TREADLE_ISA={forced}: this CPU lacks {', '.join(missing)}")
+        raise UnsupportedError(f"{asked}: this CPU lacks {', '.join(missing)}")
     return row

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -60,7 +61,7 @@ class Config:
     yarn_beta_fast: float
     yarn_beta_slow: float
     optional: frozenset[str]  # names, "blk.N." cut off, of the optional tensors that the file has
-    ignored: tuple[str, ...]  # tensors of the file that the decoder does not use
+    ignored: tuple[str, ...]  # tensors that the decoder does not use, none of them a layer's own
 
     @property
     def tied(self) -> bool:
@@ -82,10 +83,24 @@ def load_config(gguf: GGUF) -> Config:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
     config = _read_keys(keys, arch)
     optional, ignored = check_tensors(gguf, config)
+    _refuse_surplus_layers(keys, ignored, config.n_layer)
     factors = _read_rope_factors(gguf) if "rope_freqs.weight" in optional else None
     if keys.text("rope.scaling.type", "linear") == "llama3" and factors is None:
         keys.fail("rope.scaling.type", "is llama3, which needs its factors", "rope_freqs.weight")
     return replace(config, optional=optional, ignored=ignored, rope_factors=factors)
+
+
+def _refuse_surplus_layers(keys: _Keys, ignored: Sequence[str], n_layer: int) -> None:
+    """A model without its last layers writes nonsense, and so does one whose key says too few."""
+    for name in ignored:
+        layer = re.match(r"blk\.(\d+)\.", name)
+        if layer and int(layer[1]) >= n_layer:
+            raise FileError(
+                f"is of layer {layer[1]}, and {keys.arch}.block_count is {n_layer}",
+                path=keys.gguf.path,
+                where=name,
+                expected=f"the tensors of {n_layer} layers and no more",
+            )
 
 
 def _find_arch(gguf: GGUF) -> Arch:

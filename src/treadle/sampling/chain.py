@@ -57,6 +57,7 @@ class Sampler:
 
     def reset(self) -> None:
         """Forget what was sampled: the seed, mirostat and adaptive-p start over."""
+        self.ended = False  # the grammar's text is whole, and no token may follow, not its end
         self._uniforms = Uniforms(self.settings.seed)
         self._select = _selector(self.settings, self.n_vocab)
 
@@ -79,7 +80,7 @@ class Sampler:
 
         ``ids`` is everything so far, the prompt included: the penalties look at it. Raises
         SamplingError for logits of the wrong shape, for NaN or +inf among them, and where every
-        token is ruled out.
+        token is ruled out (``ended``: after a whole text of the grammar).
         """
         c = Candidates(self._prepare(logits, ids))
         for _, stage in self._stages:
@@ -102,7 +103,11 @@ class Sampler:
         if self._constraint is not None:
             masked = x.copy()
             answer = self._constraint.mask(masked)
-            x = _checked(masked if answer is None else answer, self.n_vocab, "the grammar's mask")
+            if answer is not None:
+                masked = answer
+            whole = getattr(self._constraint, "accepting", False)
+            self.ended = bool(whole and np.max(masked) == -np.inf)
+            x = _checked(masked, self.n_vocab, "the grammar's mask")
         return x
 
     def _run_custom(self, c: Candidates, ids: list[int]) -> Candidates:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from treadle.text.tokenizer import Tokenizer
 
 
+# What follows in angle brackets is a dump of the parser, for its authors.
 _DUMP = re.compile(r"\n<(?:state|backtrace)>")
+_ENDLESS = "NoExtensionBias"  # llguidance's word for a start that needs itself first
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Grammar:
         # A warning is about something that would not be enforced: an error as well.
         _, messages = LLMatcher.validate_grammar_with_warnings(source, _vocabulary(tokenizer))
         if messages:
-            raise GrammarError("; ".join(_DUMP.split(message)[0] for message in messages))
+            raise GrammarError("; ".join(map(_in_words, messages)))
         return cls(source, tokenizer)
 
     def matcher(self) -> Matcher:
@@ -107,12 +109,12 @@ class Matcher:
         """Set the logits [n_vocab] of every token that may not come next to -inf, in place.
 
         Logits past the vocabulary (padding rows of a model) are never allowed. Raises
-        GrammarError when nothing may come next.
+        GrammarError when nothing may come next and the text is not whole.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()  # in its state of error the matcher allows the end of the text
         allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little")
-        if not allowed.any():
+        if not allowed.any() and not self.accepting:
             raise GrammarError("the grammar leaves no token that could come next")
         logits[: len(allowed)][allowed == 0] = -np.inf
         logits[len(allowed) :] = -np.inf
@@ -147,8 +149,15 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            # What follows in angle brackets is a dump of the parser, for its authors.
-            raise GrammarError(_DUMP.split(str(self._matcher.get_error()))[0])
+            raise GrammarError(_in_words(str(self._matcher.get_error())))
+
+
+def _in_words(message: str) -> str:
+    """llguidance's message in one line, without the marks that point into another."""
+    message = _DUMP.split(message)[0]
+    if message == _ENDLESS:
+        return "rule root (of a schema, its $ref) only leads back to itself: no text fulfils it"
+    return " ".join(line.strip() for line in message.splitlines() if line.strip(" ^"))
 
 
 # Building one takes 60 ms for 32,000 tokens and 300 ms for 128,000: once for each tokenizer.
