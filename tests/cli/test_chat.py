@@ -171,3 +171,10 @@ def test_remarks_are_plain_where_escapes_are_not_wanted(
     monkeypatch.setenv(name, "dumb")
     note("hello")
     assert capsys.readouterr().err == "\x1b[2mhello\x1b[0m\nhello\n"
+
+
+def test_bytes_that_are_no_text_do_not_end_the_chat(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("chat", gguf, stdin=b"hi \xff\nho\n")
+    assert (ran.code, ran.out) == (0, "the quick brown fox\n" * 2)
+    asked = next(call[1] for call in model.calls if call[0] == "chat")
+    assert asked[0]["content"] == "hi \ufffd"

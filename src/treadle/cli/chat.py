@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ def command(
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
         interactive = sys.stdin.isatty()
+        if isinstance(sys.stdin, io.TextIOWrapper) and not interactive:
+            sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 ends no chat
         lines = open_lines(COMMANDS) if interactive else PipedLines(sys.stdin)
         chat = Chat(loaded, conversation, max_tokens=max_tokens, sampling=settings)
         if interactive:
