@@ -152,7 +152,7 @@ def test_a_failed_retry_costs_no_answer(
 
 def test_the_last_token_takes_no_room(run: Run, model: FakeModel, gguf: str) -> None:
     def over(self: FakeModel, ids: list[int], settings: object) -> FakeGeneration:
-        return FakeGeneration(["a", "b"], ids, self.n_ctx + 1, 0.0)
+        return FakeGeneration(["a", "b", "c"], ids, self.n_ctx + 1, 0.0)
 
     model.n_ctx = 4
     with pytest.MonkeyPatch.context() as patch:
