@@ -244,3 +244,16 @@ def test_gguf_files_that_are_none(
     writer.write()
     with pytest.raises(FileError, match=message):
         read(path)
+
+
+@pytest.mark.parametrize("empty", ["sums", "counts"])
+def test_a_tensor_without_numbers(tmp_path: Path, empty: str) -> None:
+    writer = GGUFWriter(tmp_path / "bad.gguf")
+    writer.add("general.type", "imatrix")
+    n = {"sums": 8, "counts": 1} | {empty: 0}
+    writer.add_tensor("w.in_sum2", (1, n["sums"]), "F32", bytes(4 * n["sums"]))
+    writer.add_tensor("w.counts", (n["counts"], 1), "F32", bytes(4 * n["counts"]))
+    writer.write()
+    where = {"sums": "w.in_sum2", "counts": "w.counts"}[empty]
+    with pytest.raises(FileError, match=rf"bad\.gguf: {where}: is empty"):
+        read(tmp_path / "bad.gguf")

@@ -343,3 +343,22 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         writer.write(np.ones((1, 4), np.float32))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+@pytest.mark.parametrize("n", [1, 10_000], ids=["at the end", "in the middle"])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, n: int) -> None:
+    """The buffer is flushed once more when the file is closed, and cannot be then either."""
+    path = tmp_path / "saved.kld"
+    windows = cut([1, 2, 3, 0, 1, 2], 6, bos=None)
+
+    def write() -> None:
+        with SavedWriter(path, windows, 4) as writer:
+            assert writer._file is not None
+            writer._file.close()
+            writer._file = open("/dev/full", "wb")  # noqa: SIM115
+            writer.write(np.ones((n, 4), np.float32))
+
+    with pytest.raises(FileError, match=r"saved\.kld: cannot be written: No space left"):
+        write()
+    assert list(tmp_path.iterdir()) == []

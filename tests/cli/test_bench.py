@@ -166,6 +166,25 @@ def test_a_picture(run: Run, model: FakeModel, gguf: str, tmp_path: Path) -> Non
     assert (ran.code, model.calls) == (1, [])  # before the work, not after it
 
 
+def test_a_picture_leaves_other_files_alone(
+    run: Run, model: FakeModel, gguf: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.svg"
+    ran = run("bench", str(tmp_path / "absent.gguf"), "-p", "6", "--plot", str(target))
+    assert (ran.code, target.exists()) == (1, False)
+    ran = run("bench", gguf, "-p", "6", "--plot", gguf)
+    assert (ran.code, model.calls, Path(gguf).read_bytes()) == (1, [], b"GGUF")
+    assert f"{gguf}: is the file to be read" in ran.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_a_full_disk_costs_the_picture_alone(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("bench", gguf, "-p", "6", "-n", "4", "-r", "1", "--json", "--plot", "/dev/full")
+    assert ran.code == 1
+    assert len(json.loads(ran.out)) == 2
+    assert ran.err == "treadle: error: /dev/full: cannot be written: No space left on device\n"
+
+
 @pytest.mark.parametrize(
     "args",
     [["-p", "x"], ["-t", "0"], ["-p", "0", "-n", "0"], ["-d", "-1"], ["-s", "0"], ["-s", "1,,2"]],

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.fake import FakeModel
-from treadle.cli.chat import Chat
+from tests.cli.fake import FakeGeneration, FakeModel
+from treadle.cli.chat import Chat, note
 from treadle.cli.conversation import Conversation
 from treadle.errors import TemplateError
 
@@ -122,8 +122,9 @@ def test_a_template_that_refuses_does_not_end_the_chat(
 
     monkeypatch.setattr(FakeModel, "chat", refuse)
     ran = run("chat", gguf, stdin="hi\nho\n")
-    assert (ran.code, ran.out) == (0, "")
+    assert (ran.code, ran.out) == (1, "")  # nothing was answered at all
     assert ran.err == "roles must alternate\n" * 2
+    assert run("chat", gguf, stdin="/help\n").code == 0
 
 
 def test_prefill_is_shown_as_part_of_the_answer(run: Run, model: FakeModel, gguf: str) -> None:
@@ -132,3 +133,48 @@ def test_prefill_is_shown_as_part_of_the_answer(run: Run, model: FakeModel, gguf
 
 def test_leaving_ends_it(run: Run, model: FakeModel, gguf: str) -> None:
     assert run("chat", gguf, stdin="/quit\nhi\n").out == ""
+
+
+def test_a_failed_retry_costs_no_answer(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = Conversation()
+    chat = Chat(cast(Any, model), conversation)
+    chat.run(Script("hi"), interactive=True)
+    before = list(conversation.messages)
+    model.interrupt_at = 0
+    chat.run(Script("/retry", "/swap"), interactive=True)
+    assert capsys.readouterr().err.count("the conversation is as it was before") == 2
+    model.n_ctx = 1
+    chat.run(Script("/retry", "/swap"), interactive=True)
+    assert conversation.messages == before
+
+
+def test_the_last_token_takes_no_room(run: Run, model: FakeModel, gguf: str) -> None:
+    def over(self: FakeModel, ids: list[int], settings: object) -> FakeGeneration:
+        return FakeGeneration(["a", "b", "c"], ids, self.n_ctx + 1, 0.0)
+
+    model.n_ctx = 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeModel, "answer", over)
+        assert "context 4 of 4\n" in run("chat", gguf, stdin="hi\n").err
+
+
+@pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
+def test_remarks_are_plain_where_escapes_are_not_wanted(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    note("hello")
+    monkeypatch.setenv(name, "dumb")
+    note("hello")
+    assert capsys.readouterr().err == "\x1b[2mhello\x1b[0m\nhello\n"
+
+
+def test_bytes_that_are_no_text_do_not_end_the_chat(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("chat", gguf, stdin=b"hi \xff\nho\n")
+    assert (ran.code, ran.out) == (0, "the quick brown fox\n" * 2)
+    asked = next(call[1] for call in model.calls if call[0] == "chat")
+    assert asked[0]["content"] == "hi \ufffd"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,8 @@ def test_what_is_saved_is_what_is_loaded(
         '{"messages": [3]}',
         '{"messages": [{"role": "tool", "content": ""}]}',
         '{"messages": [{"role": "user", "content": null}]}',
+        '{"messages": [{"role": [], "content": "x"}]}',
+        "[" * 100_000,
     ],
 )
 def test_a_file_that_is_no_conversation(talk: Conversation, tmp_path: Path, text: str) -> None:
@@ -174,9 +178,68 @@ def test_a_file_that_is_no_conversation(talk: Conversation, tmp_path: Path, text
 def test_files_that_cannot_be(talk: Conversation, tmp_path: Path, command: str) -> None:
     assert "needs a file name" in talk.enter(f"/{command}").note
     note = talk.enter(f"/{command} {tmp_path}/absent/talk.json").note
-    assert "No such file or directory" in note
+    assert "absent/talk.json: cannot be written" in note or "No such file or directory" in note
     path = tmp_path / "binary.json"
     path.write_bytes(b"\xff\xfe")
     assert "not a conversation" in talk.enter(f"/load {path}").note
     path.write_text(json.dumps({"messages": []}))
     assert talk.enter(f"/load {path}").note.startswith("0 messages loaded")
+
+
+@pytest.mark.parametrize("line", ["more", "/retry", "/swap"])
+def test_what_failed_left_the_conversation_as_it_was(talk: Conversation, line: str) -> None:
+    before = said(talk)
+    assert talk.enter(line).ask
+    talk.unanswered()
+    assert said(talk) == before
+
+
+def test_a_failed_retry_of_a_failed_retry(talk: Conversation) -> None:
+    before = said(talk)
+    for line in ("/stats", "/retry", "/retry", "/undone"):
+        talk.enter(line)
+        talk.unanswered()
+    assert said(talk) == before
+
+
+def test_saving_never_costs_another_file(talk: Conversation, tmp_path: Path) -> None:
+    other, pipe, record = tmp_path / "notes.txt", tmp_path / "pipe", tmp_path / "talk.json"
+    other.write_text("mine")
+    os.mkfifo(pipe)
+    assert "not a conversation" in talk.enter(f"/save {other}").note
+    assert other.read_text() == "mine"
+    assert "is no regular file" in talk.enter(f"/save {pipe}").note
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert "2 messages saved" in talk.enter(f"/save {record}").note
+    assert "2 messages saved" in Conversation(messages=talk.messages).enter(f"/save {record}").note
+    record.write_text("damaged")  # the one saved last is ours all the same
+    assert "2 messages saved" in talk.enter(f"/save {record}").note
+    assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "pipe", "talk.json"}
+
+
+def test_a_part_does_not_stay(
+    talk: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(part: Path, octets: bytes) -> int:
+        part.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert "No space left" in talk.enter(f"/save {tmp_path}/talk.json").note
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["save", "load"])
+@pytest.mark.parametrize("name", [".", "/", "..", "~nosuchuser/x", "a\0b", "x" * 300])
+def test_names_that_cannot_be(talk: Conversation, command: str, name: str) -> None:
+    outcome = talk.enter(f"/{command} {name}")
+    assert outcome.note.startswith(("not saved: ", "cannot ")) or "is no file name" in outcome.note
+    assert len(talk.messages) == 2
+
+
+def test_half_a_surrogate_pair_is_saved(talk: Conversation, tmp_path: Path) -> None:
+    talk.enter("bad \udc80 é")
+    assert "3 messages saved" in talk.enter(f"/save {tmp_path}/talk.json").note
+    after = Conversation()
+    after.enter(f"/load {tmp_path}/talk.json")
+    assert after.messages == talk.messages

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import treadle
+
 ROOT = Path(__file__).resolve().parents[2]
+TREADLE = [sys.executable, "-m", "treadle"]
 FAKE = [sys.executable, "-m", "tests.cli.fake"]  # endless words, a millisecond each
 
 
@@ -101,3 +104,63 @@ def test_a_run_imports_nothing_that_it_does_not_need(gguf: str) -> None:
     slow = {"rich", "prompt_toolkit", "huggingface_hub", "jinja2", "pydantic", "typer", "asyncio"}
     assert imported & slow == set()
     assert "click" in imported
+
+
+@pytest.mark.parametrize(
+    ("closed", "words"),
+    [
+        ("<&-", ["tokenize", "MODEL"]),
+        (">&-", ["--version"]),
+        ("2>&-", ["inspect", "absent.gguf"]),
+        ("2>&-", ["--version"]),
+        ("<&- >&- 2>&-", ["inspect", "MODEL"]),
+    ],
+)
+def test_standard_streams_that_are_closed(gguf: str, closed: str, words: list[str]) -> None:
+    """They are None in Python, and the numbers 0 to 2 go to the files that are opened next."""
+    command = [gguf if word == "MODEL" else word for word in words]
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *TREADLE, *command],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+    )
+    version = words == ["--version"]
+    assert ended.returncode == (0 if version else 1)
+    assert b"Traceback" not in ended.stderr
+    shown = f"treadle {treadle.__version__}\n" if version and closed != ">&-" else ""
+    assert ended.stdout.decode() == shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_part_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """A file that grows when the signal comes."""
+    program = (
+        "import time, treadle.cli as cli; from treadle.files.gguf import GGUFWriter;"
+        "ask = lambda: (print('now', flush=True), time.sleep(60))[:0];"
+        "writer = GGUFWriter('x.gguf'); writer.add_tensor('t', (4,), 'F32', ask);"
+        "cli.main = lambda: writer.write(); cli.run_process()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"now\n"
+    assert len(list(tmp_path.iterdir())) == 1
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + number, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_that_is_ignored_stays_so(gguf: str) -> None:
+    """As under ``nohup``."""
+    program = (
+        "import os, signal, treadle.cli as cli; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+        "cli.main = lambda: (os.kill(os.getpid(), signal.SIGHUP), 7)[1]; cli.run_process()"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 7

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import io
+import json
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.cli.table import n_bytes, print_table, printable, scaled, shorten
+from treadle.cli.table import heading, n_bytes, print_json, print_table, printable, scaled, shorten
 
 
 @given(st.text())
@@ -43,3 +47,35 @@ def test_rows_of_a_pipe_are_whole_lines(capsys: pytest.CaptureFixture[str]) -> N
     assert lines[0].split() == ["name", "n"]
     assert lines[1] == "x" * 300 + "  " + "    5"
     assert lines[2] == "[bold]y\\x1b" + " " * 289 + "  12345"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [
+        ("utf-8", '["é猫😀�"]'),
+        ("UTF8", '["é猫😀�"]'),
+        ("latin-1", r'["\u00e9\u732b\ud83d\ude00\ufffd"]'),
+    ],
+)
+def test_json_loses_no_letter(encoding: str, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stream, encoding, errors="replace"))
+    print_json(["é猫😀\udcff"])
+    sys.stdout.flush()
+    assert stream.getvalue().decode(encoding) == written + "\n"
+    assert json.loads(stream.getvalue()) == ["é猫😀�"]
+
+
+@pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
+def test_no_escapes_where_they_are_not_wanted(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    heading("one")
+    assert "\x1b[1m" in capsys.readouterr().out
+    monkeypatch.setenv(name, "dumb")
+    heading("one")
+    print_table(["name", "n "], [("x", 5)])
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from treadle.cli import terminal
-from treadle.cli.terminal import Editor, PipedLines, history_file
+from treadle.cli.terminal import Editor, PipedLines, history_file, open_lines
 
 
 @pytest.fixture
@@ -68,6 +69,27 @@ def test_a_folder_that_cannot_be_written_costs_only_the_history(
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(state / "home"))
     assert history_file() == state / "home" / ".local" / "state" / "treadle" / "chat_history"
+
+
+def test_a_home_that_nobody_knows(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    assert history_file() is None
+
+
+def test_a_terminal_without_escapes_gets_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\\\ntwo\n\nend\\"))
+    lines = open_lines(["undo"])
+    assert [lines.read() for _ in range(3)] == ["one\ntwo", "", "end\n"]
+    with pytest.raises(EOFError):
+        lines.read()
+    assert capsys.readouterr() == ("", ">   > >   > ")
 
 
 def test_lines_of_a_pipe() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,13 +32,39 @@ def run_process() -> None:
     # numpy brings a BLAS whose threads spin for 25 ms when they start, on cores that ours want;
     # what numpy multiplies here is small.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    code = main()
+    open_streams()
+    try:
+        leave_on_signals()
+        code = main()
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 1
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):  # nobody reads it any more; the exit code tells
             code = code or 1
     os._exit(code)
+
+
+def open_streams() -> None:
+    """Standard streams that were closed (``2>&-``) become empty ones: Python leaves None there, and
+    the next file that is opened would take the number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def leave_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end the program as an error would: what is half written goes."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # the second one ends it at once
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # else who started us had reasons
+            signal.signal(number, leave)
 
 
 @contextmanager

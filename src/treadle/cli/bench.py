@@ -17,6 +17,8 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results
 from treadle.cli.speed import Parts, Peaks, Work, measured_peaks
 from treadle.cli.table import print_json
+from treadle.errors import FileError
+from treadle.files.target import check_folder, check_not_read, files_of
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -141,22 +143,31 @@ def command(
         raise click.UsageError("nothing to time: -p and -n are both 0")
     tests.sort(key=lambda test: test.depth)  # what one depth holds, the next reads on from
     schedule = Schedule(tests, repeat, kv, against is not None)
-    if plot:
-        plot.touch()  # fail before the work, not after it
+    if plot:  # fail before the work, not after it
+        check_not_read(plot, files_of(*models))
+        check_folder(plot)
     results: list[Result] = []
     with ProgressBar() as progress:
         paths = [find_model(model, progress) for model in models]
         for path, name in zip(paths, names_of(paths), strict=True):
             for n_threads in threads or (None,):
                 results += time_model(path, name, n_threads, schedule, progress)
-    if plot:
-        from treadle.cli.plot import draw
-
-        plot.write_text(draw(results), "utf-8")
     if as_json:
         print_json([asdict(result) for result in results])
     else:
         print_results(results)
+    if plot:
+        write_plot(plot, results)
+
+
+def write_plot(path: Path, results: list[Result]) -> None:
+    """Draw the picture, after the results are out: a full disk costs no more than the picture."""
+    from treadle.cli.plot import draw
+
+    try:
+        path.write_text(draw(results), "utf-8")
+    except OSError as error:
+        raise FileError(f"cannot be written: {error.strerror or error}", path=path) from error
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
-from treadle.cli.terminal import Editor, Lines, PipedLines
+from treadle.cli.table import is_styled
+from treadle.cli.terminal import Lines, PipedLines, open_lines
 from treadle.errors import ContextFullError, TreadleError
 
 if TYPE_CHECKING:
@@ -54,11 +55,15 @@ def command(
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
         interactive = sys.stdin.isatty()
-        lines: Lines = Editor(COMMANDS) if interactive else PipedLines(sys.stdin)
+        if isinstance(sys.stdin, io.TextIOWrapper) and not interactive:
+            sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 ends no chat
+        lines = open_lines(COMMANDS) if interactive else PipedLines(sys.stdin)
         chat = Chat(loaded, conversation, max_tokens=max_tokens, sampling=settings)
         if interactive:
             note(f"{loaded.path.name}, context of {loaded.n_ctx} tokens. /help for the commands.")
         chat.run(lines, interactive=interactive)
+    if chat.n_asked and not chat.n_answered and not interactive:
+        raise click.exceptions.Exit(1)  # a script should know
 
 
 class Chat:
@@ -69,6 +74,7 @@ class Chat:
         self.conversation = conversation
         self.settings = settings
         self.session = model.session()  # keeps the cache from one turn to the next
+        self.n_asked = self.n_answered = 0
 
     def run(self, lines: Lines, *, interactive: bool) -> None:
         """Read, answer, and read again, until the lines end or the person leaves."""
@@ -92,6 +98,7 @@ class Chat:
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""
         conversation = self.conversation
+        self.n_asked += 1
         reply: Any = None
         pieces: list[str] = []
         try:
@@ -106,16 +113,17 @@ class Chat:
             if not pieces:
                 conversation.unanswered()
                 emit("\n")
-                note("stopped; the message was taken back")
+                note("stopped; the conversation is as it was before")
                 return
         except ContextFullError as error:
             conversation.unanswered()
-            note(f"{error}\nThe message was taken back: /undo frees more, -c N gives more room.")
+            note(f"{error}\nThe message was taken back: /undo frees some, -c N gives more room.")
             return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             conversation.unanswered()
             note(str(error))
             return
+        self.n_answered += 1
         emit("\n")
         if reply.finish_reason == "context":
             note("the context is full: the answer stops here. /undo makes room.")
@@ -133,7 +141,7 @@ def turn_of(model: Model, reply: Generation) -> Turn:
         prefill_s=timings.prefill_s,
         n_generated=timings.n_generated,
         decode_s=timings.decode_s,
-        n_context=len(reply.prompt_ids) + len(reply.ids),
+        n_context=min(len(reply.prompt_ids) + len(reply.ids), model.n_ctx),  # the last is only said
         n_ctx=model.n_ctx,
     )
 
@@ -146,6 +154,6 @@ def emit(text: str) -> None:
 
 def note(text: str) -> None:
     """Write a remark to standard error, dim on a terminal."""
-    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+    if is_styled(sys.stderr):
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, file=sys.stderr, flush=True)

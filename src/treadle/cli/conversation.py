@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import FileError
+from treadle.files.target import check_target
 
 Message = dict[str, str]  # role: "user" or "assistant"; content
 
@@ -74,6 +75,8 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     prefill: str = ""  # what the next answer must begin with
     turns: list[Turn] = field(default_factory=list)
+    _before: list[Message] | None = None  # messages as they were before what is to be answered
+    _saved: Path | None = None  # the file that /save wrote last
 
     # -- lines in ------------------------------------------------------------------------------
 
@@ -81,6 +84,7 @@ class Conversation:
         """Take one entry: a message, or a command that starts with a slash ("//" is a slash)."""
         if not line.strip():
             return Outcome()
+        self._before = list(self.messages)
         if line.startswith("/") and not line.startswith("//"):
             name, _, argument = line[1:].partition(" ")
             return self.command(name.strip().lower(), argument.strip())
@@ -110,14 +114,14 @@ class Conversation:
     def answered(self, text: str, turn: Turn | None = None) -> None:
         """Record the model's answer, without the prefill that it began with."""
         self.messages.append({"role": "assistant", "content": self.prefill + text})
-        self.prefill = ""
+        self.prefill, self._before = "", None
         if turn is not None:
             self.turns.append(turn)
 
     def unanswered(self) -> None:
-        """Take back the message that could not be answered."""
-        if self.messages and self.messages[-1]["role"] == "user":
-            self.messages.pop()
+        """Take back what could not be answered: a message, or what /retry and /swap changed."""
+        if self._before is not None:
+            self.messages, self._before = self._before, None
 
     # -- the commands --------------------------------------------------------------------------
 
@@ -148,22 +152,25 @@ class Conversation:
         """Write the conversation to FILE, as JSON."""
         if not name:
             return Outcome("/save needs a file name")
-        path = Path(name).expanduser()
-        record = {"system": self.system, "messages": self.messages}
-        partial = path.with_name(path.name + ".part")
         try:
-            partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
-            os.replace(partial, path)
+            path = path_of(name)
+            check_target(path, force=True)
+            if path.exists() and path.absolute() != self._saved:
+                read_record(path)  # any other file would be lost
+            write_record(path, self.system, self.messages)
         except OSError as error:
             return Outcome(f"cannot write {path}: {error.strerror}")
+        except FileError as error:
+            return Outcome(f"not saved: {error}")
+        self._saved = path.absolute()
         return Outcome(f"{self.count()} saved to {path}")
 
     def load(self, name: str) -> Outcome:
         """Go on with the conversation in FILE."""
         if not name:
             return Outcome("/load needs a file name")
-        path = Path(name).expanduser()
         try:
+            path = path_of(name)
             self.system, self.messages = read_record(path)
         except OSError as error:
             return Outcome(f"cannot read {path}: {error.strerror}")
@@ -174,8 +181,7 @@ class Conversation:
 
     def swap(self, _: str) -> Outcome:
         """Change places: you speak as the assistant did, the model speaks as you did."""
-        for message in self.messages:
-            message["role"] = OTHER_ROLE[message["role"]]
+        self.messages = [{**m, "role": OTHER_ROLE[m["role"]]} for m in self.messages]
         # After an answer the last word is now "yours", and it is the model's turn to reply to it.
         ask = bool(self.messages) and self.messages[-1]["role"] == "user"
         return Outcome("places changed", ask=ask)
@@ -239,12 +245,38 @@ COMMANDS: dict[str, Callable[[Conversation, str], Outcome]] = {
 }
 
 
+def path_of(name: str) -> Path:
+    """The path that was typed; FileError for one that cannot be."""
+    if "\0" in name:
+        raise FileError("is no file name", path=name.replace("\0", "\\0"))
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise FileError(f"is no file name: {error}", path=name) from error
+
+
+def write_record(path: Path, system: str, messages: list[Message]) -> None:
+    """Write a conversation, whole or not at all; OSError."""
+    record = {"system": system, "messages": messages}
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    try:
+        octets = text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot
+        octets = (json.dumps(record, indent=1) + "\n").encode()
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(octets)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def read_record(path: Path) -> tuple[str, list[Message]]:
     """Read what `Conversation.save` wrote; raises FileError if it is anything else, or OSError."""
     expected = 'an object with "system" and "messages", as /save writes it'
     try:
         record: Any = json.loads(path.read_text("utf-8"))
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a trap
         raise FileError(f"not a conversation: {error}", path=path, expected=expected) from error
     messages = record.get("messages") if isinstance(record, dict) else None
     system = record.get("system", "") if isinstance(record, dict) else None
@@ -253,7 +285,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
     for i, message in enumerate(messages):
         sound = (
             isinstance(message, dict)
-            and message.get("role") in OTHER_ROLE
+            and message.get("role") in list(OTHER_ROLE)  # a list takes what has no hash, too
             and isinstance(message.get("content"), str)
         )
         if not sound:

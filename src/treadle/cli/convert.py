@@ -12,6 +12,7 @@ import click
 from treadle.cli.meter import Meter
 from treadle.cli.table import n_bytes, print_json, printable
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.target import check_not_read, files_of
 
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # what a model of text has
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
@@ -115,6 +116,7 @@ def command(
     try:
         kind = find_kind(path)
         source = open_source(path, None if tokenizer is None else Path(tokenizer).expanduser())
+        check_not_read(target, files_of(tokenizer))
         for note in getattr(source, "notes", ()):
             say(note)
         as_it_is = getattr(source, "verbatim", False)  # a GGUF says all that it said before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from treadle.cli.load import find_model, load_model
 from treadle.cli.meter import Meter
 from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of, read_text
 from treadle.cli.table import print_json, printable
-from treadle.errors import FileError
+from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:
     from treadle.imatrix.matrix import ImportanceMatrix
@@ -55,8 +54,8 @@ def command(
     from treadle.imatrix.matrix import missing, read
     from treadle.quantize.plan import is_matrix
 
-    if os.path.exists(output) and not force:
-        raise FileError("exists already: --force replaces it", path=output)
+    # One of --in-file may be OUT: what it holds goes on in what replaces it.
+    check_target(output, files_of(model, file), force=force)
     earlier = [read(other) for other in others]
     with Meter(STAGE, "tok") as meter:
         loaded = load_model(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from treadle.cli.load import find_model, load_model
 from treadle.cli.meter import Meter
 from treadle.cli.table import heading, print_json, print_table, printable
 from treadle.errors import FileError, TreadleError
+from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:
     from treadle.model import Model
@@ -61,8 +61,8 @@ def command(
 
     saved = SavedLogits(reference) if reference and is_saved(reference) else None
     check_usage(file, saved is not None, stride, save, context)
-    if save and os.path.exists(save) and not force:
-        raise FileError("exists already: --force replaces it", path=save)
+    if save:
+        check_target(save, files_of(model, reference, file), force=force)
     n_ctx = context or (saved.windows.n_ctx if saved else DEFAULT_CONTEXT)
     with ExitStack() as stack:
         meter = stack.enter_context(Meter(STAGE, "tok"))

@@ -72,7 +72,7 @@ def command(
             )  # fmt: skip
             began = time.perf_counter()
             if not dry_run:
-                check_target(gguf, Path(dst), force)
+                check_target(gguf, Path(dst), force, matrix)
                 for remark in remarks(recipe, matrix):
                     click.echo(f"treadle: {remark}", err=True)
                 write(

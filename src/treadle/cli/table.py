@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, TextIO
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -17,7 +19,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    style = "bold" if is_styled(sys.stdout) else ""
+    table = Table(box=None, pad_edge=False, header_style=style, padding=(0, 2, 0, 0))
     for header in headers:
         justify: Literal["left", "right"] = "right" if header.endswith(" ") else "left"
         table.add_column(Text(header.strip()), justify=justify, overflow="fold")
@@ -34,13 +37,26 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 def print_json(value: object) -> None:
     """Print one JSON document; bytes that were no UTF-8 become replacement characters in it."""
     text = json.dumps(value, ensure_ascii=False)
-    print(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if codecs.lookup(encoding).name != "utf-8":  # it lacks letters, and would show "?" for them
+        text = json.dumps(json.loads(text))
+    print(text)
 
 
 def heading(text: str) -> None:
     """Print a title line above a table."""
-    bold = sys.stdout.isatty()
-    print(f"\x1b[1m{text}\x1b[0m" if bold else text)
+    print(f"\x1b[1m{text}\x1b[0m" if is_styled(sys.stdout) else text)
+
+
+def is_styled(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that wants text bold or dim."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and not is_dumb()
+
+
+def is_dumb() -> bool:
+    """Whether the terminal says that it shows escapes as they are."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def printable(text: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from treadle.cli.table import is_dumb, is_styled
+
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
@@ -45,6 +47,28 @@ def join_continued(lines: Iterable[str]) -> Iterator[str]:
         parts = []
     if parts:
         yield "\n".join(parts)
+
+
+class PlainLines:
+    """Entries typed at a terminal that has no escapes: a prompt, and the terminal's own editing."""
+
+    def read(self) -> str:
+        """Return the next entry; EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+        parts: list[str] = []
+        while True:
+            print("  " if parts else "> ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            if not line and not parts:
+                raise EOFError
+            text = line.rstrip("\r\n")
+            parts.append(text.removesuffix("\\"))
+            if not text.endswith("\\"):
+                return "\n".join(parts)
+
+
+def open_lines(commands: Iterable[str]) -> Lines:
+    """Entries from the terminal, with as much comfort as it has."""
+    return PlainLines() if is_dumb() else Editor(commands)
 
 
 class Editor:
@@ -87,7 +111,7 @@ def build_session(commands: Iterable[str]) -> PromptSession[str]:
 
     history = history_file()
     return PromptSession(
-        ANSI("\x1b[1m>\x1b[0m "),
+        ANSI("\x1b[1m>\x1b[0m ") if is_styled(sys.stderr) else "> ",
         multiline=True,
         key_bindings=keys,
         history=FileHistory(str(history)) if history else InMemoryHistory(),
@@ -100,12 +124,12 @@ def build_session(commands: Iterable[str]) -> PromptSession[str]:
 
 def history_file() -> Path | None:
     """Return the file of earlier entries, made if need be; None where none can be written."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    folder = Path(state) / "treadle"
-    path = folder / "chat_history"
     try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        folder = Path(state) / "treadle"
+        path = folder / "chat_history"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)  # what one says to a model is nobody else's business
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
         return None
     return path

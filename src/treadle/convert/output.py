@@ -31,6 +31,7 @@ from treadle.convert.part import Journal, Part, is_full
 from treadle.convert.recipe import Entry, Options, Shard, mapped_range, plan_shards
 from treadle.convert.source import Source, SourceTensor
 from treadle.errors import FileError, TreadleError
+from treadle.files.target import check_target, files_of
 from treadle.formats import FORMATS
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,11 +61,9 @@ def convert(
     is then as it was.
     """
     shards = plan_shards(source, target, options)
+    inputs = [*_files(source), *files_of(source.path)]
     for shard in shards:
-        if shard.path.is_dir():
-            raise FileError("is a folder", path=shard.path, expected="a name for the new file")
-        if os.path.lexists(shard.path) and not options.force:
-            raise FileError("exists already", path=shard.path, expected="--force to replace it")
+        check_target(shard.path, inputs, force=options.force)
     conversion = _Conversion(source, shards, options, progress, say)
     conversion.cache = cache or PageCache(())
     conversion.cache.add(part.path for t in source.tensors.values() for part in t.ranges)
@@ -123,7 +122,7 @@ class _Conversion:
                 f"{why}; what is done is kept in {parts[0].path.name}: the same command continues",
                 path=self.shards[0].path,
             ) from e
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM
             with contextlib.suppress(OSError):
                 journal.save()
             self.say("what is done is kept: the same command continues")

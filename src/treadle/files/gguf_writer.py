@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
+from treadle.files.target import check_target
 from treadle.formats import FORMATS, GGML_TYPES, Format, type_of
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -106,6 +107,7 @@ class GGUFWriter:
         """Write the file: beside its place first, then moved into it, so never seen in part."""
         import secrets  # brings OpenSSL along, and readers of files need none of it
 
+        check_target(self.path, force=True)
         part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("xb") as f:

@@ -45,6 +45,16 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     raise FileError("no such file", path=given, expected="a GGUF file or its first shard")
 
 
+def shards_beside(path: Path) -> list[Path]:
+    """The shards of the set that ``path`` is one of, or the stem of; none for any other file."""
+    match = _SHARD.fullmatch(path.name)
+    stem = match["stem"] if match else path.name.removesuffix(".gguf")
+    if not match and path.exists():
+        return []
+    shards = path.parent.glob("*-of-*.gguf")
+    return [p for p in shards if (m := _SHARD.fullmatch(p.name)) and m["stem"] == stem]
+
+
 def _is_first(path: Path) -> bool:
     match = _SHARD.fullmatch(path.name)
     return match is None or int(match["no"]) == 1

@@ -143,6 +143,8 @@ def _floats(gguf: GGUF, name: str) -> npt.NDArray[np.float64]:
         raise FileError(
             f"is {tensor.type_name}", path=gguf.path, where=name, expected="floats, such as F32"
         )
+    if not tensor.n_bytes:
+        raise FileError("is empty", path=gguf.path, where=name, expected="a number for each column")
     return dequantize_tensor(tensor).astype(np.float64)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import struct
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
+from treadle.files.target import check_target
 from treadle.perplexity.score import Floats, normalizer
 from treadle.perplexity.windows import MIN_CONTEXT, Windows
 
@@ -108,6 +110,7 @@ class SavedWriter:
         self._tokens = windows.tokens.astype("<i4").tobytes()
 
     def __enter__(self) -> SavedWriter:
+        check_target(self.path, force=True)
         try:
             self._file = self._part.open("xb")
             self._file.write(self._head + self._tokens)
@@ -142,9 +145,10 @@ class SavedWriter:
             self._drop()
 
     def _drop(self) -> None:
-        if self._file is not None:
-            self._file.close()
         self._part.unlink(missing_ok=True)
+        if self._file is not None:
+            with suppress(OSError):  # it flushes once more, and the disk is still full
+                self._file.close()
 
     def _error(self, error: OSError) -> FileError:
         return FileError(f"cannot be written: {error.strerror or error}", path=self.path)

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from treadle.convert.finite import is_finite
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter
+from treadle.files.target import check_target as check_path
+from treadle.files.target import files_of
 from treadle.formats import Format, by_name
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def write(
     unless ``allow_requantize``).
     """
     path = Path(path)
-    check_target(gguf, path, overwrite)
+    check_target(gguf, path, overwrite, imatrix)
     check_sources(gguf, recipe, allow_requantize)
     if imatrix is not None:
         check_importances(gguf, recipe, imatrix)
@@ -181,16 +183,12 @@ def takes_weights(fmt: Format) -> bool:
 # -- what can be known before a byte is written -------------------------------------------------
 
 
-def check_target(gguf: GGUF, path: Path, overwrite: bool) -> None:
-    """Raise FileError for a target that exists, or that is the source itself."""
-    if any(path.exists() and path.samefile(source) for source in gguf.paths):
-        raise FileError("is the file to be read: name another one to write", path=path)
-    if path.is_dir():
-        raise FileError("is a folder", path=path, expected="a file name")
-    if path.exists() and not overwrite:
-        raise FileError("exists already: --force (overwrite=True) replaces it", path=path)
-    if not path.parent.is_dir():
-        raise FileError("cannot be written: there is no such folder", path=path)
+def check_target(
+    gguf: GGUF, path: Path, overwrite: bool, imatrix: ImportanceMatrix | None = None
+) -> None:
+    """Raise FileError for a target that exists, or that is one of the files to be read."""
+    read = [*gguf.paths, *files_of(imatrix.path if imatrix else None)]
+    check_path(path, read, force=overwrite)
 
 
 def check_sources(gguf: GGUF, recipe: Recipe, allow_requantize: bool) -> None:

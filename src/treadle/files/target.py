@@ -1,0 +1,65 @@
+"""Where a file is to be written: refused before any work, where that would cost something."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from treadle.errors import FileError
+from treadle.files.splits import shards_beside
+
+Name: TypeAlias = str | os.PathLike[str]
+
+
+def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = False) -> None:
+    """Raise FileError unless a new file may take the place of whatever ``path`` names.
+
+    A finished file is renamed over its target, and a rename replaces all but folders: a device or a
+    pipe would be gone, and so would one of the ``sources``, the files that are read.
+    """
+    path = Path(path)
+    check_not_read(path, sources)
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # no such file; what else may be wrong, the folder tells
+        mode = stat.S_IFREG
+    if stat.S_ISDIR(mode):
+        raise FileError("is a folder", path=path, expected="a name for the new file")
+    if not stat.S_ISREG(mode):
+        raise FileError("is no regular file", path=path, expected="a name for the new file")
+    if os.path.lexists(path) and not force:
+        raise FileError("exists already", path=path, expected="--force to replace it")
+    check_folder(path)
+
+
+def check_not_read(path: Name, sources: Iterable[Path]) -> None:
+    """Raise FileError where ``path`` is one of the ``sources``, under whatever name."""
+    if os.path.exists(path) and any(s.exists() and s.samefile(path) for s in sources):
+        raise FileError("is the file to be read: name another one to write", path=path)
+
+
+def check_folder(path: Name) -> None:
+    """Raise FileError unless a file can be made beside ``path``."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise FileError("cannot be written: there is no such folder", path=path)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FileError("cannot be written: its folder takes no new files", path=path)
+
+
+def files_of(*sources: Name | None) -> list[Path]:
+    """The files that models and texts consist of: every shard, all of a Hugging Face folder."""
+    return [file for source in sources if source is not None for file in _files(Path(source))]
+
+
+def _files(source: Path) -> Iterator[Path]:
+    if source.name.endswith((".safetensors", ".safetensors.index.json")):
+        source = source.parent
+    if source.is_dir():
+        yield from (p for p in source.iterdir() if p.suffix != ".gguf" and p.is_file())
+    else:
+        yield source
+        yield from shards_beside(source)

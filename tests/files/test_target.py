@@ -1,0 +1,80 @@
+"""Where files are written: nothing else may be lost there, and no work done in vain."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from treadle.errors import FileError
+from treadle.files.gguf_writer import GGUFWriter
+from treadle.files.target import check_not_read, check_target, files_of
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_pipe_stays_a_pipe(pipe: Path, force: bool) -> None:
+    link = pipe.with_name("link")
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(FileError, match=f"{path}: is no regular file"):
+            check_target(path, force=force)
+
+
+def test_the_writer_leaves_a_pipe_alone(pipe: Path) -> None:
+    with pytest.raises(FileError, match="is no regular file"):
+        GGUFWriter(pipe).write()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(pipe.parent.iterdir()) == [pipe]
+
+
+def test_what_is_there_is_replaced_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    check_target(path)
+    path.touch()
+    with pytest.raises(FileError, match=r"exists already .*--force"):
+        check_target(path)
+    check_target(path, force=True)
+    path.unlink()
+    path.symlink_to(tmp_path / "absent")
+    with pytest.raises(FileError, match="exists already"):
+        check_target(path)
+
+
+@pytest.mark.parametrize(("name", "message"), [(".", "is a folder"), ("no/x", "no such folder")])
+def test_places_that_cannot_be(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(FileError, match=message):
+        check_target(tmp_path / name, force=True)
+
+
+def test_a_folder_that_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may all
+    with pytest.raises(FileError, match="takes no new files"):
+        check_target(tmp_path / "x")
+
+
+def test_every_file_of_a_model_is_a_source(tmp_path: Path) -> None:
+    shards = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    for path in (*shards, weights, config, tmp_path / "other.gguf"):
+        path.touch()
+    link = tmp_path / "link"
+    link.symlink_to(shards[1])
+    for source in (*shards, tmp_path / "m.gguf", tmp_path / "m"):
+        for path in (*shards, link):
+            with pytest.raises(FileError, match=f"{path}: is the file to be read"):
+                check_not_read(path, files_of(None, source))
+    for source in (folder, weights):
+        with pytest.raises(FileError, match="is the file to be read"):
+            check_target(config, files_of(source), force=True)
+    check_target(tmp_path / "other.gguf", files_of(shards[0], folder), force=True)
