@@ -62,7 +62,8 @@ def leave_on_signals() -> None:
         signal.signal(number, signal.SIG_DFL)  # the second one ends it at once
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows lacks one
+    for number in filter(None, known):
         if signal.getsignal(number) is signal.SIG_DFL:  # else who started us had reasons
             signal.signal(number, leave)
 

@@ -99,7 +99,9 @@ class Schedule:
 
 
 @click.command()
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True, type=click.Path())
+@click.argument(
+    "models", metavar="MODEL...", nargs=-1, required=True, type=click.Path(readable=False)
+)
 @click.option("-p", "--prompt", "n_prompt", type=Numbers(0), default=(512,), help="Tokens to read.")
 @click.option("-n", "--gen", "n_gen", type=Numbers(0), default=(128,), help="Tokens to write.")
 @click.option("-d", "--depth", type=Numbers(0), default=(0,), help="Tokens in the cache before.")

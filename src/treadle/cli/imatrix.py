@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.load import find_model, load_model
+from treadle.cli.load import find_model, load_model, read_text
 from treadle.cli.meter import Meter
-from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of, read_text
+from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of
 from treadle.cli.table import print_json, printable
 from treadle.files.target import check_target, files_of
 
@@ -21,10 +21,11 @@ STAGE = "imatrix"
 
 
 @click.command()
-@click.argument("model", type=click.Path())
-@click.argument("file", type=click.Path())
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("file", type=click.Path(readable=False))
 @click.option(
-    "-o", "--output", default="imatrix.gguf", metavar="OUT", type=click.Path(), show_default=True,
+    "-o", "--output", default="imatrix.gguf", metavar="OUT", type=click.Path(readable=False),
+    show_default=True,
     help="The file to write.",
 )  # fmt: skip
 @click.option(
@@ -33,7 +34,7 @@ STAGE = "imatrix"
 )  # fmt: skip
 @click.option("--chunks", type=click.IntRange(1), metavar="N", help="At most N windows.")
 @click.option(
-    "--in-file", "others", multiple=True, metavar="FILE", type=click.Path(),
+    "--in-file", "others", multiple=True, metavar="FILE", type=click.Path(readable=False),
     help="Add what an earlier run has found; may be repeated.",
 )  # fmt: skip
 @click.option(

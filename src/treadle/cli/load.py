@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +46,10 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
 
 
 def read_text(file: str) -> str:
-    """The text of FILE, which must be UTF-8."""
+    """The text of FILE, which must be UTF-8; of standard input, where it is "-"."""
+    octets = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     try:
-        return Path(file).read_bytes().decode("utf-8")
+        return octets.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileError("is not UTF-8", path=file, offset=error.start, expected="a text") from error
 

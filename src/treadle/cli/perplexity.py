@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.load import find_model, load_model
+from treadle.cli.load import find_model, load_model, read_text
 from treadle.cli.meter import Meter
 from treadle.cli.table import heading, print_json, print_table, printable
-from treadle.errors import FileError, TreadleError
+from treadle.errors import TreadleError
 from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:
@@ -26,10 +24,10 @@ STAGE = "perplexity"
 
 
 @click.command()
-@click.argument("model", type=click.Path())
-@click.argument("file", type=click.Path(), required=False)
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("file", type=click.Path(readable=False), required=False)
 @click.option(
-    "--kl-from", "reference", metavar="REF", type=click.Path(),
+    "--kl-from", "reference", metavar="REF", type=click.Path(readable=False),
     help="Compare with the predictions of this model, or with saved ones.",
 )  # fmt: skip
 @click.option(
@@ -42,7 +40,7 @@ STAGE = "perplexity"
     help="Windows N tokens apart, of which the last N tokens are scored.",
 )  # fmt: skip
 @click.option(
-    "--save-logits", "save", metavar="FILE", type=click.Path(),
+    "--save-logits", "save", metavar="FILE", type=click.Path(readable=False),
     help="Keep the predictions, for --kl-from.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
@@ -131,15 +129,6 @@ def windows_of(
 def bos_of(tokenizer: Any) -> int | None:
     """The token that this model wants every text to begin with, if any."""
     return tokenizer.bos if tokenizer.add_bos else None
-
-
-def read_text(file: str) -> str:
-    """The text of FILE, which must be UTF-8."""
-    octets = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    try:
-        return octets.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FileError("is not UTF-8", path=file, offset=error.start, expected="a text") from error
 
 
 def run(
