@@ -156,8 +156,9 @@ def test_an_existing_target_needs_force(tmp_path: Path) -> None:
     assert target.read_bytes() == source.read_bytes()
     with pytest.raises(FileError, match="is a folder"):
         run(source, tmp_path, force=True)
-    run(source, source, force=True, alignment=4096)  # even itself: whole before it is replaced
-    assert open_gguf(source).alignment == 4096
+    with pytest.raises(FileError, match=r"a\.gguf: is the file to be read"):
+        run(source, source, force=True, alignment=4096)
+    assert open_gguf(source).alignment == 32
 
 
 def test_two_at_once(tmp_path: Path) -> None:
