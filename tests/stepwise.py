@@ -14,6 +14,7 @@ import numpy as np
 from treadle.batch import Part, Run
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Embed, Norm, Pack
+from treadle.kernels.gated import Gated
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matmul import COLUMN, ROWS, Matmul
 from treadle.kernels.merge import Merge
@@ -92,13 +93,14 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
 
     if isinstance(spec, Embed):
         return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
-    if isinstance(spec, (Norm, Pack)):
+    if isinstance(spec, (Norm, Pack, Gated)):
         if isinstance(spec, Norm) and spec.add:
             return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
         count = run["n_outputs"] if isinstance(spec, Norm) and spec.outputs else n
         at = plan.offsets[step.writes[0]]
         data = arena[at : at + step.writes[0].n_bytes]
-        return [(spec.act, spec.layout().read_ref(data, count).copy())]
+        act = spec.result() if isinstance(spec, Gated) else spec.layout()
+        return [(act.kind, act.read_ref(data, count).copy())]
     if isinstance(spec, Matmul):
         made = []
         for s in range(spec.segments):

@@ -85,11 +85,12 @@ class Slip(Gemm):
 
     def build(self, k: Any, isa: Any, frame: Any) -> None:
         class Off(Tile):
-            def store(self, sums: Any, token: Any) -> None:
+            def multiply(self, *args: Any) -> Any:
+                sums = super().multiply(*args)
                 for row in sums:
                     for total in row:
                         total.v = total.v + 0.01
-                super().store(sums, token)
+                return sums
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("treadle.kernels.gemm.Tile", Off)

@@ -14,7 +14,7 @@ BANDWIDTH = "bandwidth"
 ARITHMETIC = {"q8": "int8", "bf16": "bf16", "f32": "f32"}
 PLAIN = "f32"  # what kernels whose name has none multiply
 # Kernels that do one thing between them, as a profile sums them up.
-PARTS = {"gemm": "matmul", "gemv": "matmul", "merge": "attention"}
+PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}
 
 Peaks = Mapping[str, float]  # bytes a second of BANDWIDTH, operations a second of the others
 Parts = Sequence[tuple[int, int]]  # of one run: tokens held before, and tokens, of each sequence

@@ -21,6 +21,8 @@ from treadle.errors import TreadleError
 from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.act import Act
+from treadle.kernels.elementwise import Pack
+from treadle.kernels.gated import Gated
 from treadle.kernels.matmul import Matmul, W, X
 from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Const, Plan, Step
@@ -180,14 +182,16 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap]]:
     steps: list[Step] = []
     taps: list[Tap] = []
     for step in plan.steps:
-        steps.append(step)
-        for made in step.writes:
-            if made in tensors:
-                tap_step, act, buffer = _tap(step, made)
-                if tap_step is not None:
-                    steps.append(tap_step)
-                names = tuple(tensors[made])
-                taps.append(Tap(len(steps) - 1, act, buffer, counts[made], names))
+        tapped = [made for made in step.writes if made in tensors]
+        if not tapped:
+            steps.append(step)
+        for made in tapped:
+            both, act, buffer = (
+                _split(step, made) if isinstance(step.spec, Gated) else _tap(step, made)
+            )
+            at = next(i for i, part in enumerate(both) if buffer in part.writes)
+            taps.append(Tap(len(steps) + at, act, buffer, counts[made], tuple(tensors[made])))
+            steps += both
     return steps, taps
 
 
@@ -200,28 +204,52 @@ def _weights(step: Step) -> Iterator[str]:
         yield weight.name
 
 
-def _tap(step: Step, made: Buffer) -> tuple[Step | None, Act, Buffer]:
-    """The step that makes ``made`` once more, as plain floats; None where it already does."""
+def _split(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
+    """A kernel that makes ``made`` of products, as one that makes plain floats and one that packs
+    them: products are not for doing twice.
+    """
+    spec = step.spec
+    assert isinstance(spec, Gated)
+    result, act = spec.result(), Act("f32", spec.m)
+    n_rows = made.n_bytes // result.row_bytes
+    tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
+    pack = Pack("copy", result.kind, result.k, result.group, result.sub)
+    plain = replace(
+        step,
+        spec=replace(spec, to=act.kind, to_group=act.group, to_sub=act.sub),
+        args=tuple(tap if arg is made else arg for arg in step.args),
+        writes=(tap,),
+    )
+    packed = Step(
+        label=f"{step.label}.pack",
+        spec=pack,
+        args=(tap, made, act.row_bytes // 4, 0),
+        reads=(tap,),
+        writes=(made,),
+        grid=result.grid(pack.slices, "n_tokens"),
+    )
+    return [plain, packed], act, tap
+
+
+def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
+    """The step, and one that makes ``made`` once more as plain floats unless it already does."""
     spec: Any = step.spec
     assert {"act", "group", "k"} <= {f.name for f in fields(spec)}, spec.name
     act = Act("f32", spec.k)
     if (spec.act, spec.group) == (act.kind, act.group):
-        return None, act, made
+        return [step], act, made
     n_rows = made.n_bytes // spec.layout().row_bytes
     tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
-    return (
-        Step(
-            label=f"{step.label}.tap",
-            spec=replace(spec, act=act.kind, group=act.group),
-            args=tuple(tap if arg is made else arg for arg in step.args),
-            reads=step.reads,
-            writes=(tap,),
-            grid=Grid(step.grid.base // spec.group, step.grid.count, 1),
-            chunk=step.chunk,
-        ),
-        act,
-        tap,
+    again = Step(
+        label=f"{step.label}.tap",
+        spec=replace(spec, act=act.kind, group=act.group),
+        args=tuple(tap if arg is made else arg for arg in step.args),
+        reads=step.reads,
+        writes=(tap,),
+        grid=Grid(step.grid.base // spec.group, step.grid.count, 1),
+        chunk=step.chunk,
     )
+    return [step, again], act, tap
 
 
 def _squares(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

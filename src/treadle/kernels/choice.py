@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.act import BLOCK
+from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
@@ -19,6 +20,7 @@ from treadle.kernels.spec import round_up
 if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.isa.isa import Isa
+    from treadle.kernels.act import Act
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
@@ -101,6 +103,30 @@ def gemm(fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, **fields: Any) -
     if chosen.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
         chosen["kc"] = 0
     return Gemm(fmt.name, act, k, **chosen, **fields)
+
+
+def gated(
+    fmt: Format, isa: Isa, k: int, m: int, fn: str, out: Act, table: Table = SHIPPED
+) -> Gated | None:
+    """The kernel that makes both products of a gated activation, ``m`` rows each, and the
+    activation; None where the result has blocks that ``m`` does not fill.
+    """
+    if m % BLOCK:
+        return None
+    like = gemm(fmt, isa, k, table)
+    chosen = {name: getattr(like, name) for name in ("mr", "nr", "fence")}
+    return Gated(
+        fmt.name,
+        like.act,
+        k,
+        **chosen,
+        segments=2,
+        fn=fn,
+        m=m,
+        to=out.kind,
+        to_group=out.group,
+        to_sub=out.sub,
+    )
 
 
 def gemv_act(fmt: Format) -> str:

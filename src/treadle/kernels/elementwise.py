@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from treadle.formats import by_name
 from treadle.jit import math
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
+
+F64Array = npt.NDArray[np.float64]
 
 SLICE = (
     1024  # values of a row that one item handles: decoding's single row still feeds several threads
@@ -228,8 +231,15 @@ class Pack(Spec):
         n = int(run["n_tokens"])
         rows = x.reshape(-1, stride)[:n].astype(np.float64)
         y = rows[:, : self.k]
-        if self.fn == "silu":
-            y = y / (1 + np.exp(-y))
-        elif self.fn == "gelu":
-            y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
-        self.layout().write_ref(out, y if self.fn == "copy" else y * rows[:, up : up + self.k])
+        if self.fn != "copy":
+            y = activated(self.fn, y) * rows[:, up : up + self.k]
+        self.layout().write_ref(out, y)
+
+
+def activated(fn: str, y: F64Array) -> F64Array:
+    """An activation function, by its name in ``math``, in numpy."""
+    if fn == "silu":
+        made: F64Array = y * np.exp(-np.logaddexp(0, -y))
+    else:
+        made = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    return made

@@ -12,6 +12,7 @@ multiplication", 2008).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -72,14 +73,31 @@ class Gemm(Matmul):
 
     @property
     def scratch(self) -> int:
-        panel = panel_bytes(self.fmt, self.layout(), self.mr * PANEL_LANES_MAX)
-        stage = stage_bytes(self.fmt, self.k, PANEL_LANES_MAX) if self.act == "q8" else 0
-        return panel + self.lane_bytes + stage
+        return self.panel_pitch(PANEL_LANES_MAX) + self.stage_bytes
+
+    def panel_pitch(self, lanes: int) -> int:
+        """Scratch for a panel, and for what a tile of it needs."""
+        return panel_bytes(self.fmt, self.layout(), self.mr * lanes) + self.lane_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Scratch for packing."""
+        return stage_bytes(self.fmt, self.k, PANEL_LANES_MAX) if self.act == "q8" else 0
 
     @property
     def lane_bytes(self) -> int:
         """Scratch for what each token, and each accumulator, needs in every lane."""
         return round_up(4 * self.nr * (1 + self.mr), 64)
+
+    def fill(self, k: Builder, panel: Val, stage: Val, weights: At, first: Val, m: Val) -> None:
+        """Pack the rows from ``first`` on of ``weights [m, K]`` into ``panel``, and make ready what
+        its tiles need beside it.
+        """
+        if self.act == "q8":
+            magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
+            lane_values = panel + panel_bytes(self.fmt, self.layout(), self.mr * k.isa.lanes)
+            k.store(lane_values, magic, offset=4 * self.nr)
+        k.apart("pack", (panel, stage, *weights.parts, first, m), self._pack)
 
     def _pack(self, k: Builder, panel: Val, stage: Val, *source: Val) -> None:
         *parts, first, m = source
@@ -95,13 +113,7 @@ class Gemm(Matmul):
         panel = frame.scratch
         with k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item // n_chunks, rows)
-            lane_values = panel + panel_bytes(self.fmt, act, rows)
-            stage = lane_values + self.lane_bytes
-            if self.act == "q8":
-                magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
-                k.store(lane_values, magic, offset=4 * self.nr)
-            given = (panel, stage, *seg.weights.parts, seg.first, seg.m)
-            k.apart("pack", given, self._pack)
+            self.fill(k, panel, panel + self.panel_pitch(isa.lanes), seg.weights, seg.first, seg.m)
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
             steps = act.kd // STEP[self.act]
@@ -110,8 +122,11 @@ class Gemm(Matmul):
             def tokens(first: Val, last: Val, again: bool) -> None:
                 with k.loop(stop, start=start, step=self.nr) as token:
                     x = frame.ptr(X) + token // self.nr * act.group_bytes
-                    tile = Tile(k, isa, self, frame, seg, panel, x, token)
-                    tile.store(tile.multiply(first, last, again), again)
+                    out = Out(k, isa, self, frame, seg, token)
+                    sums = Tile(k, isa, self, panel, x).multiply(
+                        first, last, out.load if again else None
+                    )
+                    out.store(sums, again)
 
             tokens(k.i64(0), k.i64(min(kc, steps)), False)
             if kc < steps:
@@ -122,31 +137,19 @@ class Gemm(Matmul):
 class Tile:
     """mr vectors of rows times nr tokens, over a part of K."""
 
-    def __init__(
-        self,
-        k: Builder,
-        isa: Isa,
-        spec: Gemm,
-        frame: Frame,
-        seg: Segment,
-        panel: Val,
-        x: Val,
-        token: Val,
-    ) -> None:
-        self.k, self.isa, self.spec, self.frame, self.seg = k, isa, spec, frame, seg
-        self.panel, self.x, self.act, self.token = panel, x, spec.layout(), token
+    def __init__(self, k: Builder, isa: Isa, spec: Gemm, panel: Val, x: Val) -> None:
+        self.k, self.isa, self.spec = k, isa, spec
+        self.panel, self.x, self.act = panel, x, spec.layout()
         self.rows = spec.mr * isa.lanes
         self.lane_values = panel + panel_bytes(spec.fmt, self.act, self.rows)
 
-    def multiply(self, first: Val, last: Val, again: bool) -> list[list[Var]]:
-        """The sums over steps ``first`` to ``last`` of K, on top of what is in y if ``again``."""
+    def multiply(
+        self, first: Val, last: Val, before: Callable[[int, int], Val] | None = None
+    ) -> list[list[Var]]:
+        """The sums over steps ``first`` to ``last`` of K, on top of ``before(m, t)`` if given."""
         k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
-        y = self.frame.ptr(Y)
         sums = [
-            [
-                k.var(k.load(y + self._place(m, t), floats, align=4) if again else k.zero(floats))
-                for t in range(spec.nr)
-            ]
+            [k.var(before(m, t) if before else k.zero(floats)) for t in range(spec.nr)]
             for m in range(spec.mr)
         ]
         step = STEP[spec.act]
@@ -158,11 +161,6 @@ class Tile:
                 for u in range(step):
                     self._dwords(c * step + u, sums)
         return sums
-
-    def _place(self, m: int, t: int) -> Val:
-        """Where vector m of token t is, in bytes, in y and in the residual."""
-        column = self.seg.column + self.seg.first + self.isa.lanes * m
-        return (self.token + t) * (self.frame.int(Y_STRIDE) * 4) + column * 4
 
     def _weights(self, kd: Val) -> list[Val]:
         """The panel's vectors of one dword of K, as i32 bits."""
@@ -261,10 +259,32 @@ class Tile:
                     total = k.fma(m_w, in_lanes(self.lane_values, f32, t), total)
                 sums[m][t].v = total
 
+
+@dataclass
+class Out:
+    """Where a tile's sums go: a segment's columns of y, from ``token`` on. Rows of y are padded to
+    whole panels and to whole groups, so no edge needs a mask.
+    """
+
+    k: Builder
+    isa: Isa
+    spec: Gemm
+    frame: Frame
+    seg: Segment
+    token: Val
+
+    def _place(self, m: int, t: int) -> Val:
+        """Where vector m of token t is, in bytes, in y and in the residual."""
+        column = self.seg.column + self.seg.first + self.isa.lanes * m
+        return (self.token + t) * (self.frame.int(Y_STRIDE) * 4) + column * 4
+
+    def load(self, m: int, t: int) -> Val:
+        """What y holds."""
+        at = self.frame.ptr(Y) + self._place(m, t)
+        return self.k.load(at, f32 * self.isa.lanes, align=4)
+
     def store(self, sums: list[list[Var]], again: bool) -> None:
-        """Write the tile, with bias and residual the first time. Rows of y are padded to whole
-        panels and to whole groups, so no edge needs a mask.
-        """
+        """Write the tile, with bias and residual unless it was written before (``again``)."""
         k, lanes = self.k, self.isa.lanes
         for t in range(self.spec.nr):
             for m in range(self.spec.mr):

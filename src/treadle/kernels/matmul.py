@@ -78,15 +78,23 @@ class Matmul(Spec):
     def rows_per_item(self, lanes: int) -> int:
         raise NotImplementedError
 
+    def strips(self, heights: Sequence[int], lanes: int) -> int:
+        """Items of a chunk of tokens, for segments of these heights."""
+        rows = self.rows_per_item(lanes)
+        return sum(-(-height // rows) for height in heights)
+
+    def weights_ref(self, arrays: Sequence[Any], segment: int) -> np.ndarray:
+        """A segment's weights, float64 ``[M, K]``."""
+        *parts, _, m, _ = arrays[self.segment_args(segment)]
+        return self.fmt.dequantize_rows(self.fmt.join(parts).reshape(m, -1)).astype(np.float64)
+
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
         n = int(run[self.count])
         x = self.layout().read_ref(arrays[X], n)
         y = arrays[Y].reshape(-1, arrays[Y_STRIDE])
         for s in range(self.segments):
-            *parts, bias, m, column = arrays[self.segment_args(s)]
-            weights = self.fmt.dequantize_rows(self.fmt.join(parts).reshape(m, -1))
-            weights = weights.astype(np.float64)
-            out = x @ weights.T
+            *_, bias, m, column = arrays[self.segment_args(s)]
+            out = x @ self.weights_ref(arrays, s).T
             if self.bias:
                 out += bias[:m]
             if self.residual:

@@ -171,21 +171,9 @@ class _Decoder(Graph):
         config = self.config
         names = [f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"]
         h = self._normed(f"L{i}.ffn", f"blk.{i}.ffn_norm.weight", x, names)
-        gate_up, columns = self._products(
-            f"L{i}.ffn", "gate_up", names, [config.n_ff] * 2, h, config.n_embd
-        )
-        activation = config.arch.activation
-        packed = self._packed(
-            f"L{i}.ffn.{activation}",
-            activation,
-            gate_up,
-            [f"blk.{i}.ffn_down"],
-            config.n_ff,
-            columns[1],
-        )
-        return self._added(
-            f"L{i}.ffn.down", f"blk.{i}.ffn_down", packed, x, f"blk.{i}.post_ffw_norm"
-        )
+        down = f"blk.{i}.ffn_down"
+        packed = self._activated(f"L{i}.ffn", config.arch.activation, names, h, down)
+        return self._added(f"L{i}.ffn.down", down, packed, x, f"blk.{i}.post_ffw_norm")
 
     def _output(self, x: Buffer) -> None:
         config = self.config

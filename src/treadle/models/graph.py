@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.choice import GEMV_TOKENS, Table, matmul, tokens_per_item
+from treadle.kernels.choice import GEMV_TOKENS, Table, gated, matmul, tokens_per_item
 from treadle.kernels.elementwise import Norm, Pack
+from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.weights import Weights
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.isa.isa import Isa
     from treadle.kernels.act import Act
+    from treadle.kernels.gated import Gated
     from treadle.kvcache import KVCache
     from treadle.models.config import Config
 
@@ -113,6 +115,30 @@ class Graph:
             )
         return y, columns
 
+    def _activated(
+        self, label: str, fn: str, names: list[str], h: dict[Act, Buffer], to: str
+    ) -> Buffer:
+        """``fn(gate) * up`` of the products of ``names``, as the product with ``to`` wants it: one
+        step where tokens are many and the two matrices alike, else one more.
+        """
+        k, (m, _) = self.config.n_embd, self.weights.tensor(f"{names[0]}.weight").shape
+        spec = self._gated(names, fn, k, m, to)
+        if spec is None:
+            gate_up, columns = self._products(label, "gate_up", names, [m, m], h, k)
+            return self._packed(f"{label}.{fn}", fn, gate_up, [to], m, columns[1])
+        out = self._acts(f"{label}.{fn}", spec.result(), self.rows)
+        x, n_tokens = h[spec.layout()], self.plan.n_tokens
+        self._product(f"{label}.gate_up_{fn}", spec, names, [m, m], [0, 0], x, out, None, n_tokens)
+        return out
+
+    def _gated(self, names: list[str], fn: str, k: int, m: int, to: str) -> Gated | None:
+        """The kernel that does both products and the activation, if there is one."""
+        fmt, other = (self.weights.format(f"{name}.weight") for name in names)
+        biased = any(self._has(f"{name}.bias") for name in names)
+        if fmt.name != other.name or biased or not isinstance(self._matmul_of(names[0], k), Gemm):
+            return None
+        return gated(fmt, self.isa, k, m, fn, self._matmul_of(to, m).layout(), self.table)
+
     def _packed(self, label: str, fn: str, x: Buffer, names: list[str], k: int, up: int) -> Buffer:
         act = self._matmul_of(names[0], k).layout()
         out = self._acts(label, act, self.rows)
@@ -172,8 +198,7 @@ class Graph:
         residual: Buffer | None,
         n_tokens: int,
     ) -> None:
-        rows = spec.rows_per_item(self.isa.lanes)
-        strips = sum(-(-height // rows) for height in heights)
+        strips = spec.strips(heights, self.isa.lanes)
         tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
         grid = Grid(strips, spec.count, tokens)
         args: list[Arg] = [h, residual, y, y.row_bytes // 4, tokens]
