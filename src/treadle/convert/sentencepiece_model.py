@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.safetensors import map_file
+from treadle.files.mapping import map_file
 from treadle.text.vocab import TokenType
 
 _BPE = 2  # TrainerSpec.ModelType; 1, the default, is unigram

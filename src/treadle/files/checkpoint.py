@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.mapping import map_file
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
-from treadle.files.safetensors import map_file
 
 Bytes = npt.NDArray[np.uint8]
 

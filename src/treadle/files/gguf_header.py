@@ -13,11 +13,7 @@ looped over or allocated by it.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
-import os
-import stat
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +23,7 @@ import numpy as np
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
 from treadle.files.gguf_strings import Bytes, Offsets, StringTooLong, string_heads
+from treadle.files.mapping import map_file
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, REMOVED, GGMLType, type_of
 
@@ -63,7 +60,7 @@ class Header:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.map = _map(path)
+        self.map = map_file(path, "a GGUF file")
         self.file: Bytes = np.frombuffer(self.map, np.uint8)
         self.metadata: dict[str, Value] = {}
         self.types: dict[str, ValueType] = {}  # of an array: its elements'
@@ -308,25 +305,6 @@ class Header:
 
 def _align(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
-
-
-def _map(path: Path) -> mmap.mmap:
-    """The file's pages, read-only and shared with every process that maps it."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
-            raise FileError("not a regular file", path=path, expected="a GGUF file")
-        with path.open("rb") as f:
-            if os.fstat(f.fileno()).st_size == 0:
-                raise FileError("an empty file", path=path, offset=0, expected="a GGUF file")
-            mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
-        raise FileError(f"cannot be opened: {e}", path=path, expected="a readable file") from e
-    # Where the file system can, pages that are read from now on come 2 MB at a time: a cold file
-    # loads in two thirds of the time, and decoding walks it a tenth faster.
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return mapped
 
 
 def _is_llama2c(path: Path, head: bytes) -> bool:

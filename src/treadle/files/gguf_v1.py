@@ -16,7 +16,7 @@ import numpy.typing as npt
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, ValueType
 from treadle.files.legacy import LegacyTensor
-from treadle.files.safetensors import map_file
+from treadle.files.mapping import map_file
 from treadle.formats import REMOVED, type_of
 
 Bytes = npt.NDArray[np.uint8]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.safetensors import map_file
+from treadle.files.mapping import map_file
 from treadle.formats import REMOVED, type_of
 
 Bytes = npt.NDArray[np.uint8]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import mmap
 import os
 import stat
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
+from treadle.files.mapping import map_file
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -298,20 +298,3 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item <= MAX_ELEMENTS for item in value
     )
-
-
-def map_file(path: Path, expected: str) -> mmap.mmap:
-    """The file's pages, read-only and shared with every process that maps it; FileError."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
-            raise FileError("not a regular file", path=path, expected=expected)
-        with path.open("rb") as f:
-            if os.fstat(f.fileno()).st_size == 0:
-                raise FileError("an empty file", path=path, offset=0, expected=expected)
-            mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
-        raise FileError(f"cannot be opened: {e}", path=path, expected=expected) from e
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # as in gguf_header: fewer faults where the system can
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return mapped
