@@ -101,6 +101,14 @@ GEMMS = [
     Gemm("F32", "bf16", 352, 1, 5),
     Gemm("Q4_1", "bf16", 96, 1, 4),
 ]
+# Panels of codes that scales are multiplied into; each of the formats that can also stands below.
+FOLDED = [
+    Gemm("Q3_K", "q8", 768, 2, 5, segments=2, folded=True),
+    Gemm("Q3_K", "q8", 256, 1, 8, bias=True, folded=True),
+    Gemm("Q2_K", "q8", 768, 2, 5, residual=True, folded=True),
+    Gemm("Q2_K", "q8", 256, 1, 8, segments=2, folded=True),
+    Gemm("Q2_K", "q8", 2048, 1, 6, bias=True, kc=512, folded=True),
+]
 GEMVS = [
     Gemv("Q8_0", "q8", 352, 4, 1, segments=3, bias=True),
     Gemv("Q8_0", "q8", 2048, 2, 3),
@@ -135,6 +143,7 @@ for i, f in enumerate(MLX):  # several arrays a tensor: with every option and nu
     GEMVS.append(Gemv(f.name, "q8", 11 * f.block, **{"mr": 2, "nr": n, **_options(i + 1, 4)}))
     if i % 2 == 0:  # a panel is packed by block, so each width and each group will do
         GEMMS.append(Gemm(f.name, "q8", 11 * f.block, **{"mr": 1, "nr": 4, **_options(i // 2, 2)}))
+GEMMS += FOLDED
 ALL: list[Spec] = [
     *EMBEDS,
     *NORMS,

@@ -45,6 +45,25 @@ def test_a_table_is_honoured_where_it_says_something() -> None:
     assert (spec.nr, spec.bias, spec.segments) == (6, True, 3)
 
 
+@ISAS
+@pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
+def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -> None:
+    """Q3_K's go up to 252, of which pairs overflow where a dot has 16 bits for them; Q2_K's end at
+    45. No other format's products with whole-numbered scales are bytes.
+    """
+    narrow = isa.name in ("avx2", "avx512")
+    want = fmt.name == "Q2_K" or (fmt.name == "Q3_K" and not narrow)
+    spec = matmul(fmt, isa, 2048, MANY)
+    assert isinstance(spec, Gemm)
+    assert spec.folded == want
+    if want:  # as many sums as for formats with one scale for 32 values
+        q8_0 = matmul(Q8_0, isa, 2048, MANY)
+        assert (spec.mr, spec.nr) == (q8_0.mr, q8_0.nr)
+    table = Table({fmt.name: {"mr": 1, "nr": 6}})
+    tuned = matmul(fmt, isa, 2048, MANY, table)
+    assert tuned == replace(spec, mr=1, nr=6)  # a machine's own table has no say in it
+
+
 def test_the_crossover_is_a_formats_own() -> None:
     table = Table(gemv_tokens={"Q8_0": 2, "F32": 16})
 

@@ -32,6 +32,8 @@ GATED = [
     Gated("Q4_0", "q8", 352, 4, 3, 2, fn="silu", m=96, to="bf16", to_group=12),
     Gated("Q6_K", "q8", 256, 2, 6, 2, fn="gelu", m=96, to="q8", to_group=8, to_sub=16),
     Gated("Q4_K", "q8", 512, 2, 8, 2, fn="silu", m=64, to="q8", to_group=6, to_sub=16),
+    Gated("Q2_K", "q8", 256, 2, 8, 2, folded=True, fn="silu", m=64, to="q8", to_group=8, to_sub=16),
+    Gated("Q3_K", "q8", 256, 2, 8, 2, folded=True, fn="silu", m=64, to="q8", to_group=8),
     Gated("F32", "f32", 172, 2, 5, 2, fn="gelu", m=64, to="f32", to_group=5),
     Gated("F16", "f32", 352, 2, 12, 2, fn="silu", m=96, to="q8", to_group=8),
     Gated("BF16", "bf16", 172, 2, 12, 2, fn="silu", m=64, to="bf16", to_group=12),
@@ -51,7 +53,7 @@ class Problem:
 
     def __init__(self, spec: Gated, isa: Isa, rng: np.random.Generator, n: int) -> None:
         self.spec, self.isa, self.n = spec, isa, n
-        names = ("w", "act", "k", "mr", "nr", "segments", "fence")
+        names = ("w", "act", "k", "mr", "nr", "segments", "fence", "folded")
         self.products = random(
             Gemm(**{name: getattr(spec, name) for name in names}), isa, rng, n, [spec.m] * 2
         )
@@ -145,6 +147,7 @@ def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
     """Its activations are laid out for the gemm that it stands for, so both can follow one norm."""
     fmt = by_name(fmt.name)  # type: ignore[attr-defined]
     made = choice.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8))
+    like = choice.gemm(fmt, isa, 2048)
     assert made is not None
-    assert made.layout() == choice.gemm(fmt, isa, 2048).layout()
+    assert (made.layout(), made.folded) == (like.layout(), like.folded)
     assert choice.gated(fmt, isa, 2048, 5632 + 16, "silu", Act("q8", 5648, 8)) is None

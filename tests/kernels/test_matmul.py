@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import GEMMS, GEMVS
-from treadle.formats import by_name
+from treadle.formats import by_name, q2_k, q3_k
+from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
 from treadle.kernels.act import Act
 from treadle.kernels.gemm import Gemm
@@ -174,13 +176,24 @@ def some(
     return problem, bound(problem)
 
 
-def whole(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[int]) -> Problem:
-    """Data that leaves nothing to round."""
+def whole(
+    spec: Matmul,
+    isa: Isa,
+    rng: np.random.Generator,
+    n: int,
+    ms: list[int],
+    make: Callable[..., np.ndarray] | None = None,
+) -> Problem:
+    """Data that leaves nothing to round; ``make(rng, shape)`` gives the blocks of formats whose
+    fields do not take any byte.
+    """
     fmt, k = spec.fmt, spec.k
 
     def weights(m: int) -> np.ndarray:
         if fmt.codes is None:
             return fmt.quantize_rows(rng.integers(-8, 9, (m, k)).astype(np.float32))
+        if make:
+            return make(rng, (m, k // fmt.block)).view(np.uint8).reshape(m, -1)
         blocks = np.zeros((m, k // fmt.block), fmt.dtype)
         for field in fmt.dtype.names or ():
             shape = blocks[field].shape
@@ -240,6 +253,82 @@ def test_extreme_codes(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Ge
                     bytes([code]) * blocks[field].nbytes, spec.fmt.dtype[field].base
                 ).reshape(blocks[field].shape)
         problem.check(memory, tolerance if is_simple(spec) else tolerance + bound(problem))
+
+
+def q3_k_extremes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Blocks of Q3_K with scales and codes at their ends and around zero."""
+    blocks = np.zeros(shape, q3_k.LAYOUT)
+    sc = rng.choice(np.array([0, 1, 31, 32, 33, 63], np.uint8), (*shape, 16))
+    blocks["scales"][..., :8] = join_bits(sc & np.uint8(15), 4, 8)
+    blocks["scales"][..., 8:] = join_bits(sc >> np.uint8(4), 2, 4)
+    q = rng.choice(np.array([0, 3, 4, 5, 7], np.uint8), (*shape, 256))
+    q[..., :128] = rng.choice(np.array([0, 7], np.uint8), (*shape, 8)).repeat(16, -1)
+    blocks["qs"], blocks["hmask"] = join_bits(q & np.uint8(3), 2, 32), join_bits(q >> 2, 1, 32)
+    blocks["d"] = rng.choice([1, -1, 0], shape, p=[0.4, 0.4, 0.2])
+    return blocks
+
+
+def q2_k_extremes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """The same of Q2_K, with minimums."""
+    blocks = np.zeros(shape, q2_k.LAYOUT)
+    ends = np.array([0, 1, 15, 15], np.uint8)
+    blocks["scales"] = rng.choice(ends, (*shape, 16)) | rng.choice(ends, (*shape, 16)) << 4
+    q = rng.choice(np.arange(4, dtype=np.uint8), (*shape, 256))
+    q[..., :128] = rng.choice(np.array([0, 3], np.uint8), (*shape, 8)).repeat(16, -1)
+    blocks["qs"] = join_bits(q, 2, 32)
+    for field in ("d", "dmin"):
+        blocks[field] = rng.choice([1, -1, 0], shape, p=[0.4, 0.4, 0.2])
+    return blocks
+
+
+# By format: such blocks, and weights that are among them.
+EXTREMES: dict[str, tuple[Callable[..., np.ndarray], set[float]]] = {
+    "Q3_K": (q3_k_extremes, {128, -124, 93, -96, 0, 1, -128, 124}),
+    "Q2_K": (q2_k_extremes, {45, -45, 60, -60, 15, -15, 0}),
+}
+
+
+@cases(lambda spec: spec.w in EXTREMES)
+def test_whole_numbered_scales_are_exact(
+    spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    """With ``d`` of one, minus one or zero all weights are whole numbers, so is every sum (below
+    128 * 127 * 768 or 60 * 127 * 2048, and so below 2**24), and nothing is rounded, whichever way
+    the scales come in.
+    """
+    make, known = EXTREMES[spec.w]
+    for sign in (0, 1, -1):  # tokens of random numbers; then those of the largest sums
+        problem = whole(spec, isa, rng, spec.nr, [50] * spec.segments, make)
+        if sign:
+            problem.x[:] = sign * 127
+        values = spec.fmt.dequantize_rows(np.concatenate(problem.weights))
+        assert known <= set(np.unique(values))
+        assert np.abs(values).max() * 127 * spec.k < 2**24
+        problem.check(memory, 0)
+
+
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_both_panels_of_a_format_agree(isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """Panels of folded codes give what others give, also where a scale or a minimum is no number:
+    the same results are none.
+    """
+    for spec in (s for s in registry.FOLDED if s.k <= 768):
+        plain, (make, _) = replace(spec, folded=False), EXTREMES[spec.w]
+        problem = whole(spec, isa, rng, spec.nr, [50] * spec.segments, make)
+        fields = [name for name in ("d", "dmin") if name in (spec.fmt.dtype.names or ())]
+        for w in problem.weights:
+            blocks = w.view(spec.fmt.dtype)
+            for i, (field, value) in enumerate(product(fields, NOT_NUMBERS["<f2"])):
+                blocks[7 * i, 0][field] = value
+                blocks[7 * i + 1, -1][field] = -value
+                blocks[7 * i + 1, -1]["scales"] = 0  # zero times infinity, in Q2_K
+        folded, other = problem.compute(memory), replace(problem, spec=plain).compute(memory)
+        kept = np.isfinite(folded)
+        assert (kept == np.isfinite(other)).all(), spec.name
+        assert (folded[kept] == other[kept]).all(), spec.name
+        spoilt = [7 * i + j for i in range(2 * len(fields)) for j in (0, 1)]
+        assert not kept[:, spoilt].any(), spec.name
+        assert kept[:, 2:7].all(), spec.name
 
 
 @cache

@@ -33,6 +33,10 @@ class Codes:
     ``scales(k, isa, field)`` gives what every ``sub`` codes share, in order: f32 scales of at most
     21 significant bits (their products with 1.5 * 2**23 are exact) or with ``long_scales`` of any,
     and f32 minimums or None.
+
+    ``folded`` reads the same blocks with whole-numbered scales multiplied into the codes, which are
+    bytes still: more codes then share a scale. Minimums may stay as they are, one for ``m_sub``
+    codes. What is packed once for many tokens can afford the multiplications.
     """
 
     unpack: Emit
@@ -43,14 +47,21 @@ class Codes:
     run: int = 32
     order: tuple[tuple[int, ...], ...] = ((0,),)
     sub: int = 32  # 16 or 32
+    m_sub: int = 0  # codes that share a minimum; 0: as many as share a scale
     scales: Emit | None = None
     minimums: bool = False  # whether ``scales`` gives them
     long_scales: bool = False  # scales have all of f32's bits
+    folded: Codes | None = None
 
     @property
     def has_m(self) -> bool:
         """Whether there is a minimum."""
         return bool(self.m) or self.minimums
+
+    @property
+    def sum_sub(self) -> int:
+        """Codes that share both scale and minimum: activations are summed up over as many."""
+        return self.m_sub or self.sub
 
     def groups(self, block: int, n: int = 1) -> list[list[int]]:
         """Which fours of codes, counted over ``n`` blocks side by side, each vector holds."""

@@ -55,6 +55,23 @@ def two_bits(k: Builder, qs: Val) -> list[Val]:
     return [cut(k, v, [at] * 4 + [at + 2] * 4, 2) for at in (0, 4) for v in twice]
 
 
+def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) -> list[Val]:
+    """``(code - zero) * factor + offset``, a byte, of codes as two_bits gives them; a factor for
+    every 16.
+
+    Two neighbours are one number of 16 bits, of which one product is made: that of the second is
+    256 times as much, and where both results are bytes, no carry passes between them.
+    """
+    n = factors.ty.lanes // 16
+    out = []
+    for part, runs in zip(codes, TWO_BITS, strict=True):
+        at = [i * 16 + run // 2 for i in range(n) for run in runs for _ in range(4)]
+        each = k.shuffle(factors, factors, at)
+        pairs = part.bits(each.ty) - zero * 0x101
+        out.append((pairs * each + offset * 0x101).bits(part.ty))
+    return out
+
+
 def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]:
     """``d`` and ``-dmin``, each ``times`` times, of the bytes of both."""
     factors = halves(k, isa, pairs)

@@ -12,10 +12,10 @@ import numpy as np
 
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_offset import OffsetSearch, product
-from treadle.formats.kernel_scales import TWO_BITS, two_bits, two_factors
+from treadle.formats.kernel_scales import TWO_BITS, times, two_bits, two_factors
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
-from treadle.jit.types import f32, i32
+from treadle.jit.types import f32, i32, u16
 
 if TYPE_CHECKING:
     from treadle.formats.kernel_scales import Field
@@ -71,5 +71,22 @@ def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
     return (both & 15).to(i32).to(f32) * d, (both >> 4).to(i32).to(f32) * m
 
 
-CODES = Codes(unpack, 0, 3, run=8, order=TWO_BITS, sub=16, scales=scales, minimums=True)
+def unpack_folded(k: Builder, field: Field) -> list[Val]:
+    """``sc * q``: 0..45."""
+    return times(k, unpack(k, field), (field("scales") & 15).to(u16), 0, 0)
+
+
+def scales_folded(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
+    """``d`` for each 32 codes, ``-dmin * m`` for each 16."""
+    d, m = two_factors(k, isa, field("d", 4), 16)
+    first = k.shuffle(d, d, range(0, d.ty.lanes, 2))
+    return first, (field("scales") >> 4).to(i32).to(f32) * m
+
+
+FOLDED = Codes(
+    unpack_folded, 0, 45, run=8, order=TWO_BITS, m_sub=16, scales=scales_folded, minimums=True
+)
+CODES = Codes(
+    unpack, 0, 3, run=8, order=TWO_BITS, sub=16, scales=scales, minimums=True, folded=FOLDED
+)
 Q2_K = Format("Q2_K", 10, 256, LAYOUT, dequantize, quantize, "q8", CODES)

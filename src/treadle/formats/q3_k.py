@@ -15,10 +15,10 @@ import numpy as np
 from treadle.formats.format import Blocks, Codes, F32Array, Format
 from treadle.formats.k_signed import SignedSearch
 from treadle.formats.kernel_bits import cut
-from treadle.formats.kernel_scales import TWO_BITS, halves, repeat, two_bits
+from treadle.formats.kernel_scales import TWO_BITS, halves, repeat, times, two_bits
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
-from treadle.jit.types import f32, i32, u8, u32
+from treadle.jit.types import f32, i32, u8, u16, u32
 
 if TYPE_CHECKING:
     from treadle.formats.kernel_scales import Field
@@ -80,8 +80,8 @@ def unpack(k: Builder, field: Field) -> list[Val]:
     return out
 
 
-def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * (sc - 32)`` of the 16 sub-blocks."""
+def steps(k: Builder, field: Field) -> Val:
+    """``sc`` of the 16 sub-blocks, bytes."""
     packed = field("scales")
     n = packed.ty.lanes // 12
     words, ty, blocks = packed.bits(u32 * (3 * n)), u32 * (4 * n), range(0, 3 * n, 3)
@@ -89,9 +89,25 @@ def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     upper = k.shuffle(words, words, [b + 2 for b in blocks for _ in range(4)])
     lower, upper = lower >> k.const([0, 0, 4, 4] * n, ty), upper >> k.const([0, 2, 4, 6] * n, ty)
     sc = (lower & 0x0F0F0F0F) | ((upper & 0x03030303) << 4)
-    steps = (sc.bits(u8 * (16 * n)).to(i32) - 32).to(f32)
-    return steps * repeat(k, halves(k, isa, field("d")), 16), None
+    return sc.bits(u8 * (16 * n))
 
 
-CODES = Codes(unpack, 4, 7, run=8, order=TWO_BITS, sub=16, scales=scales)
+def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (sc - 32)`` of the 16 sub-blocks."""
+    sc = (steps(k, field).to(i32) - 32).to(f32)
+    return sc * repeat(k, halves(k, isa, field("d")), 16), None
+
+
+def unpack_folded(k: Builder, field: Field) -> list[Val]:
+    """``128 + (32 - sc) * (q - 4)``: 0..252. Of ``sc - 32`` it would be 4..256."""
+    return times(k, unpack(k, field), 32 - steps(k, field).to(u16), 4, 128)
+
+
+def scales_folded(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``-d`` for each 32 codes."""
+    return repeat(k, -halves(k, isa, field("d")), 8), None
+
+
+FOLDED = Codes(unpack_folded, 128, 252, run=8, order=TWO_BITS, scales=scales_folded)
+CODES = Codes(unpack, 4, 7, run=8, order=TWO_BITS, sub=16, scales=scales, folded=FOLDED)
 Q3_K = Format("Q3_K", 11, 256, LAYOUT, dequantize, quantize, "q8", CODES)

@@ -99,7 +99,7 @@ def codes_in_order(k: Builder, fmt: Format, block: At) -> Val:
 def scales_of(
     k: Builder, isa: Isa, fmt: Format, blocks: list[At], run: int = 0
 ) -> tuple[Val, Val | None]:
-    """f32 scales, and minimums where there are any, one for every ``codes.sub`` codes."""
+    """f32 scales, and minimums where there are any, one for every ``sub`` and ``sum_sub`` codes."""
     codes = fmt.codes
     assert codes is not None
     if codes.scales is not None:
@@ -113,6 +113,7 @@ def load_weights(k: Builder, isa: Isa, fmt: Format, block: At) -> list[Val]:
     """The weights of one block, ``f32 * 32`` each."""
     codes = fmt.codes
     assert codes is not None
+    assert codes.sum_sub == codes.sub
     whole = codes_in_order(k, fmt, block)
     d, m = scales_of(k, isa, fmt, [block])
     out = []

@@ -15,6 +15,7 @@ from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
+from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
 
 if TYPE_CHECKING:
@@ -97,12 +98,13 @@ def gemv(fmt: Format, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
 
 def gemm(fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, **fields: Any) -> Gemm:
     """The product that packs panels, for any number of tokens."""
-    act = gemm_act(fmt, isa)
-    mr, nr = tile(isa, act, fmt.codes.sub if fmt.codes else BLOCK)
+    act, folded = gemm_act(fmt, isa), folds(fmt, isa)
+    codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
+    mr, nr = tile(isa, act, codes.sub if codes else BLOCK)
     chosen: dict[str, Any] = {"mr": mr, "nr": nr, **table.gemm.get(fmt.name, {})}
     if chosen.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
         chosen["kc"] = 0
-    return Gemm(fmt.name, act, k, **chosen, **fields)
+    return Gemm(fmt.name, act, k, folded=folded, **chosen, **fields)
 
 
 def gated(
@@ -114,7 +116,7 @@ def gated(
     if m % BLOCK:
         return None
     like = gemm(fmt, isa, k, table)
-    chosen = {name: getattr(like, name) for name in ("mr", "nr", "fence")}
+    chosen = {name: getattr(like, name) for name in ("mr", "nr", "fence", "folded")}
     return Gated(
         fmt.name,
         like.act,
@@ -139,6 +141,12 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
     if fmt.codes:
         return "q8"
     return "bf16" if fmt.act == "bf16" and isa.dot_bf16 else "f32"
+
+
+def folds(fmt: Format, isa: Isa) -> bool:
+    """Whether panels hold codes times their scales: where such large ones cost a dot nothing."""
+    folded = fmt.codes.folded if fmt.codes else None
+    return folded is not None and code_top(folded, isa) <= isa.dot4_top
 
 
 def tile(isa: Isa, act: str, sub: int = BLOCK) -> tuple[int, int]:

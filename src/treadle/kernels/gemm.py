@@ -13,7 +13,7 @@ multiplication", 2008).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.jit.types import f32, i8, i32, u8
@@ -39,10 +39,18 @@ from treadle.kernels.matmul import (
     add_bias,
     pick_segment,
 )
-from treadle.kernels.panel import code_offset, code_top, emit_pack, panel_bytes, stage_bytes
+from treadle.kernels.panel import (
+    code_offset,
+    code_top,
+    emit_pack,
+    panel_bytes,
+    scale_bytes,
+    stage_bytes,
+)
 from treadle.kernels.spec import Frame, round_up
 
 if TYPE_CHECKING:
+    from treadle.formats import Format
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.types import Ty
@@ -59,11 +67,24 @@ class Gemm(Matmul):
     With ``kc`` all tokens meet that many values of K before any meets the next: so much of a panel
     stays in the first-level cache, and the sums wait in y meanwhile. ``fence`` is the number of
     dwords of K after which LLVM may not move a load: it would hoist them all and spill.
+    ``folded``: panels hold codes that scales are multiplied into already.
     """
 
     op: ClassVar[str] = "gemm"
     kc: int = 0  # a multiple of 32; 0: all of K at once
     fence: int = 1  # 0: none
+    folded: bool = False  # only q8, and of formats that can
+
+    @property
+    def fmt(self) -> Format:
+        """The format, its codes as a panel has them."""
+        fmt = super().fmt
+        if not self.folded:
+            return fmt
+        assert self.act == "q8", self.act
+        assert fmt.codes is not None, fmt.name
+        assert fmt.codes.folded is not None, fmt.name
+        return replace(fmt, codes=fmt.codes.folded)
 
     def layout(self) -> Act:
         return Act(self.act, self.k, self.nr, self.sub if self.act == "q8" else BLOCK)
@@ -87,7 +108,12 @@ class Gemm(Matmul):
     @property
     def lane_bytes(self) -> int:
         """Scratch for what each token, and each accumulator, needs in every lane."""
-        return round_up(4 * self.nr * (1 + self.mr), 64)
+        return round_up(4 * self.nr * (self.n_sums + self.mr), 64)
+
+    @property
+    def n_sums(self) -> int:
+        """How many sums of a token the codes that share a scale have minimums for."""
+        return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
 
     def fill(self, k: Builder, panel: Val, stage: Val, weights: At, first: Val, m: Val) -> None:
         """Pack the rows from ``first`` on of ``weights [m, K]`` into ``panel``, and make ready what
@@ -96,7 +122,7 @@ class Gemm(Matmul):
         if self.act == "q8":
             magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
             lane_values = panel + panel_bytes(self.fmt, self.layout(), self.mr * k.isa.lanes)
-            k.store(lane_values, magic, offset=4 * self.nr)
+            k.store(lane_values, magic, offset=4 * self.nr * self.n_sums)
         k.apart("pack", (panel, stage, *weights.parts, first, m), self._pack)
 
     def _pack(self, k: Builder, panel: Val, stage: Val, *source: Val) -> None:
@@ -155,7 +181,8 @@ class Tile:
         step = STEP[spec.act]
         with k.loop(last, start=first) as c:
             if spec.act == "q8":
-                for part in range(BLOCK // self.act.sub):
+                assert spec.fmt.codes is not None
+                for part in range(BLOCK // spec.fmt.codes.sub):
                     self._block(c, part, sums)
             else:
                 for u in range(step):
@@ -205,12 +232,13 @@ class Tile:
         assert codes is not None
         floats = f32 * lanes
         group = b * (4 * spec.nr)
-        piece = b * (BLOCK // act.sub) + part  # which of them
+        piece, n_sums = b * (BLOCK // codes.sub) + part, spec.n_sums  # which of them
 
         def in_lanes(p: Val, ty: Ty, t: int, offset: Operand = 0) -> Val:
             return k.splat(k.load(p + 4 * t, ty, offset=offset, align=4), ty * lanes)
 
-        offset, starts_at = code_offset(codes, isa), piece * (4 * spec.nr) + act.start_off
+        offset = code_offset(codes, isa)
+        starts_at = piece * (4 * spec.nr * n_sums) + act.start_off
         if codes.has_m or offset not in (0, OFFSET):
             # What each token needs in every lane is computed for all tokens at once and read back
             # lane by lane: a broadcast from memory costs no arithmetic.
@@ -218,6 +246,9 @@ class Tile:
             if codes.has_m:
                 d = k.load(self.x, f32 * spec.nr, offset=group + act.d_off, align=4)
                 k.store(self.lane_values, block_sums(k, start, d))
+                for i in range(1, n_sums):
+                    start = k.load(self.x + 4 * spec.nr * i, start.ty, offset=starts_at, align=4)
+                    k.store(self.lane_values, block_sums(k, start, d), offset=4 * spec.nr * i)
             else:
                 k.store(self.lane_values, correction(offset, start) + MAGIC_BITS)
             k.fence()
@@ -225,15 +256,18 @@ class Tile:
             # Each accumulator's own copy in memory: of one constant LLVM would make 16 copies in
             # registers, and spill.
             acc = [
-                [in_lanes(self.lane_values, i32, (1 + m) * spec.nr + t) for t in range(spec.nr)]
+                [
+                    in_lanes(self.lane_values, i32, (n_sums + m) * spec.nr + t)
+                    for t in range(spec.nr)
+                ]
                 for m in range(spec.mr)
             ]
         else:
             base, at = (self.x, starts_at) if offset == OFFSET else (self.lane_values, 0)
             starts = [in_lanes(base, i32, t, at) for t in range(spec.nr)]
             acc = [list(starts) for _ in range(spec.mr)]
-        for step in range(act.sub // 4):
-            kd = piece * (act.sub // 4) + step
+        for step in range(codes.sub // 4):
+            kd = piece * (codes.sub // 4) + step
             weights = [w.bits(u8 * (4 * lanes)) for w in self._weights(kd)]
             for t in range(spec.nr):
                 x = self._token(kd, t).bits(i8 * (4 * lanes))
@@ -246,8 +280,14 @@ class Tile:
             at = piece * (4 * self.rows) + 4 * lanes * m
             d_w = k.load(scales, floats, offset=at, align=4)
             less = d_w * -MAGIC
+            m_w: list[Val] = []
             if codes.has_m:
-                m_w = k.load(scales, floats, offset=at + 4 * self.rows * act.ks, align=4)
+                at = piece * (4 * self.rows * n_sums) + 4 * lanes * m
+                at = at + scale_bytes(codes, act, self.rows)
+                m_w = [
+                    k.load(scales, floats, offset=at + 4 * self.rows * i, align=4)
+                    for i in range(n_sums)
+                ]
             for t in range(spec.nr):
                 d_x = in_lanes(self.x, f32, t, group + act.d_off)
                 if isa.fused and not codes.long_scales:
@@ -255,8 +295,8 @@ class Tile:
                 else:
                     dot = (acc[m][t] - MAGIC_BITS).to(f32) * d_w
                 total = k.fma(dot, d_x, sums[m][t].v)
-                if codes.has_m:
-                    total = k.fma(m_w, in_lanes(self.lane_values, f32, t), total)
+                for i, w in enumerate(m_w):
+                    total = k.fma(w, in_lanes(self.lane_values, f32, i * spec.nr + t), total)
                 sums[m][t].v = total
 
 

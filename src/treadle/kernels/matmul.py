@@ -58,8 +58,8 @@ class Matmul(Spec):
 
     @property
     def sub(self) -> int:
-        """Codes that share a scale."""
-        return self.fmt.codes.sub if self.fmt.codes else BLOCK
+        """Codes that share scale and minimum."""
+        return self.fmt.codes.sum_sub if self.fmt.codes else BLOCK
 
     @property
     def segment_slots(self) -> int:

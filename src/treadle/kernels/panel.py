@@ -1,8 +1,8 @@
 """Packing: a strip of weight rows, unpacked into cache in the order that the tile loop reads.
 
 A panel is ``[KD, P]`` dwords (see ``act.py``) of P rows, then for int8 formats the scales ``[KS,
-P]`` in f32 and, where the format has them, the minimums ``[KS, P]``. Rows past the last one repeat
-it, so nothing outside the tensor is ever read.
+P]`` in f32 (fewer of them, where only minimums come so often) and, where the format has them, the
+minimums ``[KS, P]``. Rows past the last one repeat it, so nothing outside the tensor is ever read.
 """
 
 from __future__ import annotations
@@ -35,8 +35,16 @@ STAGE = 256  # codes of a row that are unpacked at once
 
 def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
     """Scratch for one panel."""
-    n_scales = act.ks * (2 if fmt.codes and fmt.codes.has_m else 1)
-    return round_up(4 * rows * (act.kd + n_scales), 64)
+    n_bytes = 4 * rows * act.kd
+    if fmt.codes:
+        n_bytes += scale_bytes(fmt.codes, act, rows)
+        n_bytes += 4 * rows * act.ks if fmt.codes.has_m else 0
+    return round_up(n_bytes, 64)
+
+
+def scale_bytes(codes: Codes, act: Act, rows: int) -> int:
+    """Of a panel's scales; minimums come after them."""
+    return 4 * rows * act.kb * (BLOCK // codes.sub)
 
 
 def stage_blocks(fmt: Format, k: int) -> int:
@@ -52,7 +60,12 @@ def stage_bytes(fmt: Format, k: int, lanes: int) -> int:
     if fmt.codes is None or not is_staged(fmt):
         return 0
     n = stage_blocks(fmt, k) * fmt.block
-    return lanes * (n + 8 * (n // fmt.codes.sub))
+    return lanes * (n + 4 * sum(shared_by(fmt.codes, n)))
+
+
+def shared_by(codes: Codes, n: int) -> list[int]:
+    """How many scales ``n`` codes have, and how many minimums, if any."""
+    return [n // codes.sub] + [n // codes.sum_sub] * codes.has_m
 
 
 def is_staged(fmt: Format) -> bool:
@@ -179,9 +192,11 @@ def _pack_staged(
     codes, lanes = fmt.codes, isa.lanes
     assert codes is not None
     more, n_blocks = code_offset(codes, isa) - codes.offset, stage_blocks(fmt, act.k)
-    n, n_subs = n_blocks * fmt.block, fmt.block // codes.sub
-    pitch, n_scales = n + 8 * (n // codes.sub), 2 if codes.has_m else 1
-    scales = out + 4 * rows * act.kd
+    n = n_blocks * fmt.block
+    counts, each = shared_by(codes, n), shared_by(codes, fmt.block)
+    pitch, scales = n + 4 * sum(counts), out + 4 * rows * act.kd
+    staged = [n, n + 4 * counts[0]][: len(counts)]
+    packed = [scales, scales + scale_bytes(codes, act, rows)][: len(counts)]
     with k.loop(act.k // n) as c:
         with k.loop(lanes) as r:
             row = source.row(k, r).block(c, n_blocks)
@@ -190,22 +205,19 @@ def _pack_staged(
                 block = row.block(i)
                 to = stage + (r * pitch + i * fmt.block)
                 k.store(to, codes_in_order(k, fmt, block) + more)
-                to = stage + (r * pitch + n + i * (4 * n_subs))
-                for which, v in enumerate(scales_of(k, isa, fmt, [block])[:n_scales]):
-                    assert v is not None
-                    k.store(to, v, offset=which * 4 * (n // codes.sub))
+                both = [v for v in scales_of(k, isa, fmt, [block]) if v is not None]
+                for v, at, per in zip(both, staged, each, strict=True):
+                    k.store(stage + (r * pitch + at + i * (4 * per)), v)
         with k.loop(n // BLOCK) as j:
             held = [k.load(stage + j * BLOCK, i32 * 8, offset=r * pitch) for r in range(lanes)]
             to = out + (c * (n // BLOCK) + j) * (8 * rows * 4)
             _store_columns(k, isa, to, held, rows)
-        width = min(n // codes.sub, 8)
-        for which in range(n_scales):
-            with k.loop(n // codes.sub, step=width) as j:
-                at = stage + j * 4
-                skip = n + which * 4 * (n // codes.sub)
-                held = [k.load(at, i32 * width, offset=r * pitch + skip) for r in range(lanes)]
-                to = scales + (c * (n // codes.sub) + j) * (4 * rows)
-                _store_columns(k, isa, to + which * (4 * rows * act.ks), held, rows)
+        for count, at, to in zip(counts, staged, packed, strict=True):
+            width = min(count, 8)
+            with k.loop(count, step=width) as j:
+                here = stage + j * 4
+                held = [k.load(here, i32 * width, offset=r * pitch + at) for r in range(lanes)]
+                _store_columns(k, isa, to + (c * count + j) * (4 * rows), held, rows)
 
 
 def _store_columns(k: Builder, isa: Isa, to: Val, held: list[Val], rows: int) -> None:
