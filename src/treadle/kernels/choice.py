@@ -38,7 +38,7 @@ Fields = Mapping[str, int]
 # those before. A field that the kernel's spec does not have is passed over.
 SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
     "gemm": (
-        {"mr": (1, 2, 4, 8), "nr": (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 24)},
+        {"mr": (1, 2, 4, 8), "nr": (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24)},
         {"fence": (0, 1, 2, 4, 8), "unroll": (1, 2, 4, 8)},
         {"kc": (0, 512, 1024, 2048, 4096)},
     ),
