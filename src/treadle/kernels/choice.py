@@ -30,6 +30,8 @@ GEMV_TOKENS = (1, 2, 4)
 MEASURED = {("avx512", "q8"): (2, 4)}
 # Rows that a gemv walks together, by activation kind and tokens.
 GEMV_ROWS = {"q8": {1: 4, 2: 4, 4: 2}, "f32": {1: 4, 2: 4, 4: 2}}
+# Of blocks this large, fewer: from cache four rows are faster, from memory these by 4 to 17 %.
+LARGE_BLOCK, LARGE_BLOCK_ROWS = 256, 2
 
 Fields = Mapping[str, int]
 
@@ -92,7 +94,10 @@ def gemv(fmt: Format, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
     """The product that reads the blocks as they are."""
     act = gemv_act(fmt)
     own = table.gemv.get((fmt.name, tokens), {})
-    chosen: dict[str, Any] = {"mr": GEMV_ROWS[act].get(tokens, 1), **own}
+    rows = GEMV_ROWS[act].get(tokens, 1)
+    if fmt.block >= LARGE_BLOCK:
+        rows = min(rows, LARGE_BLOCK_ROWS)
+    chosen: dict[str, Any] = {"mr": rows, **own}
     return Gemv(fmt.name, act, k, nr=tokens, **chosen, **fields)
 
 
