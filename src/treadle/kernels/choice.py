@@ -30,7 +30,7 @@ GEMV_TOKENS = (1, 2, 4)
 MEASURED = {("avx512", "q8"): (2, 4)}
 # Rows that a gemv walks together, by activation kind and tokens.
 GEMV_ROWS = {"q8": {1: 4, 2: 4, 4: 2}, "f32": {1: 4, 2: 4, 4: 2}}
-# Of blocks this large, fewer: from cache four rows are faster, from memory these by 4 to 17 %.
+# Of blocks this large, fewer: from cache four rows are faster, from memory two, by up to 17 %.
 LARGE_BLOCK, LARGE_BLOCK_ROWS = 256, 2
 
 Fields = Mapping[str, int]
