@@ -29,7 +29,7 @@ class Compared:
     """What one step wrote: by compiled code, and by its twin."""
 
     label: str
-    kind: str  # f32, bf16 or q8
+    kind: str  # f32, pairs (f32 of numbers held as two bf16), bf16 or q8
     actual: np.ndarray
     expected: np.ndarray
 
@@ -38,13 +38,15 @@ class Compared:
         """The largest difference, as a share of what the kind's rounding allows.
 
         Both sums are right to some f32 roundings of terms no larger than the largest values in
-        sight. A q8 value that lies half-way between two codes may go either way: one code.
+        sight; a pair of bf16 is within 2**-18 of its number, and so is what products of pairs leave
+        out, in scores and in results. A q8 value that lies half-way between two codes may go either
+        way: one code.
         """
         if not self.actual.size:
             return 0.0
-        unit = {"f32": 2**-21, "bf16": 2**-8, "q8": 1 / 127}[self.kind]
+        unit = {"f32": 2**-21, "pairs": 2**-19, "bf16": 2**-8, "q8": 1 / 127}[self.kind]
         top = np.abs(self.expected).max()
-        if self.kind == "f32":
+        if self.kind in ("f32", "pairs"):
             allowed = unit * np.sqrt(self.expected.shape[-1]) * top
         else:
             allowed = 1.01 * unit * top
@@ -130,7 +132,8 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         size = spec.partial_values
         at = plan.offsets[step.writes[1]]
         parts = arena[at : at + 4 * size * n_partials].view(np.float32)
-        return [("f32", y[whole]), ("f32", parts.reshape(-1, spec.head_dim + 2).copy())]
+        kind = "pairs" if spec.matrix else "f32"
+        return [(kind, y[whole]), (kind, parts.reshape(-1, spec.head_dim + 2).copy())]
     assert isinstance(spec, Merge)
     merges = run.attn_merges_local if spec.local else run.attn_merges_global
     y = rows(step.writes[0], slice(spec.n_groups * spec.heads * spec.head_dim))

@@ -18,8 +18,13 @@ from tests.conftest import WriteTiny
 from tests.stepwise import walk
 from treadle.batch import Part
 from treadle.files.gguf import open_gguf
+from treadle.isa import ROWS
+from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
+from treadle.kernels.attention import Attention
 from treadle.kernels.choice import GEMV_TOKENS
+from treadle.kernels.gated import Gated
+from treadle.kernels.gemm import Gemm
 from treadle.kernels.spec import Grid, Spec
 from treadle.kvcache import KVCache
 from treadle.models.archs import ARCHS
@@ -32,7 +37,9 @@ GOLDEN = Path(__file__).parent / "golden"
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 
 
-def plan_of(path: Path, n_tokens: int, n_outputs: int, deterministic: bool = False) -> Plan:
+def plan_of(
+    path: Path, n_tokens: int, n_outputs: int, deterministic: bool = False, isa: Isa = PORTABLE
+) -> Plan:
     gguf = open_gguf(path)
     config = load_config(gguf)
     cache = KVCache(config, 4096)
@@ -40,7 +47,7 @@ def plan_of(path: Path, n_tokens: int, n_outputs: int, deterministic: bool = Fal
         config,
         Weights(gguf),
         cache,
-        PORTABLE,
+        isa,
         n_tokens=n_tokens,
         n_outputs=n_outputs,
         n_threads=2,
@@ -77,6 +84,21 @@ def test_every_format_is_sound(fmt: str, tiny: WriteTiny) -> None:
 )
 def test_real_models_are_sound(name: str, data: Path) -> None:
     check_everything(data / "models" / name)
+
+
+@pytest.mark.parametrize("fmt", ["Q8_0", "BF16"])
+def test_deterministic_plans_use_no_matrix_registers(fmt: str, tiny: WriteTiny) -> None:
+    """Or a prompt's sums would be taken otherwise than those of the few tokens of a small batch."""
+
+    def on_matrix(n_tokens: int, deterministic: bool) -> set[type[Spec]]:
+        plan = plan_of(tiny("llama", fmt), n_tokens, 1, deterministic, ROWS["amx_bf16"])
+        plan.check()
+        return {type(step.spec) for step in plan if getattr(step.spec, "matrix", False)}
+
+    assert on_matrix(512, False) == {Gemm, Gated, Attention}
+    assert on_matrix(16, False) == set()
+    for n_tokens in (1, 16, 512):
+        assert on_matrix(n_tokens, True) == set()
 
 
 def test_labels_are_gguf_stems(tiny: WriteTiny) -> None:

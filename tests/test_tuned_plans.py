@@ -15,7 +15,7 @@ from tests.test_session import engine_of, prefill, text
 from tests.tiny import write_model
 from treadle.batch import Part
 from treadle.formats import Format, by_name
-from treadle.kernels.choice import GEMV_TOKENS, Table, matmul
+from treadle.kernels.choice import GEMV_TOKENS, VECTOR_TOKENS, Table, matmul, on_matrix
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul
 from treadle.plan import Plan
@@ -24,11 +24,13 @@ from treadle.runtime.tuned import save
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "F32", "F16", "BF16")
 MIXED = "mixed"
+ISA = row_in_use()
 # Each format its own tile, so that no two share a layout, and its own crossover.
 TABLE = Table(
     {w: {"mr": 1, "nr": nr} for nr, w in enumerate(FORMATS, 2)},
     {(w, n): {"mr": 1} for w in FORMATS for n in GEMV_TOKENS},
     {w: (1, 2, 4)[i % 3] for i, w in enumerate(FORMATS)},
+    {w: {"mr": 2 + 2 * (i % 2)} for i, w in enumerate(FORMATS) if on_matrix(by_name(w), ISA)},
 )
 
 
@@ -66,12 +68,12 @@ def products(plan: Plan) -> list[Matmul]:
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("model", [*FORMATS, MIXED], indirect=True)
 def test_the_row_changes_kernels_and_no_results(model: Path) -> None:
-    """For every size of batch: one, a few, a prompt. Where a format's crossover is low, batches of
-    a few tokens are tiled, and a tile is written past their end.
+    """For every size of batch: one, a few, some, a prompt. Where a format's crossover is low,
+    batches of a few tokens are tiled, and a tile is written past their end.
     """
-    save(row_in_use(), TABLE)
+    save(ISA, TABLE)
     with engine_of(model) as engine:
-        for n in (*GEMV_TOKENS, 30):
+        for n in (*GEMV_TOKENS, VECTOR_TOKENS, 30):
             plan = engine.plan(n, n)
             plan.check()
             for spec in products(plan):
@@ -86,7 +88,7 @@ def test_the_row_changes_kernels_and_no_results(model: Path) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_variable_puts_the_row_aside(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(row_in_use(), TABLE)
+    save(ISA, TABLE)
     names = []
     for value in ("1", "0"):
         monkeypatch.setenv("TREADLE_TUNE", value)
@@ -98,7 +100,7 @@ def test_a_variable_puts_the_row_aside(tiny: WriteTiny, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("own_cache")
 def test_determinism_survives_a_row(tiny: WriteTiny) -> None:
     """Tiled whatever the batch, with the machine's own tile."""
-    save(row_in_use(), TABLE)
+    save(ISA, TABLE)
     with engine_of(tiny("llama", "Q8_0"), deterministic=True) as engine:
         ids = text(30)
         rows = [prefill(engine, ids, n) for n in (1, 2, 7, 30)]
@@ -109,7 +111,7 @@ def test_determinism_survives_a_row(tiny: WriteTiny) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_row_that_is_refused_is_as_none(tiny: WriteTiny) -> None:
-    save(row_in_use(), TABLE).write_text("{")
+    save(ISA, TABLE).write_text("{")
     with engine_of(tiny("llama", "Q8_0")) as engine:
         for spec in products(engine.plan(30, 30)):
             chosen = matmul(by_name(spec.w), engine.isa, spec.k, 99)

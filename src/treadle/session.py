@@ -12,7 +12,7 @@ import numpy as np
 from treadle.batch import Part, RopeTable, Run
 from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
-from treadle.kernels.choice import GEMV_TOKENS
+from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.models.archs import rope_frequencies
 from treadle.models.decoder import build_plan
@@ -90,10 +90,7 @@ class Engine:
         return self._plan_for(n_tokens, n_outputs).plan
 
     def _bucket(self, n: int, most: int) -> int:
-        for size in GEMV_TOKENS:
-            if n <= size:
-                return size
-        return most
+        return next((size for size in batch_sizes(self.isa) if n <= size < most), most)
 
     def _plan_for(self, n_tokens: int, n_outputs: int) -> _Ready:
         key = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)

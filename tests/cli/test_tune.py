@@ -13,6 +13,7 @@ import click
 import pytest
 
 from tests.cli.conftest import Run
+from tests.kernels import rows as kernel_rows
 from treadle.cli import tune as cli
 from treadle.cli.tune import FormatName, Result
 from treadle.cli.tune_plot import draw
@@ -45,7 +46,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few variants, short measurements, caches of a few kilobytes."""
-    swept = {"gemm": ({"mr": (1, 2), "nr": (4, 99)},), "gemv": ({"mr": (2, 4)},)}
+    swept = {
+        "gemm": ({"mr": (1, 2), "nr": (4, 99)},),
+        "matrix": ({"mr": (2, 3, 4)},),
+        "gemv": ({"mr": (2, 4)},),
+    }
     for module in (choice, tune, tuned):
         monkeypatch.setattr(module, "SWEPT", swept)
     monkeypatch.setattr(peaks, "BUFFER_BYTES", (peaks.PIECE, peaks.PIECE))
@@ -69,6 +74,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     assert (said["isa"], said["threads"], said["k"], said["m"]) == (isa.name, 1, 64, 64)
     assert [(s["kernel"], s["tokens"]) for s in said["sweeps"]] == [
         ("gemm", 8),
+        *([("matrix", 8)] if isa.matrix else []),
         *(("gemv", n) for n in choice.GEMV_TOKENS),
     ]
     for sweep in said["sweeps"]:
@@ -80,17 +86,46 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
             assert c["hot_ops_s"] == pytest.approx(n_ops / c["hot_s"])
             assert c["cold_ops_s"] == pytest.approx(n_ops / c["cold_s"])
             assert c["cold_bytes_s"] == pytest.approx(64 * 68 / c["cold_s"])
-            assert c["share_of_peak"] == pytest.approx(c["hot_ops_s"] / said["peaks"]["q8"])
+            peak = said["peaks"]["bf16" if sweep["kernel"] == "matrix" else "q8"]
+            assert c["share_of_peak"] == pytest.approx(c["hot_ops_s"] / peak)
     assert said["sweeps"][0]["left_out"] == 2  # 99 tokens
     assert said["crossovers"][0]["format"] == "Q8_0"
     row = tuned_row(isa)
     assert said["saved"] == row.path
     assert row.formats == ["Q8_0"]
-    winner = next(c for c in said["sweeps"][0]["configurations"] if c["best"])
-    assert row.table.gemm == {"Q8_0": winner["fields"]}
+    winners = {
+        sweep["kernel"]: next(c["fields"] for c in sweep["configurations"] if c["best"])
+        for sweep in said["sweeps"]
+    }
+    assert row.table.gemm == {"Q8_0": winners["gemm"]}
+    assert row.table.matrix == ({"Q8_0": winners["matrix"]} if isa.matrix else {})
     assert set(row.table.gemv) == {("Q8_0", n) for n in choice.GEMV_TOKENS}
-    spec = matmul(by_name("Q8_0"), isa, 64, 99, row.table)
-    assert (spec.mr, spec.nr) == (winner["fields"]["mr"], winner["fields"]["nr"])
+    few = matmul(by_name("Q8_0"), isa, 64, 9, row.table)
+    assert {"mr": few.mr, "nr": few.nr} == winners["gemm"]
+    many = matmul(by_name("Q8_0"), isa, 64, 99, row.table)
+    assert many.mr == winners["matrix" if isa.matrix else "gemm"]["mr"]
+
+
+def test_matrix_registers_alone(run: Run, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a row that has some: real ones, or such as are made of memory."""
+    isa = kernel_rows.MATRICES[-1]
+    monkeypatch.setattr("treadle.runtime.describe.row_in_use", lambda: isa)
+    ran = run("tune", "matrix", "--format", "Q8_0", "--format", "F32", *SMALL, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    said = json.loads(ran.out)
+    (sweep,) = said["sweeps"]  # F32 is not for them
+    assert (sweep["kernel"], sweep["format"], sweep["tokens"]) == ("matrix", "Q8_0", 8)
+    assert not [c for c in sweep["configurations"] if c["problem"]]
+    assert sweep["left_out"] == 1  # 3 vectors fill no whole panels
+    table = tuned_row(isa).table
+    assert table == Table(matrix={"Q8_0": table.matrix["Q8_0"]})
+
+
+def test_matrix_registers_that_are_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.runtime.describe.row_in_use", lambda: kernel_rows.VECTORS[-1])
+    ran = run("tune", "matrix")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{kernel_rows.VECTORS[-1].name} has no matrix registers to tune for" in ran.err
 
 
 def test_one_kernel_of_one_format_leaves_the_rest_of_the_row(run: Run, small: None) -> None:
@@ -238,7 +273,19 @@ def test_the_table(run: Run, measured: list[Result]) -> None:
     assert "gemv Q8_0, K 64, M 64, 1 token" in lines
     assert "best: mr 4, as shipped" in lines
     assert lines[-1].split() == ["Q8_0", "1.0", "2.0", "5.0", "4.0", "2"]
+    assert "matrix" not in lines[-2]
     assert "kept" not in ran.out
+
+
+def test_the_table_of_crossovers_with_matrix_registers(capsys: pytest.CaptureFixture[str]) -> None:
+    gemv_s, gemm_s = {2: 1e-6, 4: 5e-6}, {2: 2e-6, 4: 4e-6}
+    with_matrix = Crossover("Q8_0", 2, gemv_s, gemm_s, 2, {2: 3e-6, 4: 3.5e-6})
+    cli.print_crossovers([with_matrix, Crossover("F32", 4, gemv_s, gemm_s)])
+    head, one, other = (line.split() for line in capsys.readouterr().out.splitlines())
+    words = "format gemv 2 gemm 2 matrix 2 gemv 4 gemm 4 matrix 4 gemv up to vectors up to"
+    assert head == words.split()
+    assert one == ["Q8_0", "1.0", "2.0", "3.0", "5.0", "4.0", "3.5", "2", "2"]
+    assert other == ["F32", "1.0", "2.0", "5.0", "4.0", "4"]
 
 
 def test_a_busy_machine_is_told_of(run: Run, measured: list[Result]) -> None:

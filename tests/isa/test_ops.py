@@ -15,11 +15,11 @@ from tests.jit.emit import compiled
 from tests.kernels import rows
 from tests.kernels.harness import U32, assert_close
 from treadle.formats.kernel_bits import count_ones, cut, spread, window
-from treadle.isa.isa import Isa
+from treadle.isa.isa import Isa, Matrix
 from treadle.jit.builder import Builder
 from treadle.jit.types import bf16, f16, f32, i8, i32, u8, u16
 from treadle.jit.values import Val
-from treadle.kernels.act import to_bf16_bits
+from treadle.kernels.act import from_bf16_bits, to_bf16_bits
 
 # -- dot4
 # -------------------------------------------------------------------------------------------
@@ -106,6 +106,103 @@ def test_dot_bf16(isa: Isa | None, rng: np.random.Generator) -> None:
         # nothing to round.
         size = 2 * U32 * (np.abs(start) + np.abs(products).sum(-1)) if pair is random else 0
         assert_close(acc, start + products.sum(-1), size, isa.name)
+
+
+# -- matrix registers
+# -------------------------------------------------------------------------------
+
+SIDE = 16  # rows, and dwords of a row
+MATRIX_ROWS = pytest.mark.parametrize("isa", rows.MATRICES, ids=rows.name)
+
+
+def on_registers(isa: Isa, n_args: int, body: Callable[..., None]) -> Callable[..., None]:
+    """``body(k, matrix, *pointers)``, where matrix registers may be used."""
+
+    def build(k: Builder, *pointers: Val) -> None:
+        assert isa.matrix is not None
+        isa.matrix.begin(k, k.room(64))
+        body(k, isa.matrix, *pointers)
+        isa.matrix.end(k)
+
+    return compiled(isa, n_args, build)
+
+
+@MATRIX_ROWS
+def test_registers_hold_what_was_loaded(isa: Isa, rng: np.random.Generator) -> None:
+    """All eight at once, from rows that lie apart to rows that lie otherwise apart; and nothing
+    between those is touched.
+    """
+    wide, wider = 3 * SIDE, 5 * SIDE  # dwords from row to row
+
+    def body(k: Builder, matrix: Matrix, given: Val, out: Val, empty: Val) -> None:
+        for r in range(8):
+            matrix.load(k, r, given + r * SIDE * wide * 4, wide * 4)
+        for r in range(8):
+            matrix.store(k, r, out + r * SIDE * wider * 4, wider * 4)
+        matrix.zero(k, 5)
+        matrix.store(k, 5, empty, 64)
+        matrix.store(k, 4, empty + 1024, 64)
+
+    given = rng.integers(0, 2**32, (8, SIDE, wide), dtype=np.uint32)
+    out = np.full((8, SIDE, wider), 7, np.uint32)
+    empty = np.ones((2, SIDE, SIDE), np.uint32)
+    on_registers(isa, 3, body)(given, out, empty)
+    assert (out[..., :SIDE] == given[..., :SIDE]).all()
+    assert (out[..., SIDE:] == 7).all()
+    assert not empty[0].any()
+    assert (empty[1] == given[4, :, :SIDE]).all()
+
+
+@lru_cache
+def matrix_dot(isa: Isa) -> Callable[..., None]:
+    """Two products one after the other, into registers as far apart as can be."""
+
+    def body(k: Builder, matrix: Matrix, c: Val, a: Val, b: Val) -> None:
+        for r, p in ((0, c), (3, a), (7, b)):
+            matrix.load(k, r, p, 64)
+        matrix.dot_bf16(k, 0, 3, 7)
+        matrix.dot_bf16(k, 0, 3, 7)
+        matrix.store(k, 0, c, 64)
+
+    return on_registers(isa, 3, body)
+
+
+def check_matrix_dot(isa: Isa, c: np.ndarray, a: np.ndarray, b: np.ndarray, n_rounded: int) -> None:
+    """``a``, ``b`` f32 ``[16, 16, 2]``, the pairs of a row; ``n_rounded`` additions round."""
+    bits = [to_bf16_bits(v) for v in (a, b)]
+    a, b = (from_bf16_bits(v) for v in bits)
+    got = c.copy()
+    matrix_dot(isa)(got, *bits)
+    want, size = (
+        f(c) + 2 * np.einsum("ilp,ljp->ij", f(a), f(b)) for f in (lambda v: v * 1.0, np.abs)
+    )
+    assert_close(got, want, n_rounded * U32 * size, isa.name)
+
+
+@MATRIX_ROWS
+def test_matrix_dot_bf16(isa: Isa, rng: np.random.Generator) -> None:
+    """Products are exact (8 bits by 8), and 64 additions round, in whatever order."""
+    shape = (SIDE, SIDE, 2)
+    for _ in range(20):
+        c, a, b = (rng.standard_normal(s).astype(np.float32) for s in ((SIDE, SIDE), shape, shape))
+        check_matrix_dot(isa, c, a, b, 65)
+
+
+@MATRIX_ROWS
+def test_matrix_dot_bf16_of_whole_numbers(isa: Isa) -> None:
+    """Sums stay below 2**24: nothing is left to round."""
+    whole = st.integers(-128, 128).map(np.float32)
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        hnp.arrays(np.float32, (SIDE, SIDE), elements=whole),
+        hnp.arrays(np.float32, (SIDE, SIDE, 2), elements=whole),
+        hnp.arrays(np.float32, (SIDE, SIDE, 2), elements=whole),
+    )
+    def holds(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+        check_matrix_dot(isa, c, a, b, 0)
+
+    holds()
 
 
 # -- lookup
@@ -274,3 +371,51 @@ def test_narrow_f16_rounds_to_even(isa: Isa, rng: np.random.Generator) -> None:
     assert (np.isnan(got) == np.isnan(x)).all()
     wrong = (got.view(np.uint16) != want.view(np.uint16)) & ~np.isnan(x)
     assert not wrong.any(), (x[wrong][:4], got[wrong][:4], want[wrong][:4])
+
+
+# -- bf16
+# -------------------------------------------------------------------------------------------
+
+# The lower half of an f32 is what is lost: nothing, below a tie, a tie, above it.
+LOST = (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
+LEAST_NORMAL = np.float32(2.0**-126)
+
+
+@lru_cache
+def narrow_bf16(isa: Isa, lanes: int) -> Callable[..., None]:
+    def build(k: Builder, x: Val, out: Val) -> None:
+        k.store(out, isa.narrow_bf16(k, k.load(x, f32 * lanes)))
+
+    return compiled(isa, 2, build)
+
+
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_narrow_bf16(isa: Isa) -> None:
+    """Of half a register to four at once; infinities as well, and what rounds up to them. Of NaN
+    those that arithmetic makes stay NaN.
+    """
+    for lanes in (isa.lanes // 2, isa.lanes, 2 * isa.lanes, 4 * isa.lanes):
+
+        @settings(max_examples=100, deadline=None)
+        @given(
+            hnp.arrays(np.uint32, lanes, elements=st.integers(0, 0xFFFF)),
+            hnp.arrays(np.uint32, lanes, elements=st.sampled_from(LOST)),
+        )
+        def holds(kept: np.ndarray, lost: np.ndarray) -> None:
+            x = (kept << 16 | lost).view(np.float32)
+            x = np.where(np.isnan(x), np.copysign(np.float32(np.nan), x), x)
+            got = np.zeros(len(x), np.uint16)
+            narrow_bf16(isa, len(x))(x, got)
+            assert (np.isnan(from_bf16_bits(got)) == np.isnan(x)).all(), (x, got)
+            flushed = (np.abs(x) < LEAST_NORMAL) & (got & 0x7FFF == 0)
+            same = (got == to_bf16_bits(x)) | np.isnan(x) | flushed
+            assert same.all(), (x[~same], got[~same])
+
+        holds()
+
+
+def test_the_ties_of_bf16() -> None:
+    """What the test above compares with: the even one of two neighbours."""
+    x = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 3.4e38], np.float32)
+    want = [1, 1 + 2.0**-6, -1, np.inf]
+    assert from_bf16_bits(to_bf16_bits(x)).tolist() == want

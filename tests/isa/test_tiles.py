@@ -25,7 +25,7 @@ from treadle.kernels.gemm import Gemm
 
 LABEL = re.compile(r"^([.\w]+):")
 JUMP = re.compile(r"^\tj\w+\t([.\w]+)")
-MULTIPLY = re.compile(r"\t(vpdpbusd|v?pmaddwd|vdpbf16ps|vfn?madd\w+|mulps)\t")
+MULTIPLY = re.compile(r"\t(vpdpbusd|v?pmaddwd|vdpbf16ps|tdpbf16ps|vfn?madd\w+|mulps)\t")
 STACK = re.compile(r"[xyz]mm\d+.*\(%r[sb]p\)|\(%r[sb]p\).*[xyz]mm\d+")
 
 

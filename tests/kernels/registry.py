@@ -45,6 +45,8 @@ NORMS = [
     Norm("q8", 32, 1, EPS),
     Norm("q8", 352, 6, EPS),
     Norm("q8", 2048, 4, EPS, outputs=True),
+    Norm("bf16", 352, 32, EPS),
+    Norm("bf16", 172, 32, EPS, outputs=True),
     Norm("bf16", 172, 1, EPS),
     Norm("bf16", 352, 6, EPS),
     Norm("f32", 172, 6, EPS),
@@ -57,6 +59,8 @@ NORMS = [
 PACKS = [
     Pack("copy", "q8", 32, 1),
     Pack("copy", "bf16", 172, 6),
+    Pack("copy", "bf16", 172, 32),
+    Pack("gelu", "bf16", SLICE + 32, 32),
     Pack("copy", "f32", 352, 1),
     Pack("silu", "q8", 352, 6),
     Pack("silu", "bf16", 352, 1),
@@ -86,7 +90,18 @@ ATTENTIONS = [
     Attention("q8_0", 2, 2, 32, 8),
     Attention("bf16", 3, 3, 48, 3, 1),
 ]
-MERGES = [Merge(s.n_groups, s.heads, s.tokens, s.head_dim, s.local) for s in ATTENTIONS]
+# On matrix registers: rows that fill them and that do not, scales, windows, a cap.
+ATTENTIONS_MATRIX = [
+    Attention("f16", 8, 2, 64, 8, matrix=True),
+    Attention("f16", 4, 1, 256, 16, 100, True, matrix=True),
+    Attention("q8_0", 6, 2, 32, 5, matrix=True),
+    Attention("bf16", 3, 3, 96, 40, 33, True, matrix=True),
+    Attention("f16", 4, 4, 32, 32, softcap=20.0, matrix=True),
+]
+MERGES = [
+    Merge(s.n_groups, s.heads, s.tokens, s.head_dim, s.local)
+    for s in (*ATTENTIONS, *ATTENTIONS_MATRIX)
+]
 GEMMS = [
     Gemm("Q8_0", "q8", 352, 2, 4),
     Gemm("Q8_0", "q8", 32, 1, 6, bias=True),
@@ -144,12 +159,26 @@ for i, f in enumerate(MLX):  # several arrays a tensor: with every option and nu
     if i % 2 == 0:  # a panel is packed by block, so each width and each group will do
         GEMMS.append(Gemm(f.name, "q8", 11 * f.block, **{"mr": 1, "nr": 4, **_options(i // 2, 2)}))
 GEMMS += FOLDED
+# On matrix registers: eight vectors fill at least one of them, of whatever width.
+MATRIX = [
+    Gemm("Q8_0", "bf16", 352, 8, 32, matrix=True),
+    Gemm("Q8_0", "bf16", 2048, 8, 32, segments=3, bias=True, matrix=True),
+    Gemm("Q4_K", "bf16", 768, 16, 32, residual=True, matrix=True),
+    Gemm("Q4_K", "bf16", 768, 8, 32, residual=True, kc=256, matrix=True),
+    Gemm("BF16", "bf16", 172, 16, 32, bias=True, kc=64, matrix=True),
+    Gemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True, matrix=True),
+]
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
+    made = {"mr": 8, "nr": 32, "matrix": True, **_options(i, 16)}
+    MATRIX.append(Gemm(f.name, "bf16", 3 * max(f.block, 32), **made))
+GEMMS += MATRIX
 ALL: list[Spec] = [
     *EMBEDS,
     *NORMS,
     *PACKS,
     *ROPES,
     *ATTENTIONS,
+    *ATTENTIONS_MATRIX,
     *dict.fromkeys(MERGES),
     *GEMMS,
     *GEMVS,

@@ -3,13 +3,15 @@ histories cut into parts.
 
 Tolerance. A score is a chain of D products: |dS| <= gamma_(D+4) max_j sum|q||k_j| =: s. A weight
 e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a
-weighted mean of n values, is off by at most 2 (s + 2 u max|S - m| + 4 u + gamma_n) max|v|.
+weighted mean of n values, is off by at most 2 (s + 2 u max|S - m| + 4 u + gamma_n) max|v|. On
+matrix registers a factor is two bf16, to 2**-18 of it, and of two low parts the product, again
+below 2**-18, is left out; each sum has three times as many terms.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.registry import ATTENTIONS
+from tests.kernels.registry import ATTENTIONS, ATTENTIONS_MATRIX
 from treadle.isa.isa import Isa
-from treadle.kernels.attention import ITEM, Attention
+from treadle.kernels.attention import Attention
+from treadle.kernels.attention_item import ITEM
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE, Merge
 
@@ -99,14 +102,21 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
             largest[i] = max(
                 largest[i], float(np.nanmax(np.abs(x))) if not np.isnan(x).all() else 0.0
             )
-    product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest[0]
-    score = (spec.head_dim + 4) * U32 * product
-    n = max(s.history + s.n for s in BATCH)
-    return 2 * (score + 2 * U32 * 2 * product + 4 * U32 + n * U32) * largest[1]
+    largest_product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest[0]
+    terms, halves = (3, 3 * 2.0**-18) if spec.matrix else (1, 0.0)
+    score = ((terms * spec.head_dim + 4) * U32 + halves) * largest_product
+    n = terms * max(s.history + s.n for s in BATCH)
+    return 2 * (score + 2 * U32 * 2 * largest_product + 4 * U32 + n * U32 + halves) * largest[1]
 
 
-@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", ATTENTIONS, ids=registry.name)
+@pytest.mark.parametrize(
+    ("spec", "isa"),
+    [
+        *product(ATTENTIONS, rows.DISTINCT),
+        *product(ATTENTIONS_MATRIX, rows.MATRICES),
+    ],
+    ids=lambda value: value.name,
+)
 def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     run, n_partials = build_run(spec, cache)
@@ -161,9 +171,15 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
     assert_close(outs[1], outs[0], 1e-12, spec.name)
 
 
-def test_large_scores_do_not_overflow(memory: Memory, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("spec", "isa"),
+    [(ATTENTIONS[0], rows.DISTINCT[-1]), (ATTENTIONS_MATRIX[0], rows.MATRICES[-1])],
+    ids=lambda value: value.name,
+)
+def test_large_scores_do_not_overflow(
+    spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
     """Scores of +-1e4 differ by far more than e**x can hold: one key takes all the weight."""
-    spec, isa = ATTENTIONS[0], rows.DISTINCT[-1]
     cache = Cache(spec, rng)
     run, _ = build_run(spec, cache, split=False)
     width = spec.n_head * spec.head_dim

@@ -12,7 +12,16 @@ from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.jit.kernel import isa_key
 from treadle.kernels import choice
-from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits, matmul
+from treadle.kernels.act import Act
+from treadle.kernels.choice import (
+    GEMV_TOKENS,
+    SHIPPED,
+    SWEPT,
+    VECTOR_TOKENS,
+    Table,
+    fits,
+    matmul,
+)
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import STRIP, Gemv
 from treadle.kernels.matmul import COLUMNS
@@ -21,16 +30,20 @@ ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
 MANY = GEMV_TOKENS[-1] + 1
 Q8_0, Q4_0 = by_name("Q8_0"), by_name("Q4_0")
-VNNI = ROWS["avx512_vnni"]
+VNNI, AMX = ROWS["avx512_vnni"], ROWS["amx_bf16"]
+PROMPT = VECTOR_TOKENS + 1
 
 
 @ISAS
 @pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
 def test_what_is_shipped_fits(fmt: Format, isa: Isa) -> None:
-    for tokens in (*GEMV_TOKENS, MANY):
+    for tokens in (*GEMV_TOKENS, MANY, VECTOR_TOKENS, PROMPT):
         spec = matmul(fmt, isa, 2048, tokens)
         assert fits(spec, isa), spec.name
-        assert isinstance(spec, Gemv) == (tokens != MANY)
+        assert isinstance(spec, Gemv) == (tokens < MANY)
+        assert (choice.family(spec) == "matrix") == (
+            tokens == PROMPT and choice.on_matrix(fmt, isa)
+        )
 
 
 def test_a_table_is_honoured_where_it_says_something() -> None:
@@ -43,6 +56,59 @@ def test_a_table_is_honoured_where_it_says_something() -> None:
         assert matmul(Q4_0, VNNI, 2048, tokens, table) == matmul(Q4_0, VNNI, 2048, tokens)
     spec = matmul(Q8_0, VNNI, 2048, MANY, table, bias=True, segments=3)
     assert (spec.nr, spec.bias, spec.segments) == (6, True, 3)
+
+
+def test_matrix_registers_are_for_prompts() -> None:
+    """Of formats of bytes, and of BF16; others would lose bits."""
+    assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, AMX)} == {"F16", "F32", "F64"}
+    few, many = (matmul(Q8_0, AMX, 2048, n) for n in (16, 17))
+    assert few == matmul(Q8_0, ROWS["avx512_vbmi"], 2048, 16)
+    assert many == Gemm("Q8_0", "bf16", 2048, 8, 32, matrix=True)
+    assert matmul(by_name("F32"), AMX, 2048, 17) == matmul(by_name("F32"), VNNI, 2048, 17)
+    assert not any(choice.on_matrix(fmt, VNNI) for fmt in READ)
+    assert choice.gemm(Q8_0, AMX, 2048) == many
+    assert choice.gemm(Q8_0, AMX, 2048, matrix=False) == few
+
+
+@pytest.mark.parametrize(
+    ("k", "kc"), [(64, 0), (4096, 0), (4128, 2304), (8192, 4096), (14336, 3584), (1 << 16, 4096)]
+)
+def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: int) -> None:
+    """Parts of K, equal but for whole blocks of any format, leave room for all rows; a gated
+    activation packs two panels for an item, of all of K.
+    """
+    spec = matmul(Q8_0, AMX, k, PROMPT)
+    assert isinstance(spec, Gemm)
+    assert (spec.rows_per_item(AMX.lanes), spec.kc) == (128, kc)
+    assert spec.panel_pitch(AMX.lanes) <= choice.MATRIX_PANEL + 128 * 64
+    assert fits(spec, AMX)
+    both = choice.gated(Q8_0, AMX, k, 4096, "silu", Act("q8", 4096, 8), PROMPT)
+    assert both is not None
+    assert both.kc == 0
+    least = both.rows_per_item(AMX.lanes) == 32
+    assert least or 2 * both.panel_pitch(AMX.lanes) <= choice.MATRIX_PANEL + 256 * 64
+
+
+def test_batches_of_a_few_more_have_plans_of_their_own_beside_matrix_registers() -> None:
+    for isa in ROWS.values():
+        sizes = (*GEMV_TOKENS, VECTOR_TOKENS) if isa is AMX else GEMV_TOKENS
+        assert choice.batch_sizes(isa) == sizes
+
+
+def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
+    table = Table({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"Q8_0": {"mr": 2}})
+    assert matmul(Q8_0, AMX, 2048, PROMPT, table) == Gemm("Q8_0", "bf16", 2048, 2, 32, matrix=True)
+    vectors = Gemm("Q8_0", "q8", 2048, 1, 6)
+    assert matmul(Q8_0, AMX, 2048, VECTOR_TOKENS, table) == vectors
+    assert matmul(Q8_0, VNNI, 2048, PROMPT, table) == vectors
+    assert matmul(Q4_0, AMX, 2048, PROMPT, table) == matmul(Q4_0, AMX, 2048, PROMPT)
+    crossed = Table(vector_tokens={"Q8_0": 8})
+    assert choice.family(matmul(Q8_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "matrix"
+    assert choice.family(matmul(Q4_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "gemm"
+    out = Act("q8", 4096, 8)
+    fused = choice.gated(Q8_0, AMX, 2048, 4096, "silu", out, VECTOR_TOKENS, crossed)
+    assert fused is not None
+    assert fused.matrix
 
 
 @ISAS
@@ -80,11 +146,13 @@ def test_the_crossover_is_a_formats_own() -> None:
 
 def test_a_newer_table_goes_over_an_older() -> None:
     old = Table({"F32": {"nr": 2}, "Q8_0": {"nr": 3}}, {("F32", 1): {"mr": 1}}, {"F32": 1})
-    new = Table({"Q8_0": {"nr": 4}}, {("F32", 2): {"mr": 2}}, {"Q8_0": 2})
+    old = replace(old, matrix={"Q4_0": {"mr": 2}, "Q8_0": {"mr": 2}})
+    new = Table({"Q8_0": {"nr": 4}}, {("F32", 2): {"mr": 2}}, {"Q8_0": 2}, {"Q8_0": {"mr": 4}})
     both = old.updated(new)
     assert both.gemm == {"F32": {"nr": 2}, "Q8_0": {"nr": 4}}
     assert both.gemv == {("F32", 1): {"mr": 1}, ("F32", 2): {"mr": 2}}
     assert both.gemv_tokens == {"F32": 1, "Q8_0": 2}
+    assert both.matrix == {"Q4_0": {"mr": 2}, "Q8_0": {"mr": 4}}
     assert old.gemm["Q8_0"] == {"nr": 3}
 
 
@@ -137,6 +205,17 @@ def test_what_cannot_be_used_does_not_fit(isa: Isa) -> None:
     assert not gemv(STRIP, isa.regs)
     assert not gemm(2 * COLUMNS, 1)
     assert not any(gemm(mr, nr) or gemv(mr, nr) for mr, nr in ((0, 4), (1, 0), (-1, 4), (1, -4)))
+
+
+def test_what_matrix_registers_can_use() -> None:
+    def matrix(mr: int, nr: int, isa: Isa = AMX) -> bool:
+        return fits(Gemm("Q8_0", "bf16", 64, mr, nr, matrix=True), isa)
+
+    assert [mr for mr in range(-1, 2 * COLUMNS) if matrix(mr, 32)] == [
+        mr for mr in range(2, COLUMNS // 16 + 1, 2) if COLUMNS % (16 * mr) == 0
+    ]
+    assert not any(matrix(2, nr) for nr in (0, 1, 16, 64))  # four registers hold 32 tokens
+    assert not any(matrix(2, 32, isa) for isa in ROWS.values() if isa is not AMX)
 
 
 def test_few_strips_are_cut_into_more_items() -> None:

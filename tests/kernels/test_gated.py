@@ -37,13 +37,16 @@ GATED = [
     Gated("F32", "f32", 172, 2, 5, 2, fn="gelu", m=64, to="f32", to_group=5),
     Gated("F16", "f32", 352, 2, 12, 2, fn="silu", m=96, to="q8", to_group=8),
     Gated("BF16", "bf16", 172, 2, 12, 2, fn="silu", m=64, to="bf16", to_group=12),
+    Gated("Q8_0", "bf16", 352, 8, 32, 2, matrix=True, fn="silu", m=96, to="bf16", to_group=32),
+    Gated("Q4_K", "bf16", 256, 16, 32, 2, matrix=True, fn="gelu", m=96, to="q8", to_group=8),
+    Gated("BF16", "bf16", 172, 8, 32, 2, matrix=True, fn="silu", m=64, to="f32", to_group=12),
     Gated("MLX4_G64", "q8", 128, 2, 8, 2, fn="gelu", m=64, to="q8", to_group=8),
 ]
 CASES = [
     pytest.param(spec, isa, id=f"{spec.name}-{isa.name}")
     for spec in GATED
-    for isa in rows.ALL
-    if spec.act != "bf16" or isa.dot_bf16
+    for isa in (rows.MATRICES if spec.matrix else rows.VECTORS)
+    if spec.act != "bf16" or isa.dot_bf16 or spec.matrix
 ]
 SLOPE = 1.13  # the largest of either activation
 
@@ -53,7 +56,7 @@ class Problem:
 
     def __init__(self, spec: Gated, isa: Isa, rng: np.random.Generator, n: int) -> None:
         self.spec, self.isa, self.n = spec, isa, n
-        names = ("w", "act", "k", "mr", "nr", "segments", "fence", "folded")
+        names = ("w", "act", "k", "mr", "nr", "segments", "fence", "folded", "matrix")
         self.products = random(
             Gemm(**{name: getattr(spec, name) for name in names}), isa, rng, n, [spec.m] * 2
         )
@@ -92,7 +95,7 @@ class Problem:
 def test_against_the_products_and_the_activation(
     spec: Gated, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
-    for front, n in enumerate((1, spec.nr - 1, spec.nr, 13)):
+    for front, n in enumerate((1, spec.nr - 1, spec.nr, 2 * spec.nr + 13)):
         problem = Problem(spec, isa, rng, n)
         exact, off = problem.exact()
         out = problem.compute(memory, front=front % 2 == 1)
@@ -124,9 +127,9 @@ def test_the_twin_says_the_same(spec: Gated, memory: Memory, rng: np.random.Gene
 
 
 def test_same_bits_for_every_cut(memory: Memory, rng: np.random.Generator) -> None:
-    isa = rows.ALL[-1]
-    for spec in (GATED[0], GATED[5], GATED[6]):
-        problem = Problem(spec, isa, rng, 13)
+    for spec in (GATED[0], GATED[5], GATED[6], GATED[11]):
+        isa = (rows.MATRICES if spec.matrix else rows.VECTORS)[-1]
+        problem = Problem(spec, isa, rng, 2 * spec.nr + 13)
         first = problem.compute(memory)
         for chunk in (spec.nr, 2 * spec.nr):
             assert (problem.compute(memory, chunk) == first).all(), spec.name
@@ -146,8 +149,10 @@ def test_what_fills_up_a_group_is_its_last_token(memory: Memory, rng: np.random.
 def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
     """Its activations are laid out for the gemm that it stands for, so both can follow one norm."""
     fmt = by_name(fmt.name)  # type: ignore[attr-defined]
-    made = choice.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8))
-    like = choice.gemm(fmt, isa, 2048)
-    assert made is not None
-    assert (made.layout(), made.folded) == (like.layout(), like.folded)
-    assert choice.gated(fmt, isa, 2048, 5632 + 16, "silu", Act("q8", 5648, 8)) is None
+    for n in (choice.VECTOR_TOKENS, 512):
+        made = choice.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8), n)
+        like = choice.matmul(fmt, isa, 2048, n)
+        assert isinstance(like, Gemm)
+        assert made is not None
+        assert (made.layout(), made.folded) == (like.layout(), like.folded)
+        assert choice.gated(fmt, isa, 2048, 5632 + 16, "silu", Act("q8", 5648, 8), n) is None

@@ -33,11 +33,17 @@ from treadle.kernels.spec import round_up
 
 HEIGHTS = (1, 5, 50, 105)
 
+
+def on_matrix(spec: Matmul) -> bool:
+    """Whether the kernel needs matrix registers."""
+    return isinstance(spec, Gemm) and spec.matrix
+
+
 PAIRS: list[tuple[Matmul, Isa]] = [
     (spec, isa)
     for spec in (*GEMMS, *GEMVS)
-    for isa in rows.ALL
-    if spec.act != "bf16" or isa.dot_bf16
+    for isa in (rows.MATRICES if on_matrix(spec) else rows.VECTORS)
+    if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec)
 ]
 
 
@@ -56,7 +62,9 @@ def heights(spec: Matmul) -> list[list[int]]:
 
 def counts(spec: Matmul) -> list[int]:
     """Numbers of tokens: gemv is made for one; gemm takes any."""
-    return [spec.nr] if isinstance(spec, Gemv) else [1, spec.nr - 1, spec.nr, 13]
+    if isinstance(spec, Gemv):
+        return [spec.nr]
+    return [1, spec.nr - 1, spec.nr, 2 * spec.nr + 13 if spec.nr > 13 else 13]
 
 
 @dataclass
@@ -227,7 +235,7 @@ def test_whole_numbers_are_exact(
             problem.check(memory, tolerance)
     if isinstance(spec, Gemm):  # chunks of tokens share nothing but the panels they each pack
         for chunk in (spec.nr, 2 * spec.nr):
-            problem, tolerance = some(spec, isa, rng, 13, heights(spec)[0])
+            problem, tolerance = some(spec, isa, rng, counts(spec)[-1], heights(spec)[0])
             problem.check(memory, tolerance, chunk=chunk)
 
 
@@ -307,7 +315,7 @@ def test_whole_numbered_scales_are_exact(
         problem.check(memory, 0)
 
 
-@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+@pytest.mark.parametrize("isa", rows.VECTORS, ids=rows.name)
 def test_both_panels_of_a_format_agree(isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Panels of folded codes give what others give, also where a scale or a minimum is no number:
     the same results are none.
@@ -354,8 +362,10 @@ def bound(problem: Problem) -> np.ndarray:
     q8: a term is an exact integer (below 2**24) times d_w d_x, rounded once; blocks are added in
     a chain, in gemv also across 8 lanes, in one of which the correction ``offset * sum(x)``
     begins. A minimum adds a term and two roundings to each block. Floats: gemm adds K products in
-    a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, by 2**-8 at
-    most. At the end come bias and residual.
+    a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, as the twin
+    does, but of an f32 that may differ in its last bit: one in some ten thousand (none, most often;
+    three are allowed for) comes out at the next bf16, 2**-8 off at most. At the end come bias and
+    residual.
 
     Where a block has scales of its own, what a code and its offset or minimum add apart is not
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
@@ -376,7 +386,8 @@ def bound(problem: Problem) -> np.ndarray:
         problem.weights, problem.biases, problem.heights, problem.columns, strict=True
     ):
         values = np.abs(spec.fmt.dequantize_rows(w)).astype(np.float64)
-        rounding = 2.0**-8 if spec.act == "bf16" and spec.w != "BF16" else 0.0
+        rounded = spec.act == "bf16" and spec.w != "BF16"
+        largest = 3 * 2.0**-8 * np.outer(x.max(-1), values.max(-1)) if rounded else 0.0
         if codes and codes.scales:
             group = spec.fmt.block if spec.fmt.parts else 32
             top = values.reshape(m, -1, group).max(-1).repeat(group, -1)
@@ -388,7 +399,7 @@ def bound(problem: Problem) -> np.ndarray:
             }
             per_block = fields["d"] * 2 * codes.offset + (2 * fields[codes.m] if codes.m else 0)
             values = values + per_block.repeat(32, -1)
-        total = (x @ values.T) * ((chain + 4) * U32 + rounding)
+        total = (x @ values.T) * ((chain + 4) * U32) + largest
         total += 2 * U32 * (np.abs(b) + np.abs(problem.residual[:, column : column + m]))
         out[:, column : column + m] = total + 2 * U32 * (x @ values.T)
     return out
@@ -426,9 +437,9 @@ def test_not_a_number_stays_in_its_row(
 
 def test_same_bits_for_every_cut(memory: Memory, rng: np.random.Generator) -> None:
     """Neither the chunk of tokens nor the ranges of items may change a bit."""
-    isa = rows.ALL[-1]
-    for spec in (GEMMS[0], GEMMS[4], GEMMS[5]):
-        problem = random(spec, isa, rng, 13, heights(spec)[0])
+    for spec in (GEMMS[0], GEMMS[4], GEMMS[5], registry.MATRIX[0]):
+        isa = (rows.MATRICES if on_matrix(spec) else rows.VECTORS)[-1]
+        problem = random(spec, isa, rng, counts(spec)[-1], heights(spec)[0])
         first = problem.compute(memory)
         for chunk in (spec.nr, 2 * spec.nr):
             again = problem.compute(memory, chunk)

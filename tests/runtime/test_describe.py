@@ -23,7 +23,8 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
 VNNI = ROWS["avx512_vnni"].needs
 VBMI = ROWS["avx512_vbmi"].needs
-BEST = ROWS["avx512_bf16"].needs
+BF16 = ROWS["avx512_bf16"].needs
+BEST = ROWS["amx_bf16"].needs
 CPU = "sys/devices/system/cpu"
 GROUP = "sys/fs/cgroup"
 PEAKS = Peaks(q8=2.05e12, bf16=None, f32=5.1e11, bytes_s=45e9, cpu_share=0.99)
@@ -257,6 +258,8 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
             "CPU has it",
             "this CPU lacks avx512bf16, which the kernels of avx512_bf16 need (dots of bf16: "
             "faster prompts for BF16 weights): only another CPU has it",
+            "this CPU lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need (matrix "
+            "registers of bf16: quantised and BF16 prompts twice as fast): only another CPU has it",
             "BF16 weights are widened to f32: their prompts read at the rate of F32's; Q8_0",
         ],
     ),
@@ -264,7 +267,8 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
         VIRTUAL,
         {"features": VBMI, "model": ModelFile((), acts={"q8"})},
         ["lacks avx512bf16, which the kernels of avx512_bf16 need (dots of bf16: faster prompts "
-         "for BF16 weights): this is a virtual machine, which may hide it: give it the host's CPU"],
+         "for BF16 weights): this is a virtual machine, which may hide it: give it the host's CPU",
+         "lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need"],
     ),
     (  # each row above the best is named with what it needs beyond the row before
         {},
@@ -274,6 +278,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
             "lacks avx512vnni, which the kernels of avx512_vnni need",
             "lacks avx512bitalg, avx512vbmi, gfni, which the kernels of avx512_vbmi need",
             "lacks avx512bf16, which the kernels of avx512_bf16 need",
+            "lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need",
         ],
     ),
     (  # the portable row
@@ -287,18 +292,32 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
             "lacks avx512vnni, which the kernels of avx512_vnni need",
             "lacks avx512bitalg, avx512vbmi, gfni, which the kernels of avx512_vbmi need",
             "lacks avx512bf16, which the kernels of avx512_bf16 need",
+            "lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need",
         ],
     ),
-    (  # a row that is passed over
+    (  # Zen 4: dots of bf16, and nothing is passed over
         {},
-        {"features": BEST | {"amx-bf16"}, "model": ModelFile((), acts={"q8"})},
-        ["the kernels of avx512_bf16 are passed over, for CPUs with amx-bf16 run their own instru"
+        {"features": BF16},
+        ["lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need"],
+    ),
+    (  # the CPU has the registers, and Linux keeps them: the row before is passed over
+        {},
+        {"features": BEST - {"amx-tile"}, "model": ModelFile((), acts={"q8"})},
+        ["the system refuses this process amx-tile, which the kernels of amx_bf16 need: Linux "
+         "grants it from 5.16 on, where no container's filter of system calls forbids arch_prctl",
+         "the kernels of avx512_bf16 are passed over, for CPUs with amx-bf16 run their own instru"
          "ctions slowly: see with TREADLE_ISA=avx512_bf16 treadle bench whether"],
     ),
     (  # what the model has no use for is no reason
         {},
-        {"features": BEST | {"amx-bf16"}, "model": ModelFile((), acts={"bf16"})},
-        ["avx512_bf16 are passed over", "BF16 weights are widened to f32"],
+        {"features": BEST - {"amx-tile"}, "model": ModelFile((), acts={"bf16"})},
+        ["refuses this process amx-tile", "avx512_bf16 are passed over",
+         "BF16 weights are widened to f32"],
+    ),
+    (  # matrix registers multiply them as they are
+        {},
+        {"model": ModelFile((), acts={"bf16"})},
+        [],
     ),
     (
         {},
@@ -373,33 +392,38 @@ def test_a_share_of_processor_time_says_more_than_the_load(there: Describe) -> N
 
 
 def test_instruction_sets(there: Describe, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = there(features=AVX2 | {"avxvnni", "amx-int8"})
+    report = there(features=AVX2 | {"avxvnni", "amx-bf16"})
     assert report["instruction_set"] == {
         "chosen": "avx2_vnni",
         "why": "the best that this CPU can run",
         "can_run": ["portable", "avx2", "avx2_vnni"],
     }
-    assert report["cpu"]["unused"] == ["amx-int8"]
+    assert report["cpu"]["unused"] == ["amx-bf16"]  # no row that this CPU can run needs it
     missing = report["cpu"]["missing"]
-    assert list(missing) == ["avx512f", "avx512vnni", "avx512vbmi", "avx512bf16", "amx-bf16"]
+    assert list(missing) == ["avx512f", "avx512vnni", "avx512vbmi", "avx512bf16"]
     gives = "dots of bf16: faster prompts for BF16 weights (for the kernels of avx512_bf16)"
     assert missing["avx512bf16"] == gives
-    assert missing["amx-bf16"] == "matrix tiles of bf16"  # no row would use them yet
+    missing = there(features=BF16)["cpu"]["missing"]
+    assert list(missing) == ["amx-bf16"]
+    assert missing["amx-bf16"].endswith("twice as fast (for the kernels of amx_bf16)")
+    assert there(features=BEST)["cpu"]["missing"] == {}
+    assert "amx-bf16" in there(features=BEST)["cpu"]["used"]
     assert "avxvnni" not in there(features=BEST)["cpu"]["missing"]  # avx512vnni is better
     monkeypatch.setenv("TREADLE_ISA", "avx2")
     report = there(features=BEST)
     assert report["instruction_set"]["chosen"] == "avx2"
     assert report["instruction_set"]["why"] == "TREADLE_ISA asks for it"
-    assert "forces avx2, and avx512_bf16 would be faster: unset it" in report["warnings"][0]
+    assert "forces avx2, and amx_bf16 would be faster: unset it" in report["warnings"][0]
     with pytest.raises(UnsupportedError, match="this CPU lacks"):
         there(features=frozenset())
 
 
 def test_dots_of_bf16_that_are_slower_than_none(there: Describe) -> None:
     slow = Peaks(q8=1e12, bf16=1.1e11, f32=2e11, bytes_s=1e10, cpu_share=1.0)
-    (warning,) = there(peaks=slow)["warnings"]
-    assert "run at 55% of its rate of f32" in warning
-    assert "TREADLE_ISA=avx512_vbmi reads prompts faster" in warning
+    for features in (BF16, BEST):  # by vectors, by matrix registers
+        warning = there(peaks=slow, features=features)["warnings"][-1]
+        assert "run at 55% of its rate of f32" in warning
+        assert "TREADLE_ISA=avx512_vbmi reads prompts faster" in warning
     assert there(peaks=Peaks(1e12, 4e11, 2e11, 1e10, 1.0))["warnings"] == []
 
 

@@ -16,7 +16,17 @@ from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
 from treadle.runtime import machine, peaks
-from treadle.runtime.peaks import PIECE, STREAMS, Dots, Peaks, Stream, measure_peaks, operands, tile
+from treadle.runtime.peaks import (
+    PIECE,
+    STREAMS,
+    Dots,
+    MatrixDots,
+    Peaks,
+    Stream,
+    measure_peaks,
+    operands,
+    tile,
+)
 
 ACTS = tuple(peaks.DOTS_PER_VALUE)
 CASES = [(row, act) for row in rows.ALL for act in ACTS if act != "bf16" or row.dot_bf16]
@@ -85,7 +95,29 @@ DOT = {
     ("avx512_bf16", "q8"): "vpdpbusd",
     ("avx512_bf16", "bf16"): "vdpbf16ps",
     ("avx512_bf16", "f32"): "vfmadd231ps",
+    ("amx_bf16", "q8"): "vpdpbusd",
+    ("amx_bf16", "f32"): "vfmadd231ps",
 }
+
+
+@pytest.mark.parametrize("isa", rows.MATRICES, ids=rows.name)
+def test_matrix_dots_against_the_twin(isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    spec, rounds, n_items = MatrixDots(), 5, 3
+    a, b = (memory.copy(operands("bf16", 2 * 16, 16, rng)) for _ in range(2))
+    out = memory.array((n_items, 2, 2, 16, 16), np.float32)
+    call(spec, isa, memory, [a, b, out, rounds], Run(), n_items)
+    want = np.zeros((2, 2, 16, 16))
+    spec.run_ref([a, b, want, rounds], None)
+    for item in out:
+        assert_close(item, want, rounds * 32 * U32 * rounds * 32, spec.name)
+
+
+@pytest.mark.skipif(rows.MATRICES[-1] is rows.MADE_UP, reason="no matrix registers here")
+def test_the_matrix_loop_is_nothing_but_dots() -> None:
+    isa = rows.MATRICES[-1]
+    used = [line.split()[0] for line in hot_loop(emit_assembly(trace(MatrixDots(), isa), isa))]
+    assert used.count("tdpbf16ps") == 4
+    assert len(used) <= 8
 
 
 @pytest.mark.parametrize(("isa", "act"), CASES, ids=ids)
@@ -110,7 +142,7 @@ def test_measuring(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int, int]] = []
     found = measure_peaks(isa, 2, 0.001, progress=lambda *now: seen.append(now))
     assert min(found.as_dict().values()) > 0
-    assert (found.bf16 is None) == (isa.dot_bf16 is None)
+    assert (found.bf16 is None) == (isa.dot_bf16 is None and isa.matrix is None)
     assert 0 < found.cpu_share <= 1
     n = len(found.as_dict())
     assert seen == [("measure", i, n) for i in range(n + 1)]

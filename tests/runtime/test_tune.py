@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from zlib import crc32
 
 import pytest
@@ -30,7 +30,7 @@ from treadle.runtime.tune import (
     tune,
 )
 
-VNNI, AVX2 = ROWS["avx512_vnni"], ROWS["avx2"]
+VNNI, AVX2, AMX = ROWS["avx512_vnni"], ROWS["avx2"], ROWS["amx_bf16"]
 Q8_0 = by_name("Q8_0")
 K, N = 2048, 512
 
@@ -281,6 +281,21 @@ def test_one_lucky_number_is_no_crossover() -> None:
     assert found.tokens == 2
 
 
+@pytest.mark.parametrize(("wins", "vectors"), [(0, 0), (1, 0), (2, 2), (9, 8), (99, CROSSOVER[-1])])
+def test_vectors_are_for_as_many_tokens_as_they_win_at(wins: int, vectors: int) -> None:
+    """Against matrix registers, where there are any and they serve the format."""
+
+    def cost(spec: Matmul, n: int) -> float:
+        return {"gemv": 0.1, "gemm": float(n), "matrix": wins + 0.5}[choice.family(spec)]
+
+    found = cross(FakeTimer(cost), Q8_0, AMX, K, SHIPPED, runs=1, progress=quiet)
+    assert (found.tokens, found.vector_tokens) == (CROSSOVER[-1], vectors)
+    assert found.matrix_s == dict.fromkeys(CROSSOVER, wins + 0.5)
+    for fmt, isa in ((by_name("F32"), AMX), (Q8_0, VNNI)):
+        other = cross(FakeTimer(crossing(4)), fmt, isa, K, SHIPPED, runs=1, progress=quiet)
+        assert (other.vector_tokens, other.matrix_s) == (None, {})
+
+
 def test_a_wrong_gemv_has_no_crossover() -> None:
     timer = FakeTimer(crossing(99))
     timer.broken = [choice.gemv(Q8_0, K, 4)]
@@ -322,6 +337,27 @@ def test_one_kernel_alone() -> None:
     sweeps, crossed, table = tune(timer, Q8_0, VNNI, K, N, ["gemv"], runs=1)
     assert {s.kernel for s in sweeps} == {"gemv"}
     assert (crossed, dict(table.gemm), dict(table.gemv_tokens)) == (None, {}, {})
+
+
+def test_matrix_registers_are_swept_where_they_serve() -> None:
+    """Beside the vectors, whose kernels small batches keep."""
+    timer = FakeTimer(wanting(mr=2))
+    sweeps, crossed, table = tune(timer, Q8_0, AMX, K, N, runs=1)
+    wanted = [("gemm", N), ("matrix", N), *(("gemv", n) for n in GEMV_TOKENS)]
+    assert [(s.kernel, s.tokens) for s in sweeps] == wanted
+    parts = [kc for kc in choice.SWEPT["matrix"][0]["kc"] if kc < K]
+    assert [v.name for v in sweeps[1].variants] == [
+        f"mr {mr} kc {kc}" for mr, kc in product((2, 4, 8), parts)
+    ]
+    assert table.matrix["Q8_0"]["mr"] == 2
+    assert crossed is not None
+    many = choice.matmul(Q8_0, AMX, K, N, table)
+    assert (choice.family(many), many.mr) == ("matrix", 2)
+    few = {choice.family(s) for s, n in timer.checked if n in CROSSOVER and s.op == "gemm"}
+    assert few == {"gemm", "matrix"}
+    assert table.vector_tokens == {"Q8_0": crossed.vector_tokens}
+    for fmt, isa in ((by_name("F32"), AMX), (Q8_0, VNNI)):
+        assert tune(timer, fmt, isa, K, N, ["matrix"], runs=1) == ([], None, SHIPPED)
 
 
 def test_the_crossover_alone_uses_what_was_tuned_before() -> None:

@@ -16,6 +16,7 @@ import treadle
 from treadle.errors import CacheError
 from treadle.formats import by_name
 from treadle.isa import ROWS
+from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, Table, fits, matmul
 from treadle.runtime import machine, tuned
@@ -59,6 +60,36 @@ def test_a_second_sweep_goes_over_the_first() -> None:
         {("Q8_0", 1): {"mr": 4}},
         {"Q8_0": 2, "F32": 8},
     )
+
+
+def test_what_was_measured_of_matrix_registers() -> None:
+    amx = ROWS["amx_bf16"]
+    save(amx, Table({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"F16": {"mr": 4}, "Q8_0": {"mr": 4}}))
+    path = save(amx, Table(matrix={"Q8_0": {"mr": 2}}, vector_tokens={"Q8_0": 0, "Q4_0": 8}))
+    said = json.loads(path.read_text())["formats"]
+    assert said == {
+        "Q8_0": {"gemm": {"mr": 1, "nr": 6}, "matrix": {"mr": 2}, "vector_tokens": 0},
+        "F16": {"matrix": {"mr": 4}},
+        "Q4_0": {"vector_tokens": 8},
+    }
+    row = tuned_row(amx)
+    assert row.table.matrix == {"F16": {"mr": 4}, "Q8_0": {"mr": 2}}
+    assert row.table.vector_tokens == {"Q8_0": 0, "Q4_0": 8}
+    assert row.formats == ["Q8_0", "F16", "Q4_0"]
+    spec = matmul(by_name("Q8_0"), amx, 2048, 99, row.table)
+    assert (spec.mr, spec.act) == (2, "bf16")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"mr": 1}, {"mr": 3}, {"mr": 0}, {"mr": 64}, {"nr": 32}, {"mr": 2, "kc": 512}, 2],
+    ids=str,
+)
+def test_what_matrix_registers_cannot_use(said: object) -> None:
+    amx = ROWS["amx_bf16"]
+    path = save(amx, Table(matrix={"Q8_0": {"mr": 2}}))
+    change(path, lambda file: file["formats"].update(Q8_0={"matrix": said}))
+    assert "damaged" in (tuned_row(amx).problem or "")
 
 
 def test_where_nothing_was_tuned_next_to_nothing_is_read(
@@ -193,6 +224,7 @@ BAD_ROWS = [
     {"gemv_tokens": True},
     {"gemv_tokens": None},
     {"gemw": {}},
+    {"matrix": {"mr": 2}},  # this row has none
     7,
 ]
 
@@ -212,19 +244,22 @@ SMALL = st.recursive(
 )
 
 
-@given(row=st.dictionaries(st.sampled_from(["gemm", "gemv", "gemv_tokens"]), SMALL))
+@given(
+    row=st.dictionaries(st.sampled_from(["gemm", "matrix", "gemv", "gemv_tokens"]), SMALL),
+    isa=st.sampled_from([ISA, ROWS["amx_bf16"]]),
+)
 def test_whatever_it_says_a_model_can_run(
-    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any]
+    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any], isa: Isa
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TREADLE_CACHE", str(tmp_path_factory.mktemp("kernels", numbered=True)))
-        path = save(ISA, TABLE)
+        path = save(isa, TABLE)
         change(path, lambda said: said["formats"].update(Q8_0=row))
-        found = tuned_row(ISA)
+        found = tuned_row(isa)
         assert (found.problem is None) == (found.made is not None)
         for tokens in (*GEMV_TOKENS, 99):
-            spec = matmul(by_name("Q8_0"), ISA, 2048, tokens, found.table)
-            assert fits(spec, ISA)
+            spec = matmul(by_name("Q8_0"), isa, 2048, tokens, found.table)
+            assert fits(spec, isa)
             assert spec.op == "gemv" or spec.nr > 0
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Peaks = Mapping[str, float]  # operations a second of each kind, and "bytes_s"
 
-KERNELS = ("gemm", "gemv", "crossover")
+KERNELS = ("gemm", "matrix", "gemv", "crossover")
 TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
 ENOUGH = 0.9  # of the processor time asked for: with less, the least times are luck
 
@@ -90,8 +90,8 @@ def command(
     """Measure the fastest shape of KERNEL, or of all, and keep it for every later run.
 
     Each configuration's results are checked, then timed with caches hot (the same weights again)
-    and cold (the next of many copies); the quickest cold one wins. KERNEL crossover compares gemv
-    with gemm at a few tokens, which gemm and gemv do not.
+    and cold (the next of many copies); the quickest cold one wins. KERNEL matrix is gemm on matrix
+    registers, where there are any; crossover compares gemv with gemm at a few tokens.
     """
     from treadle.runtime import tuned
     from treadle.runtime.describe import row_in_use
@@ -102,6 +102,8 @@ def command(
         path = tuned.tuned_row(isa).path
         say_reset(None if dry_run else tuned.reset(isa), path, as_json)
         return
+    if kernel == "matrix" and isa.matrix is None:
+        raise click.UsageError(f"{isa.name} has no matrix registers to tune for")
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
     shape, kernels = Shape(k, m, n), [kernel] if kernel else list(KERNELS)
@@ -220,7 +222,7 @@ HEADERS = (
 def print_results(
     results: Sequence[Result], shape: Shape, about: dict[str, Any], peaks: Peaks
 ) -> None:
-    """Print a table for each sweep, and where gemv and gemm cross."""
+    """Print a table for each sweep, and where gemv, gemm and matrix registers cross."""
     rates = ", ".join(
         f"{name} {scaled(rate, 'op/s')}" for name, rate in peaks.items() if name != "bytes_s"
     )
@@ -237,19 +239,22 @@ def print_results(
     if crossed:
         print()
         heading(f"gemv against gemm, cold, K {shape.k}, M {shape.m}: us for so many tokens")
-        numbers = list(crossed[0].gemv_s)
-        pairs = [f"{kernel} {n} " for n in numbers for kernel in ("gemv", "gemm")]
-        print_table(
-            ["format", *pairs, "gemv up to "],
-            [
-                (
-                    c.format,
-                    *(f"{1e6 * s:.1f}" for n in numbers for s in (c.gemv_s[n], c.gemm_s[n])),
-                    c.tokens,
-                )
-                for c in crossed
-            ],
-        )
+        print_crossovers(crossed)
+
+
+def print_crossovers(crossed: Sequence[Crossover]) -> None:
+    """A line for each format; with columns for matrix registers where any has times of them."""
+    numbers, on_matrix = list(crossed[0].gemv_s), any(c.matrix_s for c in crossed)
+    kernels = ("gemv", "gemm", "matrix")[: 3 if on_matrix else 2]
+    lines = []
+    for c in crossed:
+        times = (c.gemv_s, c.gemm_s, c.matrix_s)[: len(kernels)]
+        cells = [f"{1e6 * s[n]:.1f}" if n in s else "" for n in numbers for s in times]
+        vectors = "" if c.vector_tokens is None else str(c.vector_tokens)
+        lines.append((c.format, *cells, str(c.tokens), *([vectors] if on_matrix else [])))
+    columns = [f"{kernel} {n} " for n in numbers for kernel in kernels]
+    last = ["gemv up to ", *(["vectors up to "] if on_matrix else [])]
+    print_table(["format", *columns, *last], lines)
 
 
 def cells(row: dict[str, Any], variant: Variant) -> list[str]:

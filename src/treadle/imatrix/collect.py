@@ -246,7 +246,7 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
         args=tuple(tap if arg is made else arg for arg in step.args),
         reads=step.reads,
         writes=(tap,),
-        grid=Grid(step.grid.base // spec.group, step.grid.count, 1),
+        grid=Grid(step.grid.base // spec.layout().grid(1, step.grid.count).base, step.grid.count),
         chunk=step.chunk,
     )
     return [step, again], act, tap

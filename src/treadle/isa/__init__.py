@@ -11,11 +11,28 @@ from collections.abc import Set
 from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
-from treadle.isa.x86 import AVX2, AVX2_VNNI, AVX512, AVX512_BF16, AVX512_VBMI, AVX512_VNNI
+from treadle.isa.x86 import (
+    AMX_BF16,
+    AVX2,
+    AVX2_VNNI,
+    AVX512,
+    AVX512_BF16,
+    AVX512_VBMI,
+    AVX512_VNNI,
+)
 
 ROWS: dict[str, Isa] = {
     row.name: row
-    for row in (PORTABLE, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AVX512_VBMI, AVX512_BF16)
+    for row in (
+        PORTABLE,
+        AVX2,
+        AVX2_VNNI,
+        AVX512,
+        AVX512_VNNI,
+        AVX512_VBMI,
+        AVX512_BF16,
+        AMX_BF16,
+    )
 }
 
 

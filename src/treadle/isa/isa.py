@@ -12,6 +12,25 @@ Op = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """Eight matrix registers, by number, each 16 rows of 64 bytes.
+
+    ``begin(k, p)``: this thread may use them from here on, ``end(k)``: it no longer does; ``p``: 64
+    bytes to write. ``zero(k, r)``. ``load(k, r, p, stride)``, ``store(k, r, p, stride)``: rows from
+    ``p`` on, ``stride`` bytes from one to the next. ``dot_bf16(k, c, a, b)``: ``c[i, j] += sum over
+    l of a[i, 2 l] b[l, 2 j] + a[i, 2 l + 1] b[l, 2 j + 1]``, c in f32 and 16 by 16, a and b in bf16
+    and 16 by 32, where what is smaller than 2**-126 may count as zero.
+    """
+
+    begin: Op
+    end: Op
+    zero: Op
+    load: Op
+    store: Op
+    dot_bf16: Op
+
+
+@dataclass(frozen=True)
 class Isa:
     """One instruction set. An op has one meaning, written in ``portable.py``; a row may replace how
     it is emitted.
@@ -24,8 +43,10 @@ class Isa:
     ``table`` of 16 numbers; at least 16 lanes. ``gather(k, table, index, ty)``: lane i is element
     ``index[i]`` (an integer, never negative) of ``ty``'s scalars at ``table``. ``cut(k, v, shift,
     width, to)``, ``window(k, v, at)`` and ``spread(k, v, at, to)``: as ``formats/kernel_bits.py``
-    says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``reciprocal(k, x)``:
-    ``1 / x`` in f32 to 2 units in the last place, for 2**-126 <= |x| <= 2**126, and NaN for NaN.
+    says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``narrow_bf16(k,
+    x)``: bits of the nearest bf16, ``i16 * n``, ties to even; for |x| < 2**-126 perhaps zero.
+    ``reciprocal(k, x)``: ``1 / x`` in f32 to 2 units in the last place, for 2**-126 <= |x| <=
+    2**126, and NaN for NaN. ``matrix``: matrix registers, or None.
     """
 
     name: str
@@ -38,6 +59,7 @@ class Isa:
     dot_bf16: Op | None
     widen_f16: Op
     narrow_f16: Op
+    narrow_bf16: Op
     pause: Op
     lookup: Op
     gather: Op
@@ -45,6 +67,7 @@ class Isa:
     cut: Op
     window: Op
     spread: Op
+    matrix: Matrix | None = None
     fused: bool = False  # multiply-add rounds once, in hardware
     dot4_top: int = 255  # the largest w that dot4 takes at full speed
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from treadle.isa.isa import Isa
+from treadle.isa.isa import Isa, Matrix
 from treadle.jit.types import f16, f32, i16, i32, i64, u8, u16, u32, u64
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ def narrow_f16(k: Builder, x: Val) -> Val:
     magnitude = k.select(mag >= 0x47800000, overflow, magnitude)
     magnitude = k.select(mag > 0x7F800000, k.const(0x7E00, mag.ty), magnitude)
     return (magnitude | sign).to(i16).bits(f16.like(x.ty))
+
+
+def narrow_bf16(k: Builder, x: Val) -> Val:
+    """Half of what is lost is added, less one where that would round a tie up to an odd number."""
+    bits = x.bits(u32.like(x.ty))
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
 
 
 def pause(k: Builder) -> None:
@@ -119,6 +125,63 @@ def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
     return k.select(zero, k.zero(v.ty), k.const(1 << to, v.ty))
 
 
+MATRIX_BYTES = 1024  # of one register
+
+
+def matrix_begin(k: Builder, p: Val) -> None:
+    """The registers are memory of the function's own."""
+    k.registers = k.room(8 * MATRIX_BYTES)
+
+
+def matrix_end(k: Builder) -> None:
+    """Nothing is to be given back."""
+
+
+def _row(k: Builder, r: int, i: Val) -> Val:
+    assert k.registers is not None
+    return k.registers + MATRIX_BYTES * r + i * 64
+
+
+def matrix_zero(k: Builder, r: int) -> None:
+    """Row by row."""
+    with k.loop(16) as i:
+        k.store(_row(k, r, i), k.zero(i32 * 16))
+
+
+def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
+    """Row by row."""
+    with k.loop(16) as i:
+        k.store(_row(k, r, i), k.load(p + i * stride, i32 * 16))
+
+
+def matrix_store(k: Builder, r: int, p: Val, stride: int) -> None:
+    """Row by row."""
+    with k.loop(16) as i:
+        k.store(p + i * stride, k.load(_row(k, r, i), i32 * 16))
+
+
+def matrix_dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
+    """Sums of the even products and of the odd, one row of b after the other."""
+    high = 0xFFFF0000
+    with k.loop(16) as i:
+        total = k.var(k.load(_row(k, c, i), f32 * 16))
+        with k.loop(16) as j:
+            x = k.splat(k.load(_row(k, a, i) + j * 4, u32), u32 * 16)
+            w = k.load(_row(k, b, j), u32 * 16)
+            total.v = k.fma((x << 16).bits(total.ty), (w << 16).bits(total.ty), total.v)
+            total.v = k.fma((x & high).bits(total.ty), (w & high).bits(total.ty), total.v)
+        k.store(_row(k, c, i), total.v)
+
+
+# What a machine's own matrix registers do; as memory, slower than vectors.
+MATRIX = Matrix(
+    begin=matrix_begin,
+    end=matrix_end,
+    zero=matrix_zero,
+    load=matrix_load,
+    store=matrix_store,
+    dot_bf16=matrix_dot_bf16,
+)
 PORTABLE = Isa(
     name="portable",
     needs=frozenset(),
@@ -130,6 +193,7 @@ PORTABLE = Isa(
     dot_bf16=None,
     widen_f16=widen_f16,
     narrow_f16=narrow_f16,
+    narrow_bf16=narrow_bf16,
     pause=pause,
     lookup=lookup,
     gather=gather,

@@ -37,6 +37,7 @@ class Builder:
         self.isa = isa
         self.function = function
         self.module = function.module
+        self.registers: Val | None = None  # where the portable matrix registers are
         # Slots go to a block of their own, so that a slot made inside a loop is made once.
         self._entry = function.append_basic_block("entry")
         start = function.append_basic_block("start")
@@ -77,6 +78,12 @@ class Builder:
         made = Var(self, slot, init.ty)
         made.v = init
         return made
+
+    def room(self, n_bytes: int) -> Val:
+        """A pointer to memory that lasts as long as the function runs."""
+        made = self._slots.alloca(ir.ArrayType(ir.IntType(8), n_bytes))
+        made.align, made.type = 64, ptr.ir  # bytes, whatever is put there
+        return Val(self, made, ptr)
 
     def i64(self, x: int) -> Val:
         return self.const(x, i64)
@@ -311,16 +318,20 @@ class Builder:
     def apart(self, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
         """Call ``build(k, *args)``, emitted as a function of its own.
 
-        What LLVM finds constant in there then takes no register out here.
+        What LLVM finds constant in there then takes no register out here. A name that was called
+        before is the same function.
         """
-        signature = ir.FunctionType(ir.VoidType(), [a.ty.ir for a in args])
-        function = ir.Function(self.module, signature, name=f"{self.function.name}_{name}")
-        function.linkage = "internal"
-        for attribute in ("nounwind", "noinline"):
-            function.attributes.add(attribute)
-        k = Builder(function, self.isa)
-        build(k, *(Val(k, made, a.ty) for made, a in zip(function.args, args, strict=True)))
-        k.ret()
+        name = f"{self.function.name}_{name}"
+        function = self.module.globals.get(name)
+        if function is None:
+            signature = ir.FunctionType(ir.VoidType(), [a.ty.ir for a in args])
+            function = ir.Function(self.module, signature, name=name)
+            function.linkage = "internal"
+            for attribute in ("nounwind", "noinline"):
+                function.attributes.add(attribute)
+            k = Builder(function, self.isa)
+            build(k, *(Val(k, made, a.ty) for made, a in zip(function.args, args, strict=True)))
+            k.ret()
         self.b.call(function, [a.ir for a in args])
 
     # -- memory shared between threads ----------------------------------------------------------

@@ -9,6 +9,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from treadle.errors import CompileError
+from treadle.jit.permission import permitted
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -23,7 +24,7 @@ def compiler_versions() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
     """LLVM's names of the features that this CPU has and the operating system lets us use."""
-    return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    return permitted({name for name, on in llvm.get_host_cpu_features().items() if on})
 
 
 @lru_cache(maxsize=1)

@@ -11,19 +11,22 @@ the float MAGIC + dot.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.jit.types import f32, i8, i16, i32, u32
+from treadle.jit.types import f32, i8, i32
 from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.transpose import transpose
 
 if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
 PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
+TOGETHER = 16  # tokens of a bf16 group that are written at once
 BLOCK = 32  # values that share a q8 scale
 CHUNK = 16  # dwords of a row that packing handles at once
 # 1.5 * 2**23: floats of this size are whole numbers, so an integer of up to 22 bits that is added
@@ -73,16 +76,26 @@ class Act:
     def start_off(self) -> int:
         return self.d_off + 4 * self.kb * self.group
 
+    @property
+    def together(self) -> int:
+        """Tokens that are written at once, for the sake of whole vectors: a part of a group."""
+        return TOGETHER if self.kind == "bf16" and self.group % TOGETHER == 0 else 1
+
+    @property
+    def store_scratch(self) -> int:
+        """Scratch that ``emit_store`` needs."""
+        return 4 * BLOCK // PER_DWORD[self.kind] * self.together if self.together > 1 else 0
+
     def n_bytes(self, n_tokens: int) -> int:
         return round_up(n_tokens, self.group) * self.row_bytes
 
     def grid(self, base: int, count: str) -> Grid:
-        """``base`` items for each row of whole groups.
+        """``base`` items for each row of whole groups, or for each ``together``.
 
         What stands in a group beside the real rows is multiplied too, and must be ordinary numbers:
         the remains of another buffer, read as floats, can be denormal and a hundred times slower.
         """
-        return Grid(base * self.group, count, self.group)
+        return Grid(base * self.group // self.together, count, self.group)
 
     # -- numpy's view ---------------------------------------------------------------------------
 
@@ -122,8 +135,7 @@ class Act:
         if self.kind == "f32":
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
         if self.kind == "bf16":
-            bits = rows.view(np.uint16)[:, : self.k].astype(np.uint32) << 16
-            return bits.view(np.float32).astype(np.float64)
+            return from_bf16_bits(rows.view(np.uint16)[:, : self.k])
         raw = np.ascontiguousarray(groups[:, self.d_off : self.start_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         q = rows.view(np.int8)[:, : self.kb * BLOCK].reshape(n, self.kb, BLOCK)
@@ -148,10 +160,9 @@ def to_bf16_bits(x: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def bf16_bits(k: Builder, x: Val) -> Val:
-    """The same in a kernel: ``f32 * n`` to ``i16 * n``."""
-    bits = x.bits(u32.like(x.ty))
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
+def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
+    """The 16 bits of bf16 to float64."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def correction(offset: int, start: Val) -> Val:
@@ -167,12 +178,35 @@ def block_sums(k: Builder, start: Val, d: Val) -> Val:
     return (start - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
 
 
-def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
-    """Write 32 f32 values (vectors, in order) as block ``block`` of the token at ``place`` in the
-    group at ``group``.
-
-    All of ``group``'s other tokens are left alone; the values past K must be zero.
+def emit_store(
+    k: Builder,
+    act: Act,
+    out: Val,
+    n: Val,
+    block: Val,
+    values_of: Callable[[Val], list[Val]],
+    scratch: Val,
+) -> None:
+    """Write block ``block`` of the ``together`` tokens from ``n`` on: of each, 32 f32 values
+    (vectors, in order), zeros past K. All other tokens are left alone.
     """
+    group, place = out + n // act.group * act.group_bytes, n % act.group
+    if act.together == 1:
+        _store_one(k, act, group, place, block, values_of(n))
+        return
+    n_dwords = BLOCK // PER_DWORD[act.kind]
+    with k.loop(act.together) as t:
+        dwords = k.isa.narrow_bf16(k, k.concat(*values_of(n + t)))
+        k.store(scratch + t * (4 * n_dwords), dwords)
+    rows = [k.load(scratch, i32 * n_dwords, offset=t * 4 * n_dwords) for t in range(act.together)]
+    at = group + (block * (4 * n_dwords * act.group) + place * 4)
+    for c, column in enumerate(transpose(k, rows, k.isa.lanes)):
+        for i, v in enumerate(column):
+            k.store(at, v, offset=4 * (c * act.group + i * v.ty.lanes))
+
+
+def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
+    """Block ``block`` of the token at ``place`` in the group at ``group``."""
     stride = 4 * act.group
     if act.kind == "q8":
         # The magnitudes' bits are in their order, and a NaN's above all: as integers, none is lost.
@@ -192,7 +226,7 @@ def emit_store(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
             k.store(group + act.start_off, MAGIC_BITS - k.sum(_sum(k, part)) * OFFSET, offset=at)
         dwords = k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)
     elif act.kind == "bf16":
-        dwords = k.concat(*(bf16_bits(k, v) for v in values)).bits(i32 * 16)
+        dwords = k.isa.narrow_bf16(k, k.concat(*values)).bits(i32 * 16)
     else:
         dwords = k.concat(*values).bits(i32 * 32)
     n = dwords.ty.lanes

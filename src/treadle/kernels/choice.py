@@ -15,6 +15,7 @@ from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
+from treadle.kernels.matrix import EDGE
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
+# On matrix registers a tile of few tokens is mostly empty, and packing to bf16 takes longer than
+# to bytes: up to this many tokens vectors are faster, in plans of their own.
+VECTOR_TOKENS = 16
 # Tiles that beat the formula's. Without VNNI a dot holds both halves of w and x: 8 tokens run at
 # 89 GOP/s, 4 at 143.
 MEASURED = {("avx512", "q8"): (2, 4)}
@@ -32,6 +36,9 @@ MEASURED = {("avx512", "q8"): (2, 4)}
 GEMV_ROWS = {"q8": {1: 4, 2: 4, 4: 2}, "f32": {1: 4, 2: 4, 4: 2}}
 # Of blocks this large, fewer: from cache four rows are faster, from memory two, by up to 17 %.
 LARGE_BLOCK, LARGE_BLOCK_ROWS = 256, 2
+
+# Rows of a panel for matrix registers, and its bytes, at most.
+MATRIX_ROWS, MATRIX_PANEL = 128, 1 << 20
 
 Fields = Mapping[str, int]
 
@@ -44,6 +51,7 @@ SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
         {"fence": (0, 1, 2, 4, 8), "unroll": (1, 2, 4, 8)},
         {"kc": (0, 512, 1024, 2048, 4096)},
     ),
+    "matrix": ({"mr": (2, 4, 8), "kc": (0, 1024, 2048, 4096)},),
     "gemv": ({"mr": (1, 2, 4, 8, 16)},),
 }
 # Sums and rows of weights that a kernel may hold, in register files. A q8 tile keeps part of its
@@ -60,6 +68,8 @@ class Table:
     gemm: Mapping[str, Fields] = field(default_factory=dict)  # by weight format
     gemv: Mapping[tuple[str, int], Fields] = field(default_factory=dict)  # and tokens
     gemv_tokens: Mapping[str, int] = field(default_factory=dict)  # the most that gemv is for
+    matrix: Mapping[str, Fields] = field(default_factory=dict)  # gemm on matrix registers
+    vector_tokens: Mapping[str, int] = field(default_factory=dict)  # the most they are not for
 
     def is_gemv(self, w: str, tokens: int) -> bool:
         """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` unpacked."""
@@ -69,12 +79,20 @@ class Table:
         """Whether they do so in every format: then no tile is written past the last token."""
         return all(self.is_gemv(w, tokens) for w in (*self.gemv_tokens, ""))
 
+    def is_matrix(self, w: str, tokens: int) -> bool:
+        """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` on matrix
+        registers, where these serve it.
+        """
+        return tokens > self.vector_tokens.get(w, VECTOR_TOKENS)
+
     def updated(self, newer: Table) -> Table:
         """This table with what another says put over it."""
         return Table(
             {**self.gemm, **newer.gemm},
             {**self.gemv, **newer.gemv},
             {**self.gemv_tokens, **newer.gemv_tokens},
+            {**self.matrix, **newer.matrix},
+            {**self.vector_tokens, **newer.vector_tokens},
         )
 
 
@@ -87,7 +105,12 @@ def matmul(
     """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more)."""
     if table.is_gemv(fmt.name, tokens):
         return gemv(fmt, k, tokens, table, **fields)
-    return gemm(fmt, isa, k, table, **fields)
+    return gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, tokens), **fields)
+
+
+def batch_sizes(isa: Isa) -> tuple[int, ...]:
+    """Batches of up to so many tokens have plans of their own, beside the one for many."""
+    return (*GEMV_TOKENS, VECTOR_TOKENS) if isa.matrix else GEMV_TOKENS
 
 
 def gemv(fmt: Format, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
@@ -101,27 +124,48 @@ def gemv(fmt: Format, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
     return Gemv(fmt.name, act, k, nr=tokens, **chosen, **fields)
 
 
-def gemm(fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, **fields: Any) -> Gemm:
-    """The product that packs panels, for any number of tokens."""
-    act, folded = gemm_act(fmt, isa), folds(fmt, isa)
-    codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
-    mr, nr = tile(isa, act, codes.sub if codes else BLOCK)
-    chosen: dict[str, Any] = {"mr": mr, "nr": nr, **table.gemm.get(fmt.name, {})}
-    if chosen.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
-        chosen["kc"] = 0
-    return Gemm(fmt.name, act, k, folded=folded, **chosen, **fields)
+def gemm(
+    fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, *, matrix: bool = True, **fields: Any
+) -> Gemm:
+    """The product that packs panels, for any number of tokens; ``matrix``: on matrix registers
+    where they serve the format.
+    """
+    if matrix and on_matrix(fmt, isa):
+        kc = matrix_kc(k)
+        shape: dict[str, Any] = {"mr": matrix_rows(kc or k) // isa.lanes, "kc": kc}
+        shape |= {"act": "bf16", "nr": EDGE, "matrix": True, **table.matrix.get(fmt.name, {})}
+    else:
+        act, folded = gemm_act(fmt, isa), folds(fmt, isa)
+        codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
+        mr, nr = tile(isa, act, codes.sub if codes else BLOCK)
+        shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
+        shape |= table.gemm.get(fmt.name, {})
+    if shape.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
+        shape["kc"] = 0
+    return Gemm(fmt.name, k=k, **shape, **fields)
 
 
 def gated(
-    fmt: Format, isa: Isa, k: int, m: int, fn: str, out: Act, table: Table = SHIPPED
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    m: int,
+    fn: str,
+    out: Act,
+    tokens: int,
+    table: Table = SHIPPED,
 ) -> Gated | None:
     """The kernel that makes both products of a gated activation, ``m`` rows each, and the
-    activation; None where the result has blocks that ``m`` does not fill.
+    activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
+    not fill.
     """
     if m % BLOCK:
         return None
-    like = gemm(fmt, isa, k, table)
-    chosen = {name: getattr(like, name) for name in ("mr", "nr", "fence", "folded")}
+    like = gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, tokens))
+    same = ("mr", "nr", "fence", "folded", "matrix")
+    chosen = {name: getattr(like, name) for name in same}
+    if like.matrix:
+        chosen["mr"] = min(like.mr, matrix_rows(k, 2) // isa.lanes)  # two panels an item
     return Gated(
         fmt.name,
         like.act,
@@ -148,6 +192,30 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
     return "bf16" if fmt.act == "bf16" and isa.dot_bf16 else "f32"
 
 
+def on_matrix(fmt: Format, isa: Isa) -> bool:
+    """Whether packed products are made by matrix registers: where bf16 holds weights and
+    activations better than, or as well as, what stands in the file holds them.
+    """
+    return isa.matrix is not None and (fmt.codes is not None or fmt.act == "bf16")
+
+
+def matrix_rows(k: int, n_panels: int = 1) -> int:
+    """Rows of a panel, or of several of an item: they lie in the second-level cache beside the
+    tokens that they meet.
+    """
+    rows = EDGE
+    while rows < MATRIX_ROWS and n_panels * 2 * rows * k * 2 <= MATRIX_PANEL:
+        rows *= 2
+    return rows
+
+
+def matrix_kc(k: int) -> int:
+    """Values of K in a panel of all the rows there may be: equal parts; 0 for all of them."""
+    most = MATRIX_PANEL // (2 * MATRIX_ROWS)
+    n_parts = -(-k // most)
+    return round_up(-(-k // n_parts), LARGE_BLOCK) if n_parts > 1 else 0
+
+
 def folds(fmt: Format, isa: Isa) -> bool:
     """Whether panels hold codes times their scales: where such large ones cost a dot nothing."""
     folded = fmt.codes.folded if fmt.codes else None
@@ -167,6 +235,11 @@ def tile(isa: Isa, act: str, sub: int = BLOCK) -> tuple[int, int]:
     return (2, 2) if act == "q8" else (2, 5)
 
 
+def family(spec: Matmul) -> str:
+    """What a spec is to SWEPT: its ``op``, or "matrix"."""
+    return "matrix" if isinstance(spec, Gemm) and spec.matrix else spec.op
+
+
 def fits(spec: Matmul, isa: Isa) -> bool:
     """Whether a product of this shape can be used at all, and is not far too large to be fast.
 
@@ -175,6 +248,8 @@ def fits(spec: Matmul, isa: Isa) -> bool:
     """
     rows = spec.rows_per_item(isa.lanes)
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
+    if family(spec) == "matrix":
+        return whole and isa.matrix is not None and rows % EDGE == 0 and spec.nr == EDGE
     return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
 
 

@@ -29,6 +29,7 @@ F64Array = npt.NDArray[np.float64]
 SLICE = (
     1024  # values of a row that one item handles: decoding's single row still feeds several threads
 )
+SCALES_BYTES = 64  # scratch for the scales of the rows that a norm writes at once
 
 
 @dataclass(frozen=True)
@@ -100,34 +101,49 @@ class Norm(Spec):
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub)
 
+    @property
+    def scratch(self) -> int:
+        return SCALES_BYTES + self.layout().store_scratch
+
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         x, w, out, residual, stride = (*(frame.ptr(i) for i in range(4)), frame.int(4))
         act, lanes = self.layout(), isa.lanes
         n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
-        with k.loop(frame.end, start=frame.begin) as n:
+        full, rest = divmod(self.k, BLOCK)
+
+        def row_of(n: Val) -> Val:
             source = k.min(n, n_rows - 1)  # a group's last row fills it up: see Act.grid
             if self.outputs:
                 source = k.load(frame.run("output_rows", ptr), i32, offset=source * 4).to(n.ty)
-            row = x + source * stride * 4
-            scale = 1.0 / k.sqrt(mean_square(k, row, self.k, lanes) + self.eps)
-            full, rest = divmod(self.k, BLOCK)
+            return x + source * stride * 4
 
-            def block(b: Val, count: int, row: Val = row, n: Val = n, scale: Val = scale) -> None:
+        with k.loop(frame.end, start=frame.begin) as item:
+            first = item * act.together
+            with k.loop(act.together) as t:
+                mean = mean_square(k, row_of(first + t), self.k, lanes)
+                k.store(frame.scratch + t * 4, 1.0 / k.sqrt(mean + self.eps))
+
+            def block(b: Val, count: int, first: Val = first) -> None:
                 at = b * (BLOCK * 4)
-                values = []
-                for i in range(0, BLOCK, lanes):
-                    have = min(max(count - i, 0), lanes)
-                    v = k.load_first(row + (at + i * 4), f32 * lanes, have)
-                    g = k.load_first(w + (at + i * 4), f32 * lanes, have)
-                    values.append(v * k.splat(scale, v.ty) * g)
+
+                def values_of(n: Val) -> list[Val]:
+                    row, values = row_of(n), []
+                    scale = k.load(frame.scratch + (n - first) * 4, f32)
+                    for i in range(0, BLOCK, lanes):
+                        have = min(max(count - i, 0), lanes)
+                        v = k.load_first(row + (at + i * 4), f32 * lanes, have)
+                        g = k.load_first(w + (at + i * 4), f32 * lanes, have)
+                        values.append(v * k.splat(scale, v.ty) * g)
+                    return values
+
                 if not self.add:
-                    group = out + n // act.group * act.group_bytes
-                    emit_store(k, act, group, n % act.group, b, values)
+                    free = frame.scratch + SCALES_BYTES
+                    emit_store(k, act, out, first, b, values_of, free)
                     return
-                for i, v in enumerate(values):
+                for i, v in enumerate(values_of(first)):
                     have = min(max(count - i * lanes, 0), lanes)
                     if have:
-                        place = n * stride * 4 + (at + i * lanes * 4)
+                        place = first * stride * 4 + (at + i * lanes * 4)
                         old = k.load_first(residual + place, f32 * lanes, have)
                         k.store_first(out + place, old + v, have)
 
@@ -188,6 +204,10 @@ class Pack(Spec):
         return Act(self.act, self.k, self.group, self.sub)
 
     @property
+    def scratch(self) -> int:
+        return self.layout().store_scratch
+
+    @property
     def slices(self) -> int:
         return -(-self.k // SLICE)
 
@@ -198,25 +218,28 @@ class Pack(Spec):
         n_rows = frame.run("n_tokens")
         with k.loop(frame.end, start=frame.begin) as item:
             # A slice of all of a group's tokens, which share lines of ``out``, before the next one.
-            n = item // (self.slices * self.group) * self.group + item % self.group
-            part = item // self.group % self.slices
-            row = x + k.min(n, n_rows - 1) * stride * 4  # see Act.grid
+            each = self.group // act.together
+            first = item // (self.slices * each) * self.group + item % each * act.together
+            part = item // each % self.slices
 
-            def block(b: Val, count: int, row: Val = row, n: Val = n) -> None:
-                values = []
-                for i in range(0, BLOCK, lanes):
-                    at = row + (b * (BLOCK * 4) + i * 4)
-                    have = min(max(count - i, 0), lanes)
-                    if self.group > 1:  # the next token's: too short a run for the hardware
-                        k.prefetch(at + stride * 4)
+            def block(b: Val, count: int, first: Val = first) -> None:
+                def values_of(n: Val) -> list[Val]:
+                    row, values = x + k.min(n, n_rows - 1) * stride * 4, []  # see Act.grid
+                    for i in range(0, BLOCK, lanes):
+                        at = row + (b * (BLOCK * 4) + i * 4)
+                        have = min(max(count - i, 0), lanes)
+                        if self.group > 1:  # the next token's: too short a run for the hardware
+                            k.prefetch(at + stride * 4)
+                            if self.fn != "copy":
+                                k.prefetch(at + (up + stride) * 4)
+                        v = k.load_first(at, f32 * lanes, have)
                         if self.fn != "copy":
-                            k.prefetch(at + (up + stride) * 4)
-                    v = k.load_first(at, f32 * lanes, have)
-                    if self.fn != "copy":
-                        gated = getattr(math, self.fn)(k, v)
-                        v = gated * k.load_first(at + up * 4, f32 * lanes, have)
-                    values.append(v)
-                emit_store(k, act, out + n // act.group * act.group_bytes, n % act.group, b, values)
+                            gated = getattr(math, self.fn)(k, v)
+                            v = gated * k.load_first(at + up * 4, f32 * lanes, have)
+                        values.append(v)
+                    return values
+
+                emit_store(k, act, out, first, b, values_of, frame.scratch)
 
             per = SLICE // BLOCK
             last = k.min((part + 1) * per, k.i64(full))

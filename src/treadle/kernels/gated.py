@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from treadle.jit import math
@@ -19,7 +18,7 @@ from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act, emit_store
 from treadle.kernels.blocks import At
 from treadle.kernels.elementwise import activated
-from treadle.kernels.gemm import STEP, Gemm, Tile
+from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import CHUNK, W, X, Y
 from treadle.kernels.spec import Frame
 
@@ -62,10 +61,13 @@ class Gated(Gemm):
         return max(self._places(lanes)[-1] for lanes in LANES)
 
     def _places(self, lanes: int) -> tuple[int, int, int]:
-        """Where in scratch the stage is (behind the panels), a tile's values, and its end."""
+        """Where in scratch the stage is (behind the panels), a tile's values, and its end. What
+        ``emit_store`` needs lies behind the values.
+        """
         stage = 2 * (self.item_rows(lanes) // self.rows_per_item(lanes)) * self.panel_pitch(lanes)
-        values = stage + self.stage_bytes
-        return stage, values, values + 2 * 4 * self.item_rows(lanes) * self.nr
+        values = stage + self.stage_bytes + self.sums_bytes
+        end = values + 2 * 4 * self.item_rows(lanes) * self.nr
+        return stage, values, end + self.result().store_scratch
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, rows, item_rows = (
@@ -77,7 +79,7 @@ class Gated(Gemm):
         n_chunks = (n_tokens + (chunk - 1)) // chunk
         panels, pitch = 2 * (item_rows // rows), self.panel_pitch(isa.lanes)
         stage, values = (frame.scratch + at for at in self._places(isa.lanes)[:2])
-        with k.loop(frame.end, start=frame.begin) as item:
+        with self.registers(k, isa, stage), k.loop(frame.end, start=frame.begin) as item:
             first = item // n_chunks * item_rows
             with k.loop(panels) as p:
                 weights = self._matrix(k, frame, p * rows >= item_rows)
@@ -88,17 +90,16 @@ class Gated(Gemm):
             with k.loop(stop, start=start, step=self.nr) as token:
                 x = frame.ptr(X) + token // self.nr * act.group_bytes
                 with k.loop(panels) as p:
-                    tile = Tile(k, isa, self, frame.scratch + p * pitch, x)
-                    sums = tile.multiply(k.i64(0), k.i64(act.kd // STEP[self.act]))
-                    for m, t in product(range(self.mr), range(self.nr)):
-                        at = 4 * (2 * item_rows * t + isa.lanes * m)
-                        k.store(values + p * (4 * rows), sums[m][t].v, offset=at)
+                    panel, to = frame.scratch + p * pitch, values + p * (4 * rows)
+                    with self.tiles(k, isa, panel, x, stage) as (above, tile):
+                        for column, t, y in tile.results():
+                            at = 4 * (2 * item_rows * t + column)
+                            k.store(to + above * 4, y, offset=at)
                 # What fills up the last group is the last token once more: see Act.grid.
                 whole = (n_tokens + (self.to_group - 1)) // self.to_group * self.to_group
                 upto = k.select(token + self.nr >= n_tokens, whole, token + self.nr)
-                with k.loop(upto, start=token) as n:
-                    source = k.min(n, n_tokens - 1) - token
-                    self._activate(k, frame, n, first, values + source * (8 * item_rows))
+                with k.loop(upto, start=token, step=self.result().together) as n:
+                    self._activate(k, frame, n, first, token, values)
 
     def _matrix(self, k: Builder, frame: Frame, up: Val) -> At:
         """The gate's weights, or the other matrix's where ``up``."""
@@ -106,19 +107,26 @@ class Gated(Gemm):
         gate, other = ([frame.ptr(self.slot(s, W) + i) for i in parts] for s in range(2))
         return At(self.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True)))
 
-    def _activate(self, k: Builder, frame: Frame, n: Val, first: Val, values: Val) -> None:
-        """Token ``n``'s columns from ``first`` on, of what both products gave."""
+    def _activate(
+        self, k: Builder, frame: Frame, n: Val, first: Val, token: Val, values: Val
+    ) -> None:
+        """Columns from ``first`` on of the tokens that are written together with ``n``, of what
+        both products gave for those from ``token`` on.
+        """
         out, lanes = self.result(), k.isa.lanes
-        rows = self.item_rows(lanes)
-        group = frame.ptr(Y) + n // out.group * out.group_bytes
+        rows, last = self.item_rows(lanes), frame.run(self.count) - 1
+        free = values + 2 * 4 * rows * self.nr
 
         def block(b: int) -> None:
-            results = []
-            for i in range(b * BLOCK, (b + 1) * BLOCK, lanes):
-                gate = k.load(values, f32 * lanes, offset=4 * i, align=4)
-                up = k.load(values, f32 * lanes, offset=4 * (rows + i), align=4)
-                results.append(getattr(math, self.fn)(k, gate) * up)
-            emit_store(k, out, group, n % out.group, first // BLOCK + b, results)
+            def values_of(n: Val) -> list[Val]:
+                at, results = values + (k.min(n, last) - token) * (8 * rows), []
+                for i in range(b * BLOCK, (b + 1) * BLOCK, lanes):
+                    gate = k.load(at, f32 * lanes, offset=4 * i, align=4)
+                    up = k.load(at, f32 * lanes, offset=4 * (rows + i), align=4)
+                    results.append(getattr(math, self.fn)(k, gate) * up)
+                return results
+
+            emit_store(k, out, frame.ptr(Y), n, first // BLOCK + b, values_of, free)
 
         for b in range(rows // BLOCK):
             if b:  # a panel may reach past the last row

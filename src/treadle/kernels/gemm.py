@@ -12,11 +12,16 @@ multiplication", 2008).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from treadle.jit.types import f32, i8, i32, u8
+import numpy as np
+import numpy.typing as npt
+
+from treadle.jit.types import bf16, f32, i8, i32, u8
 from treadle.kernels.act import (
     BLOCK,
     MAGIC,
@@ -26,20 +31,22 @@ from treadle.kernels.act import (
     Act,
     block_sums,
     correction,
+    from_bf16_bits,
+    to_bf16_bits,
 )
 from treadle.kernels.blocks import At
-from treadle.kernels.matmul import (
-    CHUNK,
-    RESIDUAL,
-    Y_STRIDE,
-    Matmul,
-    Segment,
-    X,
-    Y,
-    add_bias,
-    pick_segment,
+from treadle.kernels.matmul import CHUNK, Matmul, X, pick_segment
+from treadle.kernels.matrix import (
+    EDGE,
+    SIDE,
+    SUMS_BYTES,
+    MatrixTile,
+    emit_pack_rows,
+    row_pitch,
 )
+from treadle.kernels.out import Out
 from treadle.kernels.panel import (
+    Rows,
     code_offset,
     code_top,
     emit_pack,
@@ -56,6 +63,8 @@ if TYPE_CHECKING:
     from treadle.jit.types import Ty
     from treadle.jit.values import Operand, Val, Var
 
+# Steps of K from the first to before the last, and what the sums of (m, t) were before.
+Part: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
 STEP = {"q8": 8, "bf16": 4, "f32": 4}  # dwords of K that the loop does at a time
 PANEL_LANES_MAX = 16  # f32 lanes of the widest vectors there is a row for: scratch is sized by them
 
@@ -65,15 +74,17 @@ class Gemm(Matmul):
     """Many tokens: items are panels of ``mr * lanes`` rows times chunks of tokens.
 
     With ``kc`` all tokens meet that many values of K before any meets the next: so much of a panel
-    stays in the first-level cache, and the sums wait in y meanwhile. ``fence`` is the number of
-    dwords of K after which LLVM may not move a load: it would hoist them all and spill.
-    ``folded``: panels hold codes that scales are multiplied into already.
+    stays in the first-level cache (the second, where matrix registers are used, and no more of it
+    is packed), and the sums wait in y meanwhile. ``fence`` is the number of dwords of K after which
+    LLVM may not move a load: it would hoist them all and spill. ``folded``: panels hold codes that
+    scales are multiplied into already. ``matrix``: see ``matrix.py``.
     """
 
     op: ClassVar[str] = "gemm"
     kc: int = 0  # a multiple of 32; 0: all of K at once
     fence: int = 1  # 0: none
     folded: bool = False  # only q8, and of formats that can
+    matrix: bool = False  # on matrix registers: only bf16, nr 32, mr * lanes a multiple of 32
 
     @property
     def fmt(self) -> Format:
@@ -86,6 +97,11 @@ class Gemm(Matmul):
         assert fmt.codes.folded is not None, fmt.name
         return replace(fmt, codes=fmt.codes.folded)
 
+    def weights_ref(self, arrays: Sequence[Any], segment: int) -> npt.NDArray[np.float64]:
+        """A segment's weights as a panel holds them, float64 ``[M, K]``."""
+        weights = super().weights_ref(arrays, segment)
+        return from_bf16_bits(to_bf16_bits(weights)) if self.act == "bf16" else weights
+
     def layout(self) -> Act:
         return Act(self.act, self.k, self.nr, self.sub if self.act == "q8" else BLOCK)
 
@@ -94,11 +110,24 @@ class Gemm(Matmul):
 
     @property
     def scratch(self) -> int:
-        return self.panel_pitch(PANEL_LANES_MAX) + self.stage_bytes
+        return self.panel_pitch(PANEL_LANES_MAX) + self.stage_bytes + self.sums_bytes
 
     def panel_pitch(self, lanes: int) -> int:
         """Scratch for a panel, and for what a tile of it needs."""
+        if self.matrix:
+            return self.mr * lanes * self.row_pitch
         return panel_bytes(self.fmt, self.layout(), self.mr * lanes) + self.lane_bytes
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from one row to the next of a panel for matrix registers."""
+        n_values = min(self.kc or self.k, self.k)
+        return row_pitch(round_up(n_values, BLOCK) // PER_DWORD[self.act])
+
+    @property
+    def sums_bytes(self) -> int:
+        """Scratch for what matrix registers hold, and for how they are set up."""
+        return SUMS_BYTES if self.matrix else 0
 
     @property
     def stage_bytes(self) -> int:
@@ -115,10 +144,25 @@ class Gemm(Matmul):
         """How many sums of a token the codes that share a scale have minimums for."""
         return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
 
-    def fill(self, k: Builder, panel: Val, stage: Val, weights: At, first: Val, m: Val) -> None:
+    def fill(
+        self,
+        k: Builder,
+        panel: Val,
+        stage: Val,
+        weights: At,
+        first: Val,
+        m: Val,
+        part: tuple[Val, Val] | None = None,
+    ) -> None:
         """Pack the rows from ``first`` on of ``weights [m, K]`` into ``panel``, and make ready what
-        its tiles need beside it.
+        its tiles need beside it. For matrix registers ``part`` of K, from a step to before another.
         """
+        if self.matrix:
+            values = STEP[self.act] * PER_DWORD[self.act]
+            whole = part or (k.i64(0), k.i64(self.steps))
+            ends = (end * values for end in whole)
+            k.apart("pack", (panel, *weights.parts, first, m, *ends), self._pack_rows)
+            return
         if self.act == "q8":
             magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
             lane_values = panel + panel_bytes(self.fmt, self.layout(), self.mr * k.isa.lanes)
@@ -131,46 +175,93 @@ class Gemm(Matmul):
         rows, act = self.mr * k.isa.lanes, self.layout()
         emit_pack(k, k.isa, self.fmt, act, panel, stage, weights, first, m, rows)
 
+    def _pack_rows(self, k: Builder, panel: Val, *source: Val) -> None:
+        *parts, first, m, begin, end = source
+        rows = Rows(At(self.fmt, tuple(parts)), first, m, self.k)
+        n = self.mr * k.isa.lanes
+        emit_pack_rows(k, k.isa, panel, self.row_pitch, rows, n, begin, end)
+
+    @property
+    def steps(self) -> int:
+        """Rounds of the tile loop over all of K."""
+        return self.layout().kd // STEP[self.act]
+
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         assert isa.lanes <= PANEL_LANES_MAX
-        act, rows = self.layout(), self.mr * isa.lanes
+        act, rows = self.layout(), self.rows_per_item(isa.lanes)
         n_tokens, chunk = frame.run(self.count), frame.int(CHUNK)
         n_chunks = (n_tokens + (chunk - 1)) // chunk
-        panel = frame.scratch
-        with k.loop(frame.end, start=frame.begin) as item:
+        panel, free = frame.scratch, frame.scratch + self.panel_pitch(isa.lanes)
+        kc = self.kc // BLOCK * (BLOCK // PER_DWORD[self.act]) // STEP[self.act] or self.steps
+        in_parts = self.matrix and kc < self.steps
+        with self.registers(k, isa, free), k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item // n_chunks, rows)
-            self.fill(k, panel, panel + self.panel_pitch(isa.lanes), seg.weights, seg.first, seg.m)
+            if not in_parts:
+                self.fill(k, panel, free, seg.weights, seg.first, seg.m)
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
-            steps = act.kd // STEP[self.act]
-            kc = self.kc // BLOCK * (BLOCK // PER_DWORD[self.act]) // STEP[self.act] or steps
 
             def tokens(first: Val, last: Val, again: bool) -> None:
+                if in_parts:
+                    self.fill(k, panel, free, seg.weights, seg.first, seg.m, (first, last))
                 with k.loop(stop, start=start, step=self.nr) as token:
                     x = frame.ptr(X) + token // self.nr * act.group_bytes
                     out = Out(k, isa, self, frame, seg, token)
-                    sums = Tile(k, isa, self, panel, x).multiply(
-                        first, last, out.load if again else None
-                    )
-                    out.store(sums, again)
+                    part = first, last, out.load if again else None
+                    with self.tiles(k, isa, panel, x, free, part) as (row, tile):
+                        out.store(tile.results(), row, again)
 
-            tokens(k.i64(0), k.i64(min(kc, steps)), False)
-            if kc < steps:
-                with k.loop(steps, start=kc, step=kc) as at:
-                    tokens(at, k.min(at + kc, steps), True)
+            tokens(k.i64(0), k.i64(min(kc, self.steps)), False)
+            if kc < self.steps:
+                with k.loop(self.steps, start=kc, step=kc) as at:
+                    tokens(at, k.min(at + kc, self.steps), True)
+
+    @contextmanager
+    def registers(self, k: Builder, isa: Isa, free: Val) -> Iterator[None]:
+        """Where ``tiles`` may be used; ``free``: scratch of ``sums_bytes``."""
+        if not self.matrix:
+            yield
+            return
+        assert isa.matrix is not None, isa.name
+        isa.matrix.begin(k, free)
+        yield
+        isa.matrix.end(k)
+
+    @contextmanager
+    def tiles(
+        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: Part | None = None
+    ) -> Iterator[tuple[Val, Tile | MatrixTile]]:
+        """Once for each tile of a panel, multiplied: the row that it begins at, and the tile.
+
+        ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``Tile.multiply``, None for all
+        of K.
+        """
+        if self.matrix:
+            first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
+            n = (last - first) * STEP[self.act] // SIDE
+            x = x + first * (STEP[self.act] * 4 * EDGE)
+            with k.loop(self.rows_per_item(isa.lanes) // EDGE) as s:
+                strip = panel + s * (EDGE * self.row_pitch)
+                yield s * EDGE, MatrixTile(k, isa, strip, self.row_pitch, x, n, free)
+        else:
+            yield (
+                k.i64(0),
+                Tile(k, isa, self, panel, x, part or (k.i64(0), k.i64(self.steps), None)),
+            )
 
 
 class Tile:
-    """mr vectors of rows times nr tokens, over a part of K."""
+    """mr vectors of rows times nr tokens, multiplied over a part of K."""
 
-    def __init__(self, k: Builder, isa: Isa, spec: Gemm, panel: Val, x: Val) -> None:
+    def __init__(self, k: Builder, isa: Isa, spec: Gemm, panel: Val, x: Val, part: Part) -> None:
         self.k, self.isa, self.spec = k, isa, spec
         self.panel, self.x, self.act = panel, x, spec.layout()
         self.rows = spec.mr * isa.lanes
         self.lane_values = panel + panel_bytes(spec.fmt, self.act, self.rows)
+        self.sums = self._multiply(*part)
 
-    def multiply(
-        self, first: Val, last: Val, before: Callable[[int, int], Val] | None = None
+    def _multiply(
+        self, first: Val, last: Val, before: Callable[[int, int], Val] | None
     ) -> list[list[Var]]:
         """The sums over steps ``first`` to ``last`` of K, on top of ``before(m, t)`` if given."""
         k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
@@ -188,6 +279,11 @@ class Tile:
                 for u in range(step):
                     self._dwords(c * step + u, sums)
         return sums
+
+    def results(self) -> Iterator[tuple[int, int, Val]]:
+        """Row, token, and a vector of rows from there on."""
+        for t, m in product(range(self.spec.nr), range(self.spec.mr)):
+            yield self.isa.lanes * m, t, self.sums[m][t].v
 
     def _weights(self, kd: Val) -> list[Val]:
         """The panel's vectors of one dword of K, as i32 bits."""
@@ -210,8 +306,6 @@ class Tile:
             for m, w in enumerate(weights):
                 if self.spec.act == "bf16":
                     assert isa.dot_bf16 is not None
-                    from treadle.jit.types import bf16
-
                     ty = bf16 * (2 * isa.lanes)
                     sums[m][t].v = isa.dot_bf16(k, sums[m][t].v, w.bits(ty), x.bits(ty))
                 else:
@@ -298,40 +392,3 @@ class Tile:
                 for i, w in enumerate(m_w):
                     total = k.fma(w, in_lanes(self.lane_values, f32, i * spec.nr + t), total)
                 sums[m][t].v = total
-
-
-@dataclass
-class Out:
-    """Where a tile's sums go: a segment's columns of y, from ``token`` on. Rows of y are padded to
-    whole panels and to whole groups, so no edge needs a mask.
-    """
-
-    k: Builder
-    isa: Isa
-    spec: Gemm
-    frame: Frame
-    seg: Segment
-    token: Val
-
-    def _place(self, m: int, t: int) -> Val:
-        """Where vector m of token t is, in bytes, in y and in the residual."""
-        column = self.seg.column + self.seg.first + self.isa.lanes * m
-        return (self.token + t) * (self.frame.int(Y_STRIDE) * 4) + column * 4
-
-    def load(self, m: int, t: int) -> Val:
-        """What y holds."""
-        at = self.frame.ptr(Y) + self._place(m, t)
-        return self.k.load(at, f32 * self.isa.lanes, align=4)
-
-    def store(self, sums: list[list[Var]], again: bool) -> None:
-        """Write the tile, with bias and residual unless it was written before (``again``)."""
-        k, lanes = self.k, self.isa.lanes
-        for t in range(self.spec.nr):
-            for m in range(self.spec.mr):
-                place, y = self._place(m, t), sums[m][t].v
-                bias = add_bias(k, self.seg, self.seg.first + lanes * m, lanes)
-                if bias is not None and not again:
-                    y = y + bias
-                if self.spec.residual and not again:
-                    y = y + k.load(self.frame.ptr(RESIDUAL) + place, f32 * lanes, align=4)
-                k.store(self.frame.ptr(Y) + place, y, align=4)

@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.errors import UnsupportedError
 from treadle.jit.types import f16, f32, i8, i32, u16, u32
-from treadle.kernels.act import BLOCK, bf16_bits, to_bf16_bits
+from treadle.kernels.act import BLOCK, to_bf16_bits
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -66,7 +66,7 @@ BF16_KV = KVFormat(
     2,
     False,
     lambda k, isa, p, n: (k.load(p, u16 * n).to(u32) << 16).bits(f32 * n),
-    lambda k, isa, x: bf16_bits(k, x),
+    lambda k, isa, x: isa.narrow_bf16(k, x),
     lambda b: (b.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64),
     lambda x: to_bf16_bits(x).view(np.uint8),
 )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 X, RESIDUAL, Y, Y_STRIDE, CHUNK, SEGMENTS = range(6)
 W, BIAS, ROWS, COLUMN = range(4)  # of a segment; see ``Matmul.slot``
-COLUMNS = 64  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
+COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from treadle.jit import math
 from treadle.jit.types import f32, i64, ptr
-from treadle.kernels.attention import LOWEST
+from treadle.kernels.attention_item import LOWEST
 from treadle.kernels.spec import Frame, Spec, widest
 
 if TYPE_CHECKING:

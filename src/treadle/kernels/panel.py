@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treadle.jit.types import f32, i32
-from treadle.kernels.act import BLOCK, CHUNK, OFFSET, PER_DWORD, Act, bf16_bits
+from treadle.kernels.act import BLOCK, CHUNK, OFFSET, PER_DWORD, Act
 from treadle.kernels.blocks import (
     At,
     codes_in_order,
@@ -21,6 +21,7 @@ from treadle.kernels.blocks import (
     unpack_codes,
 )
 from treadle.kernels.spec import round_up
+from treadle.kernels.transpose import transpose
 
 if TYPE_CHECKING:
     from treadle.formats import Format
@@ -85,36 +86,6 @@ def code_offset(codes: Codes, isa: Isa) -> int:
 def code_top(codes: Codes, isa: Isa) -> int:
     """The largest code in a panel."""
     return codes.top + code_offset(codes, isa) - codes.offset
-
-
-def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
-    """``rows`` (n vectors of C dwords) to columns: C lists, each the n dwords of a column in
-    vectors of ``lanes``.
-
-    Zipping row i with row i + n/2, log2(n) times over, is the perfect shuffle that transposes.
-    """
-    n, columns = len(rows), rows[0].ty.lanes
-    vectors = [[row] for row in rows]
-    while len(vectors) > 1:
-        half = len(vectors) // 2
-        vectors = [
-            [v for x, y in zip(a, b, strict=True) for v in _zip(k, x, y, lanes)]
-            for a, b in zip(vectors[:half], vectors[half:], strict=True)
-        ]
-    flat = [part for v in vectors[0] for part in k.split(v, min(lanes, v.ty.lanes))]
-    if flat[0].ty.lanes <= n:
-        per = n // flat[0].ty.lanes
-        return [flat[c * per : (c + 1) * per] for c in range(columns)]
-    return [[part] for v in flat for part in k.split(v, n)]
-
-
-def _zip(k: Builder, a: Val, b: Val, lanes: int) -> list[Val]:
-    """a0 b0 a1 b1 ..., in vectors of at most ``lanes``."""
-    n = a.ty.lanes
-    order = [i + n * j for i in range(n) for j in range(2)]
-    if 2 * n <= lanes:
-        return [k.shuffle(a, b, order)]
-    return [k.shuffle(a, b, order[:n]), k.shuffle(a, b, order[n:])]
 
 
 def emit_pack(
@@ -242,7 +213,9 @@ def _pack_floats(
         vectors = []
         for p in pointers:
             x = load_floats(k, isa, fmt, p, c, n_values, n)
-            vectors.append((bf16_bits(k, x) if act.kind == "bf16" else x).bits(i32 * n_dwords))
+            vectors.append(
+                (isa.narrow_bf16(k, x) if act.kind == "bf16" else x).bits(i32 * n_dwords)
+            )
         _store_columns(k, isa, out + c * (n_dwords * rows * 4), vectors, rows)
 
     with k.loop(full) as c:

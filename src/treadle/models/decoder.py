@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.attention import SPLIT, Attention
+from treadle.kernels.attention import Attention
+from treadle.kernels.attention_item import SPLIT
 from treadle.kernels.choice import SHIPPED, Table
 from treadle.kernels.elementwise import Embed, Norm
 from treadle.kernels.merge import Merge
@@ -131,7 +132,15 @@ class _Decoder(Graph):
         stride = qkv.row_bytes // 4
         tokens = self.plan.query_tile
         spec = Attention(
-            self.cache.kv, n_head, n_kv, dims, tokens, window, local, config.attn_softcap
+            self.cache.kv,
+            n_head,
+            n_kv,
+            dims,
+            tokens,
+            window,
+            local,
+            config.attn_softcap,
+            self.matrix_attention,
         )
         out = self._floats(f"L{i}.attn.out", n_head * dims)
         n_partials = (

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.choice import GEMV_TOKENS, Table, gated, matmul, tokens_per_item
+from treadle.kernels.act import BLOCK
+from treadle.kernels.choice import (
+    GEMV_TOKENS,
+    VECTOR_TOKENS,
+    Table,
+    gated,
+    matmul,
+    tokens_per_item,
+)
 from treadle.kernels.elementwise import Norm, Pack
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import COLUMNS, Matmul
@@ -22,6 +30,9 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
+# The same on matrix registers: many rows share a page's unpacking. Fewer where so large tiles would
+# be too few for many cores; how many cores there are has no say, for it must not change a bit.
+MATRIX_TILE_ROWS, ENOUGH_TILES = (128, 64), 64
 
 
 class Graph:
@@ -47,7 +58,19 @@ class Graph:
         self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
         shared = config.n_head // config.n_head_kv
         decoding = n_tokens in GEMV_TOKENS and not deterministic
-        tile = 1 if decoding else max(1, TILE_ROWS // shared)
+        # Not where bits must be a row's own: few tokens are met by vectors.
+        self.matrix_attention = (
+            isa.matrix is not None
+            and n_tokens > VECTOR_TOKENS
+            and not deterministic
+            and config.head_dim % BLOCK == 0
+            and cache.kv != "f32"
+        )
+        rows = TILE_ROWS
+        if self.matrix_attention:
+            most, fewer = MATRIX_TILE_ROWS
+            rows = most if n_tokens * config.n_head >= most * ENOUGH_TILES else fewer
+        tile = 1 if decoding else max(1, rows // shared)
         self.plan = Plan(n_tokens, n_outputs, query_tile=tile, split_keys=decoding)
         self.plan.tensors = frozenset(weights.gguf.tensors)
         self.plan.tensors_ignored = frozenset(config.ignored)
@@ -137,7 +160,8 @@ class Graph:
         biased = any(self._has(f"{name}.bias") for name in names)
         if fmt.name != other.name or biased or not isinstance(self._matmul_of(names[0], k), Gemm):
             return None
-        return gated(fmt, self.isa, k, m, fn, self._matmul_of(to, m).layout(), self.table)
+        out, n = self._matmul_of(to, m).layout(), self._family(self.plan.n_tokens)
+        return gated(fmt, self.isa, k, m, fn, out, n, self.table)
 
     def _packed(self, label: str, fn: str, x: Buffer, names: list[str], k: int, up: int) -> Buffer:
         act = self._matmul_of(names[0], k).layout()
@@ -219,9 +243,13 @@ class Graph:
         )
 
     def _matmul(self, fmt: Format, k: int, n: int, **fields: bool | int) -> Matmul:
-        # One kernel family for every batch: what else is in it cannot change how a sum is taken.
-        n = GEMV_TOKENS[-1] + 1 if self.deterministic else n
-        return matmul(fmt, self.isa, k, n, self.table, **fields)
+        return matmul(fmt, self.isa, k, self._family(n), self.table, **fields)
+
+    def _family(self, n: int) -> int:
+        """The number of tokens that kernels are chosen for. One family for every batch where that
+        must not change bits: what else is in it cannot change how a sum is taken.
+        """
+        return GEMV_TOKENS[-1] + 1 if self.deterministic else n
 
     def _matmul_of(self, name: str, k: int, **fields: bool | int) -> Matmul:
         return self._matmul(self.weights.format(f"{name}.weight"), k, self.plan.n_tokens, **fields)

@@ -16,6 +16,7 @@ import numpy as np
 
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
+from treadle.kernels.act import from_bf16_bits
 from treadle.kernels.spec import RUN_STATE, Frame, Spec, round_up
 from treadle.runtime import machine
 from treadle.runtime.runner import STEP
@@ -32,6 +33,7 @@ DOTS_PER_VALUE = {"q8": 4, "bf16": 2, "f32": 1}  # products that one 32-bit sum 
 WEIGHT_MAX = 127  # of a q8 weight: the most that every row's own byte dot takes
 ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of claiming it
 LINE = 64  # bytes
+MATRIX_BYTES = 1024  # of a matrix register
 PIECE = 1 << 19  # bytes of a Stream item
 STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, bytes ahead): the best counts
 BUFFER_BYTES = 256 << 20, 1 << 30  # at least and at most: four times the last-level cache
@@ -42,7 +44,9 @@ class Peaks:
     """The best seen of each, all threads together."""
 
     q8: float  # operations a second in dots of bytes; a multiplication and an addition are two
-    bf16: float | None  # None where the machine has no dot of bf16: such weights are widened to f32
+    # By matrix registers where there are any; None without a dot of bf16: such weights are then
+    # widened to f32.
+    bf16: float | None
     f32: float
     bytes_s: float  # bytes a second read from memory
     cpu_share: float  # of the processor time that the threads asked for, what they got meanwhile
@@ -117,6 +121,47 @@ class Dots(Spec):
 
 
 @dataclass(frozen=True)
+class MatrixDots(Spec):
+    """Nothing but products of matrix registers: ``out[item, m, n] = rounds * a[m] b[n]``, 16 by 16.
+
+    Arguments: ``a [2, 16, 32], b [2, 16, 32], out [items, 2, 2, 16, 16], rounds``, a and b in bf16,
+    b in pairs of rows as the instruction wants them (``Matrix.dot_bf16``). Items: repetitions.
+    """
+
+    op: ClassVar[str] = "matrix_dots"
+
+    @property
+    def scratch(self) -> int:
+        return LINE
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        a, b, out, rounds = frame.ptr(0), frame.ptr(1), frame.ptr(2), frame.int(3)
+        matrix = isa.matrix
+        assert matrix is not None, isa.name
+        matrix.begin(k, frame.scratch)
+        with k.loop(frame.end, start=frame.begin) as item:
+            for i in range(2):
+                matrix.load(k, 4 + i, a + i * MATRIX_BYTES, LINE)
+                matrix.load(k, 6 + i, b + i * MATRIX_BYTES, LINE)
+            for c in range(4):
+                matrix.zero(k, c)
+            with k.loop(rounds):
+                for c in range(4):
+                    matrix.dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
+            for c in range(4):
+                matrix.store(k, c, out + (item * 4 + c) * MATRIX_BYTES, LINE)
+        matrix.end(k)
+
+    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+        """The numpy twin; bf16 operands are u16."""
+        a, b, out, rounds = arrays[:4]
+        left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (a, b))
+        right = right.reshape(2, 16, 16, 2).transpose(0, 1, 3, 2).reshape(2, 32, 16)
+        out[:] = rounds * (left[:, None] @ right[None])
+
+
+@dataclass(frozen=True)
 class Stream(Spec):
     """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
 
@@ -167,19 +212,17 @@ def measure_peaks(
     isa: Isa, n_threads: int, seconds: float = 0.2, *, progress: Progress | None = None
 ) -> Peaks:
     """Measure for about ``seconds`` each: arithmetic in registers, and reading a large buffer."""
-    acts = [act for act in DOTS_PER_VALUE if act != "bf16" or isa.dot_bf16]
-    specs: list[Spec] = [Dots(act, *tile(isa)) for act in acts]
-    specs += [Stream(*shape) for shape in STREAMS]
-    kernels = load_kernels(specs, isa)
-    team = Team(n_threads, isa, 0)
+    acts = [act for act in DOTS_PER_VALUE if act != "bf16" or isa.dot_bf16 or isa.matrix]
+    dots = {act: dots_of(act, isa) for act in acts}
+    kernels = load_kernels([*dots.values(), *(Stream(*shape) for shape in STREAMS)], isa)
+    team = Team(n_threads, isa, LINE)
     rates: dict[str, float] = {}
     try:
         began, began_cpu = time.perf_counter(), time.process_time()
         for done, act in enumerate(acts):
             if progress:
                 progress("measure", done, len(acts) + 1)
-            spec = Dots(act, *tile(isa))
-            rates[act] = _rate_of_dots(team, kernels[spec.name], spec, isa, seconds)
+            rates[act] = _rate_of_dots(team, kernels[dots[act].name], dots[act], isa, seconds)
         asked = (time.perf_counter() - began) * n_threads
         cpu_share = min(1.0, (time.process_time() - began_cpu) / asked)
         if progress:
@@ -192,6 +235,11 @@ def measure_peaks(
     return Peaks(rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share)
 
 
+def dots_of(act: str, isa: Isa) -> Dots | MatrixDots:
+    """The kernel that measures dots of this kind."""
+    return MatrixDots() if act == "bf16" and isa.matrix else Dots(act, *tile(isa))
+
+
 def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarray:
     """``n`` vectors of ``lanes`` times 32 bits, random: zeros would draw less power than these."""
     if act == "q8":
@@ -200,15 +248,22 @@ def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarr
     return values if act == "f32" else (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _rate_of_dots(team: Team, kernel: int, spec: Dots, isa: Isa, seconds: float) -> float:
+def _rate_of_dots(
+    team: Team, kernel: int, spec: Dots | MatrixDots, isa: Isa, seconds: float
+) -> float:
     """Operations a second."""
     rng = np.random.default_rng(0)
-    w, x = (operands(spec.act, n, isa.lanes, rng) for n in (spec.mr, spec.nr))
-    n_items, n_sums = 64 * team.n_threads, spec.mr * spec.nr
-    out = np.zeros((n_items, n_sums), np.int32)
+    if isinstance(spec, MatrixDots):
+        w, x = (operands("bf16", 2 * 16, 16, rng) for _ in range(2))
+        n_values, products = 4 * 16 * 16, 4 * 16 * 16 * 32
+    else:
+        w, x = (operands(spec.act, n, isa.lanes, rng) for n in (spec.mr, spec.nr))
+        n_values = spec.mr * spec.nr
+        products = n_values * isa.lanes * DOTS_PER_VALUE[spec.act]
+    n_items = 64 * team.n_threads
+    out = np.zeros((n_items, n_values), np.int32)
     best = _least_time(team, kernel, [w, x, out, ROUNDS], n_items, seconds)
-    dots = n_items * ROUNDS * n_sums * isa.lanes
-    return 2 * dots * DOTS_PER_VALUE[spec.act] / best
+    return 2 * n_items * ROUNDS * products / best
 
 
 def _rate_of_streams(team: Team, kernels: dict[str, int], seconds: float) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.isa import ROWS, portable, runnable
 from treadle.isa import best as best_row
+from treadle.jit.permission import ASKED_FOR
 from treadle.runtime import machine
 from treadle.runtime.threads import FUTEX_CALL
 
@@ -35,8 +36,7 @@ FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         "avx512vnni": ("dots of bytes in 512 bits: faster quantised prompts", ()),
         "avx512vbmi": ("bytes and bits in any order: faster writing from formats of few bits", ()),
         "avx512bf16": ("dots of bf16: faster prompts for BF16 weights", ()),
-        "amx-int8": ("matrix tiles of bytes", ()),
-        "amx-bf16": ("matrix tiles of bf16", ()),
+        "amx-bf16": ("matrix registers of bf16: quantised and BF16 prompts twice as fast", ()),
     },
     "aarch64": {
         "neon": ("128-bit vectors", ()),
@@ -120,6 +120,13 @@ def _of_instructions(isa: Isa, features: Set[str], proc: Path) -> Iterator[str]:
         if not lacking or not row.needs & set(known) or row.slow_with & features:
             continue
         named.update(lacking)
+        if ASKED_FOR.issuperset(lacking):  # the CPU has all of it
+            yield (
+                f"the system refuses this process {', '.join(lacking)}, which the kernels of "
+                f"{row.name} need: Linux grants it from 5.16 on, where no container's filter of "
+                "system calls forbids arch_prctl"
+            )
+            continue
         gives = "; ".join(known[name][0] for name in lacking if name in known)
         yield (
             f"this CPU lacks {', '.join(lacking)}, which the kernels of {row.name} need"
@@ -127,7 +134,7 @@ def _of_instructions(isa: Isa, features: Set[str], proc: Path) -> Iterator[str]:
         )
     for row in runnable(features):
         slow = sorted(row.slow_with & features)
-        if slow and row is not isa:
+        if slow and rows.index(row) > rows.index(isa):
             yield (
                 f"the kernels of {row.name} are passed over, for CPUs with {', '.join(slow)} run "
                 f"their own instructions slowly: see with TREADLE_ISA={row.name} treadle bench "
@@ -149,16 +156,16 @@ def _of_dots(
         )
     if "bf16" not in acts:
         return
-    if isa.dot_bf16 is None:
+    if isa.dot_bf16 is None and isa.matrix is None:
         yield (
             "BF16 weights are widened to f32: their prompts read at the rate of F32's; Q8_0 "
             "weights read faster, and are half the size"
         )
     if peaks is not None and peaks.bf16 is not None and peaks.bf16 < ENOUGH * peaks.f32:
-        without = next(row for row in reversed(runnable(features)) if row.dot_bf16 is None)
+        plain = (row for row in reversed(runnable(features)) if not (row.dot_bf16 or row.matrix))
         yield (
             f"this CPU's dots of bf16 run at {peaks.bf16 / peaks.f32:.0%} of its rate of f32: for "
-            f"BF16 weights TREADLE_ISA={without.name} reads prompts faster"
+            f"BF16 weights TREADLE_ISA={next(plain).name} reads prompts faster"
         )
 
 

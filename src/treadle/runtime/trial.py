@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 LEAST_OPS = 1 << 30  # of a timed run: far above the microseconds of starting one
 ROUNDING = 2.0**-24  # of f32
+# Weights rounded to bf16 from an f32 that may differ from the twin's in its last bit: one in some
+# ten thousand comes out at the neighbour; three of a row's may.
+NEXT_BF16 = 3 * 2.0**-8
 FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
 
 
@@ -220,7 +223,11 @@ class Trial:
             spec.run_ref([*args, *self._arrays, None, self.m, 0], {spec.count: n})
             x = np.abs(spec.layout().read_ref(self._input(spec.layout(), n), n))
             rounding = (self._chain(spec) + 8) * ROUNDING
-            tolerance = (x.astype(np.float32) @ self._magnitudes().T) * rounding
+            as_codes = self.fmt.codes is not None and plain.kind != "bf16"
+            sizes = self._magnitudes(apart=as_codes)
+            tolerance = (x.astype(np.float32) @ sizes.T) * rounding
+            if self.fmt.codes is not None and not as_codes:
+                tolerance += NEXT_BF16 * np.outer(x.max(-1), sizes.max(-1))
             self._twins[plain, n] = y[:, : self.m].copy(), tolerance + 1e-30
         return self._twins[plain, n]
 
@@ -233,14 +240,14 @@ class Trial:
             return self.k
         return (2 if codes.has_m else 1) * n_blocks + 16  # and gemv's lanes
 
-    def _magnitudes(self) -> np.ndarray:
+    def _magnitudes(self, *, apart: bool) -> np.ndarray:
         """What each weight can add to a result's rounding, f32 ``[m, k]``: its size; where codes
-        are summed, also that of code and offset apart, or of the minimum: less than three times
-        the largest weight of the block, for a quantiser lets some code be near its end.
+        are summed (``apart``), also that of code and offset, or of the minimum: less than three
+        times the largest weight of the block, for a quantiser lets some code be near its end.
         """
         rows = self.fmt.join(self._arrays).reshape(self.m, -1)
         sizes = np.abs(self.fmt.dequantize_rows(rows)).astype(np.float32)
-        if self.fmt.codes is not None:
+        if apart:
             group = self.fmt.block if self.fmt.parts else BLOCK  # that shares a scale
             blocks = sizes.reshape(self.m, -1, group)
             sizes = (blocks + 3 * blocks.max(-1, keepdims=True)).reshape(self.m, -1)

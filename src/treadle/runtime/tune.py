@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-KERNELS = ("gemm", "gemv", "crossover")
+KERNELS = ("gemm", "matrix", "gemv", "crossover")
 ROUNDS = 3  # that a variant's runs are spread over
 KEPT = 3  # variants of a stage that the next one, or the final, starts from
 GAIN = 1.02  # how much faster than the shipped shape a winner must be: minima differ by a percent
@@ -96,12 +96,16 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Crossover:
-    """Up to how many tokens gemv is the faster, and the seconds of both at each number tried."""
+    """Up to how many tokens gemv is the faster, and up to how many gemm in vectors is, where there
+    are matrix registers; the seconds of each at each number tried.
+    """
 
     format: str
     tokens: int
     gemv_s: Mapping[int, float]
     gemm_s: Mapping[int, float]
+    vector_tokens: int | None = None
+    matrix_s: Mapping[int, float] = field(default_factory=dict)
 
 
 def tune(
@@ -116,28 +120,36 @@ def tune(
     runs: int = 12,
     progress: Progress | None = None,
 ) -> tuple[list[Sweep], Crossover | None, Table]:
-    """Sweep ``kernels`` (of KERNELS) for one format: gemm for ``n`` tokens, gemv for each of
-    GEMV_TOKENS; then the crossover of the best of both, with ``table`` for what was not swept.
+    """Sweep ``kernels`` (of KERNELS) for one format: gemm for ``n`` tokens, on vectors and on
+    matrix registers where these serve the format, gemv for each of GEMV_TOKENS; then the crossover
+    of gemv and gemm at their best, with ``table`` for what was not swept.
 
     Gives the table of what was found beside the sweeps.
     """
     tell = progress or (lambda stage, done, total: None)
-    sweeps, gemm, gemv = [], {}, {}
+    sweeps, gemm, matrix, gemv = [], {}, {}, {}
     if "gemm" in kernels:
-        start: Matmul = choice.gemm(fmt, isa, k)
+        start: Matmul = choice.gemm(fmt, isa, k, matrix=False)
         sweeps.append(sweep(timer, start, isa, n, runs=runs, progress=tell))
         if sweeps[-1].sound:
             gemm[fmt.name] = sweeps[-1].best.fields
+    if "matrix" in kernels and choice.on_matrix(fmt, isa):
+        start = choice.gemm(fmt, isa, k)
+        sweeps.append(sweep(timer, start, isa, n, runs=runs, progress=tell))
+        if sweeps[-1].sound:
+            matrix[fmt.name] = sweeps[-1].best.fields
     if "gemv" in kernels:
         for tokens in GEMV_TOKENS:
             start = choice.gemv(fmt, k, tokens)
             sweeps.append(sweep(timer, start, isa, tokens, runs=runs, progress=tell))
             if sweeps[-1].sound:
                 gemv[fmt.name, tokens] = sweeps[-1].best.fields
-    found, crossed = Table(gemm, gemv), None
+    found, crossed = Table(gemm, gemv, matrix=matrix), None
     if "crossover" in kernels:
         crossed = cross(timer, fmt, isa, k, table.updated(found), runs=runs, progress=tell)
         found = found.updated(Table(gemv_tokens={fmt.name: crossed.tokens}))
+        if crossed.vector_tokens is not None:
+            found = found.updated(Table(vector_tokens={fmt.name: crossed.vector_tokens}))
     return sweeps, crossed, found
 
 
@@ -147,8 +159,9 @@ def sweep(timer: Timer, start: Matmul, isa: Isa, n: int, *, runs: int, progress:
     The shipped one is a variant like the others, and may be wrong like them; if all are, it wins
     nothing: its fields are what stays in use in any case.
     """
-    made, title = Sweep(start.op, start.w, n), f"tuning {start.op} {start.w}, {n} tokens"
-    for number, stage in enumerate(SWEPT[start.op]):
+    kernel = choice.family(start)
+    made, title = Sweep(kernel, start.w, n), f"tuning {kernel} {start.w}, {n} tokens"
+    for number, stage in enumerate(SWEPT[kernel]):
         names = [name for name in stage if name in swept_fields(start)]
         seeds = [v.spec for v in made.sound[:KEPT]] if number else [start]
         known = {v.spec.name for v in made.variants}
@@ -173,7 +186,7 @@ def sweep(timer: Timer, start: Matmul, isa: Isa, n: int, *, runs: int, progress:
 
 def swept_fields(spec: Matmul) -> dict[str, int]:
     """The fields of a spec that a sweep may change, as they are."""
-    names = [name for stage in SWEPT[spec.op] for name in stage]
+    names = [name for stage in SWEPT[choice.family(spec)] for name in stage]
     there = {f.name for f in fields(spec)}
     return {name: getattr(spec, name) for name in names if name in there}
 
@@ -223,20 +236,34 @@ def measure(
 def cross(
     timer: Timer, fmt: Format, isa: Isa, k: int, table: Table, *, runs: int, progress: Progress
 ) -> Crossover:
-    """Compare the best gemv with the best gemm at the numbers of tokens in CROSSOVER, cold.
+    """Compare the best gemv, the best gemm and, where there are matrix registers, the best on them,
+    at the numbers of tokens in CROSSOVER, cold.
 
     gemv serves one token whatever was measured: a tile of one is mostly filling.
     """
     gemv_s: dict[int, float] = {}
     gemm_s: dict[int, float] = {}
-    best, ahead = 1, True
+    matrix_s: dict[int, float] = {}
+    gemm, matrix = (choice.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
     for tokens in CROSSOVER:
-        specs = choice.gemv(fmt, k, tokens, table), choice.gemm(fmt, isa, k, table)
-        pair = [variant_of(spec, spec) for spec in specs]
+        specs = [choice.gemv(fmt, k, tokens, table), gemm, *([matrix] if matrix.matrix else [])]
+        tried = [variant_of(spec, spec) for spec in specs]
         title = f"comparing {fmt.name}, {tokens} tokens"
-        prepare(timer, pair, tokens, title, progress)
-        measure(timer, pair, tokens, runs, title, progress)
-        gemv_s[tokens], gemm_s[tokens] = pair[0].cold_s, pair[1].cold_s
-        ahead = ahead and pair[0].problem is None and gemv_s[tokens] <= gemm_s[tokens]
-        best = tokens if ahead else best
-    return Crossover(fmt.name, best, gemv_s, gemm_s)
+        prepare(timer, tried, tokens, title, progress)
+        measure(timer, tried, tokens, runs, title, progress)
+        for variant, times in zip(tried, (gemv_s, gemm_s, matrix_s), strict=False):
+            times[tokens] = variant.cold_s if variant.problem is None else inf
+    vectors = ahead(gemm_s, matrix_s, 0) if matrix_s else None
+    return Crossover(fmt.name, ahead(gemv_s, gemm_s, 1), gemv_s, gemm_s, vectors, matrix_s)
+
+
+def ahead(one: Mapping[int, float], other: Mapping[int, float], least: int) -> int:
+    """Up to how many tokens ``one`` is no slower than ``other``, from the fewest on; ``least`` for
+    none. What is unsound takes forever.
+    """
+    best = least
+    for tokens, seconds in one.items():
+        if seconds == inf or seconds > other[tokens]:
+            break
+        best = tokens
+    return best

@@ -24,6 +24,7 @@ from treadle.jit import cache
 from treadle.kernels.choice import SHIPPED, SWEPT, Table, fits
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.matrix import EDGE
 from treadle.runtime import machine
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 18  # of a file: a row of fifty formats has a tenth of this
 MAX_TOKENS = 64
 PROBE_K = 64  # of a spec that is only asked whether it fits, which does not depend on K
-KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "gemv": Gemv}
+KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "matrix": Gemm, "gemv": Gemv}
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class TunedRow:
     @property
     def formats(self) -> list[str]:
         """The weight formats it says anything of."""
-        tuned = [*self.table.gemm, *(w for w, _ in self.table.gemv), *self.table.gemv_tokens]
-        return list(dict.fromkeys(tuned))
+        table = self.table
+        tuned = [*table.gemm, *table.matrix, *(w for w, _ in table.gemv), *table.gemv_tokens]
+        return list(dict.fromkeys([*tuned, *table.vector_tokens]))
 
 
 class _RefusedError(Exception):
@@ -199,23 +201,27 @@ def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> Table:
     """The table that ``_written`` wrote. Raises ValueError, TypeError and AttributeError for what
     it cannot have written.
     """
-    gemm, gemv, gemv_tokens = {}, {}, {}
+    gemm, matrix, gemv, gemv_tokens, vector_tokens = {}, {}, {}, {}, {}
     for w, row in formats.items():
         for key, value in row.items():
             if key == "gemm":
                 gemm[w] = _fields("gemm", value, isa, 1)
+            elif key == "matrix":
+                matrix[w] = _fields(key, value, isa, EDGE)
             elif key == "gemv":
                 for n, fields_ in value.items():
                     gemv[w, _tokens(n)] = _fields(key, fields_, isa, int(n))
             elif key == "gemv_tokens":
                 gemv_tokens[w] = _tokens(value)
+            elif key == "vector_tokens":
+                vector_tokens[w] = _tokens(value, least=0)
             else:
                 raise ValueError(f"{w}: {str(key)[:40]!r}")
-    return Table(gemm, gemv, gemv_tokens)
+    return Table(gemm, gemv, gemv_tokens, matrix, vector_tokens)
 
 
-def _tokens(value: str | int) -> int:
-    if isinstance(value, bool) or not 1 <= (n := int(value)) <= MAX_TOKENS:
+def _tokens(value: str | int, least: int = 1) -> int:
+    if isinstance(value, bool) or not least <= (n := int(value)) <= MAX_TOKENS:
         raise ValueError(f"{value} tokens")
     return n
 
@@ -233,6 +239,8 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
             raise ValueError(f"{op}: {name} {value}")
         given[name] = value
     shape: dict[str, Any] = {"mr": 1, "nr": tokens}
+    if op == "matrix":
+        shape |= {"matrix": True}
     probe = kind("", "", PROBE_K, **dict(shape, **given))
     if not fits(probe, isa):
         raise ValueError(f"{op}: {given} does not fit {isa.name}")
@@ -244,8 +252,12 @@ def _written(table: Table) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for w, chosen in table.gemm.items():
         out.setdefault(w, {})["gemm"] = dict(chosen)
+    for w, chosen in table.matrix.items():
+        out.setdefault(w, {})["matrix"] = dict(chosen)
     for (w, tokens), chosen in sorted(table.gemv.items()):
         out.setdefault(w, {}).setdefault("gemv", {})[str(tokens)] = dict(chosen)
     for w, tokens in table.gemv_tokens.items():
         out.setdefault(w, {})["gemv_tokens"] = tokens
+    for w, tokens in table.vector_tokens.items():
+        out.setdefault(w, {})["vector_tokens"] = tokens
     return out

@@ -1,0 +1,58 @@
+"""Intel's Advanced Matrix Extensions: eight registers of 16 rows of 64 bytes, and their product."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from treadle.isa.isa import Matrix
+from treadle.jit.types import i8, u8
+
+if TYPE_CHECKING:
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+# The configuration: palette 1, then from byte 16 each register's bytes a row (16 bits), from byte
+# 48 each one's rows.
+CONFIG = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
+
+
+def _call(k: Builder, name: str, args: list[Any]) -> None:
+    k.call(f"llvm.x86.{name}", None, args)
+
+
+def _register(k: Builder, r: int) -> Any:
+    return k.const(r, i8).ir
+
+
+def begin(k: Builder, p: Val) -> None:
+    """``ldtilecfg``."""
+    k.store(p, k.const(CONFIG, u8 * 64))
+    _call(k, "ldtilecfg", [p.ir])
+
+
+def end(k: Builder) -> None:
+    """``tilerelease``: the next thread on this core need not save what is in the registers."""
+    _call(k, "tilerelease", [])
+
+
+def zero(k: Builder, r: int) -> None:
+    """``tilezero``."""
+    _call(k, "tilezero", [_register(k, r)])
+
+
+def load(k: Builder, r: int, p: Val, stride: int) -> None:
+    """``tileloadd``."""
+    _call(k, "tileloadd64", [_register(k, r), p.ir, k.i64(stride).ir])
+
+
+def store(k: Builder, r: int, p: Val, stride: int) -> None:
+    """``tilestored``."""
+    _call(k, "tilestored64", [_register(k, r), p.ir, k.i64(stride).ir])
+
+
+def dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
+    """``tdpbf16ps``."""
+    _call(k, "tdpbf16ps", [_register(k, r) for r in (c, a, b)])
+
+
+MATRIX = Matrix(begin=begin, end=end, zero=zero, load=load, store=store, dot_bf16=dot_bf16)

@@ -1,0 +1,335 @@
+"""Attention on matrix registers: many rows of queries meet a page of keys, then of values.
+
+bf16 has 8 bits, too few for a score. So every number x is two of them, ``high = bf16(x)`` and ``low
+= bf16(x - high)``, 16 bits together (an f16 has 11), and a product of two is three products::
+
+    x y = high high + low high + high low      the fourth, low low, is below 2**-16 of the whole
+
+Scratch, for R rows (whole registers) and D dims: queries high and low ``[R/16, D/32, 16]`` lines of
+64 bytes; O ``[R, D]``, m and l f32; the span's keys ``[SPAN, D/32, 2, 16]`` and values ``[SPAN,
+D/16, 16]`` lines, high and low, in pairs of rows as the product wants them. For 32 rows at a time:
+scores ``[32, SPAN * PAGE]`` f32, their powers, high and low, ``[32, SPAN]`` lines.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from treadle.jit import math
+from treadle.jit.types import f32, i32, u16, u32
+from treadle.kernels.act import BLOCK
+from treadle.kernels.attention_item import LOWEST, SPAN, Item
+from treadle.kernels.kv import PAGE
+from treadle.kernels.matrix import EDGE, LINE, SIDE
+from treadle.kernels.spec import Frame, round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+    from treadle.kernels.attention import Attention
+
+KEYS = SPAN * PAGE  # of a span
+REGISTER = LINE * SIDE
+BOTH = range(2)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are in scratch; those with a high and a low part: the high one, and how far on
+    the low one is.
+    """
+
+    q: int
+    q_low: int
+    s: int
+    p: int
+    p_low: int
+    o: int
+    m: int
+    total: int
+    keys: int
+    values: int
+    page_low: int  # of keys and of values
+    end: int
+
+    @classmethod
+    def of(cls, spec: Attention) -> Places:
+        """For this kernel."""
+        rows, dims = round_up(spec.rows, EDGE), spec.head_dim
+        q, p, pages = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims
+        sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims, 4 * rows, 4 * rows]
+        at = [LINE]  # behind what the registers are set up by
+        for size in (*sizes, 2 * pages, 2 * pages):
+            at.append(round_up(at[-1] + size, LINE))
+        o, m, total = at[3:6]
+        return cls(at[0], q, at[1], at[2], p, o, m, total, at[6], at[7], pages, at[8])
+
+
+def matrix_scratch(spec: Attention) -> int:
+    """Bytes of scratch a thread needs."""
+    return Places.of(spec).end
+
+
+class MatrixTile(Item):
+    """Many rows, whose scores and results lie in the second-level cache."""
+
+    def __init__(
+        self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val
+    ) -> None:
+        super().__init__(k, isa, spec, frame, item, group)
+        assert spec.head_dim % BLOCK == 0, spec.name
+        self.at, self.scratch = Places.of(spec), frame.scratch
+        self.pairs = range(round_up(spec.rows, EDGE) // EDGE)
+        # What is kept in bf16 has no low part.
+        self.low = spec.page.fmt.name != "bf16"
+
+    def run(self) -> None:
+        k = self.k
+        self._load_queries()
+        begin, end = self.item["key_begin"], self.item["key_end"]
+        last = (end + (PAGE - 1)) // PAGE
+        with k.loop(last, start=begin // PAGE, step=SPAN) as first:
+            n_pages = k.min(last - first, SPAN)
+            with k.loop(n_pages) as i:
+                self._load_page(first + i, i)
+            with k.loop(len(self.pairs)) as pair:
+                with k.loop(n_pages) as i:
+                    self._scores(pair, i)
+                self._softmax(pair, first * PAGE)
+                with k.loop(self.spec.head_dim // EDGE) as column:
+                    self._values(pair, column, n_pages)
+        self._store()
+
+    def _rows(self, r: Val) -> tuple[Val, Val]:
+        """Row r's token and head."""
+        return r // self.spec.heads, r % self.spec.heads
+
+    # -- to bf16 --------------------------------------------------------------------------------
+
+    def _narrow(self, x: Val) -> tuple[Val, Val]:
+        """High and low, in the same order: ``i16 * n``."""
+        k = self.k
+        high = self.isa.narrow_bf16(k, x)
+        back = (high.bits(u16.like(high.ty)).to(u32) << 16).bits(x.ty)
+        return high, self.isa.narrow_bf16(k, x - back)
+
+    def _paired(self, even: Val, odd: Val) -> tuple[Val, Val]:
+        """High and low, each of ``even`` beside that of ``odd``: ``i16 * 2n``."""
+        k, n = self.k, even.ty.lanes
+        order = [i + n * j for i in range(n) for j in BOTH]
+        high = self.isa.narrow_bf16(k, k.concat(even, odd))
+        high = k.shuffle(high, high, order)
+        pairs = high.bits(u32 * n)
+        less = (pairs << 16).bits(even.ty), (pairs & 0xFFFF0000).bits(odd.ty)
+        low = self.isa.narrow_bf16(k, k.concat(even - less[0], odd - less[1]))
+        return high, k.shuffle(low, low, order)
+
+    def _load_queries(self) -> None:
+        """The tile's queries, and nothing yet for its results."""
+        k, dims, at = self.k, self.spec.head_dim, self.at
+        factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
+        with k.loop(self.spec.rows) as r:
+            query = self.query(*self._rows(r))
+            to = self.scratch + (at.q + r // SIDE * (2 * dims * SIDE) + r % SIDE * LINE)
+            with k.loop(dims // BLOCK) as b:
+                x = k.load(query, f32 * BLOCK, offset=b * (4 * BLOCK)) * factor
+                for part, offset in zip(self._narrow(x), (0, at.q_low), strict=True):
+                    k.store(to + b * REGISTER, part, offset=offset)
+                o = self.scratch + (at.o + (r * dims + b * BLOCK) * 4)
+                k.store(o, k.zero(x.ty))
+            k.store(self.scratch + at.m, k.const(LOWEST, f32), offset=r * 4)
+            k.store(self.scratch + at.total, k.const(0.0, f32), offset=r * 4)
+
+    def _load_page(self, p: Val, i: Val) -> None:
+        """The p-th page's keys, and its values as the span's i-th. Values past the last key are
+        zeros: what lies there may be anything.
+        """
+        k, spec, at = self.k, self.spec, self.at
+        fmt, dims, home = spec.page.fmt, spec.head_dim, self.page(p)
+        lanes = f32 * SIDE
+
+        def store(to: Val, rows: list[Val], low: int) -> None:
+            for part, offset in zip(self._paired(*rows), (0, low), strict=True):
+                if self.low or not offset:
+                    k.store(to, part, offset=offset)
+
+        scales = home + spec.page.codes_bytes
+        with k.loop(dims // 2) as pair:
+            to = self.scratch + (at.keys + i * (2 * PAGE * dims))
+            to = to + (pair // SIDE * (2 * REGISTER) + pair % SIDE * LINE)
+            for half in BOTH:
+                start = pair * (2 * PAGE) + half * SIDE
+                rows = [
+                    fmt.load(k, self.isa, home + (start + j * PAGE) * fmt.n_bytes, SIDE)
+                    for j in BOTH
+                ]
+                if fmt.scaled:
+                    block = pair // (BLOCK // 2) * PAGE + half * SIDE
+                    d = k.load(scales, lanes, offset=block * 4)
+                    rows = [row * d for row in rows]
+                store(to + half * REGISTER, rows, at.page_low)
+        home = home + spec.page.v_off
+        scales = home + spec.page.codes_bytes
+        n_keys = self.item["key_end"] - p * PAGE
+        values = self.scratch + (at.values + i * (2 * PAGE * dims))
+        with k.loop(PAGE // 2) as pair:
+            keys = [pair * 2 + j for j in BOTH]
+            masks = [
+                k.splat(k.select(key < n_keys, k.const(-1, i32), k.const(0, i32)), i32 * SIDE)
+                for key in keys
+            ]
+            with k.loop(dims // SIDE, step=BLOCK // SIDE) as first:
+                for c in (first + i for i in range(BLOCK // SIDE)):
+                    rows = []
+                    for key, mask in zip(keys, masks, strict=True):
+                        at_row = home + (key * dims + c * SIDE) * fmt.n_bytes
+                        row = fmt.load(k, self.isa, at_row, SIDE)
+                        if fmt.scaled:
+                            place = (key * (dims // BLOCK) + c // (BLOCK // SIDE)) * 4
+                            row = row * k.splat(k.load(scales, f32, offset=place), lanes)
+                        rows.append((row.bits(mask.ty) & mask).bits(lanes))
+                    store(values + (c * REGISTER + pair * LINE), rows, at.page_low)
+
+    # -- products -------------------------------------------------------------------------------
+
+    def _multiply(
+        self, a: Callable[[int, int], tuple[Val, int]], b: Callable[[int, int], tuple[Val, int]]
+    ) -> None:
+        """Four registers of sums get two of rows times two of columns: ``a(part, m)`` and ``b(part,
+        n)`` tell where high (0) and low parts are, and their strides.
+        """
+        k, matrix = self.k, self.isa.matrix
+        assert matrix is not None
+
+        def load(first: int, side: Callable[[int, int], tuple[Val, int]], part: int) -> None:
+            for i in BOTH:
+                matrix.load(k, first + i, *side(part, i))
+
+        def dots() -> None:
+            for m, n in product(BOTH, BOTH):
+                matrix.dot_bf16(k, 2 * m + n, 4 + m, 6 + n)
+
+        load(6, b, 0)
+        load(4, a, 1)
+        dots()
+        load(4, a, 0)
+        dots()
+        if self.low:
+            load(6, b, 1)
+            dots()
+
+    def _scores(self, pair: Val, i: Val) -> None:
+        """S of 32 rows and the page's keys, as the span's i-th."""
+        k, at, dims, matrix = self.k, self.at, self.spec.head_dim, self.isa.matrix
+        assert matrix is not None
+        for c in range(4):
+            matrix.zero(k, c)
+        with k.loop(dims // BLOCK) as b:
+            q = self.scratch + (at.q + pair * (4 * dims * SIDE) + b * REGISTER)
+            keys = self.scratch + (at.keys + i * (2 * PAGE * dims) + b * (2 * REGISTER))
+            self._multiply(
+                lambda part, m: (q + (part * at.q_low + m * (2 * dims * SIDE)), LINE),
+                lambda part, n: (keys + (part * at.page_low + n * REGISTER), LINE),
+            )
+        to = self.scratch + (at.s + i * (4 * PAGE))
+        for m, n in product(BOTH, BOTH):
+            place = to + (m * (4 * SIDE * KEYS) + n * LINE)
+            matrix.store(k, 2 * m + n, place, 4 * KEYS)
+
+    def _values(self, pair: Val, column: Val, n_pages: Val) -> None:
+        """O += P V, of 32 rows and 32 dims."""
+        k, at, dims, matrix = self.k, self.at, self.spec.head_dim, self.isa.matrix
+        assert matrix is not None
+        home = self.scratch + (at.o + pair * (4 * EDGE * dims) + column * (4 * EDGE))
+        o = [(home + (m * (4 * SIDE * dims) + n * LINE), 4 * dims) for m, n in product(BOTH, BOTH)]
+        for c, place in enumerate(o):
+            matrix.load(k, c, *place)
+        with k.loop(n_pages) as i:
+            p = self.scratch + (at.p + i * LINE)
+            values = self.scratch + (at.values + i * (2 * PAGE * dims) + column * (2 * REGISTER))
+            self._multiply(
+                lambda part, m: (p + (part * at.p_low + m * (LINE * SIDE * SPAN)), LINE * SPAN),
+                lambda part, n: (values + (part * at.page_low + n * REGISTER), LINE),
+            )
+        for c, place in enumerate(o):
+            matrix.store(k, c, *place)
+
+    # -- between them ---------------------------------------------------------------------------
+
+    def _softmax(self, pair: Val, first_key: Val) -> None:
+        """P = 2**(S - m') of 32 rows, in two parts; updates m and l, and corrects O."""
+        k, at, spec = self.k, self.at, self.spec
+        item, ty = self.item, f32 * SIDE
+        lowest = k.const(float("-inf"), ty)
+        iota = k.const(range(SIDE), i32 * SIDE) + k.splat(first_key.to(i32), i32 * SIDE)
+        begin = pair * EDGE
+        with k.loop(k.min(begin + EDGE, spec.rows), start=begin) as r:
+            here = item["position"] + self.token(self._rows(r)[0])
+            from_ = item["key_begin"]
+            if spec.window:
+                from_ = k.max(from_, here - (spec.window - 1))
+            upto = k.min(here, item["key_end"] - 1)
+            low, high = (k.splat(v.to(i32), iota.ty) for v in (from_, upto))
+            scores = []
+            for c in range(0, KEYS, SIDE):
+                position = iota + c
+                score = k.load(self.scratch + (at.s + r % EDGE * (4 * KEYS)), ty, offset=4 * c)
+                if spec.softcap:
+                    capped = math.tanh(k, score * (1 / spec.softcap))
+                    score = capped * (spec.softcap * math.LOG2_E)
+                seen = (position >= low) & (position <= high)
+                scores.append(k.select(seen, score, lowest))
+            m, total = (self.scratch + (place + r * 4) for place in (at.m, at.total))
+            old = k.load(m, f32)
+            top = k.fold(_tree(scores, k.max), k.max)
+            new = k.max(old, top)
+            shift = k.splat(new, ty)
+            powers = [math.exp2(k, score - shift) for score in scores]
+            correction = math.exp2(k, k.splat(old - new, ty))
+            sums = k.sum(_tree(powers, operator.add))
+            k.store(total, k.fma(k.load(total, f32), k.extract(correction, 0), sums))
+            k.store(m, new)
+            to = self.scratch + (at.p + r % EDGE * (LINE * SPAN))
+            for j in range(SPAN):
+                both = k.concat(powers[2 * j], powers[2 * j + 1])
+                for part, offset in zip(self._narrow(both), (0, at.p_low), strict=True):
+                    k.store(to, part, offset=offset + LINE * j)
+            with k.if_(new > old), k.loop(spec.head_dim, step=SIDE) as d:
+                o = self.scratch + (at.o + (r * spec.head_dim + d) * 4)
+                k.store(o, k.load(o, ty) * correction)
+
+    def _store(self) -> None:
+        """The results, or the parts of them."""
+        k, at, dims = self.k, self.at, self.spec.head_dim
+        with k.loop(self.spec.rows) as r:
+            m, total = (k.load(self.scratch + (p + r * 4), f32) for p in (at.m, at.total))
+            whole = self.item["partial"] < 0
+            factor = k.splat(k.select(whole, 1.0 / total, k.const(1.0, f32)), f32 * SIDE)
+            to = self.result(*self._rows(r))
+            with k.if_else(whole) as (yes, no):
+                with yes:
+                    self._copy(r, to, factor)
+                with no:
+                    to = self.partial(r)
+                    self._copy(r, to, factor)
+                    k.store(to, m, offset=4 * dims)
+                    k.store(to, total, offset=4 * dims + 4)
+
+    def _copy(self, r: Val, to: Val, factor: Val) -> None:
+        k, dims = self.k, self.spec.head_dim
+        with k.loop(dims, step=SIDE) as d:
+            o = k.load(self.scratch + (self.at.o + (r * dims + d) * 4), factor.ty)
+            k.store(to, o * factor, offset=d * 4)
+
+
+def _tree(values: list[Val], op: Callable[[Val, Val], Val]) -> Val:
+    """All of them (a power of two), element by element."""
+    while len(values) > 1:
+        values = [op(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]

@@ -1,0 +1,107 @@
+"""Packed products on matrix registers: weights as bf16, whatever they were in the file.
+
+A panel's rows lie as they follow each other: a register loads a line, 32 weights, of each of 16 of
+them, and no weight changes places. Tokens lie in groups of 32, ``[KD, 32]`` dwords (see
+``act.py``): a register loads 16 dwords of 16 of them. Two registers of each are met by four of
+sums, rows by tokens, over all of K or of a panel; they are transposed once, at the end. 32 rows are
+a *strip*.
+
+Scales are multiplied into the weights before these are rounded: beside a product of registers, 8192
+multiplications in 16 cycles, scaling the sums of a block would take longer than the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import TYPE_CHECKING
+
+from treadle.jit.types import f32, i32
+from treadle.kernels.act import BLOCK
+from treadle.kernels.blocks import At, load_weights
+from treadle.kernels.panel import Rows, load_floats
+from treadle.kernels.transpose import transpose
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+SIDE = 16  # rows of a register, and dwords
+EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for
+LINE = 64  # bytes
+SUMS_BYTES = 4 * EDGE * EDGE
+AHEAD = 4096  # bytes of the file that packing asks for before it reads them
+
+
+def row_pitch(n_dwords: int) -> int:
+    """Bytes from one row of a panel to the next: an odd number of lines, or the rows of a register
+    would fall on a few sets of the first-level cache.
+    """
+    return (4 * n_dwords // LINE | 1) * LINE
+
+
+def emit_pack_rows(
+    k: Builder, isa: Isa, panel: Val, pitch: int, source: Rows, rows: int, begin: Val, end: Val
+) -> None:
+    """Pack ``rows`` rows of ``source``, their values from ``begin`` to before ``end``, into
+    ``panel``. Both are whole blocks, but for K itself, where zeros fill the last line up.
+    """
+    fmt = source.weights.fmt
+    n_values = max(BLOCK, fmt.block)  # at once
+    n_blocks, (full, rest) = n_values // fmt.block, divmod(source.k, n_values)
+
+    def some(row: At, to: Val, c: Val, n: int) -> None:
+        if fmt.codes:
+            values = load_weights(k, isa, fmt, row.block(c))
+        else:
+            values = [load_floats(k, isa, fmt, row, c, BLOCK, n)]
+        for i, v in enumerate(values):
+            at = (c * len(values) + i) * LINE
+            k.store(to + at, isa.narrow_bf16(k, v), align=LINE)
+
+    with k.loop(rows) as r:
+        row, to = source.row(k, r), panel + (r * pitch - begin * 2)
+        with k.loop(k.min(end // n_values, full), start=begin // n_values) as c:
+            row.block(c, n_blocks).prefetch(k, AHEAD // sum(fmt.strides), n_blocks, 3)
+            some(row, to, c, n_values)
+        if rest:
+            with k.if_(end > full * n_values):
+                some(row, to, k.i64(full), rest)
+
+
+class MatrixTile:
+    """32 rows times 32 tokens, multiplied over ``n`` lines of each row."""
+
+    def __init__(
+        self, k: Builder, isa: Isa, strip: Val, pitch: int, x: Val, n: Val, sums: Val
+    ) -> None:
+        self.k, self.isa, self.sums = k, isa, sums
+        self._multiply(strip, pitch, x, n)
+
+    def _multiply(self, strip: Val, pitch: int, x: Val, n: Val) -> None:
+        """Leave the sums in scratch, a register after the other."""
+        k = self.k
+        assert self.isa.matrix is not None
+        matrix = self.isa.matrix
+        both = range(2)
+        for c in range(4):
+            matrix.zero(k, c)
+        with k.loop(n) as b:
+            for m in both:
+                matrix.load(k, 4 + m, strip + (b * LINE + m * SIDE * pitch), pitch)
+                matrix.load(k, 6 + m, x + (b * (LINE * EDGE) + m * LINE), 2 * LINE)
+            for m, t in product(both, both):
+                matrix.dot_bf16(k, 2 * m + t, 4 + m, 6 + t)
+        for c in range(4):
+            matrix.store(k, c, self.sums + c * (LINE * SIDE), LINE)
+
+    def results(self) -> Iterator[tuple[int, int, Val]]:
+        """Row, token, and a vector of rows from there on."""
+        k, lanes = self.k, self.isa.lanes
+        for m, t in product(range(2), range(2)):
+            at = self.sums + (2 * m + t) * (LINE * SIDE)
+            held = [k.load(at, i32 * SIDE, offset=LINE * i, align=LINE) for i in range(SIDE)]
+            for i, column in enumerate(transpose(k, held, lanes)):
+                for j, v in enumerate(column):
+                    yield SIDE * m + v.ty.lanes * j, SIDE * t + i, v.bits(f32 * v.ty.lanes)
