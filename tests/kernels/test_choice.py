@@ -111,6 +111,19 @@ def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
     assert fused.matrix
 
 
+@pytest.mark.parametrize(
+    ("threads", "rows"), [(1, 128), (2, 128), (16, 128), (17, 64), (64, 32), (128, 32)]
+)
+def test_large_panels_are_cut_for_many_threads(threads: int, rows: int) -> None:
+    """Each is to have an item of 2048 rows; a kernel in vectors, and sums, stay as they are."""
+    spec = matmul(Q8_0, AMX, 5632, PROMPT)
+    cut = choice.narrowed(spec, [1024, 1000], AMX.lanes, threads)
+    assert cut.rows_per_item(AMX.lanes) == rows
+    assert replace(cut, mr=spec.mr) == spec
+    few = matmul(Q8_0, AMX, 5632, VECTOR_TOKENS)
+    assert choice.narrowed(few, [1024, 1000], AMX.lanes, threads) == few
+
+
 @ISAS
 @pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
 def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -> None:

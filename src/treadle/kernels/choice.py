@@ -6,8 +6,8 @@ machine's own, which whoever builds a plan hands in: nothing here reads a file o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.act import BLOCK
@@ -251,6 +251,20 @@ def fits(spec: Matmul, isa: Isa) -> bool:
     if family(spec) == "matrix":
         return whole and isa.matrix is not None and rows % EDGE == 0 and spec.nr == EDGE
     return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
+
+
+def narrowed(spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int) -> Matmul:
+    """``spec`` with as many rows an item as leave each of so many threads one, where it is for
+    matrix registers: their panels are large. No sum is taken otherwise for it.
+    """
+    while (
+        isinstance(spec, Gemm)
+        and spec.matrix
+        and spec.rows_per_item(lanes) > EDGE
+        and spec.strips(heights, lanes) < n_threads
+    ):
+        spec = replace(spec, mr=spec.mr // 2)
+    return spec
 
 
 def tokens_per_item(spec: Matmul, strips: int, n_tokens: int, n_threads: int) -> int:

@@ -12,6 +12,7 @@ from treadle.kernels.choice import (
     Table,
     gated,
     matmul,
+    narrowed,
     tokens_per_item,
 )
 from treadle.kernels.elementwise import Norm, Pack
@@ -222,6 +223,7 @@ class Graph:
         residual: Buffer | None,
         n_tokens: int,
     ) -> None:
+        spec = narrowed(spec, heights, self.isa.lanes, self.n_threads)
         strips = spec.strips(heights, self.isa.lanes)
         tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
         grid = Grid(strips, spec.count, tokens)
