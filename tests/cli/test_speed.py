@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from treadle.cli.bench import Test as BenchTest
-from treadle.cli.speed import Work
+from treadle.cli.speed import Work, kind_of
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Norm
+from treadle.kernels.gemm import Gemm
 from treadle.kernels.spec import Grid, Spec
 from treadle.plan import Step
 
@@ -54,6 +57,14 @@ def test_logits_that_nobody_wants_cost_nothing() -> None:
     assert output.work([(0, 512)], 0) == (0, 0)
     assert output.work([(0, 512)], 1) == (1000, 7)
     assert output.work([(0, 1)] * 8, 8) == (1000, 56)
+
+
+def test_what_works_on_matrix_registers_is_bound_by_them() -> None:
+    """Attention too, where vectors work in f32; peaks without them are an older table's."""
+    names = [replace(Attention("f16", 2, 2, 32, 32), matrix=on).name for on in (False, True)]
+    assert [kind_of(name, PEAKS | {"bf16": 9e9}) for name in names] == ["f32", "bf16"]
+    assert [kind_of(name, PEAKS) for name in names] == ["f32", "f32"]
+    assert kind_of(Gemm("Q8_0", "q8", 64, 2, 8).name, PEAKS | {"bf16": 9e9}) == "int8"
 
 
 def test_a_long_prompts_work() -> None:

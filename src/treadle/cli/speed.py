@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 BANDWIDTH = "bandwidth"
 # A kernel's name has the kind of numbers it multiplies: which peak that is, as people call it.
 ARITHMETIC = {"q8": "int8", "bf16": "bf16", "f32": "f32"}
+MATRIX = "matrix"  # how names of kernels on matrix registers end, which multiply bf16
 PLAIN = "f32"  # what kernels whose name has none multiply
 # Kernels that do one thing between them, as a profile sums them up.
 PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}
@@ -82,9 +83,12 @@ class Work:
 def kind_of(kernel: str, peaks: Peaks) -> str:
     """The arithmetic peak that bounds ``kernel``: of the numbers it multiplies, where there is one.
 
-    Only products are told by their names; what else has a type in its name works in f32.
+    Only products are told by their names, and what works on matrix registers; what else has a type
+    in its name works in f32.
     """
     words = kernel.split("_")
+    if words[-1] == MATRIX and ARITHMETIC["bf16"] in peaks:
+        return ARITHMETIC["bf16"]
     named = (kind for word in words for kind in ARITHMETIC if word.startswith(kind))
     kind = ARITHMETIC[next(named, PLAIN) if part_of(kernel) == "matmul" else PLAIN]
     return kind if kind in peaks or not peaks else ARITHMETIC[PLAIN]
