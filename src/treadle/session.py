@@ -70,7 +70,7 @@ class Engine:
         self.config, self.isa, self.n_threads, self.n_ctx = config, isa, n_threads, n_ctx
         self.deterministic, self.progress = deterministic, progress
         self.cache = KVCache(config, n_ctx, kv, n_sequences)
-        self._table = tuned_row(isa).table
+        self._table, self._batch_sizes = tuned_row(isa).table, batch_sizes(isa)
         self._weights = Weights(gguf)
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._arena = Memory(0)
@@ -90,7 +90,10 @@ class Engine:
         return self._plan_for(n_tokens, n_outputs).plan
 
     def _bucket(self, n: int, most: int) -> int:
-        return next((size for size in batch_sizes(self.isa) if n <= size < most), most)
+        for size in self._batch_sizes:  # every token comes by here
+            if n <= size < most:
+                return size
+        return most
 
     def _plan_for(self, n_tokens: int, n_outputs: int) -> _Ready:
         key = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)

@@ -3,7 +3,7 @@
 bf16 has 8 bits, too few for a score. So every number x is two of them, ``high = bf16(x)`` and ``low
 = bf16(x - high)``, 16 bits together (an f16 has 11), and a product of two is three products::
 
-    x y = high high + low high + high low      the fourth, low low, is below 2**-16 of the whole
+    x y = high high + low high + high low      the fourth, low low, is below 2**-18 of the whole
 
 Scratch, for R rows (whole registers) and D dims: queries high and low ``[R/16, D/32, 16]`` lines of
 64 bytes; O ``[R, D]``, m and l f32; the span's keys ``[SPAN, D/32, 2, 16]`` and values ``[SPAN,
@@ -23,7 +23,7 @@ from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention_item import LOWEST, SPAN, Item
 from treadle.kernels.kv import PAGE
-from treadle.kernels.matrix import EDGE, LINE, SIDE
+from treadle.kernels.matrix import EDGE, LINE, REGISTER, SIDE
 from treadle.kernels.spec import Frame, round_up
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from treadle.kernels.attention import Attention
 
 KEYS = SPAN * PAGE  # of a span
-REGISTER = LINE * SIDE
 BOTH = range(2)
 
 
@@ -77,7 +76,7 @@ def matrix_scratch(spec: Attention) -> int:
 
 
 class MatrixTile(Item):
-    """Many rows, whose scores and results lie in the second-level cache."""
+    """Many rows, whose results lie in the second-level cache; 32 of them have scores at a time."""
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val
@@ -85,7 +84,7 @@ class MatrixTile(Item):
         super().__init__(k, isa, spec, frame, item, group)
         assert spec.head_dim % BLOCK == 0, spec.name
         self.at, self.scratch = Places.of(spec), frame.scratch
-        self.pairs = range(round_up(spec.rows, EDGE) // EDGE)
+        self.n_pairs = round_up(spec.rows, EDGE) // EDGE  # of registers of rows
         # What is kept in bf16 has no low part.
         self.low = spec.page.fmt.name != "bf16"
 
@@ -98,7 +97,7 @@ class MatrixTile(Item):
             n_pages = k.min(last - first, SPAN)
             with k.loop(n_pages) as i:
                 self._load_page(first + i, i)
-            with k.loop(len(self.pairs)) as pair:
+            with k.loop(self.n_pairs) as pair:
                 with k.loop(n_pages) as i:
                     self._scores(pair, i)
                 self._softmax(pair, first * PAGE)

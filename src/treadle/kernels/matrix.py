@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 SIDE = 16  # rows of a register, and dwords
 EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for
 LINE = 64  # bytes
-SUMS_BYTES = 4 * EDGE * EDGE
+REGISTER = LINE * SIDE  # bytes
+SUMS_BYTES = 4 * REGISTER
 AHEAD = 4096  # bytes of the file that packing asks for before it reads them
 
 
@@ -94,13 +95,13 @@ class MatrixTile:
             for m, t in product(both, both):
                 matrix.dot_bf16(k, 2 * m + t, 4 + m, 6 + t)
         for c in range(4):
-            matrix.store(k, c, self.sums + c * (LINE * SIDE), LINE)
+            matrix.store(k, c, self.sums + c * REGISTER, LINE)
 
     def results(self) -> Iterator[tuple[int, int, Val]]:
         """Row, token, and a vector of rows from there on."""
         k, lanes = self.k, self.isa.lanes
         for m, t in product(range(2), range(2)):
-            at = self.sums + (2 * m + t) * (LINE * SIDE)
+            at = self.sums + (2 * m + t) * REGISTER
             held = [k.load(at, i32 * SIDE, offset=LINE * i, align=LINE) for i in range(SIDE)]
             for i, column in enumerate(transpose(k, held, lanes)):
                 for j, v in enumerate(column):

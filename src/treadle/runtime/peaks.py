@@ -17,6 +17,7 @@ import numpy as np
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
 from treadle.kernels.act import from_bf16_bits
+from treadle.kernels.matrix import LINE, REGISTER
 from treadle.kernels.spec import RUN_STATE, Frame, Spec, round_up
 from treadle.runtime import machine
 from treadle.runtime.runner import STEP
@@ -32,8 +33,6 @@ Progress = Callable[[str, int, int], None]
 DOTS_PER_VALUE = {"q8": 4, "bf16": 2, "f32": 1}  # products that one 32-bit sum takes at once
 WEIGHT_MAX = 127  # of a q8 weight: the most that every row's own byte dot takes
 ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of claiming it
-LINE = 64  # bytes
-MATRIX_BYTES = 1024  # of a matrix register
 PIECE = 1 << 19  # bytes of a Stream item
 STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, bytes ahead): the best counts
 BUFFER_BYTES = 256 << 20, 1 << 30  # at least and at most: four times the last-level cache
@@ -142,15 +141,15 @@ class MatrixDots(Spec):
         matrix.begin(k, frame.scratch)
         with k.loop(frame.end, start=frame.begin) as item:
             for i in range(2):
-                matrix.load(k, 4 + i, a + i * MATRIX_BYTES, LINE)
-                matrix.load(k, 6 + i, b + i * MATRIX_BYTES, LINE)
+                matrix.load(k, 4 + i, a + i * REGISTER, LINE)
+                matrix.load(k, 6 + i, b + i * REGISTER, LINE)
             for c in range(4):
                 matrix.zero(k, c)
             with k.loop(rounds):
                 for c in range(4):
                     matrix.dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
             for c in range(4):
-                matrix.store(k, c, out + (item * 4 + c) * MATRIX_BYTES, LINE)
+                matrix.store(k, c, out + (item * 4 + c) * REGISTER, LINE)
         matrix.end(k)
 
     def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
