@@ -17,6 +17,7 @@ Message = Mapping[str, Any]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _SPEAKERS = ("system", "developer", "user", "assistant")
+_TRIED = ("user", "assistant", "user")  # in ``form_of``
 _MARKS = ("treadleone", "treadletwo", "treadlethree")  # no template says these
 
 
@@ -30,16 +31,15 @@ class Form(Enum):
     def shape(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message, its content in this form."""
         content = message.get("content")
-        if isinstance(content, str) and self is Form.PARTS:
+        if self is Form.PARTS and content is None:
+            return {**message, "content": []}
+        if self is Form.PARTS and isinstance(content, str):
             return {**message, "content": [{"type": "text", "text": content}]}
         # A template that reads both may still read no more than a system message's first part.
-        kept = self is Form.PARTS or (self is Form.BOTH and message["role"] in _HEARD)
+        kept = self is Form.PARTS or (self is Form.BOTH and message["role"] in _TRIED)
         if _is_parts(content) and not kept:
             return {**message, "content": joined(content)}
         return message
-
-
-_HEARD = ("user", "assistant")  # what ``form_of`` has tried
 
 
 def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -> Form:
@@ -50,8 +50,7 @@ def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -
     """
     if not re.search(r"\btext\b", source):
         return Form.TEXT
-    roles = ("user", "assistant", "user")
-    spoken = [{"role": r, "content": mark} for r, mark in zip(roles, _MARKS, strict=True)]
+    spoken = [{"role": r, "content": mark} for r, mark in zip(_TRIED, _MARKS, strict=True)]
     text, parts = (
         render([form.shape(message) for message in spoken]) for form in (Form.TEXT, Form.PARTS)
     )

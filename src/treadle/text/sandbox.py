@@ -40,7 +40,8 @@ def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
 def names(source: str) -> list[str]:
     """The names that a template reads and does not set. Raises as ``render`` does."""
     with _telling(source):
-        return sorted(meta.find_undeclared_variables(_environment().parse(source)))
+        found = meta.find_undeclared_variables(_environment().parse(source))
+        return sorted(found - {"strftime_now"})
 
 
 @lru_cache(maxsize=8)
