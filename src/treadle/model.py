@@ -215,10 +215,10 @@ class Model:
         **settings: Any,
     ) -> Generation:
         """Answer a conversation: ``messages`` of ``{"role", "content"}``; ``settings`` are those of
-        ``generate``.
+        ``generate``. ``content`` is a text, or a list of parts ``{"type": "text", "text"}``.
 
         A last message of the assistant is gone on with: words put into the model's mouth. Raises
-        TemplateError too.
+        TemplateError too, and UnsupportedError for parts that are no text.
         """
         template, tokenizer = self.template, self.tokenizer  # one starts while the other is built
         text = self.chat_prompt(messages, tools=tools)
@@ -238,8 +238,7 @@ class Model:
         if last["role"] != "assistant" or not earlier:
             return self.template.render(list(messages), add_generation_prompt=True, tools=tools)
         asked = self.template.render(earlier, add_generation_prompt=True, tools=tools)
-        [last] = read_messages([last])
-        return f"{asked}{joined(last.get('content'))}"
+        return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
 
     def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
         if grammar is None and json_schema is None:
