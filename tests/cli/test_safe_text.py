@@ -84,10 +84,14 @@ def test_errors_within_a_chat(
     ]
 
 
-def test_a_saved_system_prompt(run: Run, model: FakeModel, gguf: str, tmp_path: Path) -> None:
+def test_a_saved_system_prompt(
+    run: Run, model: FakeModel, gguf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     record = tmp_path / "talk.json"
     record.write_text(json.dumps({"system": EVIL, "messages": []}))
-    assert run("chat", gguf, "--load", str(record), stdin="/system\n").err == f"{SAFE}\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert SAFE[:-8] in run("chat", gguf, "--load", str(record), stdin="/system\n").err
 
 
 # -- tables, headings, JSON, bars -----------------------------------------------------------------

@@ -68,17 +68,15 @@ def is_dumb() -> bool:
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
+def harmless(text: str) -> str:
+    """A model's words for a terminal: control characters escaped, for it can write any."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def emit(text: str) -> None:
-    """Write a model's words to standard output, at once: exact into a pipe. On a terminal control
-    characters are escaped, all but line breaks and tabs, for a model can write any.
-    """
-    sys.stdout.write(CONTROL.sub(escaped, text) if sys.stdout.isatty() else text)
+    """Write a model's words to standard output, at once: exact into a pipe."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def escaped(control: re.Match[str]) -> str:
-    """Write a control character as Python does."""
-    return control[0].encode("unicode_escape").decode()
 
 
 def shorten(text: str, width: int) -> str:
