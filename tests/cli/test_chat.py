@@ -123,7 +123,7 @@ def test_a_template_that_refuses_does_not_end_the_chat(
     monkeypatch.setattr(FakeModel, "chat", refuse)
     ran = run("chat", gguf, stdin="hi\nho\n")
     assert (ran.code, ran.out) == (1, "")  # nothing was answered at all
-    assert ran.err == "roles must alternate\n" * 2
+    assert ran.err == "treadle: error: roles must alternate\n" * 2
     assert run("chat", gguf, stdin="/help\n").code == 0
 
 

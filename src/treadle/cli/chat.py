@@ -11,7 +11,7 @@ import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
-from treadle.cli.table import is_styled
+from treadle.cli.table import emit, is_styled, printable
 from treadle.cli.terminal import Lines, PipedLines, open_lines
 from treadle.errors import ContextFullError, TreadleError
 
@@ -89,7 +89,7 @@ class Chat:
                 note("Ctrl-D leaves.")
                 continue
             if outcome.note:
-                note(outcome.note)
+                fail(outcome.note) if outcome.failed else note(outcome.note)
             if outcome.leave:
                 return
             if outcome.ask:
@@ -117,11 +117,12 @@ class Chat:
                 return
         except ContextFullError as error:
             conversation.unanswered()
-            note(f"{error}\nThe message was taken back: /undo frees some, -c N gives more room.")
+            fail(str(error))
+            note("The message was taken back: /undo frees some, -c N gives more room.")
             return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             conversation.unanswered()
-            note(str(error))
+            fail(str(error))
             return
         self.n_answered += 1
         emit("\n")
@@ -146,14 +147,14 @@ def turn_of(model: Model, reply: Generation) -> Turn:
     )
 
 
-def emit(text: str) -> None:
-    """Write part of an answer, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def fail(text: str) -> None:
+    """Write an error that does not end the chat, as those that end a command are written."""
+    note(f"treadle: error: {text}")
 
 
 def note(text: str) -> None:
     """Write a remark to standard error, dim on a terminal."""
+    text = printable(text, keep="\n\t")
     if is_styled(sys.stderr):
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, file=sys.stderr, flush=True)

@@ -24,11 +24,14 @@ OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a line led to: a note for the person, and whether the model is to speak next."""
+    """What a line led to: a note for the person, whether that is an error, and whether the model is
+    to speak next.
+    """
 
     note: str = ""
     ask: bool = False
     leave: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,9 @@ class Conversation:
                 read_record(path)  # any other file would be lost
             write_record(path, self.system, self.messages)
         except OSError as error:
-            return Outcome(f"cannot write {path}: {error.strerror}")
+            return Outcome(f"cannot write {path}: {error.strerror}", failed=True)
         except FileError as error:
-            return Outcome(f"not saved: {error}")
+            return Outcome(f"not saved: {error}", failed=True)
         self._saved = path.absolute()
         return Outcome(f"{self.count()} saved to {path}")
 
@@ -173,9 +176,9 @@ class Conversation:
             path = path_of(name)
             self.system, self.messages = read_record(path)
         except OSError as error:
-            return Outcome(f"cannot read {path}: {error.strerror}")
+            return Outcome(f"cannot read {path}: {error.strerror}", failed=True)
         except FileError as error:
-            return Outcome(str(error))
+            return Outcome(str(error), failed=True)
         self.prefill = ""
         return Outcome(f"{self.count()} loaded from {path}")
 
