@@ -52,7 +52,10 @@ class Script:
         self.script, self.n_prompt, self.calls = list(ids), 0, [("made", 0)]
         self.seq = SimpleNamespace(ids=[], n_changes=0)
         cache = SimpleNamespace(check_context=self.check)
-        self.engine = SimpleNamespace(n_ctx=n_ctx, lock=threading.RLock(), cache=cache)
+        self.kernels = SimpleNamespace(seconds=0.0)
+        self.engine = SimpleNamespace(
+            n_ctx=n_ctx, lock=threading.RLock(), cache=cache, kernels=self.kernels
+        )
 
     def check(self, n: int) -> None:
         if n > self.engine.n_ctx:
@@ -64,7 +67,9 @@ class Script:
         self.seq.ids, self.seq.n_changes = ids[:1], self.seq.n_changes + 1
         return 1
 
-    def feed(self, ids: list[int]) -> np.ndarray:
+    def feed(self, ids: list[int], between: Callable[[], None] | None = None) -> np.ndarray:
+        if between:
+            between()
         self.calls.append(("feed", len(ids)))
         self.seq.ids, self.seq.n_changes = [*self.seq.ids, *ids], self.seq.n_changes + 1
         return np.array(self.script[len(self.seq.ids) - self.n_prompt])
