@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -166,6 +167,26 @@ def test_any_pieces_and_any_stop_strings(pieces: list[str], stops: list[str]) ->
     assert not any(stop in made.text for stop in stops)
     rest = text[len(made.text) :]
     assert any(map(rest.startswith, stops)) if rest else not any(stop in text for stop in stops)
+
+
+def test_compiling_is_in_no_other_number() -> None:
+    script, feed = Script(say("hello")), Script.feed
+
+    def compiles(ids: list[int], between: Any = None) -> np.ndarray:
+        began = time.perf_counter()
+        time.sleep(0.002)
+        script.kernels.seconds += time.perf_counter() - began
+        return feed(script, ids, between)
+
+    script.feed = compiles  # type: ignore[method-assign]
+    began, made = time.perf_counter(), script.generate()
+    made.finish()
+    wall, t = time.perf_counter() - began, made.timings
+    assert t.compile_s == pytest.approx(script.kernels.seconds)
+    assert t.compile_s >= 6 * 0.002
+    assert t.prefill_s >= 0
+    assert t.decode_s >= 0
+    assert t.prefill_s + t.decode_s + t.compile_s <= wall
 
 
 # -- the real engine ----------------------------------------------------------------------------

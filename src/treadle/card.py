@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def one_line(model: Model) -> str:
-    """``Model('tiny.gguf', llama, 1.1 G parameters, Q4_K, 637 MiB, 4 threads, context of 512)``."""
+    """``Model('tiny.gguf', llama, 1.1 billion parameters, Q4_K, 637 MiB, 4 threads, ...)``."""
     facts = card(model)
-    if len(facts) == 1:
+    if "state" in facts:
         return f"Model({facts['file']!r}, closed)"
     return (
         "Model({file!r}, {architecture}, {parameters} parameters, {format}, {size}, "
@@ -36,15 +36,15 @@ def card(model: Model) -> dict[str, str]:
     """What a model is, in words: key to value."""
     tensors = model.gguf.tensors.values()
     facts, tensors = {"file": model.path.name}, model.gguf.tensors.values()
-    if not tensors:  # closed
-        return facts
+    if not tensors:
+        return facts | {"state": "closed"}
     formats: Counter[str] = Counter()
     for tensor in tensors:
         formats[tensor.type_name] += tensor.n_bytes
     n_parameters = sum(math.prod(tensor.shape) for tensor in tensors)
     return facts | {
         "architecture": model.config.arch.name,
-        "parameters": _scaled(n_parameters, 1000, ("", " k", " M", " G")),
+        "parameters": _scaled(n_parameters, 1000, ("", " thousand", " million", " billion")),
         "format": formats.most_common(1)[0][0],  # of most of the bytes
         "size": _scaled(model.gguf.n_bytes, 1024, (" B", " KiB", " MiB", " GiB")),
         "layers": str(model.config.n_layer),
