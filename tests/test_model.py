@@ -259,11 +259,11 @@ def test_settings_by_name(tiny: WriteTiny) -> None:
     """Any field of a Sampling; it counts before that of a Sampling that is given too."""
     with treadle.load(tiny(tied=0), threads=1, context=100) as model:
         seeded = treadle.Sampling(temperature=5.0, seed=3, top_k=0)
-        fields: dict[str, Any]
-        for fields, sampling in (
+        cases: list[tuple[dict[str, Any], treadle.Sampling]] = [
             ({"temperature": 0}, treadle.Sampling(temperature=0)),
             ({"temperature": 5, "seed": 3, "top_k": 0}, seeded),
-        ):
+        ]
+        for fields, sampling in cases:
             made = model.generate("a", max_tokens=20, **fields)
             made.finish()
             expected = model.generate("a", max_tokens=20, sampling=sampling)

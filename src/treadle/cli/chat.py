@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 @click.command(cls=ModelCommand)
 @click.argument("model", required=False)
 @click.option(
-    "-n",
-    "--max-tokens",
-    type=TokenLimit(),
-    metavar="N",
+    "-n", "--max-tokens", type=TokenLimit(), metavar="N",
     help="Most tokens of one answer; -1, the default, for no limit.",
-)
+)  # fmt: skip
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
 @load_options
