@@ -96,6 +96,8 @@ def command(
             if as_json:
                 print_json(report(model, prompt, generation))
             else:
+                if progress.wanted and max_tokens != 1:
+                    model.plan()  # what compiles later would draw its bar over the text
                 stream(generation)
     if generation.finish_reason == "context":
         print(f"treadle: stopped: the context of {model.n_ctx} tokens is full", file=sys.stderr)
