@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import treadle
 from tests.conftest import WriteTiny
 from tests.test_kvcache import check_pages
+from treadle import kvfile
 from treadle.errors import ContextFullError, FileError, TreadleError
 from treadle.files.safetensors import open_file
 from treadle.kernels.kv import KV_FORMATS, PAGE, PageLayout
@@ -49,14 +50,13 @@ def test_the_same_logits_afterwards(
         session = model.load_session(tmp_path / "state")
         assert session.ids == text(n)
         assert session.n_past == n
+        other = model.session()  # pages are shared with who begins alike
+        assert other.match([*text(n), 5]) == n // PAGE * PAGE
+        other.close()
         found = [session.feed([token]) for token in more]
         assert np.array_equal(found, expected)
         check_pages(model.engine.cache, [session.seq])
-        # and pages are shared with who begins alike
-        other = model.session()
-        assert other.match([*text(n), 5]) == n // PAGE * PAGE
         session.close()
-        other.close()
         check_pages(model.engine.cache, [])
 
 
@@ -355,3 +355,15 @@ def test_saving_replaces_whole_files_or_none(
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(TreadleError, match="the model is closed"):
         session.save(path)
+
+
+def test_a_file_that_shrinks_meanwhile(state: bytes, tmp_path: Path) -> None:
+    """An error, and no signal: keys and values are read, not mapped."""
+    path = tmp_path / "state"
+    path.write_bytes(state)
+    with open_file(path) as file:
+        tensor = file.tensors["kv_global"]
+        os.truncate(path, tensor.offset + 10)
+        rows = [np.zeros(tensor.shape[1], np.uint8)]
+        with pytest.raises(FileError, match=f"at byte {tensor.offset}: kv_global: cut short"):
+            kvfile._read(tensor, rows, {})

@@ -161,7 +161,7 @@ def load_session(
     many tokens that is before pages are taken.
 
     Raises FileError, with the byte offset, for a file that is damaged, something else or of another
-    model; ContextFullError where its tokens do not fit. The session is empty then.
+    model; ContextFullError where its tokens do not fit. The session is of no use then: close it.
     """
     path, seq, cache = Path(path), session.seq, session.engine.cache
     if path.is_dir():
@@ -172,21 +172,13 @@ def load_session(
         cache.check_context(len(ids))
         first = _check_pools(file, seq, len(ids))
         make_room(len(ids))
-        try:
-            with interrupts_held():
-                cache.extend(seq, ids, first)
-            with path.open("rb") as stream:
-                for pool, pages in zip(cache.pools, seq.pages, strict=True):
-                    rows = [pool.page(page) for page in pages if page != GONE]
-                    _read(stream, file.tensors[pool.const.name], rows, file.metadata)
-            with interrupts_held():
-                cache.commit(seq)
-        except BaseException as error:
-            with interrupts_held():
-                cache.truncate(seq, 0)
-            if isinstance(error, OSError):
-                raise FileError(f"cannot be read: {error.strerror}", path=path) from error
-            raise
+        with interrupts_held():
+            cache.extend(seq, ids, first)
+        for pool, pages in zip(cache.pools, seq.pages, strict=True):
+            rows = [pool.page(page) for page in pages if page != GONE]
+            _read(file.tensors[pool.const.name], rows, file.metadata)
+        with interrupts_held():
+            cache.commit(seq)
 
 
 def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
@@ -219,8 +211,7 @@ def _read_ids(file: SafeTensors, session: Session) -> list[int]:
         raise _error(tensor, f"{tensor.dtype} of shape {list(tensor.shape)}", f"{IDS} [n]")
     session.engine.cache.check_context(tensor.shape[0])
     ids = np.zeros(tensor.shape[0], "<i4")
-    with file.path.open("rb") as stream:
-        _read(stream, tensor, [ids.view(np.uint8)], file.metadata)
+    _read(tensor, [ids.view(np.uint8)], file.metadata)
     wrong = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(wrong):
         raise _error(tensor, f"token {ids[wrong[0]]}", f"0 to {n_vocab - 1}", 4 * int(wrong[0]))
@@ -243,14 +234,18 @@ def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> int:
     return first
 
 
-def _read(stream: Any, tensor: SafeTensor, rows: Iterable[Octets], about: dict[str, str]) -> None:
+def _read(tensor: SafeTensor, rows: Iterable[Octets], about: dict[str, str]) -> None:
     """Fill ``rows`` with the tensor's bytes. Read, not mapped: a file that shrinks is an error."""
-    stream.seek(tensor.offset)
     state = hashlib.sha256()
-    for row in rows:
-        if stream.readinto(row.data) != len(row):
-            raise _error(tensor, "cut short", f"{tensor.n_bytes} bytes")
-        state.update(row.data)
+    try:
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            for row in rows:
+                if file.readinto(row.data) != len(row):
+                    raise _error(tensor, "cut short", f"{tensor.n_bytes} bytes")
+                state.update(row.data)
+    except OSError as error:
+        raise _error(tensor, f"cannot be read: {error.strerror}", "its bytes") from error
     if about.get(f"sha256.{tensor.name}") != state.hexdigest():
         raise _error(tensor, "the bytes are not those that were written", "those of its sha256")
 
