@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -52,7 +53,10 @@ class Script:
         self.script, self.n_prompt, self.calls = list(ids), 0, [("made", 0)]
         self.seq = SimpleNamespace(ids=[], n_changes=0)
         cache = SimpleNamespace(check_context=self.check)
-        self.engine = SimpleNamespace(n_ctx=n_ctx, lock=threading.RLock(), cache=cache)
+        self.kernels = SimpleNamespace(seconds=0.0)
+        self.engine = SimpleNamespace(
+            n_ctx=n_ctx, lock=threading.RLock(), cache=cache, kernels=self.kernels
+        )
 
     def check(self, n: int) -> None:
         if n > self.engine.n_ctx:
@@ -64,7 +68,9 @@ class Script:
         self.seq.ids, self.seq.n_changes = ids[:1], self.seq.n_changes + 1
         return 1
 
-    def feed(self, ids: list[int]) -> np.ndarray:
+    def feed(self, ids: list[int], between: Callable[[], None] | None = None) -> np.ndarray:
+        if between:
+            between()
         self.calls.append(("feed", len(ids)))
         self.seq.ids, self.seq.n_changes = [*self.seq.ids, *ids], self.seq.n_changes + 1
         return np.array(self.script[len(self.seq.ids) - self.n_prompt])
@@ -161,6 +167,26 @@ def test_any_pieces_and_any_stop_strings(pieces: list[str], stops: list[str]) ->
     assert not any(stop in made.text for stop in stops)
     rest = text[len(made.text) :]
     assert any(map(rest.startswith, stops)) if rest else not any(stop in text for stop in stops)
+
+
+def test_compiling_is_in_no_other_number() -> None:
+    script, feed = Script(say("hello")), Script.feed
+
+    def compiles(ids: list[int], between: Any = None) -> np.ndarray:
+        began = time.perf_counter()
+        time.sleep(0.002)
+        script.kernels.seconds += time.perf_counter() - began
+        return feed(script, ids, between)
+
+    script.feed = compiles  # type: ignore[method-assign]
+    began, made = time.perf_counter(), script.generate()
+    made.finish()
+    wall, t = time.perf_counter() - began, made.timings
+    assert t.compile_s == pytest.approx(script.kernels.seconds)
+    assert t.compile_s >= 6 * 0.002
+    assert t.prefill_s >= 0
+    assert t.decode_s >= 0
+    assert t.prefill_s + t.decode_s + t.compile_s <= wall
 
 
 # -- the real engine ----------------------------------------------------------------------------

@@ -42,6 +42,37 @@ def test_importing_treadle_is_light() -> None:
     assert names == []
 
 
+def test_what_one_comes_for_is_shown_first() -> None:
+    """To ``dir`` and so to completion, and to ``help``: before anything of it is imported."""
+    names = run("import json, treadle; print(json.dumps(dir(treadle)))")
+    assert names == ["Generation", "Model", "Sampling", "Session", "__version__", "errors", "load"]
+    first = run("import json, treadle; print(json.dumps(treadle.__all__[:5]))")
+    assert first == ["load", "Model", "Sampling", "Generation", "Session"]
+    script = (
+        "import json, pydoc, treadle; print(json.dumps(pydoc.plain(pydoc.render_doc(treadle))))"
+    )
+    text = run(script)
+    at = [text.index(word) for word in ("load(path)", "``Model``", "``Sampling``", "CLASSES")]
+    assert at == sorted(at)
+    classes = [name for name in ("Generation", "Model", "Sampling", "Session") if
+               f"    class {name}(" in text]  # fmt: skip
+    assert classes == ["Generation", "Model", "Sampling", "Session"]
+    assert "FUNCTIONS\n    load(" in text
+    assert "class FileError" not in text  # they would fill the first screens
+
+
+def test_every_exception_is_here_and_in_errors() -> None:
+    import treadle
+
+    lazy = {"load", "Model", "Sampling", "Generation", "Session"}
+    kinds = {
+        name for name, kind in vars(treadle.errors).items()
+        if isinstance(kind, type) and issubclass(kind, treadle.TreadleError)
+    }  # fmt: skip
+    assert set(treadle.__all__) == lazy | kinds
+    assert len(treadle.__all__) == len(set(treadle.__all__))
+
+
 GENERATE = """
 import json, sys, treadle
 model = treadle.load(sys.argv[1], threads=2)

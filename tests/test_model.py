@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tests.test_kvcache import check_pages
 from treadle.errors import (
     ContextFullError,
     FileError,
+    SamplingError,
     TemplateError,
     TreadleError,
     UnsupportedError,
@@ -28,6 +31,7 @@ from treadle.isa.isa import Isa
 from treadle.jit.compile import host_features
 from treadle.model import packaged_model
 from treadle.runtime.machine import usable_threads
+from treadle.text.template import ChatTemplate
 
 GREEDY = treadle.Sampling(temperature=0)
 
@@ -102,7 +106,14 @@ def test_progress_is_told(tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.M
 
     with treadle.load(tiny(), threads=1, progress=progress) as model:
         plan = model.plan()
+        tally = model.engine.kernels
     n = len(plan.specs())
+    assert (tally.n_compiled, tally.n_cached) == (n + 1, 0)  # and the loop that runs them
+    assert tally.seconds > 0
+    monkeypatch.setattr(kernel, "_linked", {})
+    with treadle.load(tiny(), threads=1) as model:
+        model.plan()
+        assert (model.engine.kernels.n_compiled, model.engine.kernels.n_cached) == (0, n + 1)
     assert {stage for stage, _, _ in told} == {"compile"}
     assert told[-1] == ("compile", n, n)
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
@@ -248,6 +259,108 @@ def test_a_stop_string_alone_is_one(tiny: WriteTiny) -> None:
         talk = [{"role": "user", "content": "hi"}]
         assert model.chat(talk, stop="Lily")._stop == ["Lily", "["]
         assert model.chat(talk, stop=None)._stop == ["["]
+
+
+def test_settings_by_name(tiny: WriteTiny) -> None:
+    """Any field of a Sampling; it counts before that of a Sampling that is given too."""
+    with treadle.load(tiny(tied=0), threads=1, context=100) as model:
+        seeded = treadle.Sampling(temperature=5.0, seed=3, top_k=0)
+        cases: list[tuple[dict[str, Any], treadle.Sampling]] = [
+            ({"temperature": 0}, treadle.Sampling(temperature=0)),
+            ({"temperature": 5, "seed": 3, "top_k": 0}, seeded),
+        ]
+        for fields, sampling in cases:
+            made = model.generate("a", max_tokens=20, **fields)
+            made.finish()
+            expected = model.generate("a", max_tokens=20, sampling=sampling)
+            expected.finish()
+            assert made.ids == expected.ids
+            assert made._sampler.settings == sampling
+        made = model.generate("a", sampling=seeded, temperature=0.5)
+        assert made._sampler.settings == replace(seeded, temperature=0.5)
+        made = model.chat([{"role": "user", "content": "hi"}], top_p=0.5, max_tokens=3)
+        assert made._sampler.settings.top_p == 0.5
+        for name, hint in (
+            ("temprature", "; did you mean 'temperature'\\?"),
+            ("max_token", "; did you mean 'max_tokens'\\?"),
+            ("zzz", "$"),
+        ):
+            with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'{hint}"):
+                model.generate("a", **{name: 1})  # type: ignore[arg-type]
+        with pytest.raises(SamplingError, match="top_p = 7"):
+            model.generate("a", top_p=7)
+
+
+def test_no_limit_but_the_context(tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1, context=50) as model:
+        for limit in (-1, None):
+            made = model.generate([5] * 10, max_tokens=limit, ignore_eos=True)
+            made.finish()
+            assert (len(made.ids), made.finish_reason) == (41, "context")
+        with pytest.raises(TreadleError, match="max_tokens=-2: expected 0 or more, or -1"):
+            model.generate("a", max_tokens=-2)
+
+
+THINKING = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<no think>{% endif %}"
+)
+
+
+def test_variables_of_a_chat_template(tiny: WriteTiny) -> None:
+    with treadle.load(tiny(), threads=1) as model:
+        vars(model)["template"] = ChatTemplate(THINKING, tool_source="{{ tool_mode }}")
+        talk = [{"role": "user", "content": "hi"}]
+        assert model.chat_prompt(talk) == "[user]hi[assistant]"
+        quiet = "[user]hi[assistant]<no think>"
+        assert model.chat_prompt(talk, enable_thinking=False) == quiet
+        assert model.chat_prompt(talk, template={"enable_thinking": False}) == quiet
+        assert model.chat_prompt(talk, template={"no_such_thing": 1}) == "[user]hi[assistant]"
+        started = [*talk, {"role": "assistant", "content": "Well"}]
+        assert model.chat_prompt(started, enable_thinking=False) == f"{quiet}Well"
+        assert model.chat_prompt(talk, tools=[{}], tool_mode="x") == "x"
+        made = model.chat(talk, enable_thinking=False, max_tokens=1, temperature=0)
+        assert made.prompt_ids == model.tokenize(quiet)
+        for name, hint in (
+            ("enable_thinkng", "'enable_thinking'"),
+            ("temprature", "'temperature'"),
+            ("content", "None"),  # of a message, not a variable
+        ):
+            with pytest.raises(TypeError, match=f"{name}': neither a setting") as caught:
+                model.chat(talk, **{name: False})  # type: ignore[arg-type]
+            assert (hint == "None") or str(caught.value).endswith(f"; did you mean {hint}?")
+
+
+def test_what_a_model_says_of_itself(tiny: WriteTiny, tmp_path: Path) -> None:
+    path = tmp_path / "<b>&'x'.gguf"
+    path.write_bytes(tiny("llama", "Q8_0").read_bytes())
+    with treadle.load(path, threads=2, context=100, kv="q8_0") as model:
+        assert repr(model) == (
+            """Model("<b>&'x'.gguf", llama, 150 thousand parameters, Q8_0, 166 KiB, """
+            "2 threads, context of 100 tokens)"
+        )
+        html = model._repr_html_()
+        parsed = ElementTree.fromstring(html)  # well-formed, so nothing of the name is a tag
+        cells = {row[0].text: row[1].text for row in parsed.iter("tr")}
+        assert cells["file"] == path.name
+        assert cells["architecture"] == "llama"
+        assert cells["keys and values"] == "q8_0"
+        assert cells["context"] == "100 tokens"
+        session = model.session()
+        assert repr(session) == "Session(0 of 100 tokens)"
+        session.feed([5, 6, 7])
+        assert repr(session) == "Session(3 of 100 tokens)"
+        session.close()
+        assert repr(session) == "Session(closed)"
+        made = model.generate("a", max_tokens=5, temperature=0)
+        assert repr(made) == "Generation('', 0 tokens, not finished)"
+        made.finish()
+        assert repr(made) == f"Generation({made.text!r}, 5 tokens, finish_reason 'length')"
+        made.text = "word " * 100
+        assert len(repr(made)) <= 110
+    assert repr(model) == """Model("<b>&'x'.gguf", closed)"""
+    assert "closed" in model._repr_html_()
 
 
 def test_a_template_that_writes_bos_itself_gets_one(tiny: WriteTiny) -> None:

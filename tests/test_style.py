@@ -42,21 +42,25 @@ MAY_IMPORT = {
     "kvcache": "errors kernels models plan",
     "batch": "kernels",
     # logits -> tokens -> text
-    "session": "errors jit kernels models runtime batch kvcache plan",
+    "kvfile": "errors files kernels kvcache runtime",
+    "session": "errors jit kernels models runtime batch kvcache kvfile plan",
     "sampling": "errors",
     "text": "errors files",
-    "generation": "errors text",
+    "logprobs": "",
+    "generation": "errors text logprobs",
+    "arguments": "errors sampling",
+    "card": "",
     # other files -> tensors, and back
     "convert": "errors formats files text models",
     "imatrix": "errors files formats jit.kernel kernels plan batch runtime session",
     "quantize": "errors files formats imatrix convert.finite",
     "perplexity": "errors files.target batch session",
-    "model": "errors files formats isa jit models runtime batch session sampling generation text"
-    " convert",
+    "model": "errors files formats isa jit models runtime batch kvfile session sampling generation"
+    " text convert arguments card",
     "hub": "errors",
     "cli": "errors files formats models model hub sampling generation runtime text jit.cache batch"
     " convert imatrix quantize perplexity",
-    "__init__": "errors model sampling",
+    "__init__": "errors model sampling generation session",
     "__main__": "cli",
 }
 # The folders where a format, an instruction set or an architecture may be told by its name.

@@ -5,10 +5,16 @@
     import treadle
 
     model = treadle.load("model.gguf")
-    for piece in model.generate("Once upon a time", max_tokens=64):
+    for piece in model.generate("Once upon a time", max_tokens=64, temperature=0.7):
         print(piece, end="", flush=True)
 
-``treadle.errors`` draws the tree of exceptions; all of them are ``TreadleError``.
+- ``load(path)`` opens a model; without a path, the small one inside the package
+- ``Model``: ``generate``, ``chat``, ``tokenize``, ``logits``, ``embed``, ``session``
+- ``Sampling``: how the next token is chosen
+- ``Generation``: what ``generate`` and ``chat`` return, an iterator of pieces of text
+- ``Session``: tokens and their keys and values; saved to a file and loaded again
+- ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
+  here too: ``treadle.FileError``
 """
 
 from __future__ import annotations
@@ -28,26 +34,36 @@ from treadle.errors import (
 )
 
 if TYPE_CHECKING:
+    from treadle.generation import Generation
     from treadle.model import Model, load
     from treadle.sampling import Sampling
+    from treadle.session import Session
 
 __version__ = "0.1.0"
-__all__ = [
+__all__ = [  # noqa: RUF022 - in the order that a reader wants
+    "load",
+    "Model",
+    "Sampling",
+    "Generation",
+    "Session",
+    "TreadleError",
     "CacheError",
     "CompileError",
     "ContextFullError",
     "FileError",
     "GrammarError",
-    "Model",
-    "Sampling",
     "SamplingError",
     "TemplateError",
-    "TreadleError",
     "UnsupportedError",
-    "load",
 ]
 
-_LAZY = {"Model": "treadle.model", "load": "treadle.model", "Sampling": "treadle.sampling"}
+_LAZY = {
+    "load": "treadle.model",
+    "Model": "treadle.model",
+    "Sampling": "treadle.sampling",
+    "Generation": "treadle.generation",
+    "Session": "treadle.session",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -58,3 +74,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # What one comes for. ``help`` and ``dir`` sort by name: the exceptions would fill the first
+    # screens, so they are listed in ``errors``, as the modules behind are in the documents.
+    return [*_LAZY, "errors", "__version__"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from treadle.errors import SamplingError, TreadleError
 if TYPE_CHECKING:
     import numpy as np
 
+    from treadle.logprobs import TokenLogprob
     from treadle.sampling import Sampler
     from treadle.session import Session
     from treadle.text.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ class Timings:
     n_generated: int = 0
     decode_s: float = 0.0
     load_s: float = 0.0
+    compile_s: float = 0.0  # compiling kernels, or finding them in the cache; in no other number
 
     @property
     def prefill_tok_s(self) -> float:
@@ -47,7 +50,12 @@ class Generation:
     ``ids``.
 
     ``finish_reason`` is "stop" (end of text, or a stop string), "length" (``max_tokens``) or
-    "context" (the context is full) once the iterator has ended, None before.
+    "context" (the context is full) once the iterator has ended, None before. ``logprobs``, where
+    asked for, has an entry for each of ``ids``: its logarithm of probability and the likeliest
+    others, by the model's own logits before any sampling setting or grammar.
+
+    ``async for`` works too: each step runs in a thread. Cancelling it ends the text: the step in
+    hand is waited for, at most a token or one batch of the prompt, and the session is whole then.
     """
 
     def __init__(
@@ -59,28 +67,68 @@ class Generation:
         *,
         max_tokens: int | None,
         stop: str | Iterable[str] | None,
+        logprobs: int | None = None,
         load_s: float = 0.0,
     ) -> None:
         self.prompt_ids: list[int] = list(prompt_ids)
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None
+        self.logprobs: list[TokenLogprob] | None = None if logprobs is None else []
         self.timings = Timings(n_prompt=len(prompt_ids), load_s=load_s)
         self._session, self._tokenizer, self._sampler = session, tokenizer, sampler
         self._max_tokens, self._stop = max_tokens, stop_strings(stop)
+        self._n_top = logprobs
         self._held = ""  # text that may be the beginning of a stop string
         self._all_ids = list(prompt_ids)  # and those of the text
         self._left = 0  # the session's count of changes, as we left it
         session.engine.cache.check_context(len(prompt_ids))
         self._pieces = self._run()
+        self._step = threading.RLock()  # one thread at a time
+        self._closed = False
+
+    def __repr__(self) -> str:
+        end = f"finish_reason {self.finish_reason!r}" if self.finish_reason else "not finished"
+        text = repr(self.text) if len(self.text) <= 60 else f"{self.text[:59]!r}..."
+        return f"Generation({text}, {len(self.ids)} tokens, {end})"
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        piece = next(self._pieces)
-        self.text += piece
+        with self._step:
+            if self._closed:
+                raise StopIteration
+            try:
+                piece = next(self._pieces)
+            except _Closed:
+                raise StopIteration from None
+            self.text += piece
+            return piece
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        import asyncio  # takes 30 ms, and few need it
+
+        step = asyncio.ensure_future(asyncio.to_thread(next, self, None))
+        try:
+            piece = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            self.close()
+            step.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([step])
+            raise
+        if piece is None:
+            raise StopAsyncIteration
         return piece
+
+    def close(self) -> None:
+        """End the text here: the iterator gives no more. A prompt that another thread is reading
+        for it is left after the batch in hand.
+        """
+        self._closed = True
 
     def finish(self) -> str:
         """Generate to the end; the whole text."""
@@ -108,6 +156,8 @@ class Generation:
                 break
             self.ids.append(token)
             self._all_ids.append(token)
+            if self.logprobs is not None:
+                self._measure(logits, token)
             self.timings.n_generated = len(self.ids)
             piece, stopped = self._until_stop(decoder.push(token))
             if stopped:
@@ -122,9 +172,7 @@ class Generation:
             if len(self._all_ids) > self._session.engine.n_ctx:
                 self.finish_reason = "context"
                 break
-            began = time.perf_counter()
             logits = self._next(token)
-            self.timings.decode_s += time.perf_counter() - began
         piece, stopped = self._until_stop(decoder.flush())
         if stopped:
             self.finish_reason = "stop"
@@ -141,23 +189,42 @@ class Generation:
                 return None
             raise
 
+    def _measure(self, logits: np.ndarray, token: int) -> None:
+        from treadle.logprobs import token_logprob
+
+        assert self.logprobs is not None
+        assert self._n_top is not None
+        self.logprobs.append(token_logprob(logits, token, self._n_top, self._tokenizer))
+
     def _prefill(self) -> np.ndarray:
-        began = time.perf_counter()
-        with self._session.engine.lock:
+        began, engine = time.perf_counter(), self._session.engine
+        with engine.lock:
+            before = engine.kernels.seconds
             kept = self.timings.n_cached = self._session.match(self.prompt_ids)
-            logits = self._session.feed(self.prompt_ids[kept:])
+            logits = self._session.feed(self.prompt_ids[kept:], between=self._check_open)
             self._left = self._session.seq.n_changes
-        self.timings.prefill_s = time.perf_counter() - began
+            made = engine.kernels.seconds - before
+        self.timings.compile_s += made
+        self.timings.prefill_s = time.perf_counter() - began - made
         return logits
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _Closed
+
     def _next(self, token: int) -> np.ndarray:
-        with self._session.engine.lock:
+        began, engine = time.perf_counter(), self._session.engine
+        with engine.lock:
+            before = engine.kernels.seconds
             if self._session.seq.n_changes == self._left:
                 logits = self._session.feed([token])
             else:  # someone else has used the session since
                 logits = self._session.prefill(self._all_ids)
             self._left = self._session.seq.n_changes
-            return logits
+            made = engine.kernels.seconds - before
+        self.timings.compile_s += made
+        self.timings.decode_s += time.perf_counter() - began - made
+        return logits
 
     def _until_stop(self, new: str) -> tuple[str, bool]:
         """What of the held and new text may be shown, and whether a stop string ended it."""
@@ -171,6 +238,10 @@ class Generation:
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+
+class _Closed(Exception):
+    """The text was closed while its prompt was read."""
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:

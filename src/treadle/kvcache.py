@@ -72,10 +72,14 @@ class Pool:
             if not self.holders[page]:
                 self.free.append(page)
 
+    def page(self, page: int) -> np.ndarray:
+        """A page's bytes, uint8 ``[page_bytes]``, to be read or written."""
+        data: np.ndarray = self.const.array.reshape(self.n_pages, self.page_bytes)[page]
+        return data
+
     def copy(self, page: int, to: int) -> None:
         """Copy a page's contents."""
-        data = self.const.array.reshape(self.n_pages, self.page_bytes)
-        data[to] = data[page]
+        self.page(to)[:] = self.page(page)
 
 
 @dataclass(eq=False)
@@ -169,9 +173,9 @@ class KVCache:
         """``n``, or 0 where ``seq`` cannot go back to ``n`` tokens: the window's pages are gone."""
         if not self.window or n == len(seq.ids):
             return n
-        return n if GONE not in seq.pages[-1][self._window_start(n) : -(-n // PAGE)] else 0
+        return n if GONE not in seq.pages[-1][self.window_start(n) : -(-n // PAGE)] else 0
 
-    def _window_start(self, n: int) -> int:
+    def window_start(self, n: int) -> int:
         """The first page that a token behind ``n`` others may see in a layer with a window."""
         return max(0, n - self.window) // PAGE
 
@@ -187,7 +191,7 @@ class KVCache:
             if node.pages[-1] == GONE:
                 gone = len(chain)
             chain.append(node)
-            if not self.window or self._window_start(end) > gone:
+            if not self.window or self.window_start(end) > gone:
                 usable = len(chain)
         return chain[:usable]
 
@@ -195,7 +199,7 @@ class KVCache:
         """Make ``seq`` hold the pages of ``chain`` instead of its own."""
         seq.n_changes += 1
         old = [list(pages) for pages in seq.pages]
-        first = self._window_start(len(chain) * PAGE) if self.window else 0
+        first = self.window_start(len(chain) * PAGE) if self.window else 0
         for pool, pages, which in zip(self.pools, seq.pages, range(len(old)), strict=True):
             pages[:] = _page_list(node.pages[which] for node in chain)
             if pool.window:
@@ -226,7 +230,7 @@ class KVCache:
             seq.nodes.append(node)
         if self.window:
             pages = seq.pages[-1]
-            for p in range(self._window_start(len(seq.ids)) - 1, -1, -1):
+            for p in range(self.window_start(len(seq.ids)) - 1, -1, -1):
                 if pages[p] == GONE:
                     break
                 self.pools[-1].drop(pages[p])
@@ -300,8 +304,9 @@ class KVCache:
             "close a session, or load the model with a larger n_sequences"
         )
 
-    def extend(self, seq: Sequence, ids: Ids[int]) -> None:
-        """Make room for ``ids`` behind ``seq``'s tokens and count them in.
+    def extend(self, seq: Sequence, ids: Ids[int], first: int = 0) -> None:
+        """Make room for ``ids`` behind ``seq``'s tokens and count them in; in the window's pool for
+        pages from ``first`` on alone.
 
         Raises ContextFullError, with nothing changed, where they do not fit; see ``check_room``.
         """
@@ -310,7 +315,7 @@ class KVCache:
         self._own_last_page(seq)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             while len(pages) * PAGE < new:
-                page = self._take(pool)
+                page = GONE if pool.window and len(pages) < first else self._take(pool)
                 if page is None:
                     self.truncate(seq, old)
                     raise self._no_page(pool)

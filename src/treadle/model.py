@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.arguments import (
+    SAMPLING_FIELDS,
+    alternatives,
+    build_sampling,
+    integer,
+    listed,
+    token_ids,
+    token_limit,
+)
 from treadle.batch import Part
+from treadle.card import one_line, table
 from treadle.convert.open import open_model
 from treadle.errors import (
     ContextFullError,
     GrammarError,
-    SamplingError,
     TemplateError,
     TreadleError,
 )
@@ -92,11 +100,11 @@ class Model:
         from treadle.jit.compile import host_features
 
         began = time.perf_counter()
-        if threads is not None and not 1 <= _integer("threads", threads) <= 1024:
+        if threads is not None and not 1 <= integer("threads", threads) <= 1024:
             raise TreadleError(f"threads={threads}: expected 1 to 1024")
-        if context is not None and _integer("context", context) < 1:
+        if context is not None and integer("context", context) < 1:
             raise TreadleError(f"context={context}: expected at least 1")
-        if _integer("n_sequences", n_sequences) < 1:
+        if integer("n_sequences", n_sequences) < 1:
             raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
         self.path = packaged_model() if path is None else Path(path)
         self.gguf = open_model(self.path)
@@ -116,6 +124,12 @@ class Model:
             progress=progress,
         )
         self.load_s = time.perf_counter() - began
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        return table(self)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -144,6 +158,22 @@ class Model:
         """A new sequence of tokens of its own. Close it to give its pages back."""
         return Session(self.engine)
 
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """A session as ``Session.save`` wrote it to a file: no token of it is read again.
+
+        Raises FileError for a file that is damaged, of another model, or with keys and values of
+        another type (``load(kv=...)``); ContextFullError where its tokens do not fit.
+        """
+        from treadle.kvfile import load_session
+
+        session = self.session()
+        try:
+            load_session(path, session, self._make_room)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
     # -- text -----------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
@@ -157,7 +187,7 @@ class Model:
     def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Text of token ids; control tokens only with ``special``."""
         try:
-            return self.tokenizer.decode(_token_ids(ids), special=special)
+            return self.tokenizer.decode(token_ids(ids), special=special)
         except IndexError as error:
             raise TreadleError(str(error)) from None
 
@@ -171,27 +201,30 @@ class Model:
         grammar: str | None = None,
         json_schema: str | dict[str, Any] | None = None,
         session: Session | None = None,
+        logprobs: int | None = None,
+        **fields: Any,
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
 
+        ``max_tokens``: None or -1 for as many as the text has; ``sampling``: how tokens are chosen,
+        and ``fields`` are fields of it by name, which count before its own: ``temperature=0``;
         ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
         completion must follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages
-        to use, None for the model's own.
+        to use, None for the model's own; ``logprobs``: how many alternatives to each token
+        ``Generation.logprobs`` has, 0 for the token alone.
 
-        Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
+        Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
+        and TypeError for a name that is no setting.
         """
-        ids = self._read(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        ids = self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise TreadleError("the prompt is empty: there is no token to go on from")
-        if not isinstance(sampling, Sampling | None):
-            found = type(sampling).__name__
-            raise SamplingError(f"sampling is {found}: expected a treadle.Sampling")
-        if max_tokens is not None:
-            _integer("max_tokens", max_tokens)
+        settings = build_sampling(sampling, fields, SETTINGS)
+        limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
         constraint = self._constraint(grammar, json_schema)
         tokenizer = self.tokenizer
         sampler = Sampler(
-            sampling or Sampling(),
+            settings,
             self.config.n_vocab,
             eog=tokenizer.eog,
             tokenizer=tokenizer,
@@ -202,8 +235,9 @@ class Model:
             tokenizer,
             sampler,
             ids,
-            max_tokens=max_tokens,
+            max_tokens=limit,
             stop=stop,
+            logprobs=n_top,
             load_s=self.load_s,
         )
 
@@ -212,32 +246,48 @@ class Model:
         messages: Sequence[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Generation:
-        """Answer a conversation: ``messages`` of ``{"role", "content"}``; ``settings`` are those of
-        ``generate``. ``content`` is a text, or a list of parts ``{"type": "text", "text"}``.
+        """Answer a conversation: ``messages`` of ``{"role", "content"}``, each content a text or a
+        list of parts ``{"type": "text", "text"}``.
+
+        ``settings`` are those of ``generate``; any other must be a variable that the chat template
+        reads, such as ``enable_thinking=False``, or TypeError is raised. ``template``: variables by
+        name, for models whose templates may not read them.
 
         A last message of the assistant is gone on with: words put into the model's mouth. Raises
         TemplateError too, and UnsupportedError for parts that are no text.
         """
-        template, tokenizer = self.template, self.tokenizer  # one starts while the other is built
-        text = self.chat_prompt(messages, tools=tools)
-        settings["stop"] = (*stop_strings(settings.get("stop")), *template.stop)
+        own = {name: settings.pop(name) for name in SETTINGS if name in settings}
+        chat_template, tokenizer = self.template, self.tokenizer  # one starts as the other is built
+        text = self.chat_prompt(messages, tools=tools, template=template, **settings)
+        own["stop"] = (*stop_strings(own.get("stop")), *chat_template.stop)
         bos = tokenizer.bos
         starts = bos is not None and text.startswith(tokenizer.piece(bos))
-        return self.generate(self.tokenize(text, bos=False if starts else None), **settings)
+        return self.generate(self.tokenize(text, bos=False if starts else None), **own)
 
     def chat_prompt(
-        self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **variables: Any,
     ) -> str:
-        """The text that the model's template makes of a conversation."""
+        """The text that the model's template makes of a conversation; variables as in ``chat``."""
         from treadle.text.messages import joined, read_messages
 
         _check_messages(messages)
+        if variables:
+            from treadle.text.variables import check_variables
+
+            check_variables(self.template, variables, SETTINGS)
+        given = {"tools": tools, **(template or {}), **variables}
         *earlier, last = messages
         if last["role"] != "assistant" or not earlier:
-            return self.template.render(list(messages), add_generation_prompt=True, tools=tools)
-        asked = self.template.render(earlier, add_generation_prompt=True, tools=tools)
+            return self.template.render(list(messages), add_generation_prompt=True, **given)
+        asked = self.template.render(earlier, add_generation_prompt=True, **given)
         return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
 
     def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
@@ -260,7 +310,7 @@ class Model:
         """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises
         ContextFullError.
         """
-        ids = _token_ids(ids)
+        ids = token_ids(ids)
         self._make_room(len(ids))
         session = self.session()
         try:
@@ -273,7 +323,7 @@ class Model:
 
         float32 ``[n_texts, n_embd]``; one text is a list of one. Raises ContextFullError.
         """
-        texts = [texts] if isinstance(texts, str) else _listed("texts", texts)
+        texts = [texts] if isinstance(texts, str) else listed("texts", texts)
         out = np.zeros((len(texts), self.config.n_embd), np.float32)
         for row, text in zip(out, texts, strict=True):
             ids = self._read(text)
@@ -324,23 +374,7 @@ class Model:
         self.close()
 
 
-def _integer(name: str, value: object) -> int:
-    """``value``, which must be a whole number; numpy's are as good as Python's."""
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TreadleError(f"{name}={value!r:.40}: expected an integer") from None
-
-
-def _listed(name: str, values: Any) -> list[Any]:
-    """``values`` as a list. Text and bytes could be one as well, but were not meant so."""
-    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
-        raise TreadleError(f"{name}: expected a list, found {type(values).__name__}")
-    return list(values)
-
-
-def _token_ids(values: Any) -> list[int]:
-    return [_integer("a token id", value) for value in _listed("token ids", values)]
+SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)  # of generate, by name
 
 
 def _check_messages(messages: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING, TypeVar
@@ -11,14 +13,14 @@ import numpy as np
 
 from treadle.batch import Part, RopeTable, Run
 from treadle.errors import TreadleError
-from treadle.jit.kernel import load_kernels
+from treadle.jit.kernel import Tally, load_kernels
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.models.archs import rope_frequencies
 from treadle.models.decoder import build_plan
 from treadle.models.weights import Weights
 from treadle.plan import Plan
-from treadle.runtime.runner import STEP
+from treadle.runtime.runner import STEP, Work
 from treadle.runtime.threads import Memory, Team, interrupts_held, step_times
 from treadle.runtime.tuned import tuned_row
 
@@ -69,9 +71,9 @@ class Engine:
     ) -> None:
         self.config, self.isa, self.n_threads, self.n_ctx = config, isa, n_threads, n_ctx
         self.deterministic, self.progress = deterministic, progress
-        self.cache = KVCache(config, n_ctx, kv, n_sequences)
+        self.cache, self.kernels = KVCache(config, n_ctx, kv, n_sequences), Tally()
         self._table, self._batch_sizes = tuned_row(isa).table, batch_sizes(isa)
-        self._weights = Weights(gguf)
+        self.gguf, self._weights = gguf, Weights(gguf)
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._arena = Memory(0)
         self._team: Team | None = None
@@ -99,6 +101,7 @@ class Engine:
         key = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)
         ready = self._ready.get(key)
         if ready is None:
+            began = time.perf_counter()
             plan = build_plan(
                 self.config,
                 self._weights,
@@ -109,10 +112,11 @@ class Engine:
                 deterministic=self.deterministic,
                 table=self._table,
             )
-            kernels = load_kernels(plan.specs(), self.isa, self.progress)
+            kernels = load_kernels(plan.specs(), self.isa, self.progress, self.kernels)
             self._grow(plan)
             run = Run(plan, self.cache, self._ropes)
             ready = self._ready[key] = _Ready(plan, kernels, self._arena, run)
+            self.kernels.seconds += time.perf_counter() - began
         return ready
 
     def _grow(self, plan: Plan) -> None:
@@ -129,6 +133,7 @@ class Engine:
         if self._team is None or self._team.scratch < plan.scratch:
             if self._team is not None:
                 self._team.close()
+            load_kernels([Work()], self.isa, tally=self.kernels)  # the team's own
             self._team = Team(self.n_threads, self.isa, plan.scratch)
 
     # -- runs -----------------------------------------------------------------------------------
@@ -298,6 +303,10 @@ class Session:
         self.seq = engine.cache.sequence()
         self._closed = False
 
+    def __repr__(self) -> str:
+        held = "closed" if self._closed else f"{self.n_past} of {self.engine.n_ctx} tokens"
+        return f"Session({held})"
+
     @property
     def n_past(self) -> int:
         """Tokens held."""
@@ -308,12 +317,13 @@ class Session:
         """The tokens held."""
         return list(self.seq.ids)
 
-    def feed(self, ids: Ids[int]) -> np.ndarray:
+    def feed(self, ids: Ids[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
         """Run ``ids`` behind what is held; logits of the last one, float32 ``[n_vocab]``.
 
-        Raises ContextFullError, before anything is run, when they do not fit.
+        ``between`` is called before each batch: what it raises leaves the session with those that
+        were run. Raises ContextFullError, before anything is run, when they do not fit.
         """
-        last: np.ndarray = self._feed(ids, self.engine.max_tokens, every=False)[-1]
+        last: np.ndarray = self._feed(ids, self.engine.max_tokens, False, between)[-1]
         return last
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
@@ -321,14 +331,18 @@ class Session:
 
         Raises ContextFullError, before anything is run, when they do not fit.
         """
-        return self._feed(ids, min(OUTPUTS, self.engine.max_tokens), every=True)
+        return self._feed(ids, min(OUTPUTS, self.engine.max_tokens), True)
 
-    def _feed(self, ids: Ids[int], step: int, every: bool) -> np.ndarray:
+    def _feed(
+        self, ids: Ids[int], step: int, every: bool, between: Callable[[], None] | None = None
+    ) -> np.ndarray:
         self._check(ids)
         with self.engine.lock:
             self.engine.cache.check_room(self.seq, len(ids))
             rows = []
             for at in range(0, len(ids), step):
+                if between is not None:
+                    between()
                 chunk = ids[at : at + step]
                 wanted = len(chunk) if every else int(at + step >= len(ids))
                 rows.append(self.engine.run([Part(self.seq, chunk, wanted)]))
@@ -361,6 +375,13 @@ class Session:
     def reset(self) -> None:
         """Forget all tokens."""
         self.truncate(0)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what is held to a file, for ``Model.load_session``. Raises FileError."""
+        from treadle.kvfile import save_session
+
+        self._check(self.seq.ids)
+        save_session(path, self)
 
     def close(self) -> None:
         """Give the pages back. The session takes no more tokens."""

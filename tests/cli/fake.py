@@ -27,6 +27,7 @@ class FakeTimings:
     n_generated: int = 0
     decode_s: float = 0.25
     load_s: float = 0.01
+    compile_s: float = 1.5
 
 
 class FakeGeneration:
@@ -89,6 +90,9 @@ class FakeSession:
 class FakeEngine:
     calls: list[Any]
     step_s: float = 1e-6  # a token
+    kernels: Any = field(
+        default_factory=lambda: SimpleNamespace(n_compiled=20, n_cached=1, seconds=1.5)
+    )
 
     def run(self, parts: Sequence[Any]) -> None:
         for part in parts:
@@ -137,13 +141,16 @@ class FakeModel:
     text: str = "the quick brown fox"
     n_ctx: int = 64
     n_threads: int = 2
+    isa: Any = field(default_factory=lambda: SimpleNamespace(name="portable"))
     pause_s: float = 0.0
     interrupt_at: int | None = None  # the piece before which Ctrl-C is pressed
     calls: list[Any] = field(default_factory=list)
     config: Any = field(default_factory=lambda: SimpleNamespace(n_vocab=257, n_ctx_train=4096))
     gguf: Any = field(
         default_factory=lambda: SimpleNamespace(
-            tensors={"output": FakeTensor("F32", 288), "w": FakeTensor("Q8_0", 360)}
+            tensors={"output": FakeTensor("F32", 288), "w": FakeTensor("Q8_0", 360)},
+            paths=[],
+            n_bytes=648,
         )
     )
 

@@ -24,6 +24,7 @@ def test_every_setting_has_an_option() -> None:
     ("args", "field", "value"),
     [
         (["--temp", "0.5"], "temperature", 0.5),
+        (["--temperature", "0.5"], "temperature", 0.5),
         (["--top-k", "7"], "top_k", 7),
         (["--top-nsigma", "-1"], "top_n_sigma", -1.0),
         (["--seed", "3"], "seed", 3),
@@ -45,6 +46,17 @@ def test_options_reach_sampling(
     assert getattr(sampling, field) == value
     changed = dataclasses.replace(sampling, **{field: getattr(Sampling(), field)})
     assert changed == Sampling()  # and nothing else was touched
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_limit_or_none(run: Run, model: FakeModel, gguf: str, command: str) -> None:
+    for words, limit in (([], None), (["-n", "-1"], None), (["--max-tokens", "7"], 7)):
+        assert run(command, gguf, *words, stdin="hello\n").code == 0
+        assert model.calls[-1][2]["max_tokens"] == limit
+    for wrong in ("0", "-2", "x"):
+        ran = run(command, gguf, "-n", wrong)
+        assert ran.code == 2
+        assert wrong in ran.err
 
 
 @pytest.mark.parametrize("bias", ["5", "x+1", "5+y", "+1"])

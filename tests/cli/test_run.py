@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,28 @@ def test_json_schema_is_read_from_its_file(
     assert run("run", gguf, "x", "--json-schema", str(schema)).code == 0
     assert model.calls[2][2]["json_schema"] == '{"type": "object"}'
     assert run("run", gguf, "x", "--json-schema", str(schema), "--grammar", str(schema)).code == 2
+
+
+def test_what_is_compiled_is_compiled_before_the_text(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the bar of a later plan is drawn over it; where no bar is, nothing is made early."""
+    order: list[str] = []
+    pieces = FakeModel.pieces
+
+    def noted(model: FakeModel) -> Iterator[str]:
+        order.append("text")
+        yield from pieces(model)
+
+    monkeypatch.setattr(FakeModel, "plan", lambda model: order.append("plan"))
+    monkeypatch.setattr(FakeModel, "pieces", noted)
+    run("run", gguf, "Once")
+    assert order == ["text"]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    run("run", gguf, "Once")
+    assert order == ["text", "plan", "text"]
+    run("run", gguf, "Once", "-n", "1")
+    assert order[3:] == ["text"]
 
 
 def test_which_word_is_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

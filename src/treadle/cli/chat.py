@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
-from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
+from treadle.cli.options import (
+    ModelCommand,
+    TokenLimit,
+    build_sampling,
+    load_options,
+    sampling_options,
+)
 from treadle.cli.table import emit, is_styled, printable
 from treadle.cli.terminal import Lines, PipedLines, open_lines
 from treadle.errors import ContextFullError, TreadleError
@@ -23,8 +29,9 @@ if TYPE_CHECKING:
 @click.command(cls=ModelCommand)
 @click.argument("model", required=False)
 @click.option(
-    "-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens of one answer."
-)
+    "-n", "--max-tokens", type=TokenLimit(), metavar="N",
+    help="Most tokens of one answer; -1, the default, for no limit.",
+)  # fmt: skip
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
 @load_options

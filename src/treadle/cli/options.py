@@ -66,7 +66,7 @@ class Knob:
 
 
 KNOBS = (
-    Knob("temperature", "--temp", "Above 1 bolder, below 1 safer; 0 is greedy."),
+    Knob("temperature", "--temp --temperature", "Above 1 bolder, below 1 safer; 0 is greedy."),
     Knob("top_k", "--top-k", "Keep the k likeliest tokens; 0 keeps all."),
     Knob("top_p", "--top-p", "Keep the likeliest until they reach p; 1 keeps all."),
     Knob("min_p", "--min-p", "Keep tokens this fraction as likely as the likeliest; 0 keeps all."),
@@ -102,6 +102,21 @@ KNOBS = (
         "samplers", "--samplers", f"The stages in order, of {', '.join(NAMES[:-1])}.", str
     ),
 )  # fmt: skip
+
+
+class TokenLimit(click.ParamType["int | None"]):
+    """A number of tokens, 1 or more; -1 for as many as the text has, which is None."""
+
+    name = "integer"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """Tell -1 from a number."""
+        limit = int(click.INT.convert(value, param, ctx))
+        if limit < 1 and limit != -1:
+            self.fail(f"{limit} tokens: expected 1 or more, or -1 for no limit", param, ctx)
+        return None if limit == -1 else limit
 
 
 def sampling_option(knob: Knob) -> Callable[[Function], Function]:

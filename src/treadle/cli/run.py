@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import is_model, load_model, read_text
-from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
+from treadle.cli.options import (
+    ModelCommand,
+    TokenLimit,
+    build_sampling,
+    load_options,
+    sampling_options,
+)
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import emit, print_json
 from treadle.errors import GrammarError, SamplingError
@@ -27,8 +33,9 @@ EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Pat
 @click.command(cls=ModelCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
 @click.option(
-    "-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens to write."
-)
+    "-n", "--max-tokens", type=TokenLimit(), metavar="N",
+    help="Most tokens to write; -1, the default, for no limit.",
+)  # fmt: skip
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
 @click.option(
     "--grammar", type=EXISTING, metavar="FILE", help="Write only what this grammar allows."
@@ -39,6 +46,11 @@ EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Pat
     help="Take the prompt byte for byte: no BOS, no control tokens, no newline cut off.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@click.option(
+    "--stats/--no-stats", default=None,
+    help="Say on standard error what was compiled, how fast it was, the context and memory used; "
+    "by default a terminal gets one line of it.",
+)  # fmt: skip
 @load_options
 @sampling_options
 def command(
@@ -49,6 +61,7 @@ def command(
     json_schema: Path | None,
     raw: bool,
     as_json: bool,
+    stats: bool | None,
     load: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
@@ -83,9 +96,27 @@ def command(
             if as_json:
                 print_json(report(model, prompt, generation))
             else:
+                if progress.wanted and max_tokens != 1:
+                    model.plan()  # what compiles later would draw its bar over the text
                 stream(generation)
     if generation.finish_reason == "context":
         print(f"treadle: stopped: the context of {model.n_ctx} tokens is full", file=sys.stderr)
+    if stats or (stats is None and is_watched() and not as_json):
+        show_stats(model, generation, whole=bool(stats))
+
+
+def is_watched() -> bool:
+    """Tell whether a person sees both the text and what is said of it."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
+    """Say on standard error what the run has done: all of it, or one line."""
+    from treadle.cli.chat import note, turn_of
+    from treadle.cli.stats import report
+
+    turn = turn_of(model, generation)
+    note(report(model, turn) if whole else str(turn))
 
 
 @contextmanager

@@ -126,8 +126,13 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafeTensors:
     if found is None:
         raise FileError("is a folder without weights", path=given, expected=f"{SINGLE} or {INDEX}")
     if found.suffix != ".json":
-        return SafeTensors(found, [_File(found)])
+        return open_file(found)
     return _open_shards(found)
+
+
+def open_file(path: Path) -> SafeTensors:
+    """Open one file in the format, whatever its name. Raises FileError as above."""
+    return SafeTensors(path, [_File(path)])
 
 
 def find_weights(folder: Path) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Tally:
+    """What making kernels ready has cost: how many were compiled, how many the cache had."""
+
+    n_compiled: int = 0
+    n_cached: int = 0
+    seconds: float = 0.0  # with the plans that name them
 
 
 def trace(spec: Spec, isa: Isa) -> str:
@@ -61,14 +70,14 @@ def isa_key(isa: Isa) -> str:
     return "\0".join((isa.name, isa.triple, isa.cpu, isa.features))
 
 
-def object_code(spec: Spec, isa: Isa) -> bytes:
+def object_code(spec: Spec, isa: Isa, tally: Tally | None = None) -> bytes:
     """A kernel's object: from the cache, else compiled, and kept if that can be.
 
     Where the cache is refused or cannot be written to, kernels live in memory only, and a line says
     so once. Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM
     refuses the kernel.
     """
-    key = isa_key(isa)
+    key, tally = isa_key(isa), tally or Tally()
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
     try:
         code = cache.read(spec.name, key)
@@ -78,6 +87,7 @@ def object_code(spec: Spec, isa: Isa) -> bytes:
             raise
         code, refusal = None, error
     if code is not None:
+        tally.n_cached += 1
         return code
     if forbidden:
         raise CacheError(
@@ -87,6 +97,7 @@ def object_code(spec: Spec, isa: Isa) -> bytes:
     from treadle.jit.compile import emit_object
 
     code = emit_object(trace(spec, isa), isa)
+    tally.n_compiled += 1
     if refusal is not None:
         _warn(str(refusal))
         return code
@@ -115,10 +126,13 @@ def _warn(why: str) -> None:
 
 
 def load_kernels(
-    specs: Sequence[Spec], isa: Isa, progress: Progress | None = None
+    specs: Sequence[Spec],
+    isa: Isa,
+    progress: Progress | None = None,
+    tally: Tally | None = None,
 ) -> dict[str, int]:
     """Addresses of the kernels by name. ``progress("compile", done, total)`` is called before each
-    one that is compiled.
+    one that is compiled; ``tally`` counts them.
     """
     from treadle.jit.compile import Linker
 
@@ -129,7 +143,7 @@ def load_kernels(
             continue
         if progress:
             progress("compile", done, len(unique))
-        code = object_code(spec, isa)
+        code = object_code(spec, isa, tally)
         linker = _linker()
         assert isinstance(linker, Linker)
         _linked[key, name] = linker.link(symbol(spec), code)

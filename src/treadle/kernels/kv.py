@@ -133,6 +133,18 @@ class PageLayout:
     def layer_bytes(self) -> int:
         return self.n_head_kv * self.head_bytes
 
+    def blank(self, page: np.ndarray, n: int) -> None:
+        """Zero what one page ``[page_bytes]`` holds of tokens from ``n`` on, in every layer."""
+        heads, codes = page.reshape(-1, self.head_bytes), self.codes_bytes
+        for off in (0, self.v_off):
+            parts = [(heads[:, off : off + codes], self.fmt.n_bytes)]
+            parts += [(heads[:, off + codes : off + self.v_off], 4)] if self.fmt.scaled else []
+            for part, size in parts:
+                if off == 0:  # keys and their scales lie transposed, [.., PAGE]
+                    part.reshape(len(heads), -1, PAGE, size)[:, :, n:] = 0
+                else:
+                    part.reshape(len(heads), PAGE, -1)[:, n:] = 0
+
     # -- numpy's view ---------------------------------------------------------------------------
 
     def head_ref(

@@ -12,12 +12,14 @@ import ctypes
 import mmap
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 HUGE = 2 << 20  # bytes
+PROC = Path("/proc")
 
 
 def resident_bytes(path: Path) -> int | None:
@@ -79,6 +81,37 @@ def _resident_pages(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_] | None
     addresses = view.ctypes.data, len(view), present.ctypes.data
     failed = ctypes.CDLL(None).mincore(*(ctypes.c_void_p(address) for address in addresses))
     return None if failed else (present & 1).astype(np.bool_)
+
+
+def peak_bytes(proc: Path = PROC) -> int | None:
+    """The most memory that this process has held at once; None where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most << 10
+
+
+def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:
+    """Bytes of files that this process has mapped and are in memory; None as above."""
+    names = {os.path.realpath(path) for path in paths}
+    try:
+        lines = (proc / "self/smaps").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return None
+    inside, total = False, 0
+    for line in lines:
+        words = line.split(None, 5)
+        if "-" in words[0]:
+            inside = len(words) == 6 and words[5] in names
+        elif inside and words[0] == "Rss:":
+            total += int(words[1]) << 10
+    return total
 
 
 def _mapped_huge(address: int) -> int | None:

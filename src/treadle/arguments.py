@@ -1,0 +1,75 @@
+"""What callers hand in, checked where it enters: whole numbers, lists of ids, settings by name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from typing import Any
+
+from treadle.errors import SamplingError, TreadleError
+from treadle.sampling import Sampling
+
+SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+
+
+def integer(name: str, value: object) -> int:
+    """``value``, which must be a whole number; numpy's are as good as Python's."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TreadleError(f"{name}={value!r:.40}: expected an integer") from None
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """``values`` as a list. Text and bytes could be one as well, but were not meant so."""
+    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
+        raise TreadleError(f"{name}: expected a list, found {type(values).__name__}")
+    return list(values)
+
+
+def token_ids(values: Any) -> list[int]:
+    """``values`` as a list of token ids."""
+    return [integer("a token id", value) for value in listed("token ids", values)]
+
+
+def token_limit(max_tokens: int | None) -> int | None:
+    """``max_tokens`` as a number, or None where the text may run to its end: for None and -1."""
+    if max_tokens is None:
+        return None
+    limit = integer("max_tokens", max_tokens)
+    if limit < -1:
+        raise TreadleError(f"max_tokens={limit}: expected 0 or more, or -1 for no limit")
+    return None if limit == -1 else limit
+
+
+def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
+    """``logprobs``: of how many alternatives to each token; None for no log-probabilities."""
+    if logprobs is None:
+        return None
+    n = integer("logprobs", logprobs)
+    if isinstance(logprobs, bool) or not 0 <= n <= n_vocab:
+        raise TreadleError(
+            f"logprobs={logprobs}: expected a number of alternatives from 0 to {n_vocab}"
+        )
+    return n
+
+
+def build_sampling(
+    sampling: Sampling | None, given: Mapping[str, Any], known: Iterable[str]
+) -> Sampling:
+    """``sampling``, or the defaults, with the fields ``given`` by name in the place of its own.
+
+    Raises TypeError for a name that is no field, suggesting fields and the ``known`` others;
+    SamplingError for values out of range.
+    """
+    if not isinstance(sampling, Sampling | None):
+        found = type(sampling).__name__
+        raise SamplingError(f"sampling is {found}: expected a treadle.Sampling")
+    for name in given:
+        if name not in SAMPLING_FIELDS:
+            near = get_close_matches(name, [*SAMPLING_FIELDS, *known], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}{hint}")
+    return replace(sampling or Sampling(), **given)

@@ -1,0 +1,64 @@
+"""What a model says of itself where Python shows it: on one line, and as a table in a notebook."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.model import Model
+
+
+def one_line(model: Model) -> str:
+    """``Model('tiny.gguf', llama, 1.1 billion parameters, Q4_K, 637 MiB, 4 threads, ...)``."""
+    facts = card(model)
+    if "state" in facts:
+        return f"Model({facts['file']!r}, closed)"
+    return (
+        "Model({file!r}, {architecture}, {parameters} parameters, {format}, {size}, "
+        "{threads} threads, context of {context})"
+    ).format_map(facts)
+
+
+def table(model: Model) -> str:
+    """The same as HTML. Names come from files, so all of it is escaped."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(key)}</th>"
+        f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+        for key, value in card(model).items()
+    )
+    return f"<table><caption>treadle.Model</caption>{rows}</table>"
+
+
+def card(model: Model) -> dict[str, str]:
+    """What a model is, in words: key to value."""
+    tensors = model.gguf.tensors.values()
+    facts, tensors = {"file": model.path.name}, model.gguf.tensors.values()
+    if not tensors:
+        return facts | {"state": "closed"}
+    formats: Counter[str] = Counter()
+    for tensor in tensors:
+        formats[tensor.type_name] += tensor.n_bytes
+    n_parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+    return facts | {
+        "architecture": model.config.arch.name,
+        "parameters": _scaled(n_parameters, 1000, ("", " thousand", " million", " billion")),
+        "format": formats.most_common(1)[0][0],  # of most of the bytes
+        "size": _scaled(model.gguf.n_bytes, 1024, (" B", " KiB", " MiB", " GiB")),
+        "layers": str(model.config.n_layer),
+        "vocabulary": f"{model.config.n_vocab} tokens",
+        "context": f"{model.n_ctx} tokens",
+        "keys and values": model.engine.cache.kv,
+        "threads": str(model.n_threads),
+        "instruction set": model.isa.name,
+    }
+
+
+def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
+    """Three digits and a unit: ``637 MiB``."""
+    power = 0
+    while number >= base and power < len(units) - 1:
+        number, power = number / base, power + 1
+    return f"{number:.{0 if number >= 100 or not power else 1}f}{units[power]}"

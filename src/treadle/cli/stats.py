@@ -1,0 +1,53 @@
+"""What a run just did, in a few lines: kernels, speeds, context, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.cli.conversation import rate
+from treadle.cli.table import n_bytes, printable, shorten
+
+if TYPE_CHECKING:
+    from treadle.cli.conversation import Turn
+    from treadle.model import Model
+
+
+def report(model: Model, turn: Turn) -> str:
+    """All of it, a line a subject, in less than 80 columns."""
+    lines = {
+        "cpu": cpu(model),
+        "kernels": kernels(model),
+        "prompt": f"{turn.n_read} tokens, {rate(turn.n_read, turn.prefill_s)}",
+        "text": f"{turn.n_generated} tokens, {rate(turn.n_decoded, turn.decode_s)}",
+        "context": f"{turn.n_context} of {turn.n_ctx} tokens",
+        "memory": memory(model),
+    }
+    return "\n".join(f"{name:<8} {text}" for name, text in lines.items() if text)
+
+
+def cpu(model: Model) -> str:
+    """The processor and how much of it was used."""
+    from treadle.runtime.machine import cpu_name
+
+    threads = f"{model.n_threads} thread{'s' * (model.n_threads > 1)}"
+    return f"{shorten(printable(cpu_name()), 40)}, {threads}"
+
+
+def kernels(model: Model) -> str:
+    """How many were compiled, for which instruction set, and how many the cache had."""
+    tally = model.engine.kernels
+    made = [f"{tally.n_compiled} compiled"] if tally.n_compiled else []
+    made += [f"{tally.n_cached} from the cache"] if tally.n_cached else []
+    return f"{' and '.join(made) or '0'} for {model.isa.name} in {tally.seconds:.2g} s"
+
+
+def memory(model: Model) -> str:
+    """The most that the process held, and what of it are pages of the file."""
+    from treadle.runtime.residence import mapped_bytes, peak_bytes
+
+    peak, mapped = peak_bytes(), mapped_bytes(model.gguf.paths)
+    if peak is None:  # not every system says
+        return ""
+    if mapped is None:
+        return f"{n_bytes(peak)} at its peak; the file has {n_bytes(model.gguf.n_bytes)}"
+    return f"{n_bytes(peak)} at its peak, {n_bytes(mapped)} of it the mapped file"

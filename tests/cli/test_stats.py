@@ -1,0 +1,90 @@
+"""What a run says of itself: all of it, a line of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.fake import FakeModel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_all_of_it(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("run", gguf, "abc", "--stats")
+    assert (ran.code, ran.out) == (0, "the quick brown fox")
+    lines = ran.err.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "cpu", "kernels", "prompt", "text", "context", "memory",
+    ]  # fmt: skip
+    assert lines[0].endswith(", 2 threads")
+    assert lines[1:5] == [
+        "kernels  20 compiled and 1 from the cache for portable in 1.5 s",
+        "prompt   3 tokens, 6.0 tokens/s",  # one of the four was in the cache; 0.5 s
+        "text     4 tokens, 12.0 tokens/s",
+        "context  8 of 64 tokens",
+    ]
+    assert re.fullmatch(r"memory   [\d.]+ [KMG]iB at its peak.*", lines[5])
+    assert max(map(len, lines)) < 80
+    assert "memory" in run("run", gguf, "abc", "--stats", "--json").err
+
+
+@pytest.mark.parametrize(
+    ("n_compiled", "n_cached", "words"),
+    [(20, 0, "20 compiled for"), (0, 20, "20 from the cache for"), (0, 0, "0 for")],
+)
+def test_kernels(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch,
+    n_compiled: int, n_cached: int, words: str,
+) -> None:  # fmt: skip
+    engine = model.engine
+    engine.kernels.n_compiled, engine.kernels.n_cached = n_compiled, n_cached
+    monkeypatch.setattr(FakeModel, "engine", engine)
+    assert f"\nkernels  {words} portable in 1.5 s\n" in run("run", gguf, "abc", "--stats").err
+
+
+def test_nothing_where_nobody_watches(run: Run, model: FakeModel, gguf: str) -> None:
+    assert run("run", gguf, "abc").err == ""
+    assert run("run", gguf, "abc", "--no-stats").err == ""
+
+
+def on_a_terminal(*words: str) -> str:
+    """What the real command line shows on a terminal for both of its outputs."""
+    program = (
+        "import sys; from tests.cli.fake import *; from treadle.cli import main;"
+        "install(FakeModel()); sys.exit(main())"
+    )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "run", *words],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"NO_COLOR": "1"},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # Linux's way to say that the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_a_line_on_a_terminal(gguf: str) -> None:
+    line = "4 tokens, 12.0 tokens/s; read 3, 6.0 tokens/s; context 8 of 64"
+    assert on_a_terminal(gguf, "abc") == f"the quick brown fox\n{line}\n"
+    assert on_a_terminal(gguf, "abc", "--no-stats") == "the quick brown fox\n"
+    assert "\nmemory " in on_a_terminal(gguf, "abc", "--stats")
+    assert line not in on_a_terminal(gguf, "abc", "--json")

@@ -1,0 +1,53 @@
+"""Which variables a template reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.errors import TemplateError
+from treadle.text.builtin_templates import BUILT_INS
+from treadle.text.template import ChatTemplate
+from treadle.text.variables import check_variables
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("{{ a }}{% set b = 1 %}{{ b }}{{ c.d['e'] }} f {# g #}", {"a", "c"}),
+        ("{% set day = day | default('x') %}{{ day }}", {"day"}),
+        ("{% if not day is defined %}{% set day = 1 %}{% endif %}", {"day"}),
+        ("{% for x in y %}{% if z %}{% break %}{% endif %}{% endfor %}", {"y", "z"}),
+        ("{% generation %}{{ a }}{% endgeneration %}", {"a"}),
+    ],
+)
+def test_names(source: str, names: set[str]) -> None:
+    assert ChatTemplate(source).variables() == names
+
+
+@pytest.mark.parametrize("source", ["{% if %}{{ a }}", "{{" + "(" * 5000 + "a" + ")" * 5000 + "}}"])
+def test_a_template_that_cannot_be_parsed(source: str) -> None:
+    with pytest.raises(TemplateError):
+        check_variables(ChatTemplate(source), ["a"], ())
+
+
+def test_real_templates_read_the_messages(data: Path) -> None:
+    sources = {path.name: path.read_bytes().decode() for path in data.glob("templates/*.jinja")}
+    assert len(sources) > 10
+    for name, source in sources.items():
+        assert "messages" in ChatTemplate(source).variables(), name
+    dated = ChatTemplate(sources["meta-llama-Llama-3.1-8B-Instruct.jinja"]).variables()
+    assert {"date_string", "tools_in_user_message"} <= dated
+    for built_in in BUILT_INS:
+        assert "messages" in ChatTemplate(built_in.source, builtin=built_in.name).variables()
+
+
+def test_a_name_that_is_not_read() -> None:
+    template: Any = ChatTemplate("{{ thinking }}", tool_source="{{ mode }}")
+    check_variables(template, ["thinking", "mode"], ())
+    with pytest.raises(TypeError, match=r"'mod': .* chat template; did you mean 'mode'\?"):
+        check_variables(template, ["mod"], ["top_k"])
+    with pytest.raises(TypeError, match=r"did you mean 'top_k'\?"):
+        check_variables(template, ["topk"], ["top_k"])
