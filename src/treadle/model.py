@@ -24,6 +24,7 @@ from treadle.errors import (
 from treadle.generation import Generation, stop_strings
 from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
+from treadle.runtime.sigbus import guard_mappings
 from treadle.sampling import Sampler, Sampling
 from treadle.session import Engine, Session
 
@@ -99,6 +100,7 @@ class Model:
         if _integer("n_sequences", n_sequences) < 1:
             raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
         self.path = packaged_model() if path is None else Path(path)
+        guard_mappings()
         self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)
         self.n_threads = threads or usable_threads()[0]
@@ -122,7 +124,10 @@ class Model:
         """The file's tokenizer, built when it is first needed."""
         from treadle.text.tokenizer import load_tokenizer
 
-        return load_tokenizer(self.gguf)
+        try:
+            return load_tokenizer(self.gguf)
+        finally:
+            self.gguf.check()  # its own error, rather than what a tokenizer says of zeros
 
     @cached_property
     def template(self) -> ChatTemplate:
