@@ -55,6 +55,15 @@ class MappedFile(mmap.mmap):
         if self._row is not None and (fault := _words[3 * self._row + 2]):
             raise self._error(fault - self._begin)
 
+    def reopen(self) -> int | None:
+        """A descriptor of the file; None where its name is gone, or another file's by now."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            if _state(os.fstat(fd))[:2] == self._found[:2]:
+                return fd
+            os.close(fd)
+        return None
+
     def check_unchanged(self) -> None:
         """Raise FileError too if the file has been written to since it was mapped."""
         self.check()
