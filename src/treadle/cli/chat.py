@@ -13,7 +13,7 @@ from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
 from treadle.cli.table import is_styled
 from treadle.cli.terminal import Lines, PipedLines, open_lines
-from treadle.errors import ContextFullError, TreadleError
+from treadle.errors import ContextFullError, FileError, TreadleError
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
@@ -119,6 +119,10 @@ class Chat:
             conversation.unanswered()
             note(f"{error}\nThe message was taken back: /undo frees some, -c N gives more room.")
             return
+        except FileError:  # the model's file shrank: there is nobody to talk to
+            if pieces:
+                emit("\n")
+            raise
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             conversation.unanswered()
             note(str(error))

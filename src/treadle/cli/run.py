@@ -15,7 +15,7 @@ from treadle.cli.load import is_model, load_model, read_text
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json
-from treadle.errors import GrammarError, SamplingError
+from treadle.errors import FileError, GrammarError, SamplingError
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
@@ -130,9 +130,14 @@ def is_utf8(argument: str) -> bool:
 def stream(generation: Generation) -> None:
     """Write each piece as it comes; a terminal gets a newline at the end, a pipe the exact text."""
     write, flush = sys.stdout.write, sys.stdout.flush
-    for piece in generation:
-        write(piece)
-        flush()
+    try:
+        for piece in generation:
+            write(piece)
+            flush()
+    except FileError:  # the model's file shrank: what is said of it begins a line
+        if sys.stdout.isatty():
+            write("\n")
+        raise
     if sys.stdout.isatty():
         write("\n")
 
