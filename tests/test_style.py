@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "convert": "errors formats files text models runtime.sigbus",
     "imatrix": "errors files formats jit.kernel kernels plan batch runtime session",
     "quantize": "errors files formats imatrix convert.finite runtime.sigbus",
-    "perplexity": "errors files.target batch session",
+    "perplexity": "errors files.mapping files.target batch session",
     "model": "errors files formats isa jit models runtime batch session sampling generation text"
     " convert",
     "hub": "errors",

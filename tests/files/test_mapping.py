@@ -12,7 +12,7 @@ import pytest
 
 from treadle.errors import FileError
 from treadle.files import mapping
-from treadle.files.mapping import FAULTS, MAPPED, MappedFile, Mappings, map_file
+from treadle.files.mapping import FAULTS, MappedFile, Mappings, map_file, mappings_of
 
 N_BYTES = 3 * mmap.PAGESIZE + 5
 
@@ -44,7 +44,6 @@ def test_a_mapping_has_a_row_as_long_as_it_lasts(path: Path) -> None:
     with map_file(path, "a file") as inside:
         assert len(rows_of(inside)) == 1
     forgotten = map_file(path, "a file")
-    assert forgotten in MAPPED
     del forgotten
     gc.collect()
     assert int(np.count_nonzero(FAULTS["begin"])) <= before
@@ -101,6 +100,21 @@ def test_a_name_that_went_to_another_file(path: Path, tmp_path: Path) -> None:
     mapped.check_unchanged()
     assert mapped.reopen() is None
     assert mapped[:3] == b"\1\2\3"
+
+
+def test_the_latest_mapping_of_a_path(path: Path, tmp_path: Path) -> None:
+    """One that is kept from before the file changed says nothing of what is read now."""
+    before, closed = map_file(path, "a file"), map_file(path, "a file")
+    closed.close()
+    os.utime(path, ns=(1, 1))
+    found = mappings_of([tmp_path / "other", path])
+    assert found.files == [before]
+    with pytest.raises(FileError):
+        found.check(now=True)
+    now = map_file(path, "a file")
+    found = mappings_of([path])
+    assert found.files == [now]
+    found.check(now=True)
 
 
 def test_the_system_is_asked_once_in_a_while(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

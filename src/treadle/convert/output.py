@@ -31,7 +31,7 @@ from treadle.convert.part import Journal, Part, is_full
 from treadle.convert.recipe import Entry, Options, Shard, mapped_range, plan_shards
 from treadle.convert.source import Source, SourceTensor
 from treadle.errors import FileError, TreadleError
-from treadle.files.mapping import MAPPED, Mappings
+from treadle.files.mapping import mappings_of
 from treadle.files.target import check_target, files_of
 from treadle.formats import FORMATS
 from treadle.runtime.sigbus import guard_mappings
@@ -85,8 +85,7 @@ class _Conversion:
         self.n_total = sum(entry.n_bytes for shard in shards for entry in shard.entries)
         self.n_done = 0
         self.cache = PageCache(())
-        paths = set(_files(source))
-        self.mapped = Mappings(file for file in MAPPED if file.path in paths)
+        self.mapped = mappings_of(_files(source))
         mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.workers = min(MAX_WORKERS, mine or 1)
 

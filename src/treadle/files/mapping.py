@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -28,7 +28,8 @@ FAULTS = np.zeros(1 << 12, [("begin", "i8"), ("end", "i8"), ("fault", "i8")])
 EVERY_S = 1.0  # seconds from one look at a file's size and time to the next
 
 _words = memoryview(FAULTS.view(np.int64))  # type: ignore[arg-type]
-_unused = itertools.count()
+_serial, _unused = itertools.count(), itertools.count()
+_mapped: WeakValueDictionary[int, MappedFile] = WeakValueDictionary()  # in the order of mapping
 _freed: list[int] = []  # rows; popped and appended without a lock, which __del__ must not take
 
 
@@ -47,7 +48,7 @@ class MappedFile(mmap.mmap):
         self.path, self._found, self._row = path, found, None
         self._begin = int(np.frombuffer(self, np.uint8).ctypes.data)
         self._enter()
-        MAPPED.add(self)
+        _mapped[next(_serial)] = self
         return self
 
     def check(self) -> None:
@@ -120,9 +121,6 @@ class MappedFile(mmap.mmap):
             _freed.append(row)
 
 
-MAPPED: WeakSet[MappedFile] = WeakSet()  # every one that is open
-
-
 class Mappings:
     """The files that one model consists of."""
 
@@ -150,6 +148,12 @@ class Mappings:
             with contextlib.suppress(BufferError):
                 file.close()
         self.files = []
+
+
+def mappings_of(paths: Iterable[Path]) -> Mappings:
+    """Those of the paths that are mapped now; of one that is mapped twice, the later."""
+    latest = {file.path: file for file in list(_mapped.values()) if not file.closed}
+    return Mappings(latest[path] for path in paths if path in latest)
 
 
 def map_file(path: Path, expected: str) -> MappedFile:
