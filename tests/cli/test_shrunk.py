@@ -70,7 +70,9 @@ CASES = [(SHRINK, *command) for command in COMMANDS]
 CASES += [(COPY_OVER, *command) for command in COMMANDS[::2]]
 
 
-@pytest.mark.parametrize(("what", "words", "where"), CASES)
+@pytest.mark.parametrize(
+    ("what", "words", "where"), CASES, ids=[f"{w[0]}-{where[-5:]}-{n[:4]}" for n, w, where in CASES]
+)
 def test_one_line_and_nothing_left(folder: Path, what: str, words: list[str], where: str) -> None:
     ran = ended(folder, words, where, what)
     *notes, last = ran.stderr.splitlines()

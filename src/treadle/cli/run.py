@@ -135,7 +135,7 @@ def stream(generation: Generation) -> None:
             write(piece)
             flush()
     except FileError:  # the model's file shrank: what is said of it begins a line
-        if sys.stdout.isatty():
+        if generation.text and sys.stdout.isatty():
             write("\n")
         raise
     if sys.stdout.isatty():

@@ -81,6 +81,8 @@ class Handler(Spec):
     address_off: int
     map_flags: int
     page: int  # bytes
+    rows: int  # of FAULTS
+    row_bytes: int
 
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
@@ -96,8 +98,8 @@ class Handler(Spec):
         code = k.load(info, i32, offset=CODE_OFF)
         address = k.load(info, i64, offset=self.address_off)
         mended = k.var(k.i64(0))
-        with k.if_(code.eq(NO_PAGE)), k.loop(len(FAULTS)) as i:
-            row = _field(k, own, "faults", ptr) + i * FAULTS.itemsize
+        with k.if_(code.eq(NO_PAGE)), k.loop(self.rows) as i:
+            row = _field(k, own, "faults", ptr) + i * self.row_bytes
             first, stop = k.load(row, i64, align=8), k.load(row, i64, align=8, offset=8)
             with k.if_((address >= first) & (address < stop)):
                 self._mend(k, own, row, address, stop, mended)
@@ -137,7 +139,8 @@ class Guard:
     """The handler of this process: compiled, told where everything is, and not yet in place."""
 
     def __init__(self, system: System) -> None:
-        spec = Handler(system.address_off, system.map_flags, mmap.PAGESIZE)
+        table = len(FAULTS), FAULTS.itemsize
+        spec = Handler(system.address_off, system.map_flags, mmap.PAGESIZE, *table)
         self.system = system
         self.address = load_kernels([spec], PORTABLE)[spec.name]
         self.memory, self.default = Memory(8 * len(FIELDS)), Memory(system.n_bytes)
