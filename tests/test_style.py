@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "jit": "errors",
     "isa": "errors jit.types",
     "kernels": "errors jit.types jit.math formats",
-    "runtime": "errors jit kernels isa",
+    "runtime": "errors files.mapping jit kernels isa",
     # tensors -> plan
     "plan": "kernels",
     "models": "errors formats kernels plan",
@@ -51,10 +51,10 @@ MAY_IMPORT = {
     "arguments": "errors sampling",
     "card": "",
     # other files -> tensors, and back
-    "convert": "errors formats files text models",
+    "convert": "errors formats files text models runtime.sigbus",
     "imatrix": "errors files formats jit.kernel kernels plan batch runtime session",
-    "quantize": "errors files formats imatrix convert.finite",
-    "perplexity": "errors files.target batch session",
+    "quantize": "errors files formats imatrix convert.finite runtime.sigbus",
+    "perplexity": "errors files.mapping files.target batch session",
     "model": "errors files formats isa jit models runtime batch kvfile session sampling generation"
     " text convert arguments card",
     "hub": "errors",

@@ -26,12 +26,12 @@ from treadle.convert.open import open_model
 from treadle.errors import (
     ContextFullError,
     GrammarError,
-    TemplateError,
     TreadleError,
 )
 from treadle.generation import Generation, stop_strings
 from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
+from treadle.runtime.sigbus import guard_mappings
 from treadle.sampling import Sampler, Sampling
 from treadle.session import Engine, Session
 
@@ -107,6 +107,7 @@ class Model:
         if integer("n_sequences", n_sequences) < 1:
             raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
         self.path = packaged_model() if path is None else Path(path)
+        guard_mappings()
         self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)
         self.n_threads = threads or usable_threads()[0]
@@ -136,7 +137,10 @@ class Model:
         """The file's tokenizer, built when it is first needed."""
         from treadle.text.tokenizer import load_tokenizer
 
-        return load_tokenizer(self.gguf)
+        try:
+            return load_tokenizer(self.gguf)
+        finally:
+            self.gguf.check()  # its own error, rather than what a tokenizer says of zeros
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -276,9 +280,9 @@ class Model:
         **variables: Any,
     ) -> str:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
-        from treadle.text.messages import joined, read_messages
+        from treadle.text.messages import check_messages, joined, read_messages
 
-        _check_messages(messages)
+        check_messages(messages)
         if variables:
             from treadle.text.variables import check_variables
 
@@ -375,23 +379,6 @@ class Model:
 
 
 SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)  # of generate, by name
-
-
-def _check_messages(messages: Any) -> None:
-    """A conversation has messages, and each tells whose it is and what it says."""
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        found = type(messages).__name__
-        raise TemplateError(f"the messages are {found}: expected a list of role and content")
-    if not messages:
-        raise TemplateError("a conversation without a message")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            found = type(message).__name__
-            raise TemplateError(f"message {i} is {found}: expected a dict of role and content")
-        if not isinstance(message.get("role"), str):
-            raise TemplateError(f"message {i} has no role, such as 'user'")
-        if "content" not in message and "tool_calls" not in message:
-            raise TemplateError(f"message {i} has no content")
 
 
 def packaged_model() -> Path:

@@ -53,7 +53,8 @@ class Engine:
 
     ``run([Part(seq, ids)])`` puts ids behind what each sequence holds and gives logits float32
     ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError when a part does
-    not fit; then nothing has changed. Several threads may call it: they take turns.
+    not fit, FileError when the model's file shrank or was written to; then no sequence has changed.
+    Several threads may call it: they take turns.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Engine:
         self.deterministic, self.progress = deterministic, progress
         self.cache, self.kernels = KVCache(config, n_ctx, kv, n_sequences), Tally()
         self._table, self._batch_sizes = tuned_row(isa).table, batch_sizes(isa)
-        self.gguf, self._weights = gguf, Weights(gguf)
+        self.gguf, self._weights, self.check_files = gguf, Weights(gguf), gguf.check
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._arena = Memory(0)
         self._team: Team | None = None
@@ -211,7 +212,8 @@ class Engine:
                 run = self._prepare(ready, parts)
                 try:
                     self._team.run(ready.address, len(ready.records), run.address, times)
-                except BaseException:  # from a signal handler of the user's own
+                    self.check_files()
+                except BaseException:  # a file that shrank; a signal handler of the user's own
                     for part, start in zip(parts, starts, strict=True):
                         self.cache.truncate(part.seq, start)
                     raise

@@ -19,7 +19,7 @@ from treadle.cli.options import (
 )
 from treadle.cli.table import emit, is_styled, printable
 from treadle.cli.terminal import Lines, PipedLines, open_lines
-from treadle.errors import ContextFullError, TreadleError
+from treadle.errors import ContextFullError, FileError, TreadleError
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
@@ -127,6 +127,10 @@ class Chat:
             fail(str(error))
             note("The message was taken back: /undo frees some, -c N gives more room.")
             return
+        except FileError:  # the model's file shrank: there is nobody to talk to
+            if pieces:
+                emit("\n")
+            raise
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             conversation.unanswered()
             fail(str(error))

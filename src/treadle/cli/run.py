@@ -21,7 +21,7 @@ from treadle.cli.options import (
 )
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import emit, print_json
-from treadle.errors import GrammarError, SamplingError
+from treadle.errors import FileError, GrammarError, SamplingError
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
@@ -160,8 +160,13 @@ def is_utf8(argument: str) -> bool:
 
 def stream(generation: Generation) -> None:
     """Write each piece as it comes; a terminal gets a newline at the end, a pipe the exact text."""
-    for piece in generation:
-        emit(piece)
+    try:
+        for piece in generation:
+            emit(piece)
+    except FileError:  # the model's file shrank: what is said of it begins a line
+        if generation.text and sys.stdout.isatty():
+            emit("\n")
+        raise
     if sys.stdout.isatty():
         emit("\n")
 

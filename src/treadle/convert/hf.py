@@ -120,12 +120,7 @@ class HFModel(GGUF):
         if hyper.rope_factors is not None:
             config = checkpoint.path / CONFIG
             self.tensors[ROPE_FREQS] = _in_memory(ROPE_FREQS, hyper.rope_factors, config)
-        self._weights = weights
-
-    def close(self) -> None:
-        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
-        self.metadata, self.tensors = {}, {}
-        self._weights.close()
+        self._maps = weights.maps
 
 
 def _in_place(named: Named) -> Tensor:

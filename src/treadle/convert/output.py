@@ -31,8 +31,10 @@ from treadle.convert.part import Journal, Part, is_full
 from treadle.convert.recipe import Entry, Options, Shard, mapped_range, plan_shards
 from treadle.convert.source import Source, SourceTensor
 from treadle.errors import FileError, TreadleError
+from treadle.files.mapping import mappings_of
 from treadle.files.target import check_target, files_of
 from treadle.formats import FORMATS
+from treadle.runtime.sigbus import guard_mappings
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]
@@ -57,9 +59,10 @@ def convert(
 
     A run that was killed, or found the disk full, leaves its part beside the target, and the same
     call continues it. ``cache`` knows what was in memory before ``source`` was opened; it is closed
-    at the end. Raises FileError, which names the tensor, and UnsupportedError; the target
-    is then as it was.
+    at the end. Raises FileError, which names the tensor, or the file that shrank or was
+    written to meanwhile, and UnsupportedError; the target is then as it was.
     """
+    guard_mappings()
     shards = plan_shards(source, target, options)
     inputs = [*_files(source), *files_of(source.path)]
     for shard in shards:
@@ -82,6 +85,7 @@ class _Conversion:
         self.n_total = sum(entry.n_bytes for shard in shards for entry in shard.entries)
         self.n_done = 0
         self.cache = PageCache(())
+        self.mapped = mappings_of(_files(source))
         mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.workers = min(MAX_WORKERS, mine or 1)
 
@@ -109,7 +113,12 @@ class _Conversion:
         try:
             if not journal.done:  # else what is done would be thrown away for want of the rest
                 self._check_room(parts)
-            self._write_all(parts, journal)
+            try:
+                self._write_all(parts, journal)
+            except (OSError, TreadleError):
+                self.mapped.check(now=True)  # bytes that are gone make other things fail first
+                raise
+            self.mapped.check(now=True)
             journal.save()
         except TreadleError:
             journal.remove()
@@ -175,6 +184,7 @@ class _Conversion:
                         self.cache.expect(entry.tensor.ranges)
                         self._write(entry, part, shard.layout.offsets[entry.tensor.name], pool)
                         self.cache.drop(entry.tensor.ranges)
+                        self.mapped.check()
                         journal.add(index, entry.n_bytes)
                     else:
                         self.n_done += entry.n_bytes
@@ -198,17 +208,19 @@ class _Conversion:
     def _copy(self, entry: Entry, data: Bytes, part: Part, at: int) -> None:
         """Bytes that stay the same: by the kernel, when they lie in a file in one piece."""
         lies = mapped_range(entry.tensor, data)
-        fd = os.open(lies.path, os.O_RDONLY | os.O_CLOEXEC) if lies else -1
+        files = (file.reopen() for file in self.mapped.files if lies and file.path == lies.path)
+        fd = next(files, None)
+        start = lies.offset if lies else 0
         step = COPY // entry.row_bytes * entry.row_bytes or entry.row_bytes
         try:
             for begin in range(0, len(data), step):
                 strip = data[begin : begin + step]
                 self._check(entry, strip, begin)
-                if lies is None or not part.copy(fd, lies.offset + begin, len(strip), at + begin):
+                if fd is None or not part.copy(fd, start + begin, len(strip), at + begin):
                     part.write(strip, at + begin)
                 self._advance(len(strip))
         finally:
-            if fd >= 0:
+            if fd is not None:
                 os.close(fd)
 
     def _encoded(self, entry: Entry, data: Bytes, pool: ThreadPoolExecutor) -> Iterator[Bytes]:

@@ -10,6 +10,7 @@ from treadle.errors import FileError
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.gguf_header import Header
 from treadle.files.gguf_writer import GGUFWriter
+from treadle.files.mapping import Mappings
 from treadle.files.splits import find_model, shard_path
 from treadle.files.tensor import Tensor
 
@@ -43,17 +44,20 @@ class GGUF:
                         expected="each tensor in one shard",
                     )
                 self.tensors[name] = tensor
-        self._maps = [header.map for header in headers]
+        self._maps = Mappings(header.map for header in headers)
+
+    def check(self, *, now: bool = False) -> None:
+        """Raise FileError if a file shrank, or was written to, since it was opened.
+
+        What is read of such a file is zeros, or somebody else's bytes: ask after reading. Changes
+        that only the system knows of are looked for once a second, or ``now``.
+        """
+        self._maps.check(now=now)
 
     def close(self) -> None:
         """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
         self.metadata, self.tensors = {}, {}
-        for mapped in self._maps:
-            try:
-                mapped.close()
-            except BufferError:
-                continue
-        self._maps = []
+        self._maps.close()
 
     def __enter__(self) -> GGUF:
         return self

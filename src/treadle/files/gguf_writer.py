@@ -103,8 +103,11 @@ class GGUFWriter:
         n_bytes = int(np.prod(dims, dtype=object)) // kind.block * kind.n_bytes
         self._tensors[name] = _Entry(name, dims, ggml_type, n_bytes, data)
 
-    def write(self) -> None:
-        """Write the file: beside its place first, then moved into it, so never seen in part."""
+    def write(self, check: Callable[[], object] = lambda: None) -> None:
+        """Write the file: beside its place first, then moved into it, so never seen in part.
+
+        ``check`` is called when all is written: what it raises leaves the target as it was.
+        """
         import secrets  # brings OpenSSL along, and readers of files need none of it
 
         check_target(self.path, force=True)
@@ -117,6 +120,7 @@ class GGUFWriter:
                     self._pad(f)
                 f.flush()
                 os.fsync(f.fileno())
+            check()
             part.replace(self.path)
         except OSError as e:
             raise FileError(f"cannot be written: {e}", path=self.path) from e

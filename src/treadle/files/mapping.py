@@ -1,19 +1,162 @@
 """Files as memory: pages of them are read when they are touched, and shared with whoever else maps
 them.
+
+Where a file was cut shorter since (``truncate``, ``cp`` over it), or its disk cannot be read, there
+is no page, and the system answers a read with SIGBUS. ``runtime/sigbus.py`` answers that with zeros
+and notes it in ``FAULTS``; who has used what was read asks ``check``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import stat
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from treadle.errors import FileError
 
+# What the handler of SIGBUS reads: a row for each mapped file. ``end`` is exclusive; ``fault`` is
+# the first address that had no page, or 0. A row of zeros is free.
+FAULTS = np.zeros(1 << 12, [("begin", "i8"), ("end", "i8"), ("fault", "i8")])
+EVERY_S = 1.0  # seconds from one look at a file's size and time to the next
 
-def map_file(path: Path, expected: str) -> mmap.mmap:
+_words = memoryview(FAULTS.view(np.int64))  # type: ignore[arg-type]
+_serial, _unused = itertools.count(), itertools.count()
+_mapped: WeakValueDictionary[int, MappedFile] = WeakValueDictionary()  # in the order of mapping
+_freed: list[int] = []  # rows; popped and appended without a lock, which __del__ must not take
+
+
+class MappedFile(mmap.mmap):
+    """A file's pages, read-only, in a row of ``FAULTS`` as long as they are mapped."""
+
+    path: Path
+    _found: tuple[int, ...]  # what the file was when it was mapped
+    _begin: int  # address of the first byte
+    _row: int | None
+
+    def __new__(cls, fd: int, path: Path) -> MappedFile:
+        """Map all of the open file ``fd``. Raises OSError and ValueError."""
+        found = _state(os.fstat(fd))
+        self = super().__new__(cls, fd, 0, access=mmap.ACCESS_READ)
+        self.path, self._found, self._row = path, found, None
+        self._begin = int(np.frombuffer(self, np.uint8).ctypes.data)
+        self._enter()
+        _mapped[next(_serial)] = self
+        return self
+
+    def check(self) -> None:
+        """Raise FileError if a page was missing when it was read: zeros took its place."""
+        if self._row is not None and (fault := _words[3 * self._row + 2]):
+            raise self._error(fault - self._begin)
+
+    def reopen(self) -> int | None:
+        """A descriptor of the file; None where its name is gone, or another file's by now."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            if _state(os.fstat(fd))[:2] == self._found[:2]:
+                return fd
+            os.close(fd)
+        return None
+
+    def check_unchanged(self) -> None:
+        """Raise FileError too if the file has been written to since it was mapped."""
+        self.check()
+        if self._is_changed():
+            raise self._error()
+
+    def _is_changed(self) -> bool:
+        """Whether the file was written to; one that has taken its name since is another file."""
+        try:
+            found = _state(os.stat(self.path))
+        except OSError:  # the name is gone, the pages stay
+            return False
+        return found[:2] == self._found[:2] and found != self._found
+
+    def _error(self, offset: int | None = None) -> FileError:
+        """``offset``: of the first byte that could not be read, if there is one."""
+        n_bytes = now = self._found[2]
+        with contextlib.suppress(OSError, ValueError):
+            now = self.size()
+        if now < n_bytes:
+            what = f"shrank to {now} bytes while it was in use"
+        elif offset is None or self._is_changed():
+            what = "was written to while it was in use"
+        else:
+            what = "cannot be read: its disk or network failed"
+            return FileError(what, path=self.path, offset=offset)
+        return FileError(what, path=self.path, expected=f"{n_bytes} bytes, unchanged")
+
+    def close(self) -> None:
+        """Unmap it. Raises BufferError while there are views of it."""
+        self._leave()  # first: the addresses are somebody else's at once
+        try:
+            super().close()
+        except BufferError:
+            self._enter()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _enter(self) -> None:
+        row = _freed.pop() if _freed else next(_unused)
+        if row < len(FAULTS):  # else it goes without
+            FAULTS[row] = (self._begin, self._begin + len(self), 0)
+            self._row = row
+
+    def _leave(self) -> None:
+        row, self._row = self._row, None
+        if row is not None:
+            FAULTS[row] = (0, 0, 0)
+            _freed.append(row)
+
+
+class Mappings:
+    """The files that one model consists of."""
+
+    def __init__(self, files: Iterable[MappedFile]) -> None:
+        self.files = list(files)
+        self._looked = time.monotonic()
+
+    def check(self, *, now: bool = False) -> None:
+        """Raise FileError if a file turned out shorter than it was, or was written to.
+
+        The first is known at once, as a read of memory; for the second the system is asked once
+        in ``EVERY_S``, or ``now``.
+        """
+        for file in self.files:
+            file.check()
+        at = time.monotonic()
+        if now or at - self._looked >= EVERY_S:
+            self._looked = at
+            for file in self.files:
+                file.check_unchanged()
+
+    def close(self) -> None:
+        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
+        for file in self.files:
+            with contextlib.suppress(BufferError):
+                file.close()
+        self.files = []
+
+
+def mappings_of(paths: Iterable[Path]) -> Mappings:
+    """Those of the paths that are mapped now; of one that is mapped twice, the later."""
+    latest = {file.path: file for file in list(_mapped.values()) if not file.closed}
+    return Mappings(latest[path] for path in paths if path in latest)
+
+
+def map_file(path: Path, expected: str) -> MappedFile:
     """The file's pages, read-only.
 
     Raises FileError, which says what was ``expected``, for what is not a regular file, is empty or
@@ -25,7 +168,7 @@ def map_file(path: Path, expected: str) -> mmap.mmap:
         with path.open("rb") as f:
             if os.fstat(f.fileno()).st_size == 0:
                 raise FileError("an empty file", path=path, offset=0, expected=expected)
-            mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = MappedFile(f.fileno(), path)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
         raise FileError(f"cannot be opened: {e}", path=path, expected=expected) from e
     # Where the file system can, pages that are read from now on come 2 MB at a time: a cold file
@@ -34,3 +177,7 @@ def map_file(path: Path, expected: str) -> mmap.mmap:
         with contextlib.suppress(OSError):
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
+
+
+def _state(about: os.stat_result) -> tuple[int, ...]:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns

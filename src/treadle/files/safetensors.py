@@ -11,7 +11,6 @@ overlaps, and every file here is held to that; tensors need not be aligned.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
-from treadle.files.mapping import map_file
+from treadle.files.mapping import Mappings, map_file
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -99,15 +98,12 @@ class SafeTensors:
                         expected="each tensor in one file",
                     )
                 self.tensors[name] = tensor
-        self._maps = [file.map for file in files]
+        self.maps = Mappings(file.map for file in files)
 
     def close(self) -> None:
         """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
         self.tensors = {}
-        for mapped in self._maps:
-            with contextlib.suppress(BufferError):
-                mapped.close()
-        self._maps = []
+        self.maps.close()
 
     def __enter__(self) -> SafeTensors:
         return self

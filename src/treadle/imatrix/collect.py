@@ -96,6 +96,7 @@ class Collector:
                 self._add(tap, tapped.rows(tap, n_rows), pool)
         if at < len(tapped.plan):
             team.run(tapped.address(at), len(tapped.plan) - at, int(run.state.ctypes.data))
+        self.engine.check_files()
 
     def _add(self, tap: Tap, rows: npt.NDArray[np.float32], pool: ThreadPoolExecutor) -> None:
         cuts = np.linspace(0, rows.shape[1], self.engine.n_threads + 1, dtype=int)

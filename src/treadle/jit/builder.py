@@ -145,6 +145,13 @@ class Builder:
             made.initializer = ir.Constant(ty, bytearray(data))
         return Val(self, made, ptr)
 
+    def static(self, name: str) -> Val:
+        """A pointer to 8 bytes in the object that last as long as the code does, zero at first."""
+        made = ir.GlobalVariable(self.module, i64.ir, name)
+        made.linkage, made.initializer, made.align = "internal", ir.Constant(i64.ir, 0), 8
+        made.type = ptr.ir  # bytes, whatever is put there
+        return Val(self, made, ptr)
+
     def gather(self, table: Val, index: Val, ty: Ty) -> Val:
         """Lane i is element ``index[i]`` (never negative) of a table of ``ty``'s scalars: an
         operation of the row.

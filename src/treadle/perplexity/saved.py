@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
+from treadle.files.mapping import map_file
 from treadle.files.target import check_target
 from treadle.perplexity.score import Floats, normalizer
 from treadle.perplexity.windows import MIN_CONTEXT, Windows
@@ -50,10 +51,8 @@ class SavedLogits:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        try:
-            self._file = np.memmap(self.path, np.uint8, "r")
-        except (OSError, ValueError) as error:
-            raise FileError(f"cannot be read: {error}", path=self.path) from error
+        self._map = map_file(self.path, "a file of saved logits")
+        self._file = np.frombuffer(self._map, np.uint8)
         if len(self._file) < HEAD.size:
             raise self._error("ends inside its header", f"{HEAD.size} bytes")
         magic, n_ctx, n_vocab, n = HEAD.unpack(self._file[: HEAD.size].tobytes())
@@ -83,9 +82,10 @@ class SavedLogits:
 
     def read(self, window: int, begin: int, end: int) -> Floats:
         """Log-probabilities of scored predictions ``begin`` to ``end`` of a window, float32
-        ``[end - begin, n_vocab]``.
+        ``[end - begin, n_vocab]``. Raises FileError.
         """
-        rows = np.ascontiguousarray(self._rows[window, begin:end])
+        rows = np.array(self._rows[window, begin:end])
+        self._map.check()
         scale, low = rows[:, :8].copy().view("<f4").T
         if not bool(np.all(np.isfinite(scale) & np.isfinite(low))):
             raise self._error(f"window {window} holds a scale that is not a finite number")

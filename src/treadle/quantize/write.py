@@ -20,6 +20,7 @@ from treadle.files.gguf import GGUF, GGUFWriter
 from treadle.files.target import check_target as check_path
 from treadle.files.target import files_of
 from treadle.formats import Format, by_name
+from treadle.runtime.sigbus import guard_mappings
 
 if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
@@ -53,11 +54,13 @@ def write(
     ``progress(stage, done, total)`` counts bytes read. Memory is bounded by a few strips a thread.
 
     Raises FileError (``path`` exists and ``overwrite`` is false; a weight that is not finite, or
-    too large for its format; importances of another shape; a disk that is full), UnsupportedError
+    too large for its format; importances of another shape; a disk that is full; a file that shrank
+    or was written to while it was read), UnsupportedError
     (a format that treadle cannot read, or has no quantiser for; weights that were quantised before,
     unless ``allow_requantize``).
     """
     path = Path(path)
+    guard_mappings()
     check_target(gguf, path, overwrite, imatrix)
     check_sources(gguf, recipe, allow_requantize)
     if imatrix is not None:
@@ -86,7 +89,11 @@ def write(
             tensor = target.tensor
             job = _Job(gguf, target, imatrix, pool, AHEAD * n_threads, count)
             writer.add_tensor(tensor.name, tensor.shape, target.type.name, job.pieces)
-        writer.write()
+        try:
+            writer.write(lambda: gguf.check(now=True))
+        except FileError:
+            gguf.check(now=True)  # where bytes of the source are gone, writing them fails too
+            raise
 
 
 class _Job:
@@ -140,6 +147,7 @@ class _Job:
 
     def _next(self, waiting: deque[Future[Bytes]], row_bytes: int) -> Bytes:
         piece = waiting.popleft().result()
+        self.gguf.check()
         self.count(len(piece) * row_bytes)
         return piece
 

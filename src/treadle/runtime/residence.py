@@ -18,6 +18,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from treadle.files.mapping import map_file
+from treadle.runtime.sigbus import guard_mappings
+
 HUGE = 2 << 20  # bytes
 PROC = Path("/proc")
 
@@ -53,24 +56,23 @@ def read_anew(path: Path) -> int | None:
     """Drop a file's pages and read it from disk again, in huge pages where the system can; how many
     bytes are in such pages then.
 
-    Pages that somebody else has mapped stay as they are. OSError if the file cannot be read.
+    Pages that somebody else has mapped stay as they are. Raises OSError and FileError if the file
+    cannot be read.
     """
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if path.stat().st_size:
-        _map(path)[:: mmap.PAGESIZE].max()
+        guard_mappings()
+        mapped = map_file(path, "a model's file")
+        np.frombuffer(mapped, np.uint8)[:: mmap.PAGESIZE].max()
+        mapped.check()
     return huge_bytes(path)
 
 
 def _map(path: Path) -> npt.NDArray[np.uint8]:
     """The file's bytes, mapped as a model's are; the mapping goes with the array."""
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapped, np.uint8)
+    return np.frombuffer(map_file(path, "a model's file"), np.uint8)
 
 
 def _resident_pages(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_] | None:

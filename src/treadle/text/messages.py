@@ -126,3 +126,20 @@ def _plain(value: Any) -> Any:
     raise TemplateError(
         f"messages, tools and variables are of JSON's types; this is a {type(value).__name__}"
     )
+
+
+def check_messages(messages: Any) -> None:
+    """A conversation has messages, and each tells whose it is and what it says."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        found = type(messages).__name__
+        raise TemplateError(f"the messages are {found}: expected a list of role and content")
+    if not messages:
+        raise TemplateError("a conversation without a message")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            found = type(message).__name__
+            raise TemplateError(f"message {i} is {found}: expected a dict of role and content")
+        if not isinstance(message.get("role"), str):
+            raise TemplateError(f"message {i} has no role, such as 'user'")
+        if "content" not in message and "tool_calls" not in message:
+            raise TemplateError(f"message {i} has no content")
