@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "perplexity": "errors files.target batch session",
     "model": "errors files formats isa jit models runtime batch session sampling generation text"
     " convert",
-    "hub": "errors",
+    "hub": "errors models.archs runtime.machine",
     "cli": "errors files formats models model hub sampling generation runtime text jit.cache batch"
     " convert imatrix quantize perplexity",
     "__init__": "errors model sampling",

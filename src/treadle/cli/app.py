@@ -117,7 +117,7 @@ def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 def app() -> None:
     """Run large language models on the machine you have.
 
-    A MODEL is a GGUF file, or hf:OWNER/REPO/FILE.gguf, which is downloaded once.
+    A MODEL is a GGUF file, a Hugging Face folder, or hf:OWNER/REPO, which is downloaded once.
     """
 
 

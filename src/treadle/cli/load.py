@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 from treadle.cli import garbage_kept
+from treadle.cli.table import printable
 from treadle.convert.open import is_hf
 from treadle.errors import FileError
 
@@ -34,7 +35,10 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
     if ref.startswith("hf:"):
         from treadle.hub import download
 
-        return download(ref, progress=progress)
+        def say(text: str) -> None:
+            print(f"treadle: {printable(text)}", file=sys.stderr)
+
+        return download(ref, progress=progress, say=say)
     path = Path(ref)
     if path.is_dir():
         if is_hf(path):
