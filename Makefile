@@ -35,7 +35,7 @@ $(VENV)/bin/python:
 
 # Editable: a change to the sources needs no second install, a change to pyproject.toml does.
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
-	@echo "installing treadle and what it needs into $(VENV): 320 MB, about half a minute"
+	@echo "installing treadle and what it needs into $(VENV): 350 MB, about half a minute"
 	$(PIP) install --editable .
 	touch $@
 

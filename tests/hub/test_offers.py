@@ -55,7 +55,9 @@ QUANT_FOLDERS = {
 MRADERMACHER = {"Phi.i1-IQ1_M.gguf": 1 * GB, "Phi.i1-Q4_K_S.gguf": 2 * GB, "imatrix.dat": 5}
 
 
-def take(files: Mapping[str, float], gb: float | None, repo: str = "o/r", tag: str = "") -> str | None:
+def take(
+    files: Mapping[str, float], gb: float | None, repo: str = "o/r", tag: str = ""
+) -> str | None:
     offers = one_model(tagged(find_offers({p: int(n) for p, n in files.items()}), tag), repo)
     found = best(offers, None if gb is None else int(gb * GB))
     return found.paths[0] if found else None
