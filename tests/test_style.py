@@ -28,9 +28,10 @@ MAX_FILE, MAX_FUNCTION = 400, 80  # lines
 # What each part may import when it runs, beside itself. Two words: only that module of a part.
 MAY_IMPORT = {
     "errors": "",
+    "words": "",
     # file -> tensors
     "formats": "errors jit.types",
-    "files": "errors formats",
+    "files": "errors words formats",
     # plan -> machine code
     "jit": "errors",
     "isa": "errors jit.types",
@@ -47,15 +48,15 @@ MAY_IMPORT = {
     "text": "errors files",
     "generation": "errors text",
     # other files -> tensors, and back
-    "convert": "errors formats files text models",
+    "convert": "errors words formats files text models",
     "imatrix": "errors files formats jit.kernel kernels plan batch runtime session",
-    "quantize": "errors files formats imatrix convert.finite",
-    "perplexity": "errors files.target batch session",
+    "quantize": "errors words files formats imatrix convert.finite",
+    "perplexity": "errors words files.target batch session",
     "model": "errors files formats isa jit models runtime batch session sampling generation text"
     " convert",
-    "hub": "errors models.archs runtime.machine",
-    "cli": "errors files formats models model hub sampling generation runtime text jit.cache batch"
-    " convert imatrix quantize perplexity",
+    "hub": "errors words models.archs runtime.machine",
+    "cli": "errors words files formats models model hub sampling generation runtime text jit.cache"
+    " batch convert imatrix quantize perplexity",
     "__init__": "errors model sampling",
     "__main__": "cli",
 }

@@ -18,6 +18,7 @@ import click
 import treadle
 from treadle.cli import garbage_kept
 from treadle.errors import TreadleError
+from treadle.words import why
 
 COMMANDS = (
     "run",
@@ -84,7 +85,7 @@ def unknown_command(name: str) -> str:
 
     if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
         return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
-    near = get_close_matches(name, COMMANDS)
+    near = get_close_matches(name, COMMANDS, cutoff=0.7)
     if near:
         return f"no such command '{name}'; did you mean '{near[0]}'?"
     return f"no such command '{name}'; there are {', '.join(COMMANDS)}"
@@ -140,10 +141,12 @@ def invoke(argv: Sequence[str] | None) -> int:
     except click.ClickException as error:
         return complain(f"treadle: error: {error.format_message()}", error.exit_code)
     except TreadleError as error:
-        return complain(f"treadle: error: {error}", FAILED)
+        from treadle.cli.table import typed
+
+        return complain(f"treadle: error: {typed(error)}", FAILED)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return complain(f"treadle: error: {place}{error.strerror or error}", FAILED)
+        return complain(f"treadle: error: {place}{why(error)}", FAILED)
     except MemoryError:
         return complain("treadle: error: out of memory", FAILED)
 

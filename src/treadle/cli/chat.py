@@ -11,7 +11,7 @@ import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
-from treadle.cli.table import is_styled
+from treadle.cli.table import is_styled, typed
 from treadle.cli.terminal import Lines, PipedLines, open_lines
 from treadle.errors import ContextFullError, TreadleError
 
@@ -117,7 +117,9 @@ class Chat:
                 return
         except ContextFullError as error:
             conversation.unanswered()
-            note(f"{error}\nThe message was taken back: /undo frees some, -c N gives more room.")
+            note(
+                f"{typed(error)}\nThe message was taken back: /undo frees some, -c N gives more room."
+            )
             return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             conversation.unanswered()

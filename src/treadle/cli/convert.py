@@ -108,6 +108,8 @@ def command(
     def say(text: str) -> None:
         click.echo(f"treadle: {printable(text)}", err=True)
 
+    if not src or not dst:
+        raise click.UsageError(f"{'SRC' if not src else 'DST'} is an empty name")
     path, target = Path(src).expanduser(), Path(dst).expanduser()
     if not target.parent.is_dir():
         raise FileError("there is no such folder", path=target.parent)

@@ -5,9 +5,27 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal, TextIO
+
+from treadle.words import n_bytes, n_weights, scaled
+
+__all__ = [
+    "heading",
+    "is_dumb",
+    "is_styled",
+    "n_bytes",
+    "n_weights",
+    "print_json",
+    "print_table",
+    "printable",
+    "scaled",
+    "shorten",
+    "typed",
+]
+CONTEXT = re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])")  # of treadle.load
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -66,22 +84,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def typed(error: Exception) -> str:
+    """What an error of the library says, with the flags of the command line in place of keywords."""
+    return CONTEXT.sub("-c", str(error))
+
+
 def shorten(text: str, width: int) -> str:
     """Cut a long text, and say how long it was."""
     return text if len(text) <= width else f"{text[: width - 1]}… ({len(text)} characters)"
-
-
-def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
-    """Write a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024 is Ki and Mi."""
-    prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
-    power = 0
-    while abs(number) >= base and power < len(prefixes) - 1:
-        number /= base
-        power += 1
-    digits = 1 if power and abs(number) < 100 else 0
-    return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip()
-
-
-def n_bytes(number: float) -> str:
-    """Write a size in bytes: ``1.1 GiB``."""
-    return scaled(number, "B", base=1024)

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from treadle.errors import FileError
+from treadle.words import why
 
 
 def map_file(path: Path, expected: str) -> mmap.mmap:
@@ -27,7 +28,7 @@ def map_file(path: Path, expected: str) -> mmap.mmap:
                 raise FileError("an empty file", path=path, offset=0, expected=expected)
             mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
-        raise FileError(f"cannot be opened: {e}", path=path, expected=expected) from e
+        raise FileError(f"cannot be opened: {why(e)}", path=path, expected=expected) from e
     # Where the file system can, pages that are read from now on come 2 MB at a time: a cold file
     # loads in two thirds of the time, and decoding walks it a tenth faster.
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -15,6 +15,7 @@ from treadle.hub.name import HubName, parse
 from treadle.hub.offers import Offer, best, find_offers, one_model, tagged
 from treadle.models.archs import ARCHS
 from treadle.runtime.machine import memory, memory_limit
+from treadle.words import n_bytes as size
 
 ProgressCallback = Callable[[str, int, int], None]
 Say = Callable[[str], None]
@@ -133,12 +134,6 @@ def listed(name: HubName, offers: list[Offer]) -> str:
     return f"there are {', '.join(shown)}{more}: name one as {form}"
 
 
-def size(n_bytes: float) -> str:
-    """Bytes for people."""
-    unit, power = ("MiB", 20) if n_bytes < 1 << 30 else ("GiB", 30)
-    return f"{n_bytes / (1 << power):.1f} {unit}"
-
-
 def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
     """The files below the folder that the user named, if one was named."""
     folder = f"{name.path}/" if name.path else ""
@@ -215,9 +210,10 @@ def near(name: HubName) -> str:
     except TreadleError:  # a suggestion only: the first error is the one to show
         return ""
     models = [path for path in files if path.lower().endswith(".gguf")]
-    found = get_close_matches(name.path, models, n=3)
+    stems = {path[: -len(".gguf")].lower(): path for path in models}
+    found = get_close_matches(name.path[: -len(".gguf")].lower(), stems, n=3)
     if found:
-        return f"; did you mean {' or '.join(found)}?"
+        return f"; did you mean {' or '.join(stems[stem] for stem in found)}?"
     if not models:
         return "; the repository has no .gguf file"
     more = f" and {len(models) - 8} more" if len(models) > 8 else ""

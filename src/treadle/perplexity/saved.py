@@ -23,6 +23,7 @@ from treadle.errors import FileError
 from treadle.files.target import check_target
 from treadle.perplexity.score import Floats, normalizer
 from treadle.perplexity.windows import MIN_CONTEXT, Windows
+from treadle.words import why
 
 MAGIC = b"_logits_"
 HEAD = struct.Struct("<8s3i")
@@ -53,7 +54,7 @@ class SavedLogits:
         try:
             self._file = np.memmap(self.path, np.uint8, "r")
         except (OSError, ValueError) as error:
-            raise FileError(f"cannot be read: {error}", path=self.path) from error
+            raise FileError(f"cannot be read: {why(error)}", path=self.path) from error
         if len(self._file) < HEAD.size:
             raise self._error("ends inside its header", f"{HEAD.size} bytes")
         magic, n_ctx, n_vocab, n = HEAD.unpack(self._file[: HEAD.size].tobytes())
