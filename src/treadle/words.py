@@ -6,8 +6,6 @@ import errno
 
 # What the system calls these helps nobody, or names no cure.
 WHY = {
-    errno.EACCES: "permission denied: 'ls -l' shows its owner and who may use it",
-    errno.EPERM: "permission denied by the system",
     errno.ELOOP: "a loop of symbolic links",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",

@@ -85,7 +85,7 @@ def unknown_command(name: str) -> str:
 
     if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
         return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
-    near = get_close_matches(name, COMMANDS, cutoff=0.7)
+    near = get_close_matches(name, COMMANDS)
     if near:
         return f"no such command '{name}'; did you mean '{near[0]}'?"
     return f"no such command '{name}'; there are {', '.join(COMMANDS)}"

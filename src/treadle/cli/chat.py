@@ -117,9 +117,7 @@ class Chat:
                 return
         except ContextFullError as error:
             conversation.unanswered()
-            note(
-                f"{typed(error)}\nThe message was taken back: /undo frees some, -c N gives more room."
-            )
+            note(f"{typed(error)}\nThe message was taken back: /undo frees some.")
             return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             conversation.unanswered()

@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 
 def typed(error: Exception) -> str:
-    """What an error of the library says, with the flags of the command line in place of keywords."""
+    """What an error of the library says, with the command line's flags in place of keywords."""
     return CONTEXT.sub("-c", str(error))
 
 
