@@ -38,7 +38,7 @@ def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
     `inspect --diff A B` prints what differs between two files, and by how much their weights.
     """
     if diff != (other is not None):
-        raise click.UsageError("--diff takes two files" if diff else "two files, without --diff")
+        raise click.UsageError("--diff needs two files" if diff else "two files need --diff")
     if other is not None:
         print_difference(model, other, as_json)
         return

@@ -95,7 +95,9 @@ class Header:
         magic = self._take(4, "magic") if what is None or len(self.file) >= 4 else b""
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
-                raise UnsupportedError(f"{self.path}: a file of rwkv.cpp's, or of its kind")
+                raise UnsupportedError(
+                    f"{self.path}: a GGMF file, but not llama.cpp's (rwkv.cpp's?)"
+                )
             raise UnsupportedError(f"{self.path}: {LEGACY[magic]}")
         if magic != b"GGUF":
             if _is_llama2c(self.path, bytes(self.file[:256])):
