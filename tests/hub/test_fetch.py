@@ -247,7 +247,7 @@ def test_any_shard_brings_all_of_them(hub: dict[str, str]) -> None:
 
 HINTS = {
     "hf:owner/repo/tiny-Q8.gguf": "no such file; did you mean tiny-Q8_0.gguf?",
-    "hf:owner/repo": "holds several models; there are tiny-Q8_0.gguf (0.0 MiB), split/",
+    "hf:owner/repo": "holds several models; there are tiny-Q8_0.gguf (10 B), split/",
     "hf:owner/repo@v9": "has no revision 'v9'",
     "hf:owner/absent/x.gguf": "no such repository; if it is private, log in with",
     "hf:owner/type-GGUF": "no such repository; did you mean hf:owner/types-GGUF?",
@@ -273,7 +273,7 @@ def test_a_repository_alone_means_its_best_type_that_fits(hub: dict[str, str]) -
     assert ended.read() == b"GGUF four"
     assert ended.said == [
         "hf:owner/types-GGUF: types-Q4_K_M.gguf, 4.0 GiB, the best of 4 types that fits into "
-        "8.0 GiB of free memory; smaller and faster: hf:owner/types-GGUF:IQ2_M (0.0 MiB)"
+        "8.0 GiB of free memory; another: hf:owner/types-GGUF:TYPE"
     ]
 
 
@@ -300,7 +300,7 @@ def test_where_none_fits_all_are_listed(hub: dict[str, str]) -> None:
     repo = "hf:owner/types-GGUF"
     none, coarse, named = fetch(hub, (repo, 1, 64), (repo, 2, 64), (f"{repo}:Q8_0", 2, 64))
     assert "1.0 GiB of memory are free, and the smallest model needs about 1.0 GiB" in none.error
-    assert "IQ2_M (0.0 MiB), Q4_K_M (4.0 GiB), Q8_0 (8.0 GiB)" in none.error
+    assert "IQ2_M (12 B), Q4_K_M (4.0 GiB), Q8_0 (8.0 GiB)" in none.error
     assert f"name one as {repo}:IQ2_M" in none.error
     assert "only types of less than 3 bits fit" in coarse.error
     assert named.read() == b"GGUF eight"  # asked for by name

@@ -12,7 +12,7 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
-from treadle.hub.offers import Offer, best, find_offers, one_model, tagged
+from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
 from treadle.models.archs import ARCHS
 from treadle.runtime.machine import memory, memory_limit
 from treadle.words import n_bytes as size
@@ -117,11 +117,14 @@ def reason(name: HubName, chosen: Offer, offers: list[Offer]) -> str:
         return text
     n_free = free_bytes()
     fits = f" that fits into {size(n_free)} of free memory" if n_free else ""
-    others = [offer for offer in offers if offer.tag and offer.n_bytes < chosen.n_bytes]
+    usual = [offer for offer in offers if rank(offer) < len(QUALITY)]
+    others = [offer for offer in usual if offer.n_bytes < chosen.n_bytes]
     text += f", the best of {len(offers)} types{fits}"
     if others:
         smaller = next((offer for offer in others if offer.tag == USUAL), others[0])
         text += f"; smaller and faster: {name.root}:{smaller.tag} ({size(smaller.n_bytes)})"
+    else:
+        text += f"; another: {name.root}:TYPE"
     return text
 
 
