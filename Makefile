@@ -1,5 +1,7 @@
 # `make demo` and `make test` are all the set-up there is; both share .venv.
 # A stamp file in .venv marks what is installed, so that the second call is quick.
+# pip is quiet, so each step that takes long says what it does, and the disk space that it takes
+# (`du -sm .venv` after it, with CPython 3.11 and torch for the CPU).
 
 PYTHON ?= python3
 VENV   := .venv
@@ -27,17 +29,22 @@ clean:
 
 # Debian keeps ensurepip in a package of its own; where it is missing, the outer pip installs pip.
 $(VENV)/bin/python:
+	@echo "making $(VENV), an environment of its own: 'make clean' removes it"
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
 
 # Editable: a change to the sources needs no second install, a change to pyproject.toml does.
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
+	@echo "installing treadle and what it needs into $(VENV): 350 MB, about half a minute"
 	$(PIP) install --editable .
 	touch $@
 
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
 # transformers is then content with it instead of drawing in the newest build and its GPU libraries.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-package
+	@echo "installing the test tools into $(VENV): 1.2 GB more, a few minutes"
+	@echo "  torch, the judge of architectures: 750 MB"
 	$(PIP) install torch==2.13.0
+	@echo "  transformers, mlx, gguf, hypothesis, mypy, pytest, ruff: 450 MB"
 	$(PIP) install --editable ".[dev]"
 	touch $@

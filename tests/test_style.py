@@ -28,9 +28,10 @@ MAX_FILE, MAX_FUNCTION = 400, 80  # lines
 # What each part may import when it runs, beside itself. Two words: only that module of a part.
 MAY_IMPORT = {
     "errors": "",
+    "words": "",
     # file -> tensors
     "formats": "errors jit.types",
-    "files": "errors formats",
+    "files": "errors words formats",
     # plan -> machine code
     "jit": "errors",
     "isa": "errors jit.types",
@@ -51,15 +52,15 @@ MAY_IMPORT = {
     "arguments": "errors sampling",
     "card": "",
     # other files -> tensors, and back
-    "convert": "errors formats files text models runtime.sigbus",
+    "convert": "errors words formats files text models runtime.sigbus",
     "imatrix": "errors files formats jit.kernel kernels plan batch runtime session",
-    "quantize": "errors files formats imatrix convert.finite runtime.sigbus",
-    "perplexity": "errors files.mapping files.target batch session",
+    "quantize": "errors words files formats imatrix convert.finite runtime.sigbus",
+    "perplexity": "errors words files.mapping files.target batch session",
     "model": "errors files formats isa jit models runtime batch kvfile session sampling generation"
     " text convert arguments card",
-    "hub": "errors",
-    "cli": "errors files formats models model hub sampling generation runtime text jit.cache batch"
-    " convert imatrix quantize perplexity",
+    "hub": "errors words models.archs runtime.machine",
+    "cli": "errors words files formats models model hub sampling generation runtime text jit.cache"
+    " batch convert imatrix quantize perplexity",
     "__init__": "errors model sampling generation session",
     "__main__": "cli",
 }

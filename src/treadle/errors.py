@@ -4,7 +4,7 @@
 
     TreadleError
     ├── FileError          a file that is damaged, hostile, or not what it says it is
-    ├── UnsupportedError   a sound file or request that treadle has no part for
+    ├── UnsupportedError   a valid file or request that treadle does not support
     ├── ContextFullError   a prompt longer than the context, or no page of keys and values left
     ├── TemplateError      a chat template that cannot be parsed or rendered
     ├── GrammarError       a grammar or schema that cannot be honoured
@@ -71,7 +71,7 @@ class FileError(TreadleError):
 
 
 class UnsupportedError(TreadleError):
-    """A sound file or request that treadle has no part for."""
+    """A valid file or request that treadle does not support."""
 
 
 class ContextFullError(TreadleError):

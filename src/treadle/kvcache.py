@@ -41,7 +41,7 @@ class Pool:
         except (MemoryError, ValueError) as error:  # too much for this machine, or for any
             raise TreadleError(
                 f"no memory for {n_pages * self.page_bytes >> 20} MiB of keys and values ({name}): "
-                "lower context= (-c) or n_sequences="
+                "lower context= or n_sequences="
             ) from error
         start = -raw.ctypes.data % 64
         self.const = Const(name, raw[start : start + n_pages * self.page_bytes])
@@ -277,7 +277,7 @@ class KVCache:
         if n > self.n_ctx:
             raise ContextFullError(
                 f"{n} tokens do not fit the context of {self.n_ctx}: "
-                "raise it with context= (-c), or shorten the prompt"
+                "raise it with context=, or shorten the prompt"
             )
 
     def check_room(self, seq: Sequence, n: int) -> None:

@@ -20,7 +20,7 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.convert.test_output import write_model
-from tests.models.hf_tiny import CASES, build, require_transformers
+from tests.models.hf_tiny import CASES, Case, build, require_transformers
 from tests.reference import kl_divergence
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name, dequantize_tensor
@@ -68,6 +68,17 @@ def test_what_was_assumed_is_said(run: Run, data: Path, tmp_path: Path) -> None:
     ran = run("convert", str(source), str(tmp_path / "v.gguf"))
     assert ran.code == 0
     assert ran.err.startswith("treadle: GGJT files name neither the norms' epsilon")
+
+
+def test_what_llama_cpp_reads_otherwise_is_said(run: Run, tmp_path: Path) -> None:
+    require_transformers()
+    case = Case("Mistral", "llama", {"head_dim": 32, "sliding_window": 16})
+    build(case).save_pretrained(tmp_path / "model")
+    ran = run("convert", str(tmp_path / "model"), str(tmp_path / "out.gguf"), "--json")
+    assert ran.code == 0
+    (note,) = json.loads(ran.out)["notes"]
+    assert note.startswith("llama.cpp will read this file differently: it has no sliding window")
+    assert f"treadle: {note}\n" in ran.err
 
 
 @pytest.mark.parametrize(

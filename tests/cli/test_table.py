@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.cli.table import heading, n_bytes, print_json, print_table, printable, scaled, shorten
+from treadle.cli.table import (
+    heading,
+    n_bytes,
+    print_json,
+    print_table,
+    printable,
+    scaled,
+    shorten,
+    typed,
+)
+from treadle.errors import TreadleError
 
 
 @given(st.text())
@@ -79,3 +89,15 @@ def test_no_escapes_where_they_are_not_wanted(
     heading("one")
     print_table(["name", "n "], [("x", 5)])
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("raise it with context=, or shorten", "raise it with -c, or shorten"),
+        ("lower context= or n_sequences=", "lower -c"),
+        ("context=0: expected at least 1", "context=0: expected at least 1"),
+    ],
+)
+def test_keywords_of_the_library_become_flags(said: str, text: str) -> None:
+    assert typed(TreadleError(said)) == text

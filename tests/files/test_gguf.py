@@ -212,7 +212,7 @@ DATA = bytes(32)
     [
         (b"", FileError, "empty file"),
         (b"GG", FileError, "2 bytes left"),
-        (b"<html>" + bytes(40), FileError, "starts with b'<htm'"),
+        (b"<what>" + bytes(40), FileError, "not a GGUF file: it starts with b'<wha'"),
         (b"PK\3\4" + bytes(40), UnsupportedError, "PyTorch"),
         (gb.gguf(version=1), UnsupportedError, "version 1"),
         (gb.gguf(version=3 << 24), UnsupportedError, "big-endian"),
@@ -300,8 +300,17 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         open_gguf(tmp_path / "missing.gguf")
     with pytest.raises(FileError, match="is a folder"):
         open_gguf(tmp_path)
-    with pytest.raises(FileError, match="no such file"):
+    with pytest.raises(FileError, match="cannot be opened: its name holds a NUL byte"):
         open_gguf("nul\0byte")
+    with pytest.raises(FileError, match="'': an empty name"):
+        open_gguf("")
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    (tmp_path / "gone.gguf").symlink_to("nowhere")
+    for name in ("loop.gguf", "loop.gguf/x.gguf"):
+        with pytest.raises(FileError, match="cannot be opened: a loop of symbolic links"):
+            open_gguf(tmp_path / name)
+    with pytest.raises(FileError, match="a symbolic link to nowhere, which does not exist"):
+        open_gguf(tmp_path / "gone.gguf")
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     with pytest.raises(FileError, match="not a regular file"):
@@ -315,7 +324,7 @@ def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(FileError, match="Permission denied"):
+    with pytest.raises(FileError, match=r"\.gguf: cannot be opened: Permission denied \("):
         open_gguf(path)
 
 

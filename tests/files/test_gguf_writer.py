@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -347,3 +349,27 @@ def test_an_open_model_survives_being_replaced(tmp_path: Path) -> None:
 def test_rows_that_blocks_do_not_fill() -> None:
     with pytest.raises(UnsupportedError, match="33"):
         FORMATS[8].row_bytes(33)
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = GGUFWriter(tmp_path / "x.gguf")
+    writer.add_tensor("t", (1 << 20,), "F32", lambda: pytest.fail("asked for its data"))
+    usage = shutil._ntuple_diskusage(1 << 30, 1 << 30, 1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(FileError, match=r"x\.gguf: no room on the disk: 4\.0 MiB needed, 1\.0 MiB"):
+        writer.write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = GGUFWriter(tmp_path / "x.gguf")
+    writer.add_tensor("t", (256,), "F32", full)
+    message = r"x\.gguf: cannot be written: the disk is full \(1\.\d KiB needed, .* free\)$"
+    with pytest.raises(FileError, match=message):
+        writer.write()
+    assert list(tmp_path.iterdir()) == []

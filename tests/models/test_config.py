@@ -259,14 +259,34 @@ def test_unknown_tensors_are_listed() -> None:
     [
         (
             fake("qwen3moe"),
-            r"'qwen3moe': treadle has llama, qwen2, qwen3, gemma3; the closest: qwen3",
+            r"'qwen3moe': treadle has llama, qwen2, qwen3, gemma3$",  # it exists: no slip
         ),
+        (fake("Gemma-3"), r"treadle has .*, gemma3; did its writer mean gemma3\?$"),
+        (fake("lama"), r"treadle has .*, gemma3; did its writer mean llama\?$"),
+        (fake("qwne3"), r"treadle has .*, gemma3; did its writer mean qwen3\?$"),
+        (fake("mamba"), r"'mamba': treadle has llama, qwen2, qwen3, gemma3$"),
+        (fake("mllama"), r"'mllama': treadle has llama, qwen2, qwen3, gemma3$"),
+        (fake("gemma"), r"'gemma': treadle has llama, qwen2, qwen3, gemma3$"),
+        (fake("gemma3n"), r"'gemma3n': treadle has llama, qwen2, qwen3, gemma3$"),
         (fake("superpoint"), r"'superpoint': treadle has llama, qwen2, qwen3, gemma3$"),
         (fake(expert_count=8), "mixture of 8 experts"),
         (fake(attention__causal=False), "an encoder"),
         (fake(rope__scaling__type="longrope"), "'longrope': treadle has none, linear, yarn"),
     ],
-    ids=["close name", "no close name", "experts", "encoder", "longrope"],
+    ids=[
+        "other name",
+        "sign",
+        "lost",
+        "swapped",
+        "mamba",
+        "mllama",
+        "gemma",
+        "gemma3n",
+        "far",
+        "experts",
+        "encoder",
+        "longrope",
+    ],
 )
 def test_unsupported(gguf: Any, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):

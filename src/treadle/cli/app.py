@@ -18,6 +18,7 @@ import click
 import treadle
 from treadle.cli import garbage_kept
 from treadle.errors import TreadleError, printable
+from treadle.words import why
 
 COMMANDS = (
     "run",
@@ -117,7 +118,7 @@ def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 def app() -> None:
     """Run large language models on the machine you have.
 
-    A MODEL is a GGUF file, or hf:OWNER/REPO/FILE.gguf, which is downloaded once.
+    A MODEL is a GGUF file, a Hugging Face folder, or hf:OWNER/REPO, which is downloaded once.
     """
 
 
@@ -140,10 +141,12 @@ def invoke(argv: Sequence[str] | None) -> int:
     except click.ClickException as error:
         return complain(f"treadle: error: {error.format_message()}", error.exit_code)
     except TreadleError as error:
-        return complain(f"treadle: error: {error}", FAILED)
+        from treadle.cli.table import typed
+
+        return complain(f"treadle: error: {typed(error)}", FAILED)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return complain(f"treadle: error: {place}{error.strerror or error}", FAILED)
+        return complain(f"treadle: error: {place}{why(error)}", FAILED)
     except MemoryError:
         return complain("treadle: error: out of memory", FAILED)
 

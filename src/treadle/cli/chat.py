@@ -17,7 +17,7 @@ from treadle.cli.options import (
     load_options,
     sampling_options,
 )
-from treadle.cli.table import emit, is_styled, printable
+from treadle.cli.table import emit, is_styled, printable, typed
 from treadle.cli.terminal import Lines, PipedLines, open_lines
 from treadle.errors import ContextFullError, FileError, TreadleError
 
@@ -124,8 +124,8 @@ class Chat:
                 return
         except ContextFullError as error:
             conversation.unanswered()
-            fail(str(error))
-            note("The message was taken back: /undo frees some, -c N gives more room.")
+            fail(typed(error))
+            note("The message was taken back: /undo frees some.")
             return
         except FileError:  # the model's file shrank: there is nobody to talk to
             if pieces:

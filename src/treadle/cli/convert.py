@@ -94,7 +94,7 @@ def command(
     from treadle.convert.kinds import find_kind, open_source
     from treadle.convert.output import STAGE, convert
     from treadle.convert.pagecache import before_opening
-    from treadle.convert.recipe import Options
+    from treadle.convert.recipe import Options, notes
     from treadle.formats import by_name
 
     try:
@@ -108,6 +108,8 @@ def command(
     def say(text: str) -> None:
         click.echo(f"treadle: {printable(text)}", err=True)
 
+    if not src or not dst:
+        raise click.UsageError(f"{'SRC' if not src else 'DST'} is an empty name")
     path, target = Path(src).expanduser(), Path(dst).expanduser()
     if not target.parent.is_dir():
         raise FileError("there is no such folder", path=target.parent)
@@ -117,7 +119,8 @@ def command(
         kind = find_kind(path)
         source = open_source(path, None if tokenizer is None else Path(tokenizer).expanduser())
         check_not_read(target, files_of(tokenizer))
-        for note in getattr(source, "notes", ()):
+        remarks = notes(source, options)
+        for note in remarks:
             say(note)
         as_it_is = getattr(source, "verbatim", False)  # a GGUF says all that it said before
         if not as_it_is and source.metadata.keys().isdisjoint(TOKENIZER):
@@ -131,7 +134,7 @@ def command(
     sizes = [made.stat().st_size for made in written]
     if as_json:
         paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]
-        print_json({"source": str(path), "kind": kind.name, "files": paths})
+        print_json({"source": str(path), "kind": kind.name, "files": paths, "notes": remarks})
     else:
         for made, size in zip(written, sizes, strict=True):
             print(f"{printable(str(made))}  {n_bytes(size)}")

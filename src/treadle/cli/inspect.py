@@ -10,7 +10,15 @@ import click
 
 from treadle.cli.load import find_model
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import heading, n_bytes, print_json, print_table, printable, scaled, shorten
+from treadle.cli.table import (
+    heading,
+    n_bytes,
+    n_weights,
+    print_json,
+    print_table,
+    printable,
+    shorten,
+)
 from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
     `inspect --diff A B` prints what differs between two files, and by how much their weights.
     """
     if diff != (other is not None):
-        raise click.UsageError("--diff takes two files" if diff else "two files, without --diff")
+        raise click.UsageError("--diff needs two files" if diff else "two files need --diff")
     if other is not None:
         print_difference(model, other, as_json)
         return
@@ -179,7 +187,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     kind = "Hugging Face folder" if version is None else f"GGUF version {version}"
     print(
         f"{kind}, {n_bytes(report['n_bytes'])}, "
-        f"{scaled(report['n_parameters'])} parameters in {len(report['tensors'])} tensors, "
+        f"{n_weights(report['n_parameters'])} parameters in {len(report['tensors'])} tensors, "
         f"{report['bits_per_weight']:.2f} bits a weight\n"
     )
     if report["metadata"]:
@@ -202,7 +210,7 @@ def print_report(report: Mapping[str, Any]) -> None:
                 (
                     f["format"],
                     f["n_tensors"],
-                    scaled(f["n_parameters"]),
+                    n_weights(f["n_parameters"]),
                     n_bytes(f["n_bytes"]),
                     f"{f['share']:.1%}",
                     f"{f['bits_per_weight']:.2f}",

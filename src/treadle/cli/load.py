@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
 from treadle.cli import garbage_kept
+from treadle.cli.table import printable
 from treadle.convert.open import is_hf
 from treadle.errors import FileError
+from treadle.files.splits import find_model as one_inside
+from treadle.files.splits import missing
 
 if TYPE_CHECKING:
     from treadle.cli.progress import ProgressBar
     from treadle.model import Model
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
 
 
 def is_model(word: str) -> bool:
@@ -34,14 +40,20 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
     if ref.startswith("hf:"):
         from treadle.hub import download
 
-        return download(ref, progress=progress)
+        def say(text: str) -> None:
+            print(f"treadle: {printable(text)}", file=sys.stderr)
+
+        return download(ref, progress=progress, say=say)
+    if not ref:
+        raise FileError("an empty name", path="''", expected="a model's file or folder")
     path = Path(ref)
     if path.is_dir():
         if is_hf(path):
             return path
-        raise FileError(f"is a folder, not a model{listing(path)}", path=ref)
-    if not path.exists():
-        raise FileError(f"no such file{near_names(path)}", path=ref)
+        return one_inside(path)
+    if not os.path.exists(path):
+        why = missing(path)
+        raise FileError(why if os.path.lexists(path) else why + near_names(path), path=ref)
     return path
 
 
@@ -60,10 +72,17 @@ def near_names(path: Path) -> str:
 
     folder = path.parent
     if not folder.is_dir():
+        if HUB_NAME.fullmatch(str(path)) and not os.path.lexists(folder):
+            return f" (nor the folder {folder}); is it on the hub? Then it is hf:{path}"
         return f" (nor the folder {folder})"
-    # Letters' case is the commonest slip in a file name, so it does not count against a match.
-    names = {entry.name.lower(): entry for entry in folder.iterdir() if entry.is_file()}
-    near = get_close_matches(path.name.lower(), names, n=3, cutoff=0.6)
+    # Letters' case is the commonest slip in a file name, so it does not count against a match;
+    # nor does the ending, which all have, count for one.
+    try:
+        entries = [entry for entry in folder.iterdir() if entry.is_file()]
+    except OSError:  # a folder that may not be read
+        return ""
+    names = {entry.name.lower().removesuffix(".gguf"): entry for entry in entries}
+    near = get_close_matches(path.name.lower().removesuffix(".gguf"), names, n=3, cutoff=0.6)
     if near:
         return "; did you mean " + " or ".join(str(names[name]) for name in near) + "?"
     return listing(folder)

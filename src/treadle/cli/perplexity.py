@@ -87,10 +87,10 @@ def check_usage(
         raise click.UsageError("Missing argument 'FILE'")
     if saved and (stride or context or file):
         raise click.UsageError(
-            "saved predictions hold their text and its windows: no FILE, -c or --stride with them"
+            "saved predictions contain their text and windows: leave out FILE, -c and --stride"
         )
     if save and (stride or saved):
-        raise click.UsageError("--save-logits excludes --stride, and --kl-from with saved ones")
+        raise click.UsageError("--save-logits excludes --stride, and saved --kl-from predictions")
 
 
 def open_model(ref: str, n_ctx: int, threads: int | None, meter: Meter, stack: ExitStack) -> Model:

@@ -62,6 +62,8 @@ def command(
             kind_by_name(name)
     except (UnsupportedError, TreadleError) as error:
         raise click.UsageError(str(error)) from error
+    if not dst:
+        raise click.UsageError("DST is an empty name")
     with Meter("quantizing", "B") as meter:
         gguf = open_gguf(gguf_of(src, meter))
         try:

@@ -10,9 +10,26 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal, TextIO
 
-from treadle.errors import printable as printable
+from treadle.errors import printable
+from treadle.words import n_bytes, n_weights, scaled
 
+__all__ = [
+    "emit",
+    "harmless",
+    "heading",
+    "is_dumb",
+    "is_styled",
+    "n_bytes",
+    "n_weights",
+    "print_json",
+    "print_table",
+    "printable",
+    "scaled",
+    "shorten",
+    "typed",
+]
 CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but of \n, \t, \r before \n
+CONTEXT = re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])")  # of treadle.load
 SHOWN = 1000  # characters of a cell on a terminal
 
 
@@ -79,22 +96,11 @@ def emit(text: str) -> None:
     sys.stdout.flush()
 
 
+def typed(error: Exception) -> str:
+    """What an error of the library says, with the command line's flags in place of keywords."""
+    return CONTEXT.sub("-c", str(error))
+
+
 def shorten(text: str, width: int) -> str:
     """Cut a long text, and say how long it was."""
     return text if len(text) <= width else f"{text[: width - 1]}… ({len(text)} characters)"
-
-
-def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
-    """Write a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024 is Ki and Mi."""
-    prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
-    power = 0
-    while abs(number) >= base and power < len(prefixes) - 1:
-        number /= base
-        power += 1
-    digits = 1 if power and abs(number) < 100 else 0
-    return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip()
-
-
-def n_bytes(number: float) -> str:
-    """Write a size in bytes: ``1.1 GiB``."""
-    return scaled(number, "B", base=1024)

@@ -89,8 +89,8 @@ def _weights_of(folder: Path) -> Path:
     others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pth", ".pt"))
     if others:
         raise UnsupportedError(
-            f"{folder}: weights in {others[0]}, which can run a program of its writer's when it "
-            "is opened; save them as safetensors"
+            f"{folder}: weights in {others[0]}, which can run code when it is opened: save "
+            "the model as safetensors"
         )
     raise FileError("is a folder without weights", path=folder, expected="safetensors files")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from treadle.errors import FileError
 from treadle.files.safetensors import read_json
+from treadle.words import why
 
 _KEY = "tokenizer.chat_template"
 _MAX_TEMPLATE = 4 << 20  # bytes; the longest known one has 30,000
@@ -58,4 +59,6 @@ def _read(path: Path) -> str:
             raise FileError("too large", path=path, expected=f"at most {_MAX_TEMPLATE} bytes")
         return raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise FileError(f"cannot be read: {e}", path=path, expected="a template, in UTF-8") from e
+        raise FileError(
+            f"cannot be read: {why(e)}", path=path, expected="a template, in UTF-8"
+        ) from e

@@ -216,7 +216,7 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
     for key in () if packing else KEYS:
         if (packed := whole.within(key)) is not None:
             name = packed.get("quant_method") or f"{packed.get('bits')} bits"
-            whole.refuse(key, f"treadle has no reader for weights packed so ({name})")
+            whole.refuse(key, f"treadle does not read weights quantised so ({name})")
     for key in ("hidden_act", "hidden_activation"):
         found = keys.text(key, family.activation)
         if found != family.activation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from treadle.errors import FileError, TreadleError
 from treadle.files.checkpoint import ZIP_MAGIC
 from treadle.files.legacy import MAGICS
 from treadle.files.llama2c import HEADER, MAGIC, n_bytes_of
+from treadle.files.mistaken import N_HEAD, what_is
+from treadle.files.splits import missing
+from treadle.words import why
 
 Open = Callable[[Path, Path | None], Any]
 
@@ -43,7 +47,7 @@ def open_source(path: Path, tokenizer: Path | None = None) -> Source:
     try:
         source: Source = kind.open(path, tokenizer)
     except OSError as e:  # a loop of links, a file that went away
-        raise FileError(f"cannot be read: {e.strerror or e}", path=e.filename or path) from e
+        raise FileError(f"cannot be read: {why(e)}", path=e.filename or path) from e
     return source
 
 
@@ -55,20 +59,25 @@ def find_kind(path: Path) -> Kind:
             if kind.fits(path, head):
                 return kind
     except OSError as e:
-        raise FileError(f"cannot be read: {e.strerror or e}", path=path) from e
+        raise FileError(f"cannot be read: {why(e)}", path=path) from e
     names = "; ".join(kind.name for kind in KINDS)
-    what = "is a folder without a model" if path.is_dir() else f"starts with {head[:8]!r}"
-    raise FileError(what, path=path, expected=names)
+    if path.is_dir():
+        raise FileError("is a folder without a model", path=path, expected=names)
+    if what := what_is(head):
+        raise FileError(f"no checkpoint: {what}", path=path)
+    raise FileError(f"starts with {head[:8]!r}", path=path, expected=names)
 
 
 def _head(path: Path) -> bytes:
     """The first bytes; of a shard set's stem, which is no file, those of its first shard."""
     if not path.exists() and any(path.parent.glob(f"{path.name.removesuffix('.gguf')}-*.gguf")):
         return b"GGUF"
+    if not os.path.exists(path):
+        raise FileError(missing(path), path=path, expected="a checkpoint")
     if not path.is_file():
-        raise FileError("no such file", path=path, expected="a checkpoint")
+        raise FileError("not a regular file", path=path, expected="a checkpoint")
     with path.open("rb") as f:
-        return f.read(HEADER)
+        return f.read(max(HEADER, N_HEAD))
 
 
 def _version_1(head: bytes) -> bool:

@@ -21,6 +21,7 @@ from treadle.convert.spm_keys import fit_vocabulary, read_spm_keys, spelt_with_s
 from treadle.errors import FileError
 from treadle.files.llama2c import Llama2c, Llama2cTensor
 from treadle.formats import by_name
+from treadle.words import why
 
 Q8_0 = by_name("Q8_0")
 MAX_BYTES = 64 << 20  # of a tokenizer
@@ -94,7 +95,7 @@ def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
         with path.open("rb") as f:
             raw = f.read(MAX_BYTES + 1)
     except OSError as e:
-        raise FileError(f"cannot be opened: {e}", path=path, expected="a tokenizer") from e
+        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a tokenizer") from e
     try:
         read = _pieces(raw, n_vocab)
     except (struct.error, ValueError) as e:

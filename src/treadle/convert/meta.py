@@ -33,6 +33,7 @@ from treadle.errors import FileError
 from treadle.files.checkpoint import Checkpoint, CheckpointTensor
 from treadle.files.safetensors import read_json
 from treadle.models.config import N_LAYER_MAX
+from treadle.words import why
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -100,7 +101,7 @@ def read_vocabulary(path: Path, *, scaled: bool) -> dict[str, Any]:
         with path.open("rb") as f:
             head = f.read(256)
     except OSError as e:
-        raise FileError(f"cannot be opened: {e}", path=path, expected="a tokenizer") from e
+        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a tokenizer") from e
     if is_tiktoken(head):
         return read_tiktoken(path, LLAMA31 if scaled else LLAMA3)
     return read_spm_keys(path)

@@ -32,7 +32,7 @@ from treadle.convert.recipe import Entry, Options, Shard, mapped_range, plan_sha
 from treadle.convert.source import Source, SourceTensor
 from treadle.errors import FileError, TreadleError
 from treadle.files.mapping import mappings_of
-from treadle.files.target import check_target, files_of
+from treadle.files.target import check_room, check_target, files_of
 from treadle.formats import FORMATS
 from treadle.runtime.sigbus import guard_mappings
 
@@ -165,11 +165,9 @@ class _Conversion:
         shared = self.options.alignment % about.f_frsize == 0 and any(
             path.stat().st_dev == here for path in _files(self.source)
         )
-        free = about.f_bavail * about.f_frsize
         need = sum(part.n_bytes - os.fstat(part.fd).st_blocks * 512 for part in parts)
-        if need > free and not shared:
-            message = f"the disk is full: {free} bytes are free"
-            raise FileError(message, path=self.shards[0].path, expected=f"{need} bytes")
+        if not shared:
+            check_room(self.shards[0].path, need)
 
     # -- tensors ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.opened import F32, n_bytes_of, set_key
 from treadle.convert.source import FileRange, Source, SourceTensor
 from treadle.errors import UnsupportedError
@@ -175,6 +176,17 @@ def build_metadata(source: Source, options: Options, entries: list[Entry]) -> di
     for text in options.settings:
         set_key(metadata, text)
     return metadata
+
+
+def notes(source: Source, options: Options) -> list[str]:
+    """What the user should know: what the reader assumed, and what other programs read otherwise.
+
+    A GGUF file that is passed on says all that it said before.
+    """
+    said = list(getattr(source, "notes", ()))
+    if not getattr(source, "verbatim", False):
+        said += read_otherwise(build_metadata(source, options, []), source.tensors)
+    return said
 
 
 def _types(entries: list[Entry]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from treadle.errors import FileError
 from treadle.text.bpe import BYTE_OF_LETTER
 from treadle.text.vocab import TokenType
+from treadle.words import why
 
 MAX_BYTES = 64 << 20
 N_SPECIAL = 256
@@ -69,7 +70,7 @@ def _read(path: Path) -> list[bytes]:
         with path.open("rb") as f:
             raw = f.read(MAX_BYTES + 1)
     except OSError as e:
-        raise FileError(f"cannot be opened: {e}", path=path, expected="a tokenizer") from e
+        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a tokenizer") from e
     tokens: list[bytes] = []
     for line in raw.split(b"\n"):
         if not line.strip():

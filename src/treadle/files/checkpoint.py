@@ -27,6 +27,7 @@ import numpy.typing as npt
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.mapping import map_file
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
+from treadle.words import why
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -134,7 +135,7 @@ class Checkpoint:
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error) as e:
             raise self._error(f"is a damaged zip archive: {e}") from None
         except OSError as e:
-            raise self._error(f"cannot be read: {e}") from e
+            raise self._error(f"cannot be read: {why(e)}") from e
         found: dict[str, tuple[str, int, int]] = {}
         for info in infos:
             name = info.filename

@@ -24,6 +24,7 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
 from treadle.files.gguf_strings import Bytes, Offsets, StringTooLong, string_heads
 from treadle.files.mapping import map_file
+from treadle.files.mistaken import N_HEAD, what_is
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, REMOVED, GGMLType, type_of
 
@@ -90,16 +91,19 @@ class Header:
     # -- the parts, in file order -------------------------------------------------------
 
     def _read_head(self) -> tuple[int, int]:
-        magic = self._take(4, "magic")
+        what = what_is(self.map[:N_HEAD])
+        magic = self._take(4, "magic") if what is None or len(self.file) >= 4 else b""
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
-                raise UnsupportedError(f"{self.path}: a file of rwkv.cpp's, or of its kind")
+                raise UnsupportedError(
+                    f"{self.path}: a GGMF file, but not llama.cpp's (rwkv.cpp's?)"
+                )
             raise UnsupportedError(f"{self.path}: {LEGACY[magic]}")
         if magic != b"GGUF":
             if _is_llama2c(self.path, bytes(self.file[:256])):
                 made = "`treadle convert` makes a GGUF of it"
                 raise UnsupportedError(f"{self.path}: a llama2.c checkpoint; {made}")
-            raise self._error(f"starts with {magic!r}", offset=0, expected="b'GGUF'")
+            raise self._error(f"not a GGUF file: {what or f'it starts with {magic!r}'}", offset=0)
         self.version = self._u32("version")
         if self.version & 0xFFFF == 0:
             raise UnsupportedError(f"{self.path}: a big-endian GGUF, which treadle does not read")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import struct
@@ -14,8 +15,9 @@ import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
-from treadle.files.target import check_target
+from treadle.files.target import check_room, check_target, room
 from treadle.formats import FORMATS, GGML_TYPES, Format, type_of
+from treadle.words import why
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 MAX_NAME = 63  # bytes: what ggml reads, one less than the specification allows
@@ -111,10 +113,13 @@ class GGUFWriter:
         import secrets  # brings OpenSSL along, and readers of files need none of it
 
         check_target(self.path, force=True)
+        layout = self.layout()
+        n_bytes = layout.n_bytes
+        check_room(self.path, n_bytes)
         part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("xb") as f:
-                f.write(self.layout().header)
+                f.write(layout.header)
                 for entry in self._tensors.values():
                     self._write_tensor(f, entry)
                     self._pad(f)
@@ -123,7 +128,8 @@ class GGUFWriter:
             check()
             part.replace(self.path)
         except OSError as e:
-            raise FileError(f"cannot be written: {e}", path=self.path) from e
+            lacks = f" ({room(self.path, n_bytes)})" if e.errno == errno.ENOSPC else ""
+            raise FileError(f"cannot be written: {why(e)}{lacks}", path=self.path) from e
         finally:
             part.unlink(missing_ok=True)
 

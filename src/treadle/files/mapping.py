@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from treadle.errors import FileError
+from treadle.words import why
 
 # What the handler of SIGBUS reads: a row for each mapped file. ``end`` is exclusive; ``fault`` is
 # the first address that had no page, or 0. A row of zeros is free.
@@ -170,7 +171,7 @@ def map_file(path: Path, expected: str) -> MappedFile:
                 raise FileError("an empty file", path=path, offset=0, expected=expected)
             mapped = MappedFile(f.fileno(), path)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
-        raise FileError(f"cannot be opened: {e}", path=path, expected=expected) from e
+        raise FileError(f"cannot be opened: {why(e)}", path=path, expected=expected) from e
     # Where the file system can, pages that are read from now on come 2 MB at a time: a cold file
     # loads in two thirds of the time, and decoding walks it a tenth faster.
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.mapping import Mappings, map_file
+from treadle.files.mistaken import N_HEAD, what_is
+from treadle.words import why
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -191,7 +193,7 @@ def read_json(path: Path) -> dict[str, Any]:
         with path.open("rb") as f:
             raw = f.read(MAX_JSON + 1)
     except (OSError, ValueError) as e:
-        raise FileError(f"cannot be opened: {e}", path=path, expected="a JSON file") from e
+        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a JSON file") from e
     if len(raw) > MAX_JSON:
         raise FileError("too large", path=path, expected=f"at most {MAX_JSON} bytes of JSON")
     return parse_json(raw, path)
@@ -214,7 +216,9 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as e:  # not JSON, not UTF-8, or nested without end
         at = offset + getattr(e, "pos", getattr(e, "start", 0))
-        what = f"is not JSON: {e}"
+        begun = raw[:N_HEAD].lstrip()[:1] in (b"{", b"[")  # then the fault lies further on
+        mistaken = None if offset or begun else what_is(raw[:N_HEAD])
+        what = f"is not JSON: {mistaken or e}"
         raise FileError(what, path=path, offset=at, expected="a JSON object") from None
     if not isinstance(value, dict):
         what = f"is a JSON {type(value).__name__}"
@@ -233,6 +237,8 @@ class _File:
         if size < 8:
             raise self._error(f"cut short: {size} bytes", expected="8 bytes of length")
         n = int.from_bytes(self.map[:8], "little")
+        if self.map[8:9] != b"{" and (what := what_is(self.map[:N_HEAD])):
+            raise self._error(f"not a safetensors file: {what}")
         if n > min(MAX_HEADER, size - 8):
             most = min(MAX_HEADER, size - 8)
             raise self._error(f"a header of {n} bytes", expected=f"at most {most}")

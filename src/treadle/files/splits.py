@@ -7,8 +7,12 @@ import re
 from pathlib import Path
 
 from treadle.errors import FileError
+from treadle.words import why
 
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+SHOWN = 5  # names in a message
 
 
 def shard_path(path: Path, no: int, count: int) -> Path | None:
@@ -25,13 +29,18 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     ``model.gguf`` or ``model`` stands for ``model-00001-of-00003.gguf``; a folder, for the one
     model inside. FileError when nothing, or more than one model, fits.
     """
+    if not os.fspath(path):
+        raise FileError("an empty name", path="''", expected="a GGUF file")
     given = Path(os.path.expanduser(path))
     if os.path.isdir(given):
         firsts = [p for p in sorted(given.glob("*.gguf")) if _is_first(p)]
         if len(firsts) == 1:
             return firsts[0]
-        found = ", ".join(p.name for p in firsts) or "none"
-        raise FileError(f"is a folder ({found})", path=given, expected="one GGUF model inside")
+        if not firsts:
+            raise FileError("is a folder without a GGUF file", path=given)
+        more = f" and {len(firsts) - SHOWN} more" if len(firsts) > SHOWN else ""
+        found = ", ".join(p.name for p in firsts[:SHOWN]) + more
+        raise FileError(f"is a folder of several models: name one of {found}", path=given)
     if os.path.exists(given):
         return given
     stem = given.name.removesuffix(".gguf")
@@ -42,7 +51,21 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     ]
     if len(firsts) == 1:
         return firsts[0]
-    raise FileError("no such file", path=given, expected="a GGUF file or its first shard")
+    raise FileError(missing(given), path=given, expected="a GGUF file or its first shard")
+
+
+def missing(path: Path) -> str:
+    """Why there is no file at ``path``: maybe a link that leads nowhere, or a closed folder."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        if path.is_symlink():
+            return f"is a symbolic link to {os.readlink(path)}, which does not exist"
+    except NotADirectoryError:
+        pass
+    except (OSError, ValueError) as error:
+        return f"cannot be opened: {why(error)}"
+    return "no such file"
 
 
 def shards_beside(path: Path) -> list[Path]:

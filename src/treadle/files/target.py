@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeAlias
 
 from treadle.errors import FileError
 from treadle.files.splits import shards_beside
+from treadle.words import n_bytes
 
 Name: TypeAlias = str | os.PathLike[str]
 
@@ -48,6 +50,17 @@ def check_folder(path: Name) -> None:
         raise FileError("cannot be written: there is no such folder", path=path)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise FileError("cannot be written: its folder takes no new files", path=path)
+
+
+def check_room(path: Name, need: int) -> None:
+    """Raise FileError unless ``need`` bytes fit on the disk beside ``path``: not after hours."""
+    if need > shutil.disk_usage(Path(path).parent).free:
+        raise FileError(f"no room on the disk: {room(path, need)}", path=path)
+
+
+def room(path: Name, need: int) -> str:
+    """What a file of ``need`` bytes needs, and what the disk has."""
+    return f"{n_bytes(need)} needed, {n_bytes(shutil.disk_usage(Path(path).parent).free)} free"
 
 
 def files_of(*sources: Name | None) -> list[Path]:

@@ -6,7 +6,6 @@ numbers are in range, sizes divide, and every tensor that the decoder will name 
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Sequence
@@ -113,10 +112,10 @@ def _find_arch(gguf: GGUF) -> Arch:
             expected="the name of an architecture",
         )
     if name not in ARCHS:
-        close = difflib.get_close_matches(name, ARCHS, n=2, cutoff=0.5)
-        hint = f"; the closest: {', '.join(close)}" if close else ""
+        meant = next((arch for arch in ARCHS if _is_slip(name, arch)), None)
+        hint = f"; did its writer mean {meant}?" if meant else ""
         raise UnsupportedError(
-            f"{gguf.path}: architecture {name!r}: treadle has {', '.join(ARCHS)}{hint}"
+            f"{gguf.path}: architecture {name!r:.80}: treadle has {', '.join(ARCHS)}{hint}"
         )
     asked = gguf.metadata.get(ROPE_KEY)
     if asked is None:
@@ -126,6 +125,21 @@ def _find_arch(gguf: GGUF) -> Arch:
             return replace(ARCHS[name], rope=rope)
     expected = " or ".join(ROPES)
     raise FileError(f"is {asked!r}", path=gguf.path, where=ROPE_KEY, expected=expected)
+
+
+def _is_slip(name: str, arch: str) -> bool:
+    """Whether ``name`` is ``arch`` misspelt: letters' case, a sign, a letter lost or swapped.
+
+    A number more or less, or a letter more, is no slip but another architecture: gemma, gemma3n
+    and mllama all exist.
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    if re.sub(r"\D", "", plain) != re.sub(r"\D", "", arch):
+        return False
+    cut = range(len(arch))
+    lost = {arch[:i] + arch[i + 1 :] for i in cut}
+    swapped = {arch[:i] + arch[i : i + 2][::-1] + arch[i + 2 :] for i in cut}
+    return plain == arch or plain in lost | swapped
 
 
 def _refuse_other_graphs(keys: _Keys) -> None:

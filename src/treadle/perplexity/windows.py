@@ -75,7 +75,7 @@ def cut(
     if len(ids) < n_ctx:
         raise TreadleError(
             f"the text is {len(ids)} tokens, less than one context of {n_ctx}: "
-            "lower the context (-c), or take a longer text"
+            "lower the context, or take a longer text"
         )
     step = stride or n_ctx
     tokens = np.asarray(ids, np.int32)

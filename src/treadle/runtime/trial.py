@@ -105,7 +105,7 @@ class Trial:
 
         if spec.name not in self._addresses:
             if os.environ.get("TREADLE_NO_COMPILE") == "1":
-                raise CacheError("TREADLE_NO_COMPILE=1 forbids compiling, and a sweep is that")
+                raise CacheError("TREADLE_NO_COMPILE=1 forbids compiling, which tuning needs")
             try:
                 code = emit_object(trace(spec, self.isa), self.isa)
             except CompileError as error:

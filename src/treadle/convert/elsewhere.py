@@ -1,0 +1,97 @@
+"""What llama.cpp, and what is built on it, reads otherwise than treadle in a file that is written.
+
+GGUF has keys for more than each program reads. Here is what llama.cpp's sources of 2026 do with
+the architectures that treadle has: a row of ROWS looks at one thing and says what will differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.models.archs import ARCHS, QKV_BIAS, Arch
+
+BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN's, where llama.cpp is not told on its command line
+ANY_BIAS = frozenset(
+    {*QKV_BIAS, "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"}
+)
+BIASES = {"llama": ANY_BIAS}  # that it takes, by architecture; in all others:
+FEW_BIASES = QKV_BIAS
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file as it will be: GGUF's keys without the architecture's name, and names of tensors."""
+
+    arch: Arch
+    keys: Mapping[str, Any]
+    tensors: Collection[str]
+
+
+def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> list[str]:
+    """A sentence for each thing that llama.cpp will not read as treadle does."""
+    arch = ARCHS.get(str(metadata.get("general.architecture")))
+    if arch is None:
+        return []
+    prefix = f"{arch.name}."
+    keys = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
+    found = (row(Written(arch, keys, tensors)) for row in ROWS)
+    return [f"llama.cpp will read this file differently: {text}" for text in found if text]
+
+
+def _window(file: Written) -> str:
+    window, flags = (file.keys.get(f"attention.sliding_window{end}") for end in ("", "_pattern"))
+    if not window or flags is None:
+        return ""
+    name, period = file.arch.name, file.arch.window_period
+    if period:
+        return f"in {name} it lets one layer of {period} see everything, whatever the file says"
+    n_layer = sum(bool(flag) for flag in flags)
+    return (
+        f"it has no sliding window in {name}; here {n_layer} of {len(flags)} layers see {window} "
+        "tokens, so longer texts differ"
+    )
+
+
+def _attention_scale(file: Written) -> str:
+    scale = file.keys.get("attention.scale")
+    if not scale:
+        return ""
+    return (
+        f"it takes the attention's scale from the model's size, not from the file's {scale:.4g} "
+        f"(query_pre_attn_scalar {scale**-2:.4g})"
+    )
+
+
+def _softcap(file: Written) -> str:
+    cap = file.keys.get("attn_logit_softcapping")
+    return f"it caps no attention scores in {file.arch.name}; here at {cap:g}" if cap else ""
+
+
+def _yarn(file: Written) -> str:
+    betas = {which: file.keys.get(f"rope.scaling.yarn_beta_{which}") for which in BETAS}
+    other = {which: beta for which, beta in betas.items() if beta not in (None, BETAS[which])}
+    if not other:
+        return ""
+    flags = " ".join(f"--yarn-beta-{which} {beta:g}" for which, beta in other.items())
+    usual = " and ".join(f"{beta:g}" for beta in BETAS.values())
+    return f"it takes YaRN's betas as {usual} unless it is told {flags}"
+
+
+def _biases(file: Written) -> str:
+    known = BIASES.get(file.arch.name, FEW_BIASES)
+    stems = {name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")}
+    found = sorted(stem for stem in stems & ANY_BIAS if stem not in known)
+    if not found:
+        return ""
+    return f"it refuses {file.arch.name} with {', '.join(found)} ('wrong number of tensors')"
+
+
+ROWS: tuple[Callable[[Written], str], ...] = (
+    _window,
+    _attention_scale,
+    _softcap,
+    _yarn,
+    _biases,
+)

@@ -1,0 +1,69 @@
+"""The hub's errors as one line each: what failed, and what to do about it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from treadle.errors import FileError
+from treadle.hub.name import HubName
+
+LOGIN = "log in with 'hf auth login', or set HF_TOKEN (a token: {site}/settings/tokens)"
+
+
+def explain(error: Exception, name: HubName) -> FileError:
+    """What a request's failure means; an error of our own disk is not for here."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # not that it is not here, but why it cannot come
+    site = constants.ENDPOINT
+    login = LOGIN.format(site=site)
+    if isinstance(error, errors.GatedRepoError):
+        reason = f"is gated: accept its licence at {site}/{name.repo}, then {login}"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        reason = f"no such repository{similar(name)}; if it is private, {login}"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        reason = f"the repository has no revision '{name.revision}'"
+    elif isinstance(error, errors.RemoteEntryNotFoundError):
+        reason = "no such file"
+    elif constants.HF_HUB_OFFLINE:
+        reason = "is not in the local cache, and HF_HUB_OFFLINE forbids a download"
+    elif is_unreached(error):
+        reason = f"cannot be downloaded: {site} does not answer ({first_line(error)})"
+    elif isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+        reason = f"{site} refuses the token that is set: {login}"
+    elif isinstance(error, errors.HfHubHTTPError):
+        reason = f"{site} refuses: HTTP status {error.response.status_code}, {first_line(error)}"
+    else:
+        reason = f"the download failed: {first_line(error)}"
+    return FileError(reason, path=str(name))
+
+
+def is_unreached(error: Exception) -> bool:
+    """Whether no answer came at all.
+
+    The HTTP library below is the hub's own choice, so its exceptions are told by their names.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def similar(name: HubName) -> str:
+    """Suggest the owner's repositories whose names are most like this one."""
+    from huggingface_hub import HfApi
+
+    owner, _, repo = name.repo.partition("/")
+    words = repo.removesuffix("-GGUF").removesuffix("-gguf")
+    try:
+        found = [model.id for model in HfApi().list_models(author=owner, search=words, limit=20)]
+    except Exception:  # a suggestion only: whatever went wrong, the first error is the one to show
+        return ""
+    names = [whole.partition("/")[2] for whole in found]
+    near = get_close_matches(repo, names, n=3, cutoff=0.75)
+    return f"; did you mean {' or '.join(f'hf:{owner}/{one}' for one in near)}?" if near else ""

@@ -1,0 +1,281 @@
+"""From a name to a local path: what it names is chosen, fetched and found again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.hub import cache
+from treadle.hub.failure import explain
+from treadle.hub.name import HubName, parse
+from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
+from treadle.models.archs import ARCHS
+from treadle.runtime.machine import memory, memory_limit
+from treadle.words import n_bytes as size
+
+ProgressCallback = Callable[[str, int, int], None]
+Say = Callable[[str], None]
+
+CONFIG = "config.json"
+BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it is there
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json", "model.safetensors.index.json"),
+)
+USUAL = "Q4_K_M"  # what other programs take
+SHOWN = 10  # models that an error names
+
+
+def download(
+    ref: str, *, progress: ProgressCallback | None = None, say: Say = lambda text: None
+) -> Path:
+    """Return the local path of what ``hf:`` names, downloading what is not here yet.
+
+    A file: of a split model every shard is fetched, and the first one's path is returned. A
+    repository, or a folder or a type (``:Q4_K_M``) in it: the best GGUF model that fits into free
+    memory, one that was downloaded before if there is one; without GGUF files, the folder of the
+    safetensors. ``say`` is told what was chosen and why. ``progress`` is called with a stage, the
+    bytes done and the bytes in all.
+
+    Raises FileError: no such thing, with what there is; nothing that fits; no network; no right
+    to it. UnsupportedError for an architecture that treadle lacks, before anything is fetched.
+    """
+    name = parse(ref)
+    if name.path.lower().endswith(".gguf"):
+        return fetch(name, name.shards(), progress)
+    here = within(name, cache.files(name))
+    chosen = choose_here(name, find_offers(here))
+    if chosen is not None:
+        if not name.tag:
+            say(f"{name}: {chosen.paths[0]}, downloaded before; another: {name.root}:TYPE")
+        return fetch(name, chosen.paths, progress)
+    if not name.tag and cache.is_whole(name, here):
+        return fetch_folder(name, here, progress, say)
+    info = look_up(name)
+    files = {s.rfilename: s.size or 0 for s in info.siblings or ()}
+    if name.path in files:
+        return fetch(name, name.shards(), progress)
+    files = within(name, files)
+    offers = find_offers(files)
+    if not offers:
+        return fetch_folder(name, files, progress, say)
+    check_architecture(name, getattr(info, "gguf", None))
+    chosen = choose(name, offers)
+    say(reason(name, chosen, offers))
+    check_disk(name, chosen.n_bytes)
+    return fetch(name, chosen.paths, progress)
+
+
+def choose_here(name: HubName, offers: list[Offer]) -> Offer | None:
+    """Of the models that are on this machine the best; None where it is not clear.
+
+    It is taken even if memory is short now: mapped, it runs from the disk, and another download
+    is the last thing that the user expects.
+    """
+    same = one_model(tagged(offers, name.tag), name.repo)
+    return (best(same, free_bytes()) or best(same, None)) if same else None
+
+
+def choose(name: HubName, offers: list[Offer]) -> Offer:
+    """The model to take; FileError, with what there is, where none fits or it is not clear."""
+    wanted = tagged(offers, name.tag)
+    same = one_model(wanted, name.repo)
+    if not wanted:
+        raise FileError(f"has no {name.tag}; {listed(name, offers)}", path=str(name))
+    if not same:
+        raise FileError(f"holds several models; {listed(name, wanted)}", path=str(name))
+    if name.tag and len(same) == 1:
+        return same[0]  # asked for by name: mapped, it runs even where it does not fit
+    n_free = free_bytes()
+    found = best(same, n_free)
+    if found is None:
+        smallest = sorted(same, key=lambda offer: offer.n_bytes)
+        need = f"the smallest model needs about {size(smallest[0].needs)}"
+        if n_free is None or smallest[0].needs <= n_free:
+            need = "only types of less than 3 bits fit, which lose much"
+        what = f"{size(n_free or 0)} of memory are free, and {need}"
+        raise FileError(f"{what}; {listed(name, smallest)}", path=str(name))
+    return found
+
+
+def free_bytes() -> int | None:
+    """Memory that a model may take, in bytes; None where the system does not say."""
+    bounds = [n for n in (memory()[1], memory_limit()) if n]
+    return min(bounds, default=None)
+
+
+def reason(name: HubName, chosen: Offer, offers: list[Offer]) -> str:
+    """Say what was chosen, why, and how to name another."""
+    text = f"{name}: {chosen.paths[0]}, {size(chosen.n_bytes)}"
+    if len(chosen.paths) > 1:
+        text += f" in {len(chosen.paths)} files"
+    if name.tag or len(offers) == 1:
+        return text
+    n_free = free_bytes()
+    fits = f" that fits into {size(n_free)} of free memory" if n_free else ""
+    usual = [offer for offer in offers if rank(offer) < len(QUALITY)]
+    others = [offer for offer in usual if offer.n_bytes < chosen.n_bytes]
+    text += f", the best of {len(offers)} types{fits}"
+    if others:
+        smaller = next((offer for offer in others if offer.tag == USUAL), others[0])
+        text += f"; smaller and faster: {name.root}:{smaller.tag} ({size(smaller.n_bytes)})"
+    else:
+        text += f"; another: {name.root}:TYPE"
+    return text
+
+
+def listed(name: HubName, offers: list[Offer]) -> str:
+    """Name a few models with their sizes, and how to ask for one."""
+    several = len({offer.stem for offer in offers}) > 1 or not all(o.tag for o in offers)
+    shown = [f"{o.paths[0] if several else o.tag} ({size(o.n_bytes)})" for o in offers[:SHOWN]]
+    more = f" and {len(offers) - SHOWN} more" if len(offers) > SHOWN else ""
+    form = f"{name.root}/FILE" if several else f"{name.root}:{offers[0].tag}"
+    return f"there are {', '.join(shown)}{more}: name one as {form}"
+
+
+def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
+    """The files below the folder that the user named, if one was named."""
+    folder = f"{name.path}/" if name.path else ""
+    return {path: n for path, n in files.items() if path.startswith(folder)}
+
+
+# -- the hub ------------------------------------------------------------------------------------
+
+
+def look_up(name: HubName) -> Any:
+    """What the hub says of a repository: its files with their sizes, its architecture."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+    except Exception as error:
+        raise explain(error, name) from error
+
+
+def check_architecture(name: HubName, said: Any) -> None:
+    """Refuse what could not be run before gigabytes of it are fetched."""
+    arch = said.get("architecture") if isinstance(said, dict) else None
+    if isinstance(arch, str) and arch not in (*ARCHS, "clip"):  # clip: the hub read an mmproj file
+        raise UnsupportedError(
+            f"{name}: architecture {arch!r:.60}: treadle has {', '.join(ARCHS)}; nothing was "
+            "downloaded (a file that is named in full would be)"
+        )
+
+
+def check_disk(name: HubName, n_bytes: int) -> None:
+    """Refuse a download that the disk has no room for."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE)
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise FileError(
+            f"{size(n_bytes)} to download, and {folder} has {size(free)} free: make room, or name "
+            "another place with HF_HOME",
+            path=str(name),
+        )
+
+
+def fetch(
+    name: HubName, paths: tuple[str, ...] | list[str], progress: ProgressCallback | None
+) -> Path:
+    """Download files of a repository, unless they are here; the first one's path."""
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        found = [
+            hf_hub_download(
+                name.repo, path, revision=name.revision, tqdm_class=reporter(path, progress)
+            )
+            for path in paths
+        ]
+    except errors.LocalEntryNotFoundError as error:
+        raise explain(error, name) from error
+    except errors.EntryNotFoundError as error:
+        raise FileError(f"no such file{near(name)}", path=str(name)) from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:  # our own disk: full, or not writable
+            raise
+        raise explain(error, name) from error
+    return Path(found[0])
+
+
+def near(name: HubName) -> str:
+    """Suggest models of the repository: those most like the wanted one, else a few."""
+    try:
+        files = [s.rfilename for s in look_up(name).siblings or ()]
+    except TreadleError:  # a suggestion only: the first error is the one to show
+        return ""
+    models = [path for path in files if path.lower().endswith(".gguf")]
+    stems = {path[: -len(".gguf")].lower(): path for path in models}
+    found = get_close_matches(name.path[: -len(".gguf")].lower(), stems, n=3)
+    if found:
+        return f"; did you mean {' or '.join(stems[stem] for stem in found)}?"
+    if not models:
+        return "; the repository has no .gguf file"
+    more = f" and {len(models) - 8} more" if len(models) > 8 else ""
+    return "; there are " + ", ".join(models[:8]) + more
+
+
+def fetch_folder(
+    name: HubName, files: Mapping[str, int], progress: ProgressCallback | None, say: Say
+) -> Path:
+    """Download a Hugging Face folder, which is used in place: configuration, tokenizer, weights."""
+    prefix = f"{name.path}/" if name.path else ""
+    files = {path.removeprefix(prefix): n for path, n in files.items()}
+    top = [path for path in files if "/" not in path]
+    weights = [path for path in top if path.endswith(".safetensors")]
+    if len(weights) > 1:  # Mistral's repositories hold the same weights a second time
+        weights = [path for path in weights if not path.startswith("consolidated")]
+    if CONFIG not in top or not weights or name.tag:
+        kinds = sorted({Path(path).suffix for path in top if Path(path).suffix})
+        what = "no GGUF model" if files else f"no folder '{name.path}'"
+        if name.tag:
+            what += f", so no {name.tag}"
+        elif files:
+            what += f", nor {CONFIG} and safetensors (its files end in {', '.join(kinds)})"
+        raise FileError(f"has {what}", path=str(name), expected="a repository of GGUF files")
+    n_bytes, n_free = sum(files[path] for path in weights), free_bytes()
+    wanted = [CONFIG, *(path for path in BESIDE if path in top), *weights]
+    if n_free is not None and n_bytes + (1 << 30) > n_free:
+        raise FileError(
+            f"has no GGUF files, and its safetensors ({size(n_bytes)}) do not fit into "
+            f"{size(n_free)} of free memory: look for a repository like "
+            f"hf:{name.repo}-GGUF, with smaller types",
+            path=str(name),
+        )
+    say(f"{name}: {len(weights)} safetensors files, {size(n_bytes)}, used as they are")
+    check_disk(name, n_bytes)
+    return fetch(name, [prefix + path for path in wanted], progress).parent
+
+
+def reporter(name: str, progress: ProgressCallback | None) -> Any:
+    """Make a class that huggingface_hub takes for tqdm's, and that only reports to ``progress``."""
+
+    class Report:
+        def __init__(self, *, total: float | None = None, initial: float = 0, **_: Any) -> None:
+            self.total, self.n = total, initial
+            self.update(0)
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if progress is not None:
+                progress(f"downloading {name}", int(self.n), int(self.total or 0))
+
+        def __enter__(self) -> Report:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def close(self) -> None:
+            if progress is not None and self.total:  # the bar goes, whatever way this ended
+                progress(f"downloading {name}", int(self.total), int(self.total))
+
+    return Report

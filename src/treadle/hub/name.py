@@ -1,0 +1,68 @@
+"""A model's name on the hub, as it is typed: ``hf:OWNER/REPO[@REVISION][:TYPE][/PATH]``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from treadle.errors import FileError
+
+SHARD = re.compile(r"^(?P<stem>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
+MAX_SHARDS = 1000  # far above any real model: a name alone must not ask for 99,999 downloads
+FORMS = "hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M or hf:OWNER/REPO/FILE.gguf"
+WEBSITES = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "//")
+NAME = re.compile(r"[\w.-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository of the hub, or what the user named in it."""
+
+    repo: str  # OWNER/REPO
+    path: str = ""  # of a file or a folder within the repository; "": the user names none
+    revision: str | None = None
+    tag: str = ""  # a type of weights: "Q4_K_M"; "": the user names none
+
+    def __str__(self) -> str:
+        """Write the name as a user types it."""
+        tag = f":{self.tag}" if self.tag else ""
+        path = f"/{self.path}" if self.path else ""
+        return f"{self.root}{tag}{path}"
+
+    @property
+    def root(self) -> str:
+        """The repository, as a user types it."""
+        return f"hf:{self.repo}" + (f"@{self.revision}" if self.revision else "")
+
+    def shards(self) -> list[str]:
+        """List the paths of all the shards of a split model; of any other file, its own path."""
+        match = SHARD.match(self.path)
+        if match is None:
+            return [self.path]
+        count = int(match["count"])
+        if not 1 <= int(match["index"]) <= count <= MAX_SHARDS:
+            raise FileError(
+                "the shard's number does not fit its name",
+                path=str(self),
+                expected=f"1 to the shard count, at most {MAX_SHARDS} shards",
+            )
+        return [f"{match['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+
+
+def parse(ref: str) -> HubName:
+    """Read what was typed; raises FileError, with the forms there are, if it is none of them."""
+    rest = ref.removeprefix("hf:")
+    for website in WEBSITES:
+        rest = rest.removeprefix(website)
+    parts = rest.rstrip("/").split("/", 2)
+    if not ref.startswith("hf:") or len(parts) < 2:
+        raise FileError("not the name of a model on the hub", path=ref, expected=FORMS)
+    rest, _, tag = parts[1].partition(":")
+    name, _, revision = rest.partition("@")
+    path = parts[2] if len(parts) == 3 else ""
+    if not NAME.fullmatch(parts[0]) or not NAME.fullmatch(name) or (tag and path):
+        raise FileError("not the name of a model on the hub", path=ref, expected=FORMS)
+    pasted = re.match(r"(?:blob|resolve|tree)/([^/]+)/?(.*)", path)  # a page's address
+    if pasted and not revision:
+        revision, path = "" if pasted[1] == "main" else pasted[1], pasted[2]
+    return HubName(f"{parts[0]}/{name}", path, revision or None, tag)

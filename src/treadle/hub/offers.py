@@ -1,0 +1,134 @@
+"""The models in a repository, told by the names and sizes of its files, and which one to take.
+
+A repository mostly holds one model in many types of weights, named for them. QUALITY has the types
+from best to worst, as divergence from the unrounded model tells (docs/formats.md). Q8_0 is where
+it becomes too small to matter, so nothing larger is taken where there is a choice; below three
+bits a model answers worse than a smaller one in four, so nothing there is taken unasked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from treadle.hub.name import SHARD
+
+QUALITY = (
+    *("Q8_0", "Q6_K_XL", "Q6_K_L", "Q6_K"),
+    *("Q5_K_XL", "Q5_K_L", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
+    *("Q4_K_XL", "Q4_K_L", "Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0", "MXFP4"),
+    *("Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XS", "IQ3_XXS"),
+)
+LARGER = ("Q8_K_XL", "BF16", "F16", "F32")  # taken only where there is nothing smaller
+ALIASES = {"FP16": "F16", "FP32": "F32", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M"}
+RANKS = {tag: rank for rank, tag in enumerate((*QUALITY, *LARGER))}
+
+TAG = re.compile(
+    r"(?:^|(?<=[-._/]))(?:(?:ud|i1)-)?(?P<tag>"
+    r"(?:iq|tq|q)\d(?:_(?:\d|k|xxs|xs|s|m|l|xl|nl|p))+|mxfp4(?:_moe)?|nvfp4|bf16|fp?16|fp?32"
+    r")(?=$|[-._/])",
+    re.IGNORECASE,
+)
+NO_MODEL = re.compile(  # what lies beside a model and is none by itself
+    r"(?:^|[-._/])(?:mmproj|imatrix|vocab|draft|mtp|lora|adapter|eagle\d?|dflash\d?)(?:$|[-._/])",
+    re.IGNORECASE,
+)
+REPACKED = re.compile(r"Q4_0_\d_\d|IQ4_NL_\d_\d")  # for Arm, given up by ggml in 2024
+
+ROOM, ROOM_SHARE = 1 << 30, 1 / 8  # bytes besides the weights, and per byte of weights
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One model of a repository: a GGUF file, or all the shards of one."""
+
+    paths: tuple[str, ...]  # within the repository; shards in their order
+    n_bytes: int
+    tag: str  # the type that its name states: "Q4_K_M"; "" where it states none
+    stem: str  # what is left of the name without it: the same for one model in many types
+
+    @property
+    def needs(self) -> int:
+        """Bytes of memory to run it: weights, keys and values of 4096 tokens, the program.
+
+        An estimate: a file's name does not tell how many heads keep keys.
+        """
+        return int(self.n_bytes * (1 + ROOM_SHARE)) + ROOM
+
+    @property
+    def label(self) -> str:
+        """How a user would name it: by its type, or else by its file."""
+        return self.tag or self.paths[0]
+
+
+def find_offers(files: Mapping[str, int]) -> list[Offer]:
+    """The models among ``files`` (path to bytes), the best first; of a split one all or nothing."""
+    sizes = {path: n for path, n in files.items() if path.lower().endswith(".gguf")}
+    models = {path: n for path, n in sizes.items() if not NO_MODEL.search(path)}
+    offers = []
+    for path in models:
+        paths: tuple[str, ...] = (path,)
+        if match := SHARD.match(path):
+            count = int(match["count"])
+            if int(match["index"]) != 1 or count > len(models):
+                continue
+            stem = match["stem"]
+            paths = tuple(f"{stem}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1))
+            if not all(shard in models for shard in paths):
+                continue
+        tag, stem = tag_of(path)
+        if not REPACKED.fullmatch(tag):
+            offers.append(Offer(paths, sum(models[shard] for shard in paths), tag, stem))
+    return sorted(offers, key=lambda offer: (rank(offer), -offer.n_bytes, offer.paths))
+
+
+def tag_of(path: str) -> tuple[str, str]:
+    """The type that a path states, in capitals, and the rest of it, which names the model."""
+    match = SHARD.match(path)
+    bare = match["stem"] if match else path[: -len(".gguf")]
+    found = [m["tag"].upper() for m in TAG.finditer(bare)]
+    stem = re.sub(r"[-._/]+", "-", TAG.sub("", bare)).strip("-").lower()
+    tag = found[-1] if found else ""
+    return ALIASES.get(tag, tag) if tag.startswith("F") else tag, stem
+
+
+def rank(offer: Offer) -> int:
+    """Place in QUALITY; larger types after it, and what is not in it last."""
+    return RANKS.get(ALIASES.get(offer.tag, offer.tag), len(RANKS))
+
+
+def tagged(offers: Iterable[Offer], tag: str) -> list[Offer]:
+    """Those of the type that a user names, in any letters' case; Q4_K stands for Q4_K_M.
+
+    No type, or Ollama's "latest", stands for all.
+    """
+    if tag in ("", "latest"):
+        return list(offers)
+    wanted = tag.upper().removeprefix("UD-").removeprefix("I1-")
+    names = {wanted, ALIASES.get(wanted, wanted)}
+    return [offer for offer in offers if names & {offer.tag, ALIASES.get(offer.tag, offer.tag)}]
+
+
+def one_model(offers: list[Offer], repo: str) -> list[Offer]:
+    """The offers of the one model that a repository is for; none where it holds several."""
+    stems = {offer.stem for offer in offers}
+    if len(stems) > 1:
+        name = PurePosixPath(repo).name.lower()
+        own = {re.sub(r"[-._]+", "-", re.sub(r"[-._]gguf$", "", name)).strip("-")}
+        return [offer for offer in offers if offer.stem in own]
+    return offers
+
+
+def best(offers: list[Offer], n_free: int | None) -> Offer | None:
+    """The best that fits into ``n_free`` bytes of memory (None: unknown); None if none does.
+
+    ``offers`` are of one model. Where there is only one it is taken whatever its type.
+    """
+    fit = [offer for offer in offers if n_free is None or offer.needs <= n_free]
+    if len(offers) == 1:
+        return fit[0] if fit else None
+    usual = [offer for offer in offers if rank(offer) < len(QUALITY)]
+    larger = [offer for offer in offers if len(QUALITY) <= rank(offer) < len(RANKS)]
+    return next((offer for offer in usual or larger if offer in fit), None)

@@ -1,0 +1,48 @@
+"""How messages write what all of them name: sizes, counts, and why the system refused a file."""
+
+from __future__ import annotations
+
+import errno
+
+# What the system calls these helps nobody, or names no cure.
+WHY = {
+    errno.ELOOP: "a loop of symbolic links",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file may not be that large here",
+    errno.EMFILE: "this process has too many files open (ulimit -n)",
+    errno.EIO: "the disk failed to read or write it",
+}
+
+
+def why(error: OSError | ValueError) -> str:
+    """Why a file cannot be opened, read or written, without its path and the system's number."""
+    if isinstance(error, OSError):
+        return WHY.get(error.errno or 0) or error.strerror or str(error)
+    return "its name holds a NUL byte" if "null byte" in str(error) else str(error)
+
+
+def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
+    """Write a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024 is Ki and Mi."""
+    prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
+    power = 0
+    while abs(number) >= base and power < len(prefixes) - 1:
+        number /= base
+        power += 1
+    digits = 1 if power and abs(number) < 100 else 0
+    return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip()
+
+
+def n_bytes(number: float) -> str:
+    """Write a size in bytes: ``1.1 GiB``."""
+    return scaled(number, "B", base=1024)
+
+
+def n_weights(number: float) -> str:
+    """Write a count of weights as models are named by it: ``293K``, ``1.1B``."""
+    for letter in ("", "K", "M", "B"):
+        if abs(number) < 999.5 or letter == "B":
+            break
+        number /= 1000
+    digits = 1 if letter and abs(number) < 99.95 else 0
+    return f"{number:.{digits}f}{letter}"

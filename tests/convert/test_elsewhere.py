@@ -1,0 +1,90 @@
+"""What is said of files that llama.cpp reads otherwise: one test for each thing that it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.hf_tiny import CASES, Case, build, require_transformers
+from treadle.convert.hf import HFSource
+from treadle.convert.recipe import Options, notes
+
+_GEMMA = CASES["gemma3"].options
+
+
+@pytest.fixture(autouse=True)
+def transformers() -> None:
+    require_transformers()
+
+
+def said_of(folder: Path, family: str, arch: str, *settings: str, **options: Any) -> list[str]:
+    build(Case(family, arch, options)).save_pretrained(folder)
+    source = HFSource(folder)
+    try:
+        found = notes(source, Options(settings=settings))
+    finally:
+        source.close()
+    prefix = "llama.cpp will read this file differently: "
+    assert all(note.startswith(prefix) for note in found)
+    return [note.removeprefix(prefix) for note in found]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-bias", "llama3", "mistral", "qwen2", "qwen3"])
+def test_nothing_of_models_that_it_reads_alike(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    assert said_of(tmp_path, case.family, case.arch, **case.options) == []
+
+
+def test_nothing_of_gemma_and_of_yarn_as_usual(tmp_path: Path) -> None:
+    for name in ("gemma3", "qwen2-yarn"):
+        case = CASES[name]
+        assert said_of(tmp_path / name, case.family, case.arch, **case.options) == []
+
+
+def test_the_window_of_mistral(tmp_path: Path) -> None:
+    (note,) = said_of(tmp_path, "Mistral", "llama", head_dim=32, sliding_window=16)
+    assert note.startswith("it has no sliding window in llama; here ")
+    assert note.endswith("layers see 16 tokens, so longer texts differ")
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_the_window_of_qwen(tmp_path: Path, family: str) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    arch = family.lower()
+    (note,) = said_of(tmp_path, family, arch, **window)
+    assert note.startswith(f"it has no sliding window in {arch}; here ")
+    off = f"{arch}.attention.sliding_window=0"  # by --set
+    assert said_of(tmp_path, family, arch, off, **window) == []
+
+
+def test_the_layers_of_gemma_that_have_windows(tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention"] * 4
+    (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "layer_types": kinds})
+    assert note == "in gemma3 it lets one layer of 6 see everything, whatever the file says"
+
+
+def test_the_scale_of_gemma(tmp_path: Path) -> None:
+    (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "query_pre_attn_scalar": 144})
+    assert note == (
+        "it takes the attention's scale from the model's size, not from the file's 0.08333 "
+        "(query_pre_attn_scalar 144)"
+    )
+
+
+def test_the_softcap_of_attention(tmp_path: Path) -> None:
+    (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "attn_logit_softcapping": 4.0})
+    assert note == "it caps no attention scores in gemma3; here at 4"
+
+
+def test_the_betas_of_yarn(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "beta_fast": 16.0}
+    rope |= {"original_max_position_embeddings": 32, "attention_factor": 1.5}
+    (note,) = said_of(tmp_path, "Qwen3", "qwen3", head_dim=32, rope_parameters=rope)
+    assert note == "it takes YaRN's betas as 32 and 1 unless it is told --yarn-beta-fast 16"
+
+
+def test_biases(tmp_path: Path) -> None:
+    (note,) = said_of(tmp_path, "Qwen3", "qwen3", head_dim=32, attention_bias=True)
+    assert note == "it refuses qwen3 with attn_output.bias ('wrong number of tensors')"

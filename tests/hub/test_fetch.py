@@ -1,0 +1,360 @@
+"""Downloads by name, from a stand-in for the hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+REPOS: dict[str, dict[str, bytes]] = {
+    "owner/repo": {
+        "tiny-Q8_0.gguf": b"GGUF whole",
+        "split/big-00001-of-00003.gguf": b"GGUF one",
+        "split/big-00002-of-00003.gguf": b"GGUF two",
+        "split/big-00003-of-00003.gguf": b"GGUF three",
+        "README.md": b"no model",
+    },
+    "owner/types-GGUF": {
+        "types-Q8_0.gguf": b"GGUF eight",
+        "types-Q4_K_M.gguf": b"GGUF four",
+        "types-F16.gguf": b"GGUF sixteen",
+        "IQ2_M/types-IQ2_M-00001-of-00002.gguf": b"GGUF 1",
+        "IQ2_M/types-IQ2_M-00002-of-00002.gguf": b"GGUF 2",
+        "mmproj-types-F16.gguf": b"GGUF eye",
+    },
+    "owner/folder": {
+        "config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "model.safetensors.index.json": json.dumps(
+            {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+        ).encode(),
+        "model-1.safetensors": b"one",
+        "model-2.safetensors": b"two",
+        "consolidated.safetensors": b"one and two",
+        "original/consolidated.00.pth": b"Meta's",
+        "README.md": b"read me",
+    },
+    "owner/images": {"unet.bin": b"x", "README.md": b"x"},
+    "owner/mamba-GGUF": {"mamba-Q8_0.gguf": b"GGUF m"},
+    "owner/gated": {"x-Q8_0.gguf": b"GGUF g"},
+}
+GIB = 2**30
+SIZES = {"types-Q8_0.gguf": 8 * GIB, "types-Q4_K_M.gguf": 4 * GIB, "types-F16.gguf": 16 * GIB}
+SIZES |= dict.fromkeys(("model-1.safetensors", "model-2.safetensors"), GIB)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What a download asks: of a repository what there is, and a file; of an owner, what else."""
+
+    requests: list[str] = []  # noqa: RUF012  (one server at a time; the fixture empties it)
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        self.answer()
+
+    def answer(self) -> None:
+        if self.path.startswith("/api/models?"):
+            self.reply([{"id": name} for name in REPOS if "author=owner" in self.path])
+        elif self.path.startswith("/api/models/"):
+            repo, _, rest = self.path.removeprefix("/api/models/").partition("?")
+            repo, _, revision = repo.partition("/revision/")
+            if self.found(repo, revision or "main"):
+                files = [
+                    {"rfilename": name, "size": SIZES.get(name, len(REPOS[repo][name]))}
+                    for name in REPOS[repo]
+                ]
+                arch = "mamba" if "mamba" in repo else "llama"
+                about = {"id": repo, "sha": COMMIT, "siblings": files if "blobs" in rest else []}
+                self.reply({**about, "gguf": {"architecture": arch}})
+        else:
+            repo, _, rest = self.path.removeprefix("/").partition("/resolve/")
+            revision, _, path = rest.partition("/")
+            if self.found(repo, revision, path) and self.allowed(repo):
+                self.reply(REPOS[repo][path])
+
+    def allowed(self, repo: str) -> bool:
+        if "Authorization" in self.headers:
+            self.refuse(401, X_Error_Message="Invalid credentials in Authorization header")
+        elif "gated" in repo:
+            self.refuse(403, X_Error_Code="GatedRepo")
+        else:
+            return True
+        return False
+
+    def found(self, repo: str, revision: str, path: str | None = None) -> bool:
+        if repo not in REPOS:
+            self.refuse(404, X_Error_Code="RepoNotFound")
+        elif revision not in ("main", COMMIT):
+            self.refuse(404, X_Error_Code="RevisionNotFound")
+        elif path is not None and path not in REPOS[repo]:
+            self.refuse(404, X_Error_Code="EntryNotFound")
+        else:
+            return True
+        return False
+
+    def refuse(self, status: int, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def reply(self, answer: object) -> None:
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a process that asks the stand-in."""
+    Hub.requests.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "http", "HTTP"))}
+    try:
+        yield kept | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+PROGRAM = """
+import json, shutil, sys, time, types
+import treadle.hub.fetch as module
+from treadle.errors import TreadleError
+time.sleep = lambda seconds: None  # retries need not wait here
+free = {}
+module.free_bytes = lambda: int(free["memory"] * 2**30)
+usage = lambda folder: types.SimpleNamespace(free=int(free["disk"] * 2**30))
+module.shutil = types.SimpleNamespace(disk_usage=usage)
+for ref, memory, disk in json.loads(sys.argv[1]):
+    free.update(memory=memory, disk=disk)
+    path = error = None
+    said, calls = [], []
+    try:
+        report = lambda *call: calls.append(call)
+        path = str(module.download(ref, progress=report, say=said.append))
+    except TreadleError as e:
+        error = f"{type(e).__name__}: {e}"
+    print(json.dumps({"path": path, "error": error, "said": said, "calls": calls}))
+"""
+Ask = str | tuple[str, float, float]
+
+
+class Ended(NamedTuple):
+    path: Path | None
+    error: str  # "" for none
+    said: list[str]
+    calls: list[list[Any]]  # of the progress callback
+
+    def read(self) -> bytes:
+        assert self.path is not None, self.error
+        return self.path.read_bytes()
+
+
+def fetch(env: dict[str, str], *asks: Ask) -> list[Ended]:
+    """Download in a process of its own: huggingface_hub reads its variables when imported.
+
+    Each of ``asks`` is a name, or one with the GiB of memory and of disk that are free.
+    """
+    full = [(ask, 64, 64) if isinstance(ask, str) else ask for ask in asks]
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(full)],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    told = [json.loads(line) for line in ran.stdout.splitlines()]
+    return [
+        Ended(t["path"] and Path(t["path"]), t["error"] or "", t["said"], t["calls"]) for t in told
+    ]
+
+
+def downloads() -> list[str]:
+    return [path for path in Hub.requests if "/resolve/" in path]
+
+
+def test_a_file_is_downloaded_once(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, "hf:owner/repo/tiny-Q8_0.gguf")
+    assert ended.read() == b"GGUF whole"
+    assert ended.calls[-1] == ["downloading tiny-Q8_0.gguf", 10, 10]
+    assert ended.said == []
+    before = downloads()
+    (again,) = fetch(hub, "hf:owner/repo/tiny-Q8_0.gguf")
+    assert again.path == ended.path
+    assert downloads() == before
+
+
+def test_offline_what_is_here_is_found_and_the_rest_is_a_clear_error(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, "hf:owner/repo/tiny-Q8_0.gguf")
+    Hub.requests.clear()
+    missing = ["hf:owner/repo/x.gguf", "hf:owner/types-GGUF", "hf:owner/repo:Q5_0"]
+    here, *rest = fetch(hub | {"HF_HUB_OFFLINE": "1"}, "hf:owner/repo/tiny-Q8_0.gguf", *missing)
+    assert here.path == ended.path
+    expected = "is not in the local cache, and HF_HUB_OFFLINE forbids a download"
+    assert [r.error for r in rest] == [f"FileError: {ref}: {expected}" for ref in missing]
+    assert Hub.requests == []
+
+
+def test_without_a_network_that_is_what_is_said(hub: dict[str, str]) -> None:
+    refs = ["hf:owner/repo", "hf:owner/repo/x.gguf", "hf:owner/repo:Q8_0"]
+    for ref, ended in zip(
+        refs, fetch(hub | {"HF_ENDPOINT": "http://127.0.0.1:9"}, *refs), strict=True
+    ):
+        unreached = f"FileError: {ref}: cannot be downloaded: http://127.0.0.1:9 does not answer"
+        assert ended.error.startswith(unreached)
+        assert "refused" in ended.error
+
+
+def test_any_shard_brings_all_of_them(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, "hf:owner/repo/split/big-00002-of-00003.gguf")
+    assert ended.path is not None
+    assert ended.path.name == "big-00001-of-00003.gguf"
+    assert sorted(path.name for path in ended.path.parent.iterdir()) == [
+        f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)
+    ]
+
+
+HINTS = {
+    "hf:owner/repo/tiny-Q8.gguf": "no such file; did you mean tiny-Q8_0.gguf?",
+    "hf:owner/repo": "holds several models; there are tiny-Q8_0.gguf (10 B), split/",
+    "hf:owner/repo@v9": "has no revision 'v9'",
+    "hf:owner/absent/x.gguf": "no such repository; if it is private, log in with",
+    "hf:owner/type-GGUF": "no such repository; did you mean hf:owner/types-GGUF?",
+    "hf:owner/types-GGUF:Q5_K_M": "has no Q5_K_M; there are Q8_0 (8.0 GiB), Q4_K_M (4.0 GiB)",
+    "hf:owner/types-GGUF/nowhere": "has no folder 'nowhere'",
+    "hf:owner/images": "has no GGUF model, nor config.json and safetensors",
+    "hf:owner/folder:Q8_0": "has no GGUF model, so no Q8_0",
+    "hf:owner/gated": "is gated: accept its licence at http",
+    "hf:x.gguf": "expected hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M or hf:OWNER/REPO/FILE.gguf",
+}
+
+
+def test_what_is_not_there(hub: dict[str, str]) -> None:
+    for (ref, hint), ended in zip(HINTS.items(), fetch(hub, *HINTS), strict=True):
+        assert ended.path is None
+        assert ended.error.startswith(f"FileError: {ref}: ")
+        assert hint in ended.error
+        assert "\n" not in ended.error
+
+
+def test_a_repository_alone_means_its_best_type_that_fits(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, ("hf:owner/types-GGUF", 8, 64))
+    assert ended.read() == b"GGUF four"
+    assert ended.said == [
+        "hf:owner/types-GGUF: types-Q4_K_M.gguf, 4.0 GiB, the best of 4 types that fits into "
+        "8.0 GiB of free memory; another: hf:owner/types-GGUF:TYPE"
+    ]
+
+
+def test_with_plenty_of_memory_it_is_the_one_whose_loss_is_nothing(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, "hf:owner/types-GGUF")
+    assert ended.path is not None
+    assert ended.path.name == "types-Q8_0.gguf"
+    assert "smaller and faster: hf:owner/types-GGUF:Q4_K_M (4.0 GiB)" in ended.said[0]
+
+
+def test_what_is_here_is_taken_before_anything_else(hub: dict[str, str]) -> None:
+    """Else the same command would download another file when memory is short, or free."""
+    (ended,) = fetch(hub, "hf:owner/types-GGUF:q4_k_m")
+    before = downloads()
+    asks: list[Ask] = [("hf:owner/types-GGUF", 64, 64), ("hf:owner/types-GGUF", 2, 64)]
+    for env in (hub, hub | {"HF_HUB_OFFLINE": "1"}):
+        for again in fetch(env, *asks):
+            assert again.path == ended.path
+            assert "types-Q4_K_M.gguf, downloaded before; another: " in again.said[0]
+    assert downloads() == before
+
+
+def test_where_none_fits_all_are_listed(hub: dict[str, str]) -> None:
+    repo = "hf:owner/types-GGUF"
+    none, coarse, named = fetch(hub, (repo, 1, 64), (repo, 2, 64), (f"{repo}:Q8_0", 2, 64))
+    assert "1.0 GiB of memory are free, and the smallest model needs about 1.0 GiB" in none.error
+    assert "IQ2_M (12 B), Q4_K_M (4.0 GiB), Q8_0 (8.0 GiB)" in none.error
+    assert f"name one as {repo}:IQ2_M" in none.error
+    assert "only types of less than 3 bits fit" in coarse.error
+    assert named.read() == b"GGUF eight"  # asked for by name
+
+
+def test_a_folder_and_a_type_in_shards(hub: dict[str, str]) -> None:
+    for ended in fetch(hub, "hf:owner/types-GGUF/IQ2_M", "hf:owner/types-GGUF@main:iq2_m"):
+        assert ended.path is not None
+        assert ended.path.name == "types-IQ2_M-00001-of-00002.gguf"
+        assert (ended.path.parent / "types-IQ2_M-00002-of-00002.gguf").read_bytes() == b"GGUF 2"
+
+
+def test_a_disk_without_room_is_said_before_the_download(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, ("hf:owner/types-GGUF", 64, 2))
+    assert "8.0 GiB to download, and " in ended.error
+    assert "has 2.0 GiB free: make room, or name another place with HF_HOME" in ended.error
+    assert downloads() == []
+
+
+def test_safetensors_are_a_folder_to_use_in_place(hub: dict[str, str]) -> None:
+    short, ended = fetch(hub, ("hf:owner/folder", 2, 64), "hf:owner/folder")
+    assert "look for a repository like hf:owner/folder-GGUF" in short.error
+    folder = ended.path
+    assert folder is not None
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model-1.safetensors",
+        "model-2.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
+    assert "2 safetensors files, 2.0 GiB, used as they are" in ended.said[0]
+    offline = hub | {"HF_HUB_OFFLINE": "1"}
+    assert fetch(offline, "hf:owner/folder")[0].path == folder
+    (folder / "model-2.safetensors").unlink()  # as an interrupted download leaves it
+    assert "HF_HUB_OFFLINE forbids a download" in fetch(offline, "hf:owner/folder")[0].error
+
+
+def test_another_architecture_is_refused_before_the_download(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, "hf:owner/mamba-GGUF")
+    assert ended.error.startswith("UnsupportedError: hf:owner/mamba-GGUF: architecture 'mamba': ")
+    assert downloads() == []
+
+
+def test_a_token_that_is_refused(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub | {"HF_TOKEN": "hf_wrong"}, "hf:owner/repo/tiny-Q8_0.gguf")
+    assert "refuses the token that is set: log in with 'hf auth login'" in ended.error
+
+
+def test_the_command_line_says_it_in_one_line(hub: dict[str, str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "treadle", "inspect", "hf:owner/repo/tiny-Q8_0.gguf"],
+        cwd=ROOT, env=hub, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "tiny-Q8_0.gguf" in ended.stderr  # not a model: the reader says so, and names the file
+    assert ended.stderr.count("\n") == 1
