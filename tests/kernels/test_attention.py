@@ -219,7 +219,7 @@ def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.G
     x = rng.standard_normal((n, width)).astype(np.float32) * spec.head_dim**-0.5
     outs = []
     for cuts in ([*range(0, n, 4)], [0, *range(1, n, 4)], [0, *range(3, n, 4)], [*range(n)]):
-        items = []
+        items: list[Any] = []
         for first, last in pairwise([*cuts, n]):
             position = history + first
             begin = max(0, position - spec.window + 1)
