@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import treadle
 from tests import reference
 from tests.conftest import WriteTiny
+from tests.kernels import rows
 from tests.test_kvcache import check_pages
 from tests.tiny import rounding
 from treadle.batch import Part
@@ -116,6 +118,56 @@ def test_deterministic_bits_do_not_depend_on_the_batch(
             together, expected_of_mixed(lambda x: prefill(engine, x), ids), strict=True
         ):
             assert np.array_equal(a, b)
+
+
+FORMATS, KVS = ("F32", "Q8_0", "Q4_K", "BF16"), ("f16", "q8_0", "f32", "bf16")
+CUT = [("gemma3", isa) for isa in rows.VECTORS]
+CUT += [(arch, isa) for arch in ("llama", "qwen3") for isa in rows.DISTINCT if isa in rows.VECTORS]
+
+
+@pytest.mark.parametrize(
+    ("arch", "isa", "fmt", "kv"),
+    [  # each row another format and kind of pages
+        (arch, isa.name, FORMATS[i % len(FORMATS)], KVS[(i + i // len(KVS)) % len(KVS)])
+        for i, (arch, isa) in enumerate(CUT)
+    ],
+)
+def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(
+    arch: str, isa: str, fmt: str, kv: str, tiny: WriteTiny
+) -> None:
+    """A window that is no multiple of anything, so that tiles of queries begin to see in all places
+    of a page and of a span of pages.
+    """
+    path = tiny(arch, fmt, window=100, n_layer=6, n_embd=256, n_ff=256, head_dim=64)
+    settings = {"n_sequences": 2, "kv": kv, "threads": 2, "isa": isa, "context": 256}
+    with engine_of(path, deterministic=True, **settings) as engine:
+        ids, beside = text(180), text(180, seed=2)
+        whole = prefill(engine, ids, OUTPUTS)
+        for chunk in (1, 7, 33, 100):
+            engine.cache.forget()
+            assert np.array_equal(prefill(engine, ids, chunk), whole), chunk
+        engine.cache.forget()
+        seq, other, found = engine.cache.sequence(), engine.cache.sequence(), []
+        for at, end in pairwise((0, 5, 6, 71, 72, 150, 180)):
+            parts = [Part(other, beside[at // 2 : end // 2 + 1], 0)]
+            found.append(engine.run([*parts, Part(seq, ids[at:end], end - at)]))
+        assert np.array_equal(np.concatenate(found), whole)
+
+
+@pytest.mark.parametrize(("arch", "fmt"), [("gemma3", "Q8_0"), ("llama", "F32")])
+def test_deterministic_bits_of_a_text_of_several_runs(arch: str, fmt: str, tiny: WriteTiny) -> None:
+    path, ids = tiny(arch, fmt, window=100, n_layer=6), text(1100)
+    with engine_of(path, deterministic=True, kv="f16", threads=2, context=1200) as engine:
+        last = []
+        for chunk in (512, 333, 100):
+            seq = engine.cache.sequence()
+            for at in range(0, len(ids), chunk):
+                logits = engine.run([Part(seq, ids[at : at + chunk])])
+            last.append(logits[0])
+            seq.close()
+            engine.cache.forget()
+    for other in last[1:]:
+        assert np.array_equal(other, last[0])
 
 
 def test_without_it_they_are_only_close(tiny: WriteTiny) -> None:

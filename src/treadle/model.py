@@ -60,10 +60,10 @@ def load(
 
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096;
-    ``deterministic``: results do not depend on what else is in a batch; ``kv``: keys and values as
-    "f16", "bf16", "f32" or "q8_0"; ``n_sequences``: full sequences to hold at once; ``isa``: an
-    instruction set's name, None for the best here; ``progress(stage, done, total)`` is called
-    during long work.
+    ``deterministic``: results do not depend on what else is in a batch, nor on how a text is cut
+    into runs; ``kv``: keys and values as "f16", "bf16", "f32" or "q8_0"; ``n_sequences``: full
+    sequences to hold at once; ``isa``: an instruction set's name, None for the best here;
+    ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
     """

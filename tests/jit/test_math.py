@@ -1,4 +1,4 @@
-"""exp, silu and gelu in units of the last place of f32, over their whole range, on every
+"""exp, exp2, silu and gelu in units of the last place of f32, over their whole range, on every
 instruction set.
 """
 
@@ -56,6 +56,19 @@ def test_exp_at_the_ends(isa: Isa) -> None:
     x = np.array([-np.inf, -1e30, -87.1, 88.5, 1e30, np.inf, np.nan, 0.0, -1e-40])
     want = [0, 0, 0, np.inf, np.inf, np.inf, np.nan, 1, 1]
     np.testing.assert_array_equal(apply(math.exp, isa, x), want)
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_exp2(isa: Isa) -> None:
+    x = np.linspace(-130, 0, 200_001).astype(np.float32)
+    exact = np.exp2(x.astype(np.float64))
+    allowed = np.where(x < -126, 2.0**-126, 1.5 * ulp(exact))
+    assert_close(apply(math.exp2, isa, x), exact, allowed, f"exp2 on {isa.name}")
+    x = np.array([-np.inf, -1e30, -127, -126, 0.0, -0.0, -1e-40, np.nan])
+    want = [0, 0, 0, 2.0**-126, 1, 1, 1, np.nan]
+    found = apply(math.exp2, isa, x)
+    np.testing.assert_array_equal(found, want)
+    assert not np.signbit(found[:3]).any()
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

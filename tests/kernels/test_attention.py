@@ -196,3 +196,41 @@ def test_large_scores_do_not_overflow(
         run["n_attn_items"] * spec.n_groups,
     )
     assert_close(out, expected, tolerance(spec, x, cache), spec.name)
+
+
+@pytest.mark.parametrize("kv", ["f16", "bf16", "f32", "q8_0"])
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """Which queries share a tile decides which keys are walked that a query does not see, and where
+    the walk begins: neither may change a bit of its result. Pages before that are not there.
+
+    Values of 1.5 times a power of two make every other product a tie between two floats, which
+    anything added to it before would decide.
+    """
+    spec = Attention(kv, 4, 2, 32, 4, 150, local=True)
+    history, n = 210, 60
+    page_bytes = spec.page.layer_bytes
+    pool = np.zeros(-(-(history + n) // PAGE) * page_bytes, np.uint8)
+    for t, head in product(range(history + n), range(spec.n_head_kv)):
+        home = spec.page.head_ref(pool, t // PAGE, page_bytes, 0, head)
+        key, value = rng.standard_normal((2, spec.head_dim)).astype(np.float32)
+        spec.page.write_ref(home, t % PAGE, key, 1.5 * np.exp2(np.rint(value)) * np.sign(value))
+    width = spec.n_head * spec.head_dim
+    x = rng.standard_normal((n, width)).astype(np.float32) * spec.head_dim**-0.5
+    outs = []
+    for cuts in ([*range(0, n, 4)], [0, *range(1, n, 4)], [0, *range(3, n, 4)], [*range(n)]):
+        items: list[Any] = []
+        for first, last in pairwise([*cuts, n]):
+            position = history + first
+            begin = max(0, position - spec.window + 1)
+            pages = np.arange(len(pool) // page_bytes)
+            pages[: begin // PAGE] = -(1 << 40)
+            record = (first, last - first, position, begin, history + last, 0, -1, 0)
+            items.append((np.array(record, ITEM)[()], pages))
+        run = Run(n_tokens=n, attn_items_local=items)
+        out = memory.array((n, width), np.float32)
+        args = [memory.copy(x), memory.copy(pool), out, None, width, width, page_bytes, 0]
+        call(spec, isa, memory, args, run, len(items) * spec.n_groups)
+        outs.append(out)
+    for out in outs[1:]:
+        assert np.array_equal(out, outs[0])

@@ -36,7 +36,7 @@ EXP2 = (
     0.6931471824645996,
     1.0,
 )
-EXP2_MIN = -125.0
+EXP2_MIN = -127.0  # with 0 in the exponent field and in the fraction: 0.0 itself
 WHOLE = 12582912.0  # 1.5 * 2**23: a float that this is added to is rounded to a whole number
 
 
@@ -70,7 +70,8 @@ def _exp_within(k: Builder, x: Val, most: float) -> Val:
 def exp2(k: Builder, x: Val) -> Val:
     """``2**x`` in f32 for x <= 0, to about 1 unit in the last place; NaN for NaN.
 
-    Below -125 it stays at 2**-125: beside a sum of 1 or more, that is nothing.
+    Exactly 0 from -127 down to -infinity: a key that is hidden adds nothing at all to a sum, while
+    2**-125 would decide a tie in rounding. Between -126 and -127, off by less than 2**-126.
     """
     bounded = k.max(k.const(EXP2_MIN, x.ty), x)  # x comes second: where it is NaN, so is the result
     rounded = bounded + WHOLE

@@ -8,7 +8,8 @@ time::
 
 A long history is cut into runs of SPLIT keys, each an item of its own, so that every core has work
 while decoding; ``Merge`` joins their (O, m, l). The cuts depend on positions alone, so the thread
-count never changes a sum.
+count never changes a sum. In vectors the spans do too, and a hidden key adds exactly 0: so what a
+query gets does not depend on those that share its tile.
 """
 
 from __future__ import annotations

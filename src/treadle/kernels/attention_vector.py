@@ -41,9 +41,12 @@ class VectorTile(Item):
         self._load_queries()
         m, total = k.var(k.const(LOWEST, self.stat)), k.var(k.zero(self.stat))
         begin, end = self.item["key_begin"], self.item["key_end"]
-        last = (end + (PAGE - 1)) // PAGE
-        with k.loop(last, start=begin // PAGE, step=SPAN) as first:
-            n_pages = k.min(last - first, SPAN)
+        start, last = begin // PAGE, (end + (PAGE - 1)) // PAGE
+        # Spans lie at multiples of SPAN pages: the order of a row's sums must not depend on where
+        # the window of its tile's first row begins. Pages before that may be gone.
+        with k.loop(last, start=start // SPAN * SPAN, step=SPAN) as span:
+            first = k.max(span, start)
+            n_pages = k.min(last, span + SPAN) - first
             tops = self._vectors(LOWEST)
             with k.loop(n_pages) as i:
                 self._scores(self.page(first + i), (first + i) * PAGE, i * (PAGE * 4), tops)
