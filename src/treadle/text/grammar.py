@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import GrammarError
-from treadle.text.gbnf import gbnf_to_lark
+from treadle.text.gbnf import parse_gbnf
+from treadle.text.lexing import larks
 from treadle.text.vocab import TokenType
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Grammar:
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Grammar:
         """llama.cpp's notation, matched from its rule ``root``."""
-        return cls._checked(gbnf_to_lark(text), tokenizer)
+        return cls._checked(next(larks(parse_gbnf(text))), tokenizer)
 
     @classmethod
     def from_json_schema(
