@@ -35,7 +35,7 @@ from treadle.text.regex import EMPTY_TEXT, Regexes
 MAX_STATES = 4_000  # of all automata
 MAX_PAIRS = 100_000  # of states that may be open at once
 MAX_LOOP = 30  # states on common loops: the expression grows by the cube of them
-MAX_ALTERNATIVES = 20_000  # of all rules that are written
+MAX_ALTERNATIVES = 5_000  # of all rules that are written
 
 Edges = Sequence[tuple[int, int]]  # characters, next state
 Calls = tuple[tuple[str | Special, int], ...]
@@ -62,6 +62,23 @@ def larks(rules: Rules) -> Iterator[str]:
             yield str(form)
     if min(leads) > MAX_LEAD:
         raise GrammarError(f"grammar: {min(leads)} rules lead into each other (at most {MAX_LEAD})")
+
+
+def hard_rules(rules: Rules) -> str:
+    """The rules that need a parser, because they name themselves, for a message; or nothing."""
+    names = sorted(recursive(reachable(rules.body)), key=rules.line.__getitem__)
+    texts = [f"{name!r} (line {rules.line[name]})" for name in names[:4]]
+    return f"rule {', '.join(texts)}{' ...' * (len(names) > 4)}" if names else ""
+
+
+def special_tokens(rules: Rules) -> list[tuple[str, int]]:
+    """The special tokens that are asked for, as they are written, and the lines of their rules."""
+    return [
+        (node.text, rules.line[name])
+        for name, body in rules.body.items()
+        for node in nodes(body)
+        if isinstance(node, Special)
+    ]
 
 
 def _by_lexemes(rules: Rules) -> Iterator[Writer]:
