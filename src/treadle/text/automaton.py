@@ -2,32 +2,25 @@
 
 A rule that only ends in another one (``s ::= "a" s | ""``) needs no call: its automaton goes on in
 the other's states. So a grammar whose recursion is at the right is one automaton without calls.
-Sets of characters are bits of an int, one for each interval that some class begins or ends at.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TypeVar
 
+from treadle.text.alphabet import Alphabet
 from treadle.text.gbnf import (
-    EMPTY,
     Alt,
     Chars,
     Node,
-    Ranges,
     Ref,
     Repeat,
     Rules,
     Seq,
     Special,
-    normalized,
 )
-
-T = TypeVar("T", bound=Hashable)
+from treadle.text.rule_graph import reachable, recursive, unrolled
 
 MAX_STATES = 20_000  # of one automaton before it is made deterministic
 MAX_DFA_STATES = 4_000
@@ -36,121 +29,6 @@ MAX_MERGED = 400  # states; it takes time by the square of them
 
 class TooLargeError(Exception):
     """The grammar has no automata of a reasonable size."""
-
-
-class Alphabet:
-    """The intervals of characters that a grammar tells apart."""
-
-    def __init__(self, bodies: Iterable[Node]) -> None:
-        classes = {
-            node.ranges for body in bodies for node in nodes(body) if isinstance(node, Chars)
-        }
-        ends = {end for ranges in classes for low, high in ranges for end in (low, high + 1)}
-        self._ends = sorted(ends)
-        self._masks: dict[Ranges, int] = {}
-        self._like: dict[int, int] = {}
-        parts = pairwise(self._ends)
-        bounds = [(_first_byte(low), _first_byte(end - 1)) for low, end in parts]
-        self._first_bytes = [(2 << last) - (1 << first) for first, last in bounds]  # as bits
-
-    def mask(self, ranges: Ranges) -> int:
-        """The bits of a class."""
-        if ranges not in self._masks:
-            found = 0
-            for low, high in ranges:
-                first, end = (bisect_left(self._ends, x) for x in (low, high + 1))
-                found |= ((1 << (end - first)) - 1) << first
-            self._masks[ranges] = found
-        return self._masks[ranges]
-
-    def like(self, mask: int) -> int:
-        """The characters whose UTF-8 begins with a byte with which one of these begins."""
-        if mask not in self._like:
-            bytes_ = 0
-            for i in _bits(mask):
-                bytes_ |= self._first_bytes[i]
-            found = 0
-            for i, first_bytes in enumerate(self._first_bytes):
-                found |= (1 << i) * bool(first_bytes & bytes_)
-            self._like[mask] = found
-        return self._like[mask]
-
-    def ranges(self, mask: int) -> Ranges:
-        """The class of some bits."""
-        ends = self._ends
-        return normalized([(ends[i], ends[i + 1] - 1) for i in _bits(mask)])
-
-
-def _bits(mask: int) -> list[int]:
-    return [i for i in range(mask.bit_length()) if mask >> i & 1]
-
-
-def _first_byte(code: int) -> int:
-    """The first byte of a character in UTF-8; a surrogate's stands for its neighbours'."""
-    return chr(code).encode("utf-8", "surrogatepass")[0]
-
-
-def nodes(body: Node) -> Iterator[Node]:
-    """Every node of a tree, parents first."""
-    waiting = [body]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, Seq | Alt):
-            waiting += reversed(node.items)
-        elif isinstance(node, Repeat):
-            waiting.append(node.item)
-
-
-def refs(body: Node) -> list[str]:
-    """The rules that a tree names, each once, in order."""
-    return list(dict.fromkeys(node.name for node in nodes(body) if isinstance(node, Ref)))
-
-
-def components(edges: Mapping[T, Sequence[T]]) -> list[list[T]]:
-    """The strongly connected parts of a graph, each after all that it leads to (Tarjan)."""
-    index: dict[T, int] = {}
-    low: dict[T, int] = {}
-    stack: list[T] = []
-    on_stack: set[T] = set()
-    found: list[list[T]] = []
-    for root in edges:
-        if root in index:
-            continue
-        path = [(root, iter(edges[root]))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while path:
-            node, rest = path[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    stack.append(other)
-                    on_stack.add(other)
-                    path.append((other, iter(edges[other])))
-                    break
-                if other in on_stack:
-                    low[node] = min(low[node], index[other])
-            else:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == index[node]:
-                    part: list[T] = []
-                    while not part or part[-1] != node:
-                        part.append(stack.pop())
-                    on_stack.difference_update(part)
-                    found.append(part)
-    return found
-
-
-def recursive(bodies: dict[str, Node]) -> set[str]:
-    """The rules that lead back to themselves."""
-    edges = {name: refs(bodies[name]) for name in bodies}
-    loops = {name for name in bodies if name in edges[name]}
-    parts = [part for part in components(edges) if len(part) > 1]
-    return loops | {name for part in parts for name in part}
 
 
 @dataclass
@@ -178,7 +56,7 @@ def build_automata(rules: Rules) -> tuple[dict[str, Automaton], Alphabet]:
 
     A rule that can never be finished is not among them, nor is any call of one.
     """
-    bodies = _unrolled(reachable(rules.body))
+    bodies = unrolled(reachable(rules.body))
     alphabet = Alphabet(bodies.values())
     inner = recursive(bodies)
     found: dict[str, Automaton] = {}
@@ -191,60 +69,6 @@ def build_automata(rules: Rules) -> tuple[dict[str, Automaton], Alphabet]:
             called = (call for calls in found[name].calls for call, _ in calls)
             waiting += [call for call in called if isinstance(call, str)]
     return _finished(found), alphabet
-
-
-def reachable(bodies: dict[str, Node]) -> dict[str, Node]:
-    """The rules that ``root`` leads to."""
-    found: dict[str, Node] = {}
-    waiting = ["root"]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found[name] = bodies[name]
-            waiting += reversed(refs(bodies[name]))
-    return found
-
-
-def _unrolled(bodies: dict[str, Node]) -> dict[str, Node]:
-    """``node*`` for a recursive rule as a rule of its own: ``(what node is)*``.
-
-    In ``node ::= "<" node* ">" | [^<>]+`` two texts may follow each other, so every letter could
-    be the end of one. The repetition of all of them is one text.
-    """
-    inner = recursive(bodies)
-    stars: dict[Node, str] = {}
-    done: dict[str, Node] = {}
-
-    def units(node: Node, seen: set[str]) -> list[Node]:
-        if isinstance(node, Alt):
-            return [unit for item in node.items for unit in units(item, seen)]
-        if isinstance(node, Ref) and node.name in inner:
-            if node.name in seen:
-                return []  # it adds nothing to itself
-            seen.add(node.name)
-            return units(bodies[node.name], seen)
-        return [node]
-
-    def rewrite(node: Node) -> Node:
-        if isinstance(node, Seq | Alt):
-            return type(node)(tuple(map(rewrite, node.items)))
-        if not isinstance(node, Repeat):
-            return node
-        items = node.item.items if isinstance(node.item, Alt) else (node.item,)
-        names = [item.name for item in items if isinstance(item, Ref)]
-        if node.most is not None or not inner.intersection(names):
-            return Repeat(rewrite(node.item), node.least, node.most)
-        name = stars.setdefault(node.item, f"{names[0]} * {len(stars)}")
-        return Seq((Repeat(rewrite(node.item), node.least, node.least), Ref(name)))
-
-    waiting: list[tuple[str, Node]] = list(bodies.items())
-    for name, body in waiting:
-        known = len(stars)
-        done[name] = rewrite(body)
-        for item, star in list(stars.items())[known:]:
-            whole = Alt(tuple(units(item, set())))
-            waiting.append((star, Alt((Seq((whole, Ref(star))), EMPTY))))
-    return done
 
 
 class _Nfa:

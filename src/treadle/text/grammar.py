@@ -203,7 +203,7 @@ def _limits() -> Any:
 
     return LLParserLimits(
         max_items_in_row=100_000,
-        initial_lexer_fuel=20_000_000,
+        initial_lexer_fuel=5_000_000,
         step_lexer_fuel=5_000_000,
         step_max_items=5_000_000,
         max_grammar_size=2_000_000,

@@ -69,7 +69,7 @@ def schema_source(schema: Schema) -> str:
             raise GrammarError(f"JSON schema: {type(e).__name__}: {e}") from e
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(_strict(value))
+        text = json.dumps({} if value is True else _strict(value))
         return str(
             LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
         )

@@ -18,19 +18,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
 
 from treadle.errors import GrammarError
-from treadle.text.automaton import (
-    Alphabet,
-    Automaton,
-    TooLargeError,
-    build_automata,
-    components,
-    nodes,
-    reachable,
-    recursive,
-)
+from treadle.text.alphabet import Alphabet
+from treadle.text.automaton import Automaton, TooLargeError, build_automata
 from treadle.text.gbnf import Rules, Special
 from treadle.text.lark import MAX_LEAD, Writer, as_one_regex, by_characters, rule_name
 from treadle.text.regex import EMPTY_TEXT, Regexes
+from treadle.text.rule_graph import components, nodes, reachable, recursive
 
 MAX_STATES = 4_000  # of all automata
 MAX_PAIRS = 100_000  # of states that may be open at once

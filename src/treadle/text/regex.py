@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from treadle.text.automaton import Alphabet, TooLargeError
+from treadle.text.alphabet import Alphabet
+from treadle.text.automaton import TooLargeError
 from treadle.text.lark import Writer, class_of, counts
 
 MAX_REGEXES = 30_000
