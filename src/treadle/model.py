@@ -29,6 +29,7 @@ from treadle.session import Engine, Session
 
 if TYPE_CHECKING:
     from treadle.plan import Plan
+    from treadle.text.json_schema import Schema
     from treadle.text.template import ChatTemplate
     from treadle.text.tokenizer import Tokenizer
 
@@ -167,14 +168,14 @@ class Model:
         sampling: Sampling | None = None,
         stop: str | Iterable[str] | None = (),
         grammar: str | None = None,
-        json_schema: str | dict[str, Any] | None = None,
+        json_schema: Schema | None = None,
         session: Session | None = None,
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
 
         ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
-        completion must follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages
-        to use, None for the model's own.
+        completion must follow; ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic
+        class; ``session``: whose pages to use, None for the model's own.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
         """
@@ -235,7 +236,7 @@ class Model:
         asked = self.template.render(earlier, add_generation_prompt=True, tools=tools)
         return f"{asked}{last.get('content') or ''}"
 
-    def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
+    def _constraint(self, grammar: str | None, json_schema: Schema | None) -> Any:
         if grammar is None and json_schema is None:
             return None
         from treadle.text.grammar import Grammar

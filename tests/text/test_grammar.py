@@ -254,7 +254,9 @@ def test_errors_are_one_line_in_words(bytes_tokenizer: Tokenizer) -> None:
         allowed(Grammar.from_json_schema({"$ref": "#"}, bytes_tokenizer).matcher(), 259)
     with pytest.raises(GrammarError) as caught:
         Grammar.from_json_schema({"type": "string", "pattern": "(?=a)b"}, bytes_tokenizer)
-    assert str(caught.value).startswith("regex parse error: (?=a)b error: look-around, including")
+    assert str(caught.value).startswith(
+        "JSON schema: regex parse error: (?=a)b error: look-around, including"
+    )
     assert "\n" not in str(caught.value)
 
 
@@ -381,18 +383,9 @@ def test_a_pydantic_class(bytes_tokenizer: Tokenizer) -> None:
 
 def test_errors_say_where_the_answer_is(bytes_tokenizer: Tokenizer) -> None:
     matcher = Grammar.from_gbnf('root ::= "abc"', bytes_tokenizer).matcher()
-    with pytest.raises(GrammarError, match=r"at the beginning: .* token 123 \('x'\)"):
+    with pytest.raises(GrammarError, match=r"at the beginning: .* token 123 \('<0x78>'\)"):
         matcher.copy().accept(3 + ord("x"))
     matcher.accept(3 + ord("a"))
     matcher.accept(3 + ord("b"))
     with pytest.raises(GrammarError, match=r"after 2 tokens \(...'ab'\): .*allow token 123"):
         matcher.accept(3 + ord("x"))
-
-
-def test_a_limit_in_the_middle_names_the_rules(bytes_tokenizer: Tokenizer) -> None:
-    """Right recursion around a call: each "a" is one more rule to end at every "b"."""
-    grammar = Grammar.from_gbnf('root ::= x\nx ::= "a" x "b" | "a" x | "c"', bytes_tokenizer)
-    matcher = grammar.matcher()
-    with pytest.raises(GrammarError, match=r"after \d+ tokens .*in rule 'x' \(line 2\)"):
-        for _ in range(200_000):
-            matcher.accept(3 + ord("a"))

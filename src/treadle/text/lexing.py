@@ -23,9 +23,10 @@ from treadle.text.automaton import Automaton, TooLargeError, build_automata
 from treadle.text.gbnf import Rules, Special
 from treadle.text.lark import MAX_LEAD, Writer, as_one_regex, by_characters, rule_name
 from treadle.text.regex import EMPTY_TEXT, Regexes
-from treadle.text.rule_graph import components, nodes, reachable, recursive
+from treadle.text.rule_graph import components, expanded, nodes, reachable, recursive
 
 MAX_STATES = 4_000  # of all automata
+MAX_EXPANDED = 100_000  # parts of a grammar that is written as one regular expression
 MAX_PAIRS = 100_000  # of states that may be open at once
 MAX_LOOP = 30  # states on common loops: the expression grows by the cube of them
 MAX_ALTERNATIVES = 5_000  # of all rules that are written
@@ -41,13 +42,14 @@ def larks(rules: Rules) -> Iterator[str]:
     All mean the same. The last is the grammar as it is written. Raises GrammarError where none
     is possible, or where no text fulfils the grammar.
     """
-    rules = Rules(reachable(rules.body), rules.line)
-    whole = by_characters(rules)
-    forms: Iterator[Writer] = iter([as_one_regex(rules), whole])
-    if recursive(rules.body) or any(
-        isinstance(n, Special) for b in rules.body.values() for n in nodes(b)
-    ):
-        forms = chain(_by_lexemes(rules), [whole])
+    bodies = reachable(rules.body)
+    rules = Rules(bodies, rules.line)
+    special = any(isinstance(node, Special) for body in bodies.values() for node in nodes(body))
+    if special or recursive(bodies) or expanded(bodies) > MAX_EXPANDED:
+        quick = _by_lexemes(rules)
+    else:
+        quick = iter([as_one_regex(rules)])
+    forms = chain(quick, [by_characters(rules)])
     leads = []
     for form in forms:
         leads.append(form.lead())

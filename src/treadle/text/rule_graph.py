@@ -65,6 +65,17 @@ def components(edges: Mapping[T, Sequence[T]]) -> list[list[T]]:
     return found
 
 
+def expanded(bodies: Mapping[str, Node]) -> int:
+    """How many parts ``root`` has with each rule written out where it is named; no rule leads
+    back to itself.
+    """
+    sizes: dict[str, int] = {}
+    for (name,) in components({name: refs(body) for name, body in bodies.items()}):
+        parts = nodes(bodies[name])
+        sizes[name] = sum(sizes[part.name] if isinstance(part, Ref) else 1 for part in parts)
+    return sizes["root"]
+
+
 def recursive(bodies: dict[str, Node]) -> set[str]:
     """The rules that lead back to themselves."""
     edges = {name: refs(bodies[name]) for name in bodies}
