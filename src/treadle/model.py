@@ -174,8 +174,8 @@ class Model:
         """Complete a prompt: an iterator of pieces of text.
 
         ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
-        completion must follow; ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic
-        class; ``session``: whose pages to use, None for the model's own.
+        completion must follow; ``json_schema``: a schema it must satisfy, as text, a dict or a
+        pydantic class; ``session``: whose pages to use, None for the model's own.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError.
         """
