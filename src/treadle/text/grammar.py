@@ -179,7 +179,7 @@ class Matcher:
             found = _BYTE.search(message)
             why = f": {found.group()}" if found else ""
             raise GrammarError(f"{self._place}the grammar does not allow {self._named(token)}{why}")
-        raise GrammarError(f"{self._place}{message}")
+        raise GrammarError(f"{self._place if self._ids else ''}{message}")
 
     @property
     def _place(self) -> str:
