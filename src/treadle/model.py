@@ -37,6 +37,7 @@ from treadle.session import Engine, Session
 
 if TYPE_CHECKING:
     from treadle.plan import Plan
+    from treadle.text.json_schema import Schema
     from treadle.text.template import ChatTemplate
     from treadle.text.tokenizer import Tokenizer
 
@@ -203,7 +204,7 @@ class Model:
         sampling: Sampling | None = None,
         stop: str | Iterable[str] | None = (),
         grammar: str | None = None,
-        json_schema: str | dict[str, Any] | None = None,
+        json_schema: Schema | None = None,
         session: Session | None = None,
         logprobs: int | None = None,
         **fields: Any,
@@ -213,9 +214,9 @@ class Model:
         ``max_tokens``: None or -1 for as many as the text has; ``sampling``: how tokens are chosen,
         and ``fields`` are fields of it by name, which count before its own: ``temperature=0``;
         ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
-        completion must follow; ``json_schema``: a schema it must satisfy; ``session``: whose pages
-        to use, None for the model's own; ``logprobs``: how many alternatives to each token
-        ``Generation.logprobs`` has, 0 for the token alone.
+        completion must follow; ``json_schema``: a schema it must satisfy, as text, a dict or a
+        pydantic class; ``session``: whose pages to use, None for the model's own; ``logprobs``: how
+        many alternatives to each token ``Generation.logprobs`` has, 0 for the token alone.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         and TypeError for a name that is no setting.
@@ -294,7 +295,7 @@ class Model:
         asked = self.template.render(earlier, add_generation_prompt=True, **given)
         return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
 
-    def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
+    def _constraint(self, grammar: str | None, json_schema: Schema | None) -> Any:
         if grammar is None and json_schema is None:
             return None
         from treadle.text.grammar import Grammar

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.text.test_grammar import accepts
 from treadle.errors import GrammarError
-from treadle.text.gbnf import gbnf_to_lark
+from treadle.text.gbnf import parse_gbnf
 from treadle.text.grammar import Grammar
 from treadle.text.tokenizer import Tokenizer
 
@@ -131,7 +130,7 @@ def test_any_character_as_literal_and_class(bytes_tokenizer: Tokenizer, text: st
         ('root ::= "a"{2,1}', "at most 1"),
         ('root ::= "a"{x}', "expected {n}"),
         ("root ::= *", "unexpected '\\*'"),
-        ("root ::= " + "(" * 3000, "more than 60 paren"),
+        ("root ::= " + "(" * 3000, "more than 100 paren"),
         ("#" * (1 << 21), "characters"),
         ('root ::= "a"{999999999999}', "999999999999"),
         ('root ::= "' + "a" * 99_999 + '"', "more than"),
@@ -144,16 +143,16 @@ def test_errors_say_where(bytes_tokenizer: Tokenizer, grammar: str, message: str
 
 
 def test_a_grammar_of_no_text(bytes_tokenizer: Tokenizer) -> None:
-    matcher = Grammar.from_gbnf("root ::= root", bytes_tokenizer).matcher()
-    with pytest.raises(GrammarError):
-        matcher.mask(np.zeros(259, np.float32))
+    for grammar in ("root ::= root", 'root ::= "a" x\nx ::= x "b"', 'root ::= "(" root ")"'):
+        with pytest.raises(GrammarError, match="line 1: rule 'root' only leads back to itself"):
+            Grammar.from_gbnf(grammar, bytes_tokenizer)
 
 
 @settings(max_examples=200)
 @given(text=st.text('root:= \n"[]a-z(){}1,|*+?.\\x^#<>'))
 def test_any_text_is_a_grammar_or_an_error(text: str) -> None:
     try:
-        lark = gbnf_to_lark(text)
+        rules = parse_gbnf(text)
     except GrammarError:
         return
-    assert lark.startswith(("start:", "r")) or "\nstart:" in lark
+    assert "root" in rules.body

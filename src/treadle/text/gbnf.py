@@ -1,20 +1,20 @@
-"""GBNF, llama.cpp's grammar notation, into the Lark notation of ``llguidance``.
+"""GBNF, llama.cpp's grammar notation: text into rules.
 
-A grammar over characters means what it says only if no lexer runs ahead of it: with words as
-lexemes, ``[a-z]+ "s"`` would never match "cats", for the first part takes it all. So every
-character here is a lexeme of its own, and the parser decides alone, as llama.cpp's does.
+A rule's body is a tree of five kinds of node. Character classes are sorted ranges of code points.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import NoReturn
 
 from treadle.errors import GrammarError
 
 MAX_SOURCE = 1 << 20  # characters
-MAX_DEPTH = 60  # parentheses inside each other
+MAX_DEPTH = 100  # parentheses inside each other
 MAX_ITEMS = 50_000  # characters, classes and names of rules; llguidance has 65,536 symbols
+MAX_COUNT = 1 << 30  # of a repetition; llguidance counts in 32 bits
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -23,32 +23,109 @@ _TOKEN = re.compile(r"<(?:\[\d+\]|[^<>\s\[\]]+)>")
 _COUNTS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
-_ANY = "/(?s:.)/"
+
+Ranges = tuple[tuple[int, int], ...]  # first and last code point of each, sorted, apart
 
 
-def gbnf_to_lark(source: str) -> str:
-    """The same grammar as llguidance's Lark, its rule ``root`` as ``start``.
+@dataclass(frozen=True)
+class Chars:
+    """One character out of these."""
 
-    Raises GrammarError with line and column.
-    """
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class Special:
+    """One token by its name or number, as llguidance writes it: ``<name>``, ``<[12]>``."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A rule by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Seq:
+    """One after the other; without items, the empty text."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Alt:
+    """One of these."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``least`` to ``most`` times, None for any number."""
+
+    item: Node
+    least: int
+    most: int | None
+
+
+Node = Chars | Special | Ref | Seq | Alt | Repeat
+EMPTY = Seq(())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A grammar that begins at rule ``root``: body and line of each rule, by name."""
+
+    body: dict[str, Node]
+    line: dict[str, int]
+
+
+def parse_gbnf(source: str) -> Rules:
+    """Read a grammar. Raises GrammarError with line and column."""
     return _Parser(source).grammar()
 
 
+def normalized(ranges: list[tuple[int, int]], *, negated: bool = False) -> Ranges:
+    """Sorted ranges that do not touch, without the surrogates, which no text has."""
+    if negated:
+        ends = [-1, *(x for pair in normalized(ranges) for x in pair), 0x110000]
+        gaps = zip(ends[::2], ends[1::2], strict=True)
+        ranges = [(low + 1, high - 1) for low, high in gaps if low + 1 < high]
+    whole: list[tuple[int, int]] = []
+    for low, high in sorted(_without_surrogates(ranges)):
+        if whole and low <= whole[-1][1] + 1:
+            whole[-1] = (whole[-1][0], max(high, whole[-1][1]))
+        else:
+            whole.append((low, high))
+    return tuple(whole)
+
+
+def _without_surrogates(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    below = [(low, min(high, 0xD7FF)) for low, high in ranges if low <= 0xD7FF]
+    return below + [(max(low, 0xE000), high) for low, high in ranges if high >= 0xE000]
+
+
+ANY = Chars(normalized([(0, 0x10FFFF)]))
+
+
 class _Parser:
-    """Recursive descent that writes what it reads."""
+    """Recursive descent."""
 
     def __init__(self, source: str) -> None:
         self._text = source
         self._at = 0
         self._depth = 0
         self._n_items = 0
-        self._rules: dict[str, str] = {}  # by GBNF name
+        self._rules: dict[str, Node] = {}
+        self._line: dict[str, int] = {}
         self._used: dict[str, int] = {}  # where each name was first used
-        self._names: dict[str, str] = {"root": "start"}  # Lark's names; it has fewer letters
         if len(source) > MAX_SOURCE:
             self._fail(f"the grammar has {len(source)} characters (at most {MAX_SOURCE})")
 
-    def grammar(self) -> str:
+    def grammar(self) -> Rules:
         self._skip(_BLANK_LINES)
         while self._at < len(self._text):
             self._rule()
@@ -58,7 +135,7 @@ class _Parser:
                 self._fail(f"rule {name!r} is used but not defined", at)
         if "root" not in self._rules:
             self._fail("there is no rule 'root'")
-        return "\n".join(f"{self._lark_name(name)}: {body}" for name, body in self._rules.items())
+        return Rules(self._rules, self._line)
 
     # -- rules --------------------------------------------------------------------------
 
@@ -67,6 +144,7 @@ class _Parser:
         name = self._name()
         if name in self._rules:
             self._fail(f"rule {name!r} is defined twice", at)
+        self._line[name] = self._text.count("\n", 0, at) + 1
         self._skip(_BLANK)
         if not self._take("::="):
             self._fail("expected '::='")
@@ -75,12 +153,12 @@ class _Parser:
         if self._at < len(self._text) and self._text[self._at] not in "\r\n":
             self._fail(f"unexpected {self._text[self._at]!r}")
 
-    def _alternatives(self, *, nested: bool) -> str:
+    def _alternatives(self, *, nested: bool) -> Node:
         found = [self._sequence(nested=nested)]
         while self._bar(nested):
             self._skip(_BLANK_LINES)
             found.append(self._sequence(nested=nested))
-        return " | ".join(found)
+        return Alt(tuple(found)) if len(found) > 1 else found[0]
 
     def _bar(self, nested: bool) -> bool:
         """Take the next '|'; it may also begin the line after, which no rule can."""
@@ -92,23 +170,23 @@ class _Parser:
             self._at = at
         return False
 
-    def _sequence(self, *, nested: bool) -> str:
+    def _sequence(self, *, nested: bool) -> Node:
         blank = _BLANK_LINES if nested else _BLANK
-        found: list[str] = []
+        found: list[Node] = []
         while (item := self._item()) is not None:
             self._skip(blank)
-            if (repeat := self._repetition()) is not None:
-                item += repeat
+            if (counts := self._repetition()) is not None:
+                item = Repeat(item, *counts)
                 self._skip(blank)
             found.append(item)
-        return " ".join(found) or '""'
+        return Seq(tuple(found)) if len(found) != 1 else found[0]
 
     def _count(self, n: int) -> None:
         self._n_items += n
         if self._n_items > MAX_ITEMS:
             self._fail(f"more than {MAX_ITEMS} characters, classes and names")
 
-    def _item(self) -> str | None:
+    def _item(self) -> Node | None:
         self._count(1)
         head = self._text[self._at : self._at + 1]
         if head == '"':
@@ -119,17 +197,17 @@ class _Parser:
             return self._group()
         if head == ".":
             self._at += 1
-            return _ANY
+            return ANY
         if token := _TOKEN.match(self._text, self._at):
             self._at = token.end()
-            return token.group()
+            return Special(token.group())
         if _NAME.match(self._text, self._at):
             at, name = self._at, self._name()
             self._used.setdefault(name, at)
-            return self._lark_name(name)
+            return Ref(name)
         return None
 
-    def _group(self) -> str:
+    def _group(self) -> Node:
         at = self._at
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -141,41 +219,45 @@ class _Parser:
         if not self._take(")"):
             self._fail("this '(' is not closed", at)
         self._depth -= 1
-        return f"({body})"
+        return body
 
-    def _repetition(self) -> str | None:
-        for sign in "*+?":
+    def _repetition(self) -> tuple[int, int | None] | None:
+        for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
-                return sign
+                return counts
         if self._text[self._at : self._at + 1] != "{":
             return None
-        counts = _COUNTS.match(self._text, self._at)
-        if counts is None:
+        found = _COUNTS.match(self._text, self._at)
+        if found is None:
             self._fail("expected {n}, {n,} or {n,m}")
-        least, comma, most = counts.groups()
-        if comma and most and int(most) < int(least):
+        for count in found.group(1, 3):
+            if len((count or "").lstrip("0")) > 10 or int(count or 0) > MAX_COUNT:
+                self._fail(f"{count:.20} times (at most {MAX_COUNT})")
+        least = int(found[1])
+        most = int(found[3]) if found[3] else None if found[2] else least
+        if most is not None and most < least:
             self._fail(f"at least {least} and at most {most}")
-        self._at = counts.end()
-        return f"{{{least}{comma or ''}{most or ''}}}"
+        self._at = found.end()
+        return least, most
 
     # -- characters ---------------------------------------------------------------------
 
-    def _literal(self) -> str:
+    def _literal(self) -> Node:
         at = self._at
         self._at += 1
-        found: list[str] = []
+        found: list[Node] = []
         while not self._take('"'):
             if self._at >= len(self._text):
                 self._fail("this text is not closed", at)
-            found.append(f"/{_escaped(self._character())}/")
+            found.append(Chars(((code := ord(self._character()), code),)))
         self._count(len(found) - 1)
-        return f"({' '.join(found)})" if found else '""'
+        return Seq(tuple(found)) if len(found) != 1 else found[0]
 
-    def _class(self) -> str:
+    def _class(self) -> Node:
         at = self._at
         self._at += 1
-        negated = "^" if self._take("^") else ""
-        found: list[str] = []
+        negated = self._take("^")
+        found: list[tuple[int, int]] = []
         while not self._take("]"):
             if self._at >= len(self._text):
                 self._fail("this '[' is not closed", at)
@@ -185,10 +267,12 @@ class _Parser:
                 last = self._character()
             if last < first:
                 self._fail(f"the range {first}-{last} runs backwards", at)
-            found.append(f"{_escaped(first)}-{_escaped(last)}")
+            found.append((ord(first), ord(last)))
         if not found:
             self._fail("an empty class", at)
-        return f"/[{negated}{''.join(found)}]/"
+        if not (ranges := normalized(found, negated=negated)):
+            self._fail("a class without a character", at)
+        return Chars(ranges)
 
     def _character(self) -> str:
         character = self._text[self._at : self._at + 1]
@@ -218,12 +302,6 @@ class _Parser:
         self._at = name.end()
         return name.group()
 
-    def _lark_name(self, name: str) -> str:
-        if name not in self._names:
-            letters = re.sub("[^a-z0-9]", "_", name.lower())
-            self._names[name] = f"r{len(self._names)}_{letters}"
-        return self._names[name]
-
     def _skip(self, blank: re.Pattern[str]) -> None:
         found = blank.match(self._text, self._at)
         self._at = found.end() if found else self._at
@@ -239,10 +317,3 @@ class _Parser:
         line = self._text.count("\n", 0, at) + 1
         column = at - (self._text.rfind("\n", 0, at) + 1) + 1
         raise GrammarError(f"grammar, line {line}, column {column}: {message}")
-
-
-def _escaped(character: str) -> str:
-    """One character in a regular expression, whatever it means there."""
-    if character.isascii() and character.isalnum():
-        return character
-    return f"\\x{{{ord(character):X}}}"

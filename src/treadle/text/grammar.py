@@ -6,10 +6,8 @@ keyword that it lacks is an error, and so is a token that the grammar has no pla
 
 from __future__ import annotations
 
-import json
 import re
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import GrammarError
-from treadle.text.gbnf import gbnf_to_lark
+from treadle.text.gbnf import parse_gbnf
+from treadle.text.json_schema import Schema, schema_source
+from treadle.text.lexing import hard_rules, larks, special_tokens
 from treadle.text.vocab import TokenType
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 # What follows in angle brackets is a dump of the parser, for its authors.
-_DUMP = re.compile(r"\n<(?:state|backtrace)>")
+_DUMP = re.compile(r"\n<(?:state|backtrace|non-verbose)/?>")
+_LIMIT = re.compile(
+    r"Too many items.*|Current row has \d+ items; max is \d+|.*[Ll]exer.*(?:states|fuel).*"
+)
+_BYTE = re.compile(r"byte .* fails")
+_LARK_LINE = re.compile(r"^(?:at )?\d+\(\d+\): |\s*(?<!\S)\d+ \| .*", re.S)
 _ENDLESS = "NoExtensionBias"  # llguidance's word for a start that needs itself first
 
 
@@ -33,7 +38,7 @@ _ENDLESS = "NoExtensionBias"  # llguidance's word for a start that needs itself 
 class Grammar:
     """A checked grammar over a vocabulary, for any number of answers.
 
-    ``source`` is in llguidance's notation.
+    ``source`` is in llguidance's notation; ``hard`` names the rules that take it the most time.
 
     Every ``from_`` raises GrammarError with the place when the grammar is broken or asks for
     something that cannot be enforced.
@@ -41,25 +46,36 @@ class Grammar:
 
     source: str
     tokenizer: Tokenizer
+    hard: str = ""
 
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Grammar:
         """llama.cpp's notation, matched from its rule ``root``."""
-        return cls._checked(gbnf_to_lark(text), tokenizer)
+        try:
+            rules = parse_gbnf(text)
+            for name, line in special_tokens(rules):
+                if not _has_token(name, tokenizer):
+                    raise GrammarError(f"grammar, line {line}: there is no token {name}")
+            message = ""
+            for source in larks(rules):
+                lark = _lark(source)
+                if not (message := _complaint(lark, tokenizer)):
+                    return cls(lark, tokenizer, hard_rules(rules))
+        except RecursionError:
+            raise GrammarError("grammar: too deeply nested") from None
+        # What it says is about a line of its own notation, which nobody has seen.
+        raise GrammarError(
+            f"grammar: too large or too deeply nested ({_LARK_LINE.sub('', message)})"
+        )
 
     @classmethod
-    def from_json_schema(
-        cls, schema: str | Mapping[str, Any] | bool, tokenizer: Tokenizer
-    ) -> Grammar:
-        """JSON that is valid by a schema, given as text or as the parsed object."""
-        from llguidance import LLMatcher
+    def from_json_schema(cls, schema: Schema, tokenizer: Tokenizer) -> Grammar:
+        """JSON that is valid by a schema: text, the parsed object, or a class or object with
+        ``model_json_schema``, such as pydantic's.
 
-        try:
-            value = json.loads(schema) if isinstance(schema, str) else schema
-            source = LLMatcher.grammar_from_json_schema(json.dumps(value))
-        except (TypeError, ValueError, RecursionError) as e:
-            raise GrammarError(f"JSON schema: {e}") from None
-        return cls._checked(source, tokenizer)
+        Between two tokens of the JSON there is at most a space, or a line break and 20 characters.
+        """
+        return cls._checked(schema_source(schema), tokenizer, "JSON schema: ")
 
     @classmethod
     def from_regex(cls, pattern: str, tokenizer: Tokenizer) -> Grammar:
@@ -71,18 +87,12 @@ class Grammar:
     @classmethod
     def from_lark(cls, text: str, tokenizer: Tokenizer) -> Grammar:
         """llguidance's own notation, from its rule ``start``; terminals are lexed greedily."""
-        from llguidance import LLMatcher
-
-        return cls._checked(LLMatcher.grammar_from_lark(text), tokenizer)
+        return cls._checked(_lark(text), tokenizer)
 
     @classmethod
-    def _checked(cls, source: str, tokenizer: Tokenizer) -> Grammar:
-        from llguidance import LLMatcher
-
-        # A warning is about something that would not be enforced: an error as well.
-        _, messages = LLMatcher.validate_grammar_with_warnings(source, _vocabulary(tokenizer))
-        if messages:
-            raise GrammarError("; ".join(map(_in_words, messages)))
+    def _checked(cls, source: str, tokenizer: Tokenizer, of: str = "") -> Grammar:
+        if message := _complaint(source, tokenizer):
+            raise GrammarError(of + message)
         return cls(source, tokenizer)
 
     def matcher(self) -> Matcher:
@@ -102,7 +112,9 @@ class Matcher:
 
         vocabulary = _vocabulary(grammar.tokenizer)
         self._n: int = vocabulary.vocab_size
-        self._matcher = LLMatcher(vocabulary, grammar.source, log_level=0)
+        self._grammar = grammar
+        self._ids: list[int] = []  # what has been accepted
+        self._matcher = LLMatcher(vocabulary, grammar.source, log_level=0, limits=_limits())
         self._check()
 
     def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
@@ -115,15 +127,16 @@ class Matcher:
         self._check()  # in its state of error the matcher allows the end of the text
         allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little")
         if not allowed.any() and not self.accepting:
-            raise GrammarError("the grammar leaves no token that could come next")
+            raise GrammarError(f"{self._place}the grammar leaves no token that could come next")
         logits[: len(allowed)][allowed == 0] = -np.inf
         logits[len(allowed) :] = -np.inf
 
     def accept(self, token: int) -> None:
         """Go on with ``token``. Raises GrammarError when the grammar has no place for it."""
         if not 0 <= token < self._n or not self._matcher.consume_token(token):
-            self._check()
-            raise GrammarError(f"the grammar does not allow token {token} here")
+            self._check(token)
+            raise GrammarError(f"{self._place}the grammar does not allow {self._named(token)}")
+        self._ids.append(token)
 
     @property
     def accepting(self) -> bool:
@@ -140,16 +153,86 @@ class Matcher:
         if not self._matcher.rollback(n):
             self._check()
             raise GrammarError(f"there are no {n} tokens to take back")
+        if n > 0:
+            del self._ids[-n:]
 
     def copy(self) -> Matcher:
         """A second matcher in the same state, to try something out."""
         other = object.__new__(Matcher)
         other._n, other._matcher = self._n, self._matcher.deep_copy()
+        other._grammar, other._ids = self._grammar, list(self._ids)
         return other
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarError(_in_words(str(self._matcher.get_error())))
+    def _check(self, token: int | None = None) -> None:
+        """Raise what went wrong: with ``token``, if there is one, else at this place."""
+        if not self._matcher.is_error():
+            return
+        message = _in_words(str(self._matcher.get_error()))
+        limit = _LIMIT.search(message)
+        if limit is not None:
+            of = f", in {self._grammar.hard}" if self._grammar.hard else ""
+            raise GrammarError(
+                f"{self._place}the grammar has more ways to go on{of} than can be followed "
+                f"({limit.group()})"
+            )
+        if token is not None and 0 <= token < self._n:
+            found = _BYTE.search(message)
+            why = f": {found.group()}" if found else ""
+            raise GrammarError(f"{self._place}the grammar does not allow {self._named(token)}{why}")
+        raise GrammarError(f"{self._place if self._ids else ''}{message}")
+
+    @property
+    def _place(self) -> str:
+        """How far the answer is, and the end of it."""
+        if not self._ids:
+            return "at the beginning: "
+        ids = [id for id in self._ids[-32:] if id < self._grammar.tokenizer.n_vocab]
+        return f"after {len(self._ids)} tokens (...{self._grammar.tokenizer.decode(ids)[-40:]!r}): "
+
+    def _named(self, token: int) -> str:
+        tokenizer = self._grammar.tokenizer
+        piece = f" ({tokenizer.piece(token)!r})" if 0 <= token < tokenizer.n_vocab else ""
+        return f"token {token}{piece}"
+
+
+def _limits() -> Any:
+    """Above llguidance's own, which refuse the first token of many grammars where the vocabulary
+    is large: it counts steps for all tokens together. 5,000,000 take about 0.2 s.
+    """
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=100_000,
+        initial_lexer_fuel=5_000_000,
+        step_lexer_fuel=5_000_000,
+        step_max_items=5_000_000,
+        max_grammar_size=2_000_000,
+        verbose_errors=False,
+    )
+
+
+def _lark(text: str) -> str:
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+def _complaint(source: str, tokenizer: Tokenizer) -> str:
+    """What llguidance finds wrong with a grammar, or nothing. A warning is about something that
+    would not be enforced: wrong as well.
+    """
+    from llguidance import LLMatcher
+
+    vocabulary = _vocabulary(tokenizer)
+    _, messages = LLMatcher.validate_grammar_with_warnings(source, vocabulary, limits=_limits())
+    return "; ".join(map(_in_words, messages))
+
+
+def _has_token(name: str, tokenizer: Tokenizer) -> bool:
+    """Whether ``<name>`` or ``<[12]>`` is a special token that a grammar may ask for."""
+    if name.startswith("<["):
+        return int(name[2:-2][:20]) < tokenizer.n_vocab
+    return tokenizer.token_id(name) is not None
 
 
 def _in_words(message: str) -> str:
