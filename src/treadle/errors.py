@@ -18,10 +18,25 @@ A message says what was found, what was expected, and where: file, byte offset, 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 class TreadleError(Exception):
-    """The root of the tree: ``except TreadleError`` catches all that is not a bug."""
+    """The root of the tree: ``except TreadleError`` catches all that is not a bug.
+
+    A copy and an unpickled error have the same text and attributes.
+    """
+
+    # Python rebuilds an exception as cls(*args). That fails where __init__ needs keywords; in the
+    # parent of a multiprocessing.Pool such a failure ends the thread that collects results, and
+    # the parent waits for ever.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args), self.__dict__ or None
+
+
+def _rebuilt(cls: type[TreadleError], args: tuple[Any, ...]) -> TreadleError:
+    """An error with these ``args``, which its ``__init__`` is not asked about."""
+    return cls.__new__(cls, *args)
 
 
 class FileError(TreadleError):
