@@ -106,6 +106,13 @@ class Spec:
 
     op: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        """Round floats to f32, as constants of the code are: then a name's digits tell all."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float):
+                object.__setattr__(self, field.name, float(np.float32(value)))
+
     @property
     def name(self) -> str:
         """``op_value_value``; a field at its default is left out, True gives the field's own
@@ -118,9 +125,9 @@ class Spec:
                 parts.append(field.name)
             elif value != field.default:
                 label = "" if isinstance(value, str) else field.name
-                # A float is a constant of the code in f32, so f32's shortest digits tell it apart
-                # from any other.
-                parts.append(f"{label}{np.float32(value) if isinstance(value, float) else value}")
+                # str: an f-string would write all digits of the f64 that the f32 is.
+                digits = str(np.float32(value)) if isinstance(value, float) else value
+                parts.append(f"{label}{digits}")
         return "_".join(parts)
 
     @property
