@@ -168,9 +168,10 @@ def command(
 def write_plot(path: Path, results: list[Result]) -> None:
     """Draw the picture, after the results are out: a full disk costs no more than the picture."""
     from treadle.cli.plot import draw
+    from treadle.cli.svg import origin
 
     try:
-        path.write_text(draw(results), "utf-8")
+        path.write_text(draw(results, origin([])), "utf-8")
     except OSError as error:
         raise FileError(f"cannot be written: {error.strerror or error}", path=path) from error
 

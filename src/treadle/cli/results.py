@@ -37,7 +37,8 @@ class Result:
     peak: str | None
     shares: dict[str, float] | None  # of each of these peaks that the steps use
     peaks: dict[str, float]  # of this machine meanwhile, medians: bytes or operations a second
-    processor_time_share: float | None  # of what the threads asked for while timed, what they got
+    # Of what the threads asked for while timed, what they got; None if too short to tell.
+    processor_time_share: float | None = None
 
     @property
     def spread(self) -> float:

@@ -97,10 +97,12 @@ def command(
     saved = tuned.save(isa, union(sure)) if sure and not dry_run else None
     about = {"isa": isa.name, "cpu": cpu_name(), "threads": n_threads}
     if plot is not None:
+        from treadle.cli.svg import origin
         from treadle.cli.tune_plot import draw
 
         rows = [list(rows_of(s, result, peaks)) for result in results for s in result.sweeps]
-        plot.write_text(draw(rows, f"{about['cpu']}, {isa.name}, {n_threads} threads"), "utf-8")
+        subtitle = f"K {k}, M {m}, {n_threads} thread{'s' * (n_threads > 1)}"
+        plot.write_text(draw(rows, subtitle, origin([isa.name])), "utf-8")
     if as_json:
         print_json(
             {
