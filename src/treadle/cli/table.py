@@ -43,7 +43,7 @@ def print_table(
         table.add_column(Text(headers[i].strip()), justify=justify, overflow="fold")
     for row in lines:
         table.add_row(*(Text(row[i]) for i in shown))
-    console = Console(width=1_000_000 if room is None else room + GAP, highlight=False)
+    console = Console(width=1_000_000 if room is None else room, highlight=False)
     with console.capture() as captured:
         console.print(table, soft_wrap=room is None, crop=False)
     for line in captured.get().splitlines():

@@ -111,7 +111,8 @@ class Spec:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float):
-                object.__setattr__(self, field.name, float(np.float32(value)))
+                # + 0.0: the zeros are equal, and so is their name.
+                object.__setattr__(self, field.name, float(np.float32(value)) + 0.0)
 
     @property
     def name(self) -> str:
