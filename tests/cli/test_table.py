@@ -76,11 +76,11 @@ def test_a_terminal_folds_long_words_where_they_are_joined(
     assert head.split() == ["label", "kernel", "shape", "n"]
     assert lines[0].split() == [
         "L0.attn",
-        "rope_norm_f16_n_head8_n_head_kv4_head_dim128_",
+        "rope_norm_f16_n_head8_n_head_kv4_head_dim128_rope_dims128_",
         "64×64",
         "12",
     ]
-    assert lines[1].split() == ["rope_dims128_local"]
+    assert lines[1].split() == ["local"]
     assert len(lines) == 3
 
 
