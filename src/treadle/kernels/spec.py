@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -108,11 +109,9 @@ class Spec:
 
     def __post_init__(self) -> None:
         """Round floats to f32, as constants of the code are: then a name's digits tell all."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float):
-                # + 0.0: the zeros are equal, and so is their name.
-                object.__setattr__(self, field.name, float(np.float32(value)) + 0.0)
+        for name in _floats(type(self)):
+            # + 0.0: the zeros are equal, and so is their name.
+            object.__setattr__(self, name, float(np.float32(getattr(self, name))) + 0.0)
 
     @property
     def name(self) -> str:
@@ -157,6 +156,12 @@ class Spec:
         writes.
         """
         raise NotImplementedError
+
+
+@cache
+def _floats(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a kind of spec that are floats: looked up once, for a plan makes hundreds."""
+    return tuple(field.name for field in fields(cls) if field.type in ("float", float))
 
 
 def round_up(n: int, multiple: int) -> int:
