@@ -109,7 +109,8 @@ class Spec:
 
     def __post_init__(self) -> None:
         """Round floats to f32, as constants of the code are: then a name's digits tell all."""
-        for name in _floats(type(self)):
+        kind: Any = type(self)
+        for name in _floats(kind):
             # + 0.0: the zeros are equal, and so is their name.
             object.__setattr__(self, name, float(np.float32(getattr(self, name))) + 0.0)
 
@@ -159,7 +160,7 @@ class Spec:
 
 
 @cache
-def _floats(cls: type[Any]) -> tuple[str, ...]:
+def _floats(cls: Any) -> tuple[str, ...]:
     """The fields of a kind of spec that are floats: looked up once, for a plan makes hundreds."""
     return tuple(field.name for field in fields(cls) if field.type in ("float", float))
 
