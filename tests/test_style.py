@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "perplexity": "errors words files.mapping files.target batch session",
     "model": "errors files formats isa jit models runtime batch kvfile session sampling generation"
     " text convert arguments card",
-    "hub": "errors words models.archs runtime.machine",
+    "hub": "errors words models.archs runtime.memory",
     "cli": "errors words files formats models model hub sampling generation runtime text jit.cache"
     " batch convert imatrix quantize perplexity",
     "__init__": "errors model sampling generation session",

@@ -19,6 +19,7 @@ may quote a file, so its text is made safe to print: no control characters, and 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 MAX_SHOWN = 2000  # characters of an error's text
 
@@ -38,7 +39,21 @@ def printable(text: str, keep: str = "") -> str:
 
 
 class TreadleError(Exception):
-    """The root of the tree: ``except TreadleError`` catches all that is not a bug."""
+    """The root of the tree: ``except TreadleError`` catches all that is not a bug.
+
+    A copy and an unpickled error have the same text and attributes.
+    """
+
+    # Python rebuilds an exception as cls(*args). That fails where __init__ needs keywords; in the
+    # parent of a multiprocessing.Pool such a failure ends the thread that collects results, and
+    # the parent waits for ever.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args), self.__dict__ or None
+
+
+def _rebuilt(cls: type[TreadleError], args: tuple[Any, ...]) -> TreadleError:
+    """An error with these ``args``, which its ``__init__`` is not asked about."""
+    return cls.__new__(cls, *args)
 
     def __str__(self) -> str:
         text = printable(super().__str__(), keep="\n\t")

@@ -62,3 +62,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Ran(code, captured.out, captured.err)
 
     return run_command
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Standard output is a terminal of so many columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("treadle.cli.table.terminal_width", lambda: 80)
+    return 80

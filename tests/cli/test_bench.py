@@ -18,7 +18,7 @@ CONTRACT = [
     "test", "depth", "threads", "sequences", "tok_s", "tok_s_min", "tok_s_max", "bytes_s", "ops_s",
     "share_of_peak", "engine",
 ]  # fmt: skip
-MORE = ["model", "format", "peak", "shares", "peaks"]
+MORE = ["model", "format", "peak", "shares", "peaks", "processor_time_share"]
 PEAKS = {"bandwidth": 1e9, "int8": 1e9, "bf16": 1e9, "f32": 1e9}
 
 
@@ -28,6 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = (0.001 * n for i in range(1000) for n in (0, i))
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     monkeypatch.setattr(bench, "measured_peaks", lambda model, progress: PEAKS)
+    monkeypatch.setattr(bench, "TELLING_S", 1e9)  # that clock says nothing of processor time
 
 
 def test_json_has_the_contracts_fields(run: Run, model: FakeModel, gguf: str) -> None:
@@ -105,7 +106,8 @@ def test_several_models(run: Run, model: FakeModel, tmp_path: Path) -> None:
     assert [r["model"] for r in json.loads(ran.out)] == names  # two files of one name
     assert json.loads(ran.out)[0]["format"] == "Q4_0"
     ran = run("bench", *names[1:], "-p", "6", "-n", "0", "-r", "1")
-    assert [line.split()[0] for line in ran.out.splitlines()[:3]] == ["model", "a.gguf", "b.gguf"]
+    titles = [line for line in ran.out.splitlines() if ".gguf" in line]
+    assert titles == ["a.gguf, Q4_0, 2 threads", "b.gguf, Q4_0, 2 threads"]
 
 
 def test_what_is_fed(run: Run, model: FakeModel, gguf: str) -> None:
@@ -145,15 +147,76 @@ def test_a_repetition_is_a_share_of_the_peaks_of_its_own_moment(
 
 
 def test_the_table(run: Run, model: FakeModel, gguf: str) -> None:
-    ran = run("bench", gguf, "-p", "6", "-n", "0", "-r", "1")
-    header, line, peaks = ran.out.splitlines()
-    assert header.split()[:4] == ["engine", "test", "depth", "threads"]
-    assert line.split()[:5] == ["treadle", "pp6", "0", "2", "6000.0"]
+    ran = run("bench", gguf, "-p", "6", "-n", "0", "-r", "3")
+    title, header, line, empty, peaks = ran.out.splitlines()
+    assert title == "story.gguf, Q8_0, 2 threads"
+    assert header.split() == ["test", "tokens/s", "bytes/s", "op/s", "of", "peak"]
+    # 1, 2 and 3 ms: from 2000 to 6000 tokens a second
+    assert line.split()[:4] == ["pp6", "3000", "±", "67%"]
     assert line.split()[-2:] == ["0%", "int8"]
+    assert empty == ""
     assert peaks == (
         "peaks of this machine meanwhile: "
         "bandwidth 1.0 GB/s, int8 1.0 Gop/s, bf16 1.0 Gop/s, f32 1.0 Gop/s"
     )
+
+
+def test_the_table_has_columns_for_what_differs(run: Run, model: FakeModel, gguf: str) -> None:
+    out = run("bench", gguf, "-p", "6", "-n", "4", "-d", "0,9", "-t", "1", "-r", "1").out
+    assert out.splitlines()[1].split()[:3] == ["test", "depth", "tokens/s"]
+    out = run("bench", gguf, "-p", "6", "-n", "4", "-d", "9", "-s", "1,2", "-r", "1").out
+    assert out.splitlines()[0] == "story.gguf, Q8_0, 2 threads, at depth 9"
+    assert out.splitlines()[1].split()[:3] == ["test", "seqs", "tokens/s"]
+
+
+def test_everything_that_differs_fits_a_terminal(
+    run: Run, model: FakeModel, gguf: str, llama: FakeLlama, terminal: int
+) -> None:
+    options = ["-p", "6", "-n", "4", "-d", "0,65536", "-t", "1,16", "-s", "1", "-r", "2"]
+    ran = run("bench", gguf, *options, "--against", "llama-cpp-python")
+    assert ran.code == 0
+    assert max(map(len, ran.out.splitlines())) <= terminal
+    assert "(op/s" in ran.out  # what was left out is named
+    assert "tokens/s" in ran.out
+
+
+def test_a_busy_machine_is_told_of(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that got 0.6 of the time of two processors, then all of it."""
+    monkeypatch.setattr(bench, "TELLING_S", 0.001)
+    for share, warned in ((0.6, True), (1.0, False)):
+        ticks = (2 * share * 0.001 * n for i in range(1000) for n in (0, i))
+        monkeypatch.setattr("time.process_time", lambda ticks=ticks: next(ticks))
+        wall = (0.001 * n for i in range(1000) for n in (0, i))
+        monkeypatch.setattr("time.perf_counter", lambda wall=wall: next(wall))
+        ran = run("bench", gguf, "-p", "6", "-n", "0", "-r", "3", "--json")
+        (result,) = json.loads(ran.out)
+        assert result["processor_time_share"] == pytest.approx(share)
+        assert ("the threads got 60% of the processor time they asked for" in ran.err) == warned
+    monkeypatch.setattr(bench, "TELLING_S", 1.0)
+    (result,) = json.loads(run("bench", gguf, "-p", "6", "-n", "0", "-r", "1", "--json").out)
+    assert result["processor_time_share"] is None  # too short to tell
+
+
+def test_a_bandwidth_of_caches_is_called_so(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one of three moments no buffer beyond the caches was to be had."""
+    in_caches = {"caches": 4e9, "int8": 1e9, "bf16": 1e9, "f32": 1e9}
+
+    def measure() -> None:
+        moments = iter([PEAKS, in_caches, PEAKS])
+        monkeypatch.setattr(bench, "measured_peaks", lambda model, progress: next(moments))
+
+    measure()
+    (first,) = json.loads(run("bench", gguf, "-p", "0", "-n", "4", "-r", "3", "--json").out)
+    assert first["peaks"] == {"caches": 1e9, "int8": 1e9, "bf16": 1e9, "f32": 1e9}
+    assert set(first["shares"]) == {"caches", "int8", "f32"}
+    measure()
+    lines = run("bench", gguf, "-p", "0", "-n", "4", "-r", "3").out.splitlines()
+    assert "caches 1.0 GB/s" in lines[-2]
+    assert lines[-1].startswith("caches: no buffer larger than the caches may be had")
 
 
 def test_a_picture(run: Run, model: FakeModel, gguf: str, tmp_path: Path) -> None:
@@ -289,8 +352,9 @@ def test_another_program_is_timed_in_turns(
     assert vars(llama.settings).items() >= {**wanted, "n_ctx": 256, "n_ubatch": BATCH}.items()
     assert model.calls[-4:] == [("free batch",), ("free",), ("free model",), ("close",)]
     lines = run("bench", gguf, *args[:-1], *against).out.splitlines()
-    assert lines[0].split()[-4:] == ["peak", "times", "the", "other"]
-    assert lines[1].split()[-1] == "1.11"  # ours took 8 and 10 ms this time, theirs 9 and 11
+    assert lines[0] == "story.gguf, Q8_0, 2 threads, at depth 3"
+    assert lines[1].split()[-4:] == ["peak", "×", "the", "other"]
+    assert lines[2].split()[-1] == "1.11"  # ours took 8 and 10 ms this time, theirs 9 and 11
 
 
 def test_batches_of_the_other_program(llama: FakeLlama) -> None:

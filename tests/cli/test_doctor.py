@@ -59,6 +59,20 @@ def test_the_report(run: Run, machine: list[str | None]) -> None:
     ]
 
 
+def test_the_report_fits_a_terminal(
+    run: Run, machine: list[str | None], terminal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"cpu": {"used": ["avx512vnni"] * 12, "name": "x"}, "warnings": ["word " * 40]}
+    monkeypatch.setattr(doctor, "examine", lambda *args, **named: long)
+    lines = run("doctor").out.splitlines()
+    assert max(map(len, lines)) <= terminal
+    assert lines[1].startswith("  used  avx512vnni, ")
+    assert lines[2].startswith("        avx512vnni")
+    begin = lines.index("warnings") + 1
+    assert lines[begin].startswith("  word word")
+    assert lines[begin + 1].startswith("    word word")
+
+
 def test_json(run: Run, machine: list[str | None]) -> None:
     assert json.loads(run("doctor", "--json").out) == REPORT
     run("doctor", "model.gguf")

@@ -72,3 +72,13 @@ def test_tensors_that_are_not_used_are_named(run: Run, tmp_path: Path) -> None:
     write_model(path, others={"blk.0.attn_rot_embd": (6,)})
     ran = run("inspect", str(path))
     assert "tensors: blk.0.attn_rot_embd is not used" in ran.out.splitlines()
+
+
+def test_numbers_have_the_fewest_digits_that_tell_them() -> None:
+    import numpy as np
+
+    from treadle.cli.inspect import written
+
+    assert written(float(np.float32(1e-6))) == "1e-06"  # as f32 in the file
+    assert written(0.1) == "0.1"  # an f64 that is no f32
+    assert [written(x) for x in (10000.0, 1e300, float("inf"))] == ["10000.0", "1e+300", "inf"]

@@ -32,6 +32,31 @@ def test_the_table(run: Run, model: FakeModel, gguf: str) -> None:
     assert lines[6] == ["5", "steps", "682", "B", "788"]
 
 
+def test_tables_fit_a_terminal(
+    run: Run, model: FakeModel, gguf: str, terminal: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels' names fold; a profile leaves out what the plan shows without it."""
+    name = "rope_norm_f16_n_head32_n_head_kv8_head_dim128_rope_dims128_scale0.088388346"
+    rows = [FakeStep("L31.ffn.gate_up_silu", name, (151936, 4096), 10**9, 10**12)]
+    monkeypatch.setattr(FakeModel, "plan", lambda self, n=1, n_outputs=1: rows)
+    for options in ([], ["--profile"]):
+        out = run("plan", gguf, *options).out
+        assert max(map(len, out.splitlines())) <= terminal
+        assert "(shape" in out or "(kernel" in out or "151936×4096" in out
+        assert "1.0 T" in out or "op/s" in out
+
+
+def test_a_profile_against_caches_says_so(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = {"caches" if name == "bandwidth" else name: rate for name, rate in PEAKS.items()}
+    monkeypatch.setattr(plan, "measured_peaks", lambda model, progress: peaks)
+    lines = run("plan", gguf, "--profile").out.splitlines()
+    (matmul,) = (line.split() for line in lines if line.startswith("matmul"))
+    assert matmul[-2:] == ["22%", "caches"]
+    assert lines[-1].startswith("caches: no buffer larger than the caches may be had")
+
+
 def test_match(run: Run, model: FakeModel, gguf: str) -> None:
     rows = json.loads(run("plan", gguf, "--match", "L5.f*", "--json").out)
     assert [row["label"] for row in rows] == ["L5.ffn.gate"]

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import log10
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+import numpy as np
 import pytest
 
-from treadle.cli.plot import LEFT, PLOT_HEIGHT, RIGHT, draw
+from treadle import __version__
+from treadle.cli.plot import LEFT, PLOT_HEIGHT, RIGHT, draw, looks_of
 from treadle.cli.results import Result
-from treadle.cli.svg import Canvas, Scale, log_scale, spread
+from treadle.cli.svg import (
+    DARK,
+    LIGHT,
+    SERIES,
+    Canvas,
+    Look,
+    Scale,
+    log_scale,
+    origin,
+    spread,
+)  # fmt: skip
 
 SVG = "{http://www.w3.org/2000/svg}"
+ORIGIN = "A Processor 9000 · 2026-01-02 · treadle 9"
 PEAKS = {"bandwidth": 50e9, "int8": 2e12, "bf16": 1e12, "f32": 5e11}
 OURS = Result(
     "pp512", 0, 2, 1, 500.0, 480.0, 510.0, 2e9, 1e12, 0.5, "treadle",
@@ -38,7 +51,7 @@ def at_depth(ours: Result, depth: int, slower: float) -> Result:
 
 
 def parse(*results: Result) -> Element:
-    return ElementTree.fromstring(draw(results))
+    return ElementTree.fromstring(draw(results, ORIGIN))
 
 
 def panels(root: Element) -> dict[str, Element]:
@@ -89,7 +102,7 @@ def test_panels_without_data_are_left_out() -> None:
 def test_a_point_lies_where_its_work_and_speed_put_it() -> None:
     panel = panels(parse(OURS, WRITES))["roofline"]
     (x1, y1, css1), (x2, y2, css2) = mark(panel, "pp512"), mark(panel, "tg64")
-    assert (css1, css2) == ("mark e0", "mark e0 hollow")
+    assert (css1, css2) == ("mark s0", "mark s1 hollow")
     # 500 operations a byte against 2, and 1e12 operations a second against 8e10. One decade is as
     # wide as the axis over its decades: from the ridge of f32, 10, or 2, to 500, and a margin.
     room = 2.5
@@ -121,7 +134,7 @@ def test_another_program_does_the_same_work_slower() -> None:
     panel = panels(parse(OURS, WRITES, theirs(OURS, 4.0)))["roofline"]
     ours, other = mark(panel, "treadle", "pp512"), mark(panel, "llama-cpp-python")
     assert other[0] == pytest.approx(ours[0], abs=0.1)
-    assert other[2] == "mark e1"
+    assert other[2] == "mark s2"
     tall = PLOT_HEIGHT / (log10(2e12 * 2) - log10(8e10 / 2))
     assert other[1] - ours[1] == pytest.approx(tall * log10(4), abs=0.2)
 
@@ -144,9 +157,9 @@ def test_speed_by_depth() -> None:
     other = mark(panel, "llama-cpp-python", "depth 0,")
     assert other[1] - found[0][1] == pytest.approx(halves, abs=0.1)
     curves = [e for e in panel.iter(f"{SVG}polyline") if "curve" in e.attrib["class"]]
-    assert [c.attrib["class"] for c in curves] == ["curve e0", "curve e1"]
+    assert [c.attrib["class"] for c in curves] == ["curve s0", "curve s1"]
     assert len(curves[0].attrib["points"].split()) == 3
-    whiskers = [e for e in panel.iter(f"{SVG}line") if e.attrib["class"] == "whisker e0"]
+    whiskers = [e for e in panel.iter(f"{SVG}line") if e.attrib["class"] == "whisker s0"]
     top, bottom = float(whiskers[0].attrib["y2"]), float(whiskers[0].attrib["y1"])
     assert top < found[0][1] < bottom  # from the lowest to the highest repetition
     assert {"0", "4096", "16384", "tokens in the cache before"} <= set(texts(panel))
@@ -193,7 +206,8 @@ def test_axes_have_titles_and_units() -> None:
 
 def test_the_legend_has_every_program_and_kind() -> None:
     root = parse(OURS, theirs(WRITES, 2))
-    assert {"treadle", "llama-cpp-python"} <= set(texts(root))
+    assert {"treadle pp512", "llama-cpp-python tg64"} <= set(texts(root))
+    assert {"pp512", "tg64"} <= set(texts(parse(OURS, WRITES)))  # one program needs no name
     assert "full, solid: reads a prompt (pp); hollow, dashed: writes (tg)" in texts(root)
     assert not any("writes" in text for text in texts(parse(OURS)))
 
@@ -203,7 +217,7 @@ def test_the_legend_has_every_program_and_kind() -> None:
 
 def test_names_are_escaped() -> None:
     hostile = "<script>alert('&')</script>\x1b\x00\ud800\".gguf"
-    text = draw([replace(OURS, model=hostile), replace(OURS, model="b", engine="a&<b>")])
+    text = draw([replace(OURS, model=hostile), replace(OURS, model="b", engine="a&<b>")], "<\x1b>")
     root = ElementTree.fromstring(text.encode())  # parses, as bytes in UTF-8
     assert root.find(f".//{SVG}script") is None
     assert "\x1b" not in text
@@ -219,10 +233,10 @@ def test_it_stands_alone_and_fits_both_backgrounds() -> None:
     assert (float(back.attrib["width"]), float(back.attrib["height"])) == (width, height)
     style = root.findtext(f"{SVG}style") or ""
     light, _, dark = style.partition("@media (prefers-color-scheme:dark)")
-    for name in ("back", "ink", "muted", "e0", "e1"):
+    for name in ("back", "ink", "muted", "heat", *(f"s{i}" for i in range(SERIES))):
         assert f".{name}{{" in light
         assert f".{name}{{" in dark
-    assert "http" not in draw([OURS]).replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert "http" not in draw([OURS], ORIGIN).replace('xmlns="http://www.w3.org/2000/svg"', "")
     # Text and background differ enough to be read: a ratio of 4.5, as WCAG asks.
     for part in (light, dark):
         back_colour = luminance(part, "back")
@@ -232,11 +246,61 @@ def test_it_stands_alone_and_fits_both_backgrounds() -> None:
 
 
 def luminance(style: str, name: str) -> float:
-    found = re.search(rf"\.{name}{{fill:#(\w\w)(\w\w)(\w\w)}}", style)
+    found = re.search(rf"\.{name}{{fill:(#\w+)}}", style)
     assert found
-    parts = [int(part, 16) / 255 for part in found.groups()]
-    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+    return float(np.array([0.2126, 0.7152, 0.0722]) @ linear(found.group(1)))
+
+
+def linear(colour: str) -> np.ndarray:
+    """Light of red, green and blue."""
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+# Machado, Oliveira and Fernandes (2009): what an eye sees that lacks one kind of cones altogether.
+SEEN = {
+    "all three": np.eye(3),
+    "no red": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                        [-0.003882, -0.048116, 1.051998]]),
+    "no green": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                          [-0.011820, 0.042940, 0.968881]]),
+    "no blue": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                         [0.004733, 0.691367, 0.303900]]),
+}  # fmt: skip
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(light: np.ndarray) -> np.ndarray:
+    """In CIELAB, where distances are about as large as they look."""
+    x = XYZ @ np.clip(light, 0, 1) / np.array([0.9505, 1, 1.089])
+    f = np.where(x > 0.008856, np.cbrt(x), 7.787 * x + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("eye", SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_series_stay_apart_for_every_eye(palette: dict[str, str], eye: np.ndarray) -> None:
+    seen = [lab(eye @ linear(palette[f"s{i}"])) for i in range(SERIES)]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) >= 20
+    back = lab(eye @ linear(palette["back"]))
+    assert min(np.linalg.norm(back - colour) for colour in seen) >= 30
+
+
+def test_every_series_has_a_look_of_its_own() -> None:
+    models = [
+        replace(r, model=f"{i}.gguf", format=f"Q{i}") for i in range(5) for r in (OURS, WRITES)
+    ]
+    looks = looks_of([*models, *(theirs(r, 2) for r in models)])
+    assert len(looks) == 20
+    assert len({(look.css, look.shape) for look in looks.values()}) == 20
+    assert {look.shape % 2 for key, look in looks.items() if key[0] == "treadle"} == {0}
+
+
+def test_it_says_where_and_when_and_by_which_version() -> None:
+    assert ORIGIN in texts(parse(OURS))
+    text = origin(["avx2"])
+    assert re.search(r" · avx2 · \d{4}-\d\d-\d\d · treadle ", text)
+    assert text.endswith(__version__)
 
 
 def test_everything_is_inside() -> None:
@@ -286,7 +350,7 @@ def test_ticks_are_round_and_few(scale: Scale, ticks: list[float]) -> None:
 
 def test_labels_keep_clear() -> None:
     canvas = Canvas()
-    canvas.mark(100, 100, 0, hollow=False)
+    canvas.mark(100, 100, Look(0))
     assert canvas.label(100, 100, "first")
     assert canvas.label(100, 100, "second")
     boxes = canvas.taken

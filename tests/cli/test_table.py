@@ -14,6 +14,7 @@ from treadle.cli.table import (
     print_json,
     print_table,
     printable,
+    say,
     scaled,
     shorten,
     typed,
@@ -57,6 +58,65 @@ def test_rows_of_a_pipe_are_whole_lines(capsys: pytest.CaptureFixture[str]) -> N
     assert lines[0].split() == ["name", "n"]
     assert lines[1] == "x" * 300 + "  " + "    5"
     assert lines[2] == "[bold]y\\x1b" + " " * 289 + "  12345"
+
+
+COLUMNS = ["label", "kernel", "shape", "n "]
+ROW = ("L0.attn", "rope_norm_f16_n_head8_n_head_kv4_head_dim128_rope_dims128_local", "64×64", 12)
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def test_a_terminal_folds_long_words_where_they_are_joined(
+    terminal: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_table(COLUMNS, [ROW, ("猫" * 4, "short", "", 1)], optional=["shape"], folding="kernel")
+    head, *lines = shown(capsys)
+    assert head.split() == ["label", "kernel", "shape", "n"]
+    assert lines[0].split() == [
+        "L0.attn",
+        "rope_norm_f16_n_head8_n_head_kv4_head_dim128_rope_dims128_",
+        "64×64",
+        "12",
+    ]
+    assert lines[1].split() == ["local"]
+    assert len(lines) == 3
+
+
+def test_a_terminal_leaves_out_what_it_has_no_room_for_and_says_so(
+    terminal: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = ("l" * 30, ROW[1], "s" * 30, 7)
+    print_table(COLUMNS, [row], optional=["shape", "label"], folding="kernel")
+    head, *lines = shown(capsys)
+    assert head.split() == ["label", "kernel", "n"]
+    assert lines[-1] == "(shape: in a wider terminal, in a pipe, and with --json)"
+    print_table(COLUMNS, [("x" * 90, ROW[1], "s", 7)], folding="kernel")  # nothing to leave out
+    assert "x" * 20 in shown(capsys)[1]
+
+
+def test_a_pipe_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(COLUMNS, [("l" * 70, ROW[1], "s" * 30, 7)], optional=["shape"], folding="kernel")
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["label", "kernel", "shape", "n"]
+    assert line.split() == ["l" * 70, ROW[1], "s" * 30, "7"]
+
+
+def test_long_lines_wrap_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "  key    " + "word-and-word " * 6 + "end"
+    say(text, indent=" " * 9)
+    assert capsys.readouterr().out == text + "\n"
+    monkeypatch.setattr("treadle.cli.table.terminal_width", lambda: 80)
+    say(text, indent=" " * 9)
+    first, second = shown(capsys)
+    assert first.startswith("  key    word-and-word")
+    assert second.startswith(" " * 9 + "word-and-word")
+    assert f"{first} {second.strip()}" == text
 
 
 @pytest.mark.parametrize(

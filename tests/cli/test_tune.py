@@ -15,8 +15,10 @@ import pytest
 from tests.cli.conftest import Run
 from tests.kernels import rows as kernel_rows
 from treadle.cli import tune as cli
-from treadle.cli.tune import FormatName, Result
+from treadle.cli import tune_results
+from treadle.cli.tune import FormatName
 from treadle.cli.tune_plot import draw
+from treadle.cli.tune_results import Result
 from treadle.formats import by_name
 from treadle.jit import cache
 from treadle.kernels import choice
@@ -56,7 +58,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "BUFFER_BYTES", (peaks.PIECE, peaks.PIECE))
     monkeypatch.setattr(trial, "buffer_bytes", lambda: 1 << 16)
     monkeypatch.setattr(trial, "LEAST_OPS", 0)
-    monkeypatch.setattr(cli, "ENOUGH", 0.0)  # runs so short say nothing of a busy machine
+    for module, name in ((cli, "ENOUGH"), (tune_results, "KEPT")):
+        monkeypatch.setattr(module, name, 0.0)  # runs so short say nothing of a busy machine
+    monkeypatch.setattr(trial, "cache_bytes", lambda: 0)
     measure = peaks.measure_peaks
     monkeypatch.setattr(
         peaks, "measure_peaks", lambda isa, n, **more: measure(isa, n, 0.001, **more)
@@ -249,9 +253,9 @@ def rows() -> Sweep:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
     """What a run finds out, in place of measuring it."""
     crossing = Crossover("Q8_0", 2, {2: 1e-6, 4: 5e-6}, {2: 2e-6, 4: 4e-6})
-    results = [Result([tiles(), rows()], crossing, 4352, 8192)]
     table = Table(gemv_tokens={"Q8_0": 2})
-    monkeypatch.setattr(cli, "measure", lambda *args: (PEAKS, results, table))
+    results = [Result("Q8_0", [tiles(), rows()], crossing, 4352, 8192, table)]
+    monkeypatch.setattr(cli, "measure", lambda *args: (PEAKS, results))
     return results
 
 
@@ -272,26 +276,91 @@ def test_the_table(run: Run, measured: list[Result]) -> None:
     assert left_out == "3 left out: too large for the registers, or no whole panels"
     assert "gemv Q8_0, K 64, M 64, 1 token" in lines
     assert "best: mr 4, as shipped" in lines
-    assert lines[-1].split() == ["Q8_0", "1.0", "2.0", "5.0", "4.0", "2"]
-    assert "matrix" not in lines[-2]
+    assert lines[-2].split() == ["Q8_0", "gemv", "1.0", "5.0", "2"]
+    assert lines[-1].split() == ["gemm", "2.0", "4.0"]
     assert "kept" not in ran.out
 
 
 def test_the_table_of_crossovers_with_matrix_registers(capsys: pytest.CaptureFixture[str]) -> None:
     gemv_s, gemm_s = {2: 1e-6, 4: 5e-6}, {2: 2e-6, 4: 4e-6}
-    with_matrix = Crossover("Q8_0", 2, gemv_s, gemm_s, 2, {2: 3e-6, 4: 3.5e-6})
-    cli.print_crossovers([with_matrix, Crossover("F32", 4, gemv_s, gemm_s)])
-    head, one, other = (line.split() for line in capsys.readouterr().out.splitlines())
-    words = "format gemv 2 gemm 2 matrix 2 gemv 4 gemm 4 matrix 4 gemv up to vectors up to"
-    assert head == words.split()
-    assert one == ["Q8_0", "1.0", "2.0", "3.0", "5.0", "4.0", "3.5", "2", "2"]
-    assert other == ["F32", "1.0", "2.0", "5.0", "4.0", "4"]
+    with_matrix = Crossover("Q8_0", 2, gemv_s, gemm_s, 3, {2: 3e-6, 4: 3.5e-6})
+    never = replace(with_matrix, vector_tokens=2)  # gemv serves two tokens, the registers more
+    tune_results.print_crossovers([with_matrix, never, Crossover("F32", 4, gemv_s, gemm_s)])
+    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["format", "kernel", "2", "4", "up", "to"]
+    assert lines == [
+        ["Q8_0", "gemv", "1.0", "5.0", "2"], ["gemm", "2.0", "4.0", "3"], ["matrix", "3.0", "3.5"],
+        ["Q8_0", "gemv", "1.0", "5.0", "2"], ["gemm", "2.0", "4.0", "never"],
+        ["matrix", "3.0", "3.5"],
+        ["F32", "gemv", "1.0", "5.0", "4"], ["gemm", "2.0", "4.0"],
+    ]  # fmt: skip
+
+
+def test_the_tables_fit_a_terminal(run: Run, measured: list[Result], terminal: int) -> None:
+    lines = run("tune", "--dry-run").out.splitlines()
+    assert max(map(len, lines)) <= terminal
+    assert any(line.startswith("(hot us, cold us, cold GB/s: ") for line in lines)
 
 
 def test_a_busy_machine_is_told_of(run: Run, measured: list[Result]) -> None:
     assert run("tune", "--dry-run").err == ""
     measured[0] = replace(measured[0], cpu_share=0.6)
     assert "got 60% of the processor time" in run("tune", "--dry-run").err
+
+
+def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[Result]) -> None:
+    isa = row_in_use()
+    measured[0] = replace(measured[0], cpu_share=0.79)
+    ran = run("tune")
+    assert ran.code == 1
+    assert "treadle: error: Q8_0: not kept: the threads got less than 80% of" in ran.err
+    assert "keep it with --force" in ran.err
+    assert "best: " in ran.out  # what was found is shown
+    assert "kept in" not in ran.out
+    assert tuned_row(isa).made is None
+    said = json.loads(run("tune", "--json").out)
+    assert (said["saved"], list(said["not_kept"])) == (None, ["Q8_0"])
+    assert said["processor_time_share"] == {"Q8_0": 0.79}
+    ran = run("tune", "--force")
+    assert (ran.code, tuned_row(isa).table.gemv_tokens) == (0, {"Q8_0": 2})
+    assert "kept in" in ran.out
+
+
+def test_what_was_measured_in_peace_is_kept(run: Run, measured: list[Result]) -> None:
+    calm = Table(gemv_tokens={"F32": 4})
+    measured.append(replace(measured[0], format="F32", table=calm, cpu_share=0.8))
+    measured[0] = replace(measured[0], cpu_share=0.24)
+    ran = run("tune")
+    assert ran.code == 1
+    assert "error: Q8_0: not kept" in ran.err
+    assert tuned_row(row_in_use()).table.gemv_tokens == {"F32": 4}
+
+
+def test_cold_times_of_caches_are_not_kept(run: Run, measured: list[Result]) -> None:
+    measured[0] = replace(measured[0], from_memory=False)
+    ran = run("tune")
+    assert ran.code == 1
+    assert "no larger than the caches" in ran.err
+    assert tuned_row(row_in_use()).made is None
+
+
+def test_a_trial_knows_whether_its_copies_fit_caches(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trial.Trial(by_name("F32"), row_in_use(), 64, 64, 8, 1)
+    assert made.from_memory
+    monkeypatch.setattr(trial, "cache_bytes", lambda: 1 << 30)
+    assert not made.from_memory
+    made.close()
+
+
+def test_peaks_of_caches_are_called_so(
+    run: Run, measured: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"cache_bytes_s": 1e9, "q8": 4e9, "f32": 2e9}
+    monkeypatch.setattr(cli, "measure", lambda *args: (found, measured))
+    out = run("tune", "--dry-run").out
+    assert "peaks: q8 4.0 Gop/s, f32 2.0 Gop/s, caches 1.0 GB/s" in out.splitlines()
 
 
 def test_if_no_kernel_is_right_the_table_says_so(run: Run, measured: list[Result]) -> None:
@@ -301,7 +370,8 @@ def test_if_no_kernel_is_right_the_table_says_so(run: Run, measured: list[Result
 
 
 def shares_of(sweep: Sweep) -> list[dict[str, Any]]:
-    return list(cli.rows_of(sweep, Result([], None, 4352, 8192), PEAKS))
+    result = Result("Q8_0", [], None, 4352, 8192, Table())
+    return list(tune_results.rows_of(sweep, result, PEAKS))
 
 
 def test_shares_of_what_binds() -> None:
@@ -313,23 +383,47 @@ def test_shares_of_what_binds() -> None:
     assert many["share_of_limit"] == pytest.approx(16 * 8192 / 4e9 / 0.002)
 
 
+ORIGIN = "a <CPU> & more · 2026-01-02 · treadle 9"
+
+
+def picture(*sweeps: list[dict[str, Any]]) -> ET.Element:
+    return ET.fromstring(draw(list(sweeps), "K 64, M 64, 2 threads", ORIGIN))
+
+
+def words(root: ET.Element) -> set[str]:
+    return {node.text or "" for node in root.iter(f"{SVG}text")}
+
+
 def test_the_picture_is_a_map_of_tiles_and_bars_of_rows() -> None:
-    root = ET.fromstring(draw([shares_of(tiles()), shares_of(rows())], "a <CPU> & more"))
-    words = [node.text for node in root.iter(f"{SVG}text")]
-    assert words[0] == "a <CPU> & more"
-    assert {"mr 1", "mr 2", "nr 4", "nr 8", "gemm Q8_0, 16 tokens: GOP/s, cold"} <= set(words)
-    assert {"mr 4", "gemv Q8_0, 1 token: GOP/s, cold"} <= set(words)
-    boxes = list(root.iter(f"{SVG}rect"))[1:]
-    cells = [box for box in boxes if (box.get("fill") or "").startswith("rgb")]
+    root = picture(shares_of(tiles()), shares_of(rows()))
+    assert {"treadle tune", "K 64, M 64, 2 threads", ORIGIN} <= words(root)
+    assert {"mr, vectors of rows", "nr, tokens of a tile", "1", "2", "4", "8"} <= words(root)
+    assert {"gemm Q8_0, 16 tokens: GOP/s, caches cold", "gemv Q8_0, 1 token"} <= words(root)
+    assert {"mr 4", "GOP/s", "best, shipped", "caches hot", "caches cold: what counts"} <= words(
+        root
+    )
+    by_class: dict[str, list[ET.Element]] = {}
+    for box in root.iter(f"{SVG}rect"):
+        by_class.setdefault(box.attrib["class"], []).append(box)
+    cells = [box for box in by_class["heat"] if box.findtext(f"{SVG}title")]
     assert len(cells) == 4
-    assert len([box for box in cells if box.get("stroke")]) == 1
-    assert len(boxes) == 4 + 2
+    # The fastest is as strong as the colour gets, the slowest as faint.
+    strength = [float(box.get("fill-opacity", 1)) for box in cells]
+    assert sorted(strength)[:: len(strength) - 1] == pytest.approx([0.08, 1.0])
+    assert (len(by_class["ring"]), len(by_class["ring dashed"])) == (2, 2)  # with the legend's
+    hot, cold = (by_class[f"bar s{i}"][-1] for i in (0, 1))
+    assert float(hot.attrib["width"]) == pytest.approx(2 * float(cold.attrib["width"]), rel=0.01)
     frame = [float(n) for n in str(root.get("viewBox")).split()]
-    for box in boxes:
+    for box in root.iter(f"{SVG}rect"):
         right, low = (float(box.get(a) or 0) + float(box.get(b) or 0)
                       for a, b in (("x", "width"), ("y", "height")))  # fmt: skip
         assert right <= frame[2]
         assert low <= frame[3]
+
+
+def test_the_legend_has_only_what_is_drawn() -> None:
+    assert "caches hot" not in words(picture(shares_of(tiles())))
+    assert "slow to fast, caches cold" not in words(picture(shares_of(rows())))
 
 
 def test_a_cell_shows_the_best_of_what_varies_beside_it() -> None:
@@ -338,9 +432,9 @@ def test_a_cell_shows_the_best_of_what_varies_beside_it() -> None:
     slow["cold_ops_s"], fast["cold_ops_s"] = 5e9, 7e9
     other = {**shares_of(tiles())[2], "cold_ops_s": 6e9}
     other["fields"] = {"mr": 2, "nr": 8, "kc": 0}
-    root = ET.fromstring(draw([[fast, slow, other]], ""))
-    assert {"7", "6"} <= {node.text for node in root.iter(f"{SVG}text")}
-    assert "5" not in {node.text for node in root.iter(f"{SVG}text")}
+    found = words(picture([fast, slow, other]))
+    assert {"7.0", "6.0"} <= found
+    assert "5.0" not in found
 
 
 def test_a_format_of_mlx_by_its_name() -> None:

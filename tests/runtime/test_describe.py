@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from treadle.errors import UnsupportedError
 from treadle.isa import ROWS
 from treadle.jit import cache
 from treadle.runtime import describe as describe_module
-from treadle.runtime import machine, residence
+from treadle.runtime import machine, memory, residence
 from treadle.runtime.describe import ModelFile, describe
 from treadle.runtime.peaks import Peaks
 
@@ -527,12 +528,38 @@ def test_a_model_larger_than_memory(
     small = "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"
     (warning,) = there({"proc/meminfo": small}, path)["warnings"]
     assert warning == (
-        "the model (4.0 GiB) is larger than the memory there is for it (3.0 GiB), so each token "
-        "reads from disk: stop others, take a smaller format"
+        "the model (4.0 GiB) is larger than the memory there is for it (3.0 GiB, for the machine's "
+        "free memory), so each token reads from disk: stop other programs, or take a smaller format"
     )
     (warning,) = there({"proc/meminfo": DESKTOP["proc/meminfo"],
                         f"{GROUP}/memory.max": str(1 << 30)}, path)["warnings"]  # fmt: skip
-    assert "(2.0 GiB), so each token reads from disk: raise the control group's limit" in warning
+    assert "(2.0 GiB, for the control group's limit of 1.0 GiB), so each token reads" in warning
+    assert "raise it (docker --memory, Kubernetes limits.memory), or take" in warning
+
+
+def test_a_small_container(there: Describe) -> None:
+    """Which limit holds, and what the reading speed was measured on."""
+    files = {
+        "proc/self/cgroup": "0::/box",
+        f"{GROUP}/box/memory.max": str(300 << 20),
+        f"{GROUP}/box/memory.current": str(60 << 20),
+    }
+    report = there(files, peaks=replace(PEAKS, buffer_bytes=80 << 20))
+    assert report["memory"]["usable_bytes"] == 240 << 20
+    assert report["memory"]["bound"] == "the control group's limit of 300 MiB"
+    assert (report["peaks"]["read_buffer_bytes"], report["peaks"]["read_from"]) == (
+        80 << 20, "memory",
+    )  # fmt: skip
+    (warning,) = report["warnings"]
+    assert warning == (
+        "the reading speed was measured on 80.0 MiB, not on 256, so it may be a little too high. "
+        "The reason is the control group's limit of 300 MiB: raise it (docker --memory, "
+        "Kubernetes limits.memory)"
+    )
+    report = there(files, peaks=replace(PEAKS, buffer_bytes=20 << 20, from_memory=False))
+    assert report["peaks"]["read_from"] == "caches"
+    (warning,) = report["warnings"]
+    assert "it is the speed of the caches, not of memory" in warning
 
 
 def test_what_was_just_written_is_in_memory(tmp_path: Path) -> None:
@@ -591,12 +618,12 @@ def test_quota(tmp_path: Path, files: dict[str, str], quota: float | None) -> No
 
 def test_memory_limits(tmp_path: Path) -> None:
     root = lay(tmp_path / "2", {"proc/self/cgroup": "0::/a", "g/a/memory.max": "4096"})
-    assert machine.memory_limit(root / "g", root / "proc") == 4096
+    assert memory.memory_limit(root / "g", root / "proc") == 4096
     v1 = {"proc/self/cgroup": "4:memory:/box/1", "g/memory/box/memory.limit_in_bytes": "8192"}
     root = lay(tmp_path / "1 nested", v1)  # of the group around its own
-    assert machine.memory_limit(root / "g", root / "proc") == 8192
+    assert memory.memory_limit(root / "g", root / "proc") == 8192
     root = lay(tmp_path / "1", {"g/memory/memory.limit_in_bytes": str(2**63 - 4096)})
-    assert machine.memory_limit(root / "g", root / "proc") is None
+    assert memory.memory_limit(root / "g", root / "proc") is None
 
 
 def topology(core_ids: list[int], **extra: list[int]) -> dict[str, str]:

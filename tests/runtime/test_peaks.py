@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
-from treadle.runtime import machine, peaks
+from treadle.runtime import peaks
 from treadle.runtime.peaks import (
     PIECE,
     STREAMS,
@@ -153,26 +152,6 @@ def test_what_is_not_there_has_no_rate() -> None:
     assert found.as_dict() == {"bytes_s": 2e10, "q8": 4e11, "f32": 1e11}
 
 
-@pytest.mark.parametrize(
-    ("cache", "available", "expected"),
-    [
-        ("61440K", 64 << 30, 256 << 20),
-        ("128M", 64 << 30, 512 << 20),
-        ("512M", 64 << 30, 1 << 30),
-        ("32M", 400 << 20, 100 << 20),
-        ("", 0, 256 << 20),
-        ("32M", 4096, PIECE),
-    ],
-)
-def test_the_buffer_is_larger_than_caches_and_smaller_than_memory(
-    tmp_path: Path, cache: str, available: int, expected: int
-) -> None:
-    for index, size in (("index0", "48K"), ("index3", cache)):
-        folder = tmp_path / "cpu0/cache" / index
-        folder.mkdir(parents=True)
-        (folder / "size").write_text(size + "\n")
-    if available:
-        (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {available >> 10} kB\n")
-    wanted = peaks.buffer_bytes(tmp_path, tmp_path)
-    assert wanted == max(expected, PIECE)
-    assert machine.cache_bytes(tmp_path / "nowhere") == 0
+def test_what_was_read_from_caches_is_called_so() -> None:
+    found = Peaks(4e11, None, 1e11, 2e11, 1.0, buffer_bytes=1 << 20, from_memory=False)
+    assert found.as_dict() == {"cache_bytes_s": 2e11, "q8": 4e11, "f32": 1e11}

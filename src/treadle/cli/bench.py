@@ -14,11 +14,13 @@ import click
 from treadle.cli.engines import Engine, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import find_model, load_model
 from treadle.cli.progress import ProgressBar
-from treadle.cli.results import Result, print_results
-from treadle.cli.speed import Parts, Peaks, Work, measured_peaks
+from treadle.cli.results import Result, print_results, warn_busy
+from treadle.cli.speed import Parts, Peaks, Work, alike, measured_peaks
 from treadle.cli.table import print_json
 from treadle.errors import FileError
 from treadle.files.target import check_folder, check_not_read, files_of
+
+TELLING_S = 0.02  # seconds of all repetitions: waking the threads takes some 0.1 ms of each
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -158,6 +160,7 @@ def command(
         print_json([asdict(result) for result in results])
     else:
         print_results(results)
+    warn_busy(results)
     if plot:
         write_plot(plot, results)
 
@@ -165,9 +168,10 @@ def command(
 def write_plot(path: Path, results: list[Result]) -> None:
     """Draw the picture, after the results are out: a full disk costs no more than the picture."""
     from treadle.cli.plot import draw
+    from treadle.cli.svg import origin
 
     try:
-        path.write_text(draw(results), "utf-8")
+        path.write_text(draw(results, origin([])), "utf-8")
     except OSError as error:
         raise FileError(f"cannot be written: {error.strerror or error}", path=path) from error
 
@@ -196,7 +200,7 @@ def time_model(
             engines.append(LlamaCpp(path, ids, **peer))
         for test in schedule.tests:
             timed = time_in_turns(model, engines, test, schedule.repeat, progress)
-            results += evaluate(model, name, engines, test, *timed)
+            results += evaluate(model, name, engines, test, timed)
     finally:
         for engine in engines:
             engine.close()
@@ -204,47 +208,59 @@ def time_model(
     return results
 
 
+@dataclass
+class Timed:
+    """What repetitions of one test took."""
+
+    seconds: list[list[float]]  # [n_engines][repeat]
+    peaks: list[Peaks]  # of this machine right after each of our own, [repeat]
+    cpu_s: float = 0.0  # processor time of all of our own repetitions, of all threads together
+
+    def share(self, seconds: Sequence[float], n_threads: int) -> float | None:
+        """Of the processor time that ``n_threads`` asked for in ``seconds``, what they got; None
+        where that was too short to tell.
+        """
+        total_s = sum(seconds)
+        return min(1.0, self.cpu_s / total_s / n_threads) if total_s >= TELLING_S else None
+
+
 def time_in_turns(
     model: Any, engines: Sequence[Engine], test: Test, repeat: int, progress: ProgressBar
-) -> tuple[list[list[float]], list[Peaks]]:
-    """Return the seconds of every repetition of every engine [n_engines][repeat], and this
-    machine's peaks right after each of our own [repeat].
+) -> Timed:
+    """Time every repetition of every engine.
 
     The engines take turns, so that a slow minute of a shared machine falls on all of them. One
     repetition before the first warms caches and compiles what is missing; it is not counted.
     """
-    seconds: list[list[float]] = [[] for _ in engines]
-    peaks: list[Peaks] = []
+    timed = Timed([[] for _ in engines], [])
     for i in range(repeat + 1):
         progress(f"timing {test.name} at depth {test.depth}", i, repeat + 1)
-        for engine, times in zip(engines, seconds, strict=True):
-            elapsed = time_once(engine, test)
+        for engine, times in zip(engines, timed.seconds, strict=True):
+            elapsed, cpu_s = time_once(engine, test)
             if i:
                 times.append(elapsed)
             if i and engine.name == Treadle.name:
-                peaks.append(measured_peaks(model, None))  # bandwidth moves by the second
+                timed.cpu_s += cpu_s
+                timed.peaks.append(measured_peaks(model, None))  # bandwidth moves by the second
     progress(f"timing {test.name} at depth {test.depth}", repeat + 1, repeat + 1)
-    return seconds, peaks
+    return timed
 
 
-def time_once(engine: Engine, test: Test) -> float:
-    """Return the seconds that ``test`` takes once, the tokens before it not counted."""
+def time_once(engine: Engine, test: Test) -> tuple[float, float]:
+    """Return the seconds that ``test`` takes once, the tokens before it not counted: by the clock,
+    and of processor time, in which a thread that waits for the others in a run counts too.
+    """
     engine.hold(test.depth, test.sequences)
-    start_s = time.perf_counter()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     if test.kind == "pp":
         engine.read(test.n)
     else:
         engine.write(test.n, test.sequences)
-    return time.perf_counter() - start_s
+    return time.perf_counter() - start_s, time.process_time() - start_cpu_s
 
 
 def evaluate(
-    model: Any,
-    name: str,
-    engines: Sequence[Engine],
-    test: Test,
-    seconds: list[list[float]],
-    peaks: Sequence[Peaks],
+    model: Any, name: str, engines: Sequence[Engine], test: Test, timed: Timed
 ) -> Iterator[Result]:
     """Turn seconds into results; bytes and operations are those of treadle's plan.
 
@@ -252,11 +268,11 @@ def evaluate(
     """
     n_rows = test.n if test.kind == "pp" else test.sequences
     steps = model.plan(n_rows, test.sequences)
-    runs = list(test.runs(steps.n_tokens))
+    runs, peaks = list(test.runs(steps.n_tokens)), alike(timed.peaks)
     works = [Work.of(steps, runs, rates) for rates in peaks]
     usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}
     work = Work.of(steps, runs, usual)
-    for engine, times in zip(engines, seconds, strict=True):
+    for engine, times in zip(engines, timed.seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
         yield Result(
@@ -276,6 +292,7 @@ def evaluate(
             peak=work.bound if ours else None,
             shares=work.shares(middle) if ours else None,
             peaks=usual,
+            processor_time_share=timed.share(times, model.n_threads) if ours else None,
         )
 
 

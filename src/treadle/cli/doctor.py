@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import n_bytes, print_json, printable, scaled
+from treadle.cli.table import n_bytes, print_json, printable, say, scaled
 
 if TYPE_CHECKING:
     from treadle.runtime.describe import ModelFile
@@ -44,7 +44,7 @@ def command(model: str | None, reload: bool, as_json: bool) -> None:
         print_json(report)
         return
     for line in render(report):
-        print(line)
+        say(line, indent=" " * hang(line))
 
 
 def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -> dict[str, Any]:
@@ -120,6 +120,13 @@ def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
             yield from (f"{indent}  {printable(str(item))}" for item in value)
         else:
             yield f"{indent}{label(key):<{width}}  {printable(written(key, value))}".rstrip()
+
+
+def hang(line: str) -> int:
+    """Columns by which the continuations of a line are indented: to where its value begins."""
+    begin = len(line) - len(line.lstrip())
+    gap = line.find("  ", begin)
+    return begin + 2 if gap < 0 else len(line) - len(line[gap:].lstrip())
 
 
 def unit(key: str) -> str:

@@ -17,6 +17,7 @@ from treadle.cli.table import (
     print_json,
     print_table,
     printable,
+    say,
     shorten,
 )
 from treadle.errors import TreadleError
@@ -222,7 +223,7 @@ def print_report(report: Mapping[str, Any]) -> None:
         print()
     heading("missing or unknown")
     for problem in report["problems"] or ["nothing"]:
-        print(printable(problem))
+        say(printable(problem), indent="  ")
 
 
 def written(value: object) -> str:
@@ -231,4 +232,15 @@ def written(value: object) -> str:
         first = ", ".join(shorten(json.dumps(v, ensure_ascii=False), 24) for v in value["first"])
         dots = ", …" if value["length"] > len(value["first"]) else ""
         return f"{value['length']} × {value['type']}: [{first}{dots}]"
+    if isinstance(value, float):
+        return shortest(value)
     return shorten(str(value), 200)
+
+
+def shortest(value: float) -> str:
+    """A number in the fewest digits: most files hold f32, of which Python shows an f64's digits."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):  # a number beyond f32
+        narrow = np.float32(value)
+    return str(narrow) if float(narrow) == value else str(value)

@@ -46,4 +46,5 @@ def command(name: str | None, ir: bool, asm: bool, as_json: bool) -> None:
     print_table(
         ["kernel", "code ", "isa"],
         [(kernel, n_bytes(size), isa) for kernel, size, isa in sorted(entries)],
+        folding="kernel",
     )

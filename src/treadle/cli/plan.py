@@ -11,8 +11,8 @@ from treadle.cli.load import load_model
 from treadle.cli.options import load_options
 from treadle.cli.profile import Profile, kinds_of, profile_of, speeds
 from treadle.cli.progress import ProgressBar
-from treadle.cli.speed import Peaks, Work, measured_peaks
-from treadle.cli.table import heading, n_bytes, print_json, print_table, scaled
+from treadle.cli.speed import Peaks, Work, explain_caches, measured_peaks
+from treadle.cli.table import heading, n_bytes, print_json, print_table, say, scaled
 from treadle.errors import TreadleError
 
 ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
@@ -70,6 +70,9 @@ def command(
         return
     print_plan(rows, True)
     print_kinds(kinds, profiled)
+    note = explain_caches(peaks)
+    if note:
+        say(note)
 
 
 def row_of(
@@ -100,7 +103,9 @@ def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
         headers += SPEEDS
         total += [f"{1e6 * sum(row['seconds'] for row in rows):.1f}"]
         total += [f"{sum(row['share_of_time'] for row in rows):.1%}", "", "", ""]
-    print_table(headers, [*(cells_of(row, profile) for row in rows), total])
+    optional = ("shape", "operations ", "bytes ", "kernel") if profile else ("shape", "operations ")
+    lines = [*(cells_of(row, profile) for row in rows), total]
+    print_table(headers, lines, optional=optional, folding="kernel")
 
 
 def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
@@ -143,17 +148,18 @@ def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
             ]
             for row in kinds
         ],
+        optional=("operations ", "bytes "),
     )
     print()
-    print(
+    say(
         f"sum of the steps {1e6 * profile.sum_s:.1f} µs, "
         f"one whole run {1e6 * profile.whole_s:.1f} µs, ratio {profile.ratio:.3f}"
     )
     outside_s = profile.whole_s - profile.sum_s
     if outside_s > AGREES * profile.whole_s:
-        print(
+        say(
             f"the other {1e6 * outside_s:.1f} µs are Python's, around the steps: laying out the "
             "batch, waking the threads, copying the logits"
         )
     elif outside_s < -AGREES * profile.whole_s:
-        print("the steps took longer while they were timed: other programs disturbed it; run again")
+        say("the steps took longer while they were timed: other programs disturbed it; run again")

@@ -1,21 +1,33 @@
 """The picture that ``treadle bench --plot`` draws: a roofline, speed by depth, speed by model file.
 
 A panel whose data are absent is left out: the second needs several depths, the third several files.
-Colour and shape tell the programs apart; a mark is full for reading a prompt, hollow for writing.
+Each series (all that was timed alike, but for the depth) has a colour; a program has a shape, and a
+mark is full for reading a prompt, hollow for writing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import atan2, degrees, hypot
 
 from treadle.cli.results import Result
-from treadle.cli.speed import BANDWIDTH
-from treadle.cli.svg import CHAR_PX, LINE_PX, Canvas, Scale, document, log_scale, spread
+from treadle.cli.speed import ARITHMETIC, reading
+from treadle.cli.svg import (
+    CHAR_PX,
+    LINE_PX,
+    MARGIN,
+    SERIES,
+    WIDTH,
+    Canvas,
+    Look,
+    Panel,
+    Scale,
+    document,
+    log_scale,
+    spread,
+)  # fmt: skip
 from treadle.cli.table import scaled, shorten
 
-WIDTH, MARGIN = 880, 24
 LEFT, RIGHT = 110, 660  # of the panels' axes; beyond lie their labels
 PLOT_HEIGHT = 300
 ROW_PX = 26  # of a model file
@@ -23,56 +35,43 @@ NAME_CHARS = 34  # of a model file's name, at most
 SAMPLES = 60  # of a line that labels keep clear of
 
 
-@dataclass
-class Panel:
-    """One drawing with its axes, ``top`` pixels down the page."""
-
-    canvas: Canvas
-    top: float
-    height: float
-    x: Scale
-    y: Scale | None
-
-    def axes(
-        self,
-        title: str,
-        x_title: str,
-        y_title: str,
-        x_ticks: Iterable[tuple[float, str]],
-        y_ticks: Iterable[tuple[float, str]] = (),
-    ) -> None:
-        """Title, grid, ticks and what the axes count."""
-        c, x, top, bottom = self.canvas, self.x, self.top, self.top + self.height
-        c.text(MARGIN, top - 20, title, "ink head")
-        for value, text in x_ticks:
-            c.line(x(value), top, x(value), bottom, "grid")
-            c.text(x(value), bottom + 18, text, "muted", "middle")
-        if self.y:
-            for value, text in y_ticks:
-                at = self.y(value)
-                c.line(x.start, at, x.end, at, "grid")
-                c.text(x.start - 8, at + 4, text, "muted", "end")
-            c.text(MARGIN + 4, (top + bottom) / 2, y_title, "muted", "middle", turn=-90)
-        c.line(x.start, bottom, x.end, bottom, "axis")
-        c.text((x.start + x.end) / 2, bottom + 38, x_title, "muted", "middle")
+Key = tuple[object, ...]
+Looks = Mapping[Key, Look]
 
 
-def draw(results: Sequence[Result]) -> str:
-    """The picture, one SVG document."""
-    canvas = Canvas()
-    engines = list(dict.fromkeys(r.engine for r in results))
-    canvas.text(MARGIN, 40, "treadle bench", "ink title")
-    canvas.text(MARGIN, 60, subtitle(results), "muted")
-    top = legend(canvas, engines, results, 84)
+def draw(results: Sequence[Result], origin: str) -> str:
+    """The picture, one SVG document; ``origin`` says where and when it was measured."""
+    canvas, looks = Canvas(), looks_of(results)
+    top = canvas.head("treadle bench", subtitle(results), origin)
+    top = legend(canvas, looks, results, top + 28)
     for name, panel in (("roofline", roofline), ("depth", by_depth), ("models", by_model)):
         canvas.add(f'<g id="{name}">')
-        bottom = panel(canvas, results, engines, top + 44)
+        bottom = panel(canvas, results, looks, top + 44)
         if bottom is None:
             canvas.lines.pop()
         else:
             canvas.add("</g>")
             top = bottom
-    return document(canvas.lines, WIDTH, top + MARGIN, f"treadle bench: {subtitle(results)}")
+    return document(canvas.lines, top + MARGIN, f"treadle bench: {subtitle(results)}; {origin}")
+
+
+def series(r: Result) -> Key:
+    """All that is the same along a line over depths."""
+    return r.engine, r.model, r.test, r.threads, r.sequences
+
+
+def looks_of(results: Sequence[Result]) -> Looks:
+    """A colour for each series, in the order of the results; treadle's first."""
+    engines = list(dict.fromkeys(r.engine for r in results))
+    ordered = sorted(results, key=lambda r: engines.index(r.engine))
+    looks: dict[Key, Look] = {}
+    for r in ordered:
+        if series(r) not in looks:
+            engine = engines.index(r.engine)
+            n_before = sum(key[0] == r.engine for key in looks)  # where colours come again, a shape
+            shape = engine + len(engines) * (n_before // SERIES)
+            looks[series(r)] = Look(len(looks), shape, kind_of(r) == "tg")
+    return looks
 
 
 def subtitle(results: Sequence[Result]) -> str:
@@ -85,18 +84,28 @@ def subtitle(results: Sequence[Result]) -> str:
     return f"{shorten(what, 60)}, {many} thread{plural}; medians, with lowest and highest"
 
 
-def legend(canvas: Canvas, engines: Sequence[str], results: Sequence[Result], top: float) -> float:
-    """Each program's mark, and what full and hollow ones mean; gives where it ends."""
-    x = float(MARGIN)
-    for i, engine in enumerate(engines):
-        canvas.mark(x + 6, top, i, hollow=False)
-        canvas.text(x + 18, top + 4, engine)
-        x += 18 + CHAR_PX * len(engine) + 24
+def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) -> float:
+    """Each series' mark and name, in columns, and what full and hollow ones mean; gives where it
+    ends.
+    """
+    first = {series(r): r for r in reversed(results)}
+    programs = len({r.engine for r in results}) > 1
+    names = [
+        shorten(f"{r.engine} " * programs + series_name(r, results), 48)
+        for r in (first[key] for key in looks)
+    ]
+    column = 18 + CHAR_PX * max(map(len, names)) + 24
+    per_row = max(1, int((WIDTH - 2 * MARGIN) // column))
+    for i, (look, name) in enumerate(zip(looks.values(), names, strict=True)):
+        x, y = MARGIN + i % per_row * column, top + i // per_row * (LINE_PX + 4)
+        canvas.mark(x + 6, y, look)
+        canvas.text(x + 18, y + 4, name)
     kinds = {"pp": "full, solid: reads a prompt (pp)", "tg": "hollow, dashed: writes (tg)"}
     present = {kind_of(r) for r in results}
     text = "; ".join(text for kind, text in kinds.items() if kind in present)
-    canvas.text(x, top + 4, text, "muted")
-    return top + 8
+    below = top + -(-len(names) // per_row) * (LINE_PX + 4)
+    canvas.text(MARGIN, below + 4, text, "muted")
+    return below + 12
 
 
 def kind_of(r: Result) -> str:
@@ -116,9 +125,7 @@ def tip(r: Result) -> str:
 # -- roofline -------------------------------------------------------------------------------------
 
 
-def roofline(
-    canvas: Canvas, results: Sequence[Result], engines: Sequence[str], top: float
-) -> float | None:
+def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
     """Operations a second over operations a byte, below what memory and arithmetic allow.
 
     Another program is shown as doing treadle's work at its own speed: nothing else is known of it.
@@ -130,8 +137,9 @@ def roofline(
     for r in results:
         for name, rate in r.peaks.items():
             peaks[name] = max(rate, peaks.get(name, 0.0))
-    bandwidth = peaks[BANDWIDTH]
-    roofs = {name: rate for name, rate in peaks.items() if name != BANDWIDTH}
+    read = reading(peaks)
+    bandwidth = peaks[read]
+    roofs = {name: rate for name, rate in peaks.items() if name in ARITHMETIC.values()}
     ridges = [rate / bandwidth for rate in roofs.values()]
     x = log_scale([p[1] for p in points] + ridges, LEFT, RIGHT, room=2.5)
     y = log_scale([p[2] for p in points] + list(roofs.values()), top + PLOT_HEIGHT, top, room=2)
@@ -143,20 +151,19 @@ def roofline(
         [(tick, f"{tick:g}") for tick in x.ticks()],
         [(tick, scaled(tick, "op/s").replace(".0 ", " ")) for tick in y.ticks()],
     )
-    draw_roofs(panel, bandwidth, roofs)
+    draw_roofs(panel, f"{read} {scaled(bandwidth, 'B/s')}", bandwidth, roofs)
     for r, ops_per_byte, ops_s in points:
         text = f"{tip(r)}; {scaled(ops_s, 'op/s')} at {ops_per_byte:.2g} op/B"
         if r.share_of_peak is not None and r.peak:
             text += f", {r.share_of_peak:.0%} of {r.peak}"
-        at = x(ops_per_byte), y(ops_s)
-        canvas.mark(*at, engines.index(r.engine), kind_of(r) == "tg", text)
+        canvas.mark(x(ops_per_byte), y(ops_s), looks[series(r)], text)
     for r, ops_per_byte, ops_s in points:
         if r.bytes_s is not None:  # the other's point is above or below it
             canvas.label(x(ops_per_byte), y(ops_s), series_name(r, results, with_depth=True))
     return top + PLOT_HEIGHT + 44
 
 
-def draw_roofs(panel: Panel, bandwidth: float, roofs: dict[str, float]) -> None:
+def draw_roofs(panel: Panel, text: str, bandwidth: float, roofs: dict[str, float]) -> None:
     """The slope of what memory allows, and a level line for each kind of arithmetic."""
     canvas, x, y, top = panel.canvas, panel.x, panel.y, panel.top
     assert y is not None
@@ -166,7 +173,6 @@ def draw_roofs(panel: Panel, bandwidth: float, roofs: dict[str, float]) -> None:
     turn = degrees(atan2(high[1] - low[1], high[0] - low[0]))
     canvas.keep_clear(low, high, SAMPLES)
     beside = (low[0] + high[0]) / 2 - 8, (low[1] + high[1]) / 2 - 8
-    text = f"bandwidth {scaled(bandwidth, 'B/s')}"
     canvas.text(*beside, text, "muted", "middle", turn)
     half = CHAR_PX * len(text) / 2 / hypot(high[0] - low[0], high[1] - low[1])
     dx, dy = half * (high[0] - low[0]), half * (high[1] - low[1])
@@ -192,16 +198,14 @@ def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | Non
 # -- speed by depth -------------------------------------------------------------------------------
 
 
-def by_depth(
-    canvas: Canvas, results: Sequence[Result], engines: Sequence[str], top: float
-) -> float | None:
+def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
     """Tokens a second over the tokens in the cache before."""
     depths = sorted({r.depth for r in results})
     if len(depths) < 2:
         return None
-    series: dict[tuple[object, ...], list[Result]] = {}
+    lines: dict[Key, list[Result]] = {}
     for r in results:
-        series.setdefault((r.engine, r.model, r.test, r.threads, r.sequences), []).append(r)
+        lines.setdefault(series(r), []).append(r)
     x = Scale(0, depths[-1], LEFT + 8, RIGHT)
     speeds = [s for r in results for s in (r.tok_s_min, r.tok_s_max)]
     y = log_scale(speeds, top + PLOT_HEIGHT, top)
@@ -213,20 +217,20 @@ def by_depth(
         depth_ticks(depths, x),
         [(tick, f"{tick:g}") for tick in y.ticks()],
     )
-    ends: list[tuple[float, float, str, int]] = []
-    for members in series.values():
+    ends: list[tuple[float, float, str, Look]] = []
+    for key, members in lines.items():
         members.sort(key=lambda r: r.depth)
-        engine, writes = engines.index(members[0].engine), kind_of(members[0]) == "tg"
+        look = looks[key]
         line = [(x(r.depth), y(r.tok_s)) for r in members]
-        canvas.path(line, f"curve e{engine}" + " dashed" * writes)
+        canvas.path(line, f"curve {look.css}" + " dashed" * look.hollow)
         for r, at in zip(members, line, strict=True):
-            canvas.line(at[0], y(r.tok_s_min), at[0], y(r.tok_s_max), f"whisker e{engine}")
-            canvas.mark(*at, engine, writes, tip(r))
-        ends.append((*line[-1], series_name(members[0], results), engine))
+            canvas.line(at[0], y(r.tok_s_min), at[0], y(r.tok_s_max), f"whisker {look.css}")
+            canvas.mark(*at, look, tip(r))
+        ends.append((*line[-1], series_name(members[0], results), look))
     places = spread([end[1] + 4 for end in ends], LINE_PX, top, top + PLOT_HEIGHT)
-    for (end_x, _, text, engine), at_y in zip(ends, places, strict=True):
+    for (end_x, _, text, look), at_y in zip(ends, places, strict=True):
         if end_x == x.end:
-            canvas.mark(x.end + 18, at_y - 4, engine, hollow=text.startswith("tg"))
+            canvas.mark(x.end + 18, at_y - 4, look)
             canvas.text(x.end + 30, at_y, shorten(text, 30))
     return top + PLOT_HEIGHT + 44
 
@@ -258,9 +262,7 @@ def series_name(r: Result, results: Sequence[Result], with_depth: bool = False) 
 # -- speed by model file --------------------------------------------------------------------------
 
 
-def by_model(
-    canvas: Canvas, results: Sequence[Result], engines: Sequence[str], top: float
-) -> float | None:
+def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
     """Tokens a second of each file, test by test."""
     models = list(dict.fromkeys(r.model for r in results))
     if len(models) < 2:
@@ -286,7 +288,7 @@ def by_model(
         for model in models:
             of_model = [r for r in members if r.model == model]
             if of_model:
-                row(canvas, of_model, engines, x, left, at + ROW_PX / 2)
+                row(canvas, of_model, looks, x, left, at + ROW_PX / 2)
                 at += ROW_PX
     return top + height + 44
 
@@ -301,7 +303,7 @@ def test_name(r: Result, results: Sequence[Result]) -> str:
 def row(
     canvas: Canvas,
     results: Sequence[Result],
-    engines: Sequence[str],
+    looks: Looks,
     x: Scale,
     left: float,
     at: float,
@@ -311,9 +313,9 @@ def row(
     canvas.text(left - 12, at + 4, shorten_name(r), "ink", "end")
     canvas.line(x.start, at, x.end, at, "grid")
     for r in results:
-        engine = engines.index(r.engine)
-        canvas.line(x(r.tok_s_min), at, x(r.tok_s_max), at, f"whisker e{engine}")
-        canvas.mark(x(r.tok_s), at, engine, kind_of(r) == "tg", tip(r))
+        look = looks[series(r)]
+        canvas.line(x(r.tok_s_min), at, x(r.tok_s_max), at, f"whisker {look.css}")
+        canvas.mark(x(r.tok_s), at, look, tip(r))
     # The slowest's number goes to its left and the others' to their right, clear of the marks.
     slowest = min(results, key=lambda r: r.tok_s)
     for r in results:

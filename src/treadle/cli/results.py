@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.cli.speed import BANDWIDTH
-from treadle.cli.table import print_table, scaled
+from treadle.cli.speed import BANDWIDTH, CACHES, explain_caches
+from treadle.cli.table import heading, print_table, printable, say, scaled
+
+ENOUGH = 0.9  # of the processor time asked for: with less, speeds are told to be too low
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,18 @@ class Result:
     engine: str
     model: str  # the file's name
     format: str  # of most of its weights
-    peak: str | None  # what share_of_peak is mostly a share of: "bandwidth", "int8", "bf16", "f32"
+    # What share_of_peak is mostly a share of: "bandwidth" ("caches" where memory could not be
+    # measured), "int8", "bf16", "f32".
+    peak: str | None
     shares: dict[str, float] | None  # of each of these peaks that the steps use
     peaks: dict[str, float]  # of this machine meanwhile, medians: bytes or operations a second
+    # Of what the threads asked for while timed, what they got; None if too short to tell.
+    processor_time_share: float | None = None
+
+    @property
+    def spread(self) -> float:
+        """Half of what lies between the slowest and the quickest repetition, of the median."""
+        return (self.tok_s_max - self.tok_s_min) / 2 / self.tok_s
 
     @property
     def work(self) -> tuple[str, str, int, int, int]:
@@ -40,33 +52,84 @@ class Result:
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """Print the results for people: their speeds, their shares, and what the shares are of."""
-    by_model = len({r.model for r in results}) > 1
-    by_sequences = max(r.sequences for r in results) > 1
+    """Print the results for people: their speeds, their shares, and what the shares are of.
+
+    A table for each file, and in it no column for what is the same in all of its results.
+    """
+    for model in dict.fromkeys(r.model for r in results):
+        of_model = [r for r in results if r.model == model]
+        say_facts(of_model)
+        print_speeds(of_model)
+        print()
+    peaks = {name for r in results for name in r.peaks}
+    say(f"peaks of this machine meanwhile: {', '.join(peaks_of(results))}", indent="  ")
+    note = explain_caches(peaks)
+    if note:
+        say(note, indent="  ")
+
+
+# Told above a table where it is the same in all results: its column, and how it is told.
+FACTS = {
+    "threads": ("threads ", "{} threads"),
+    "depth": ("depth ", "at depth {}"),
+    "sequences": ("seqs ", "{} sequences"),
+}
+USUAL = {"threads": None, "depth": 0, "sequences": 1}  # not worth telling
+
+
+def varying(results: Sequence[Result]) -> list[str]:
+    """Those of FACTS, and "engine", that are not the same in all results."""
+    return [f for f in ("engine", *FACTS) if len({getattr(r, f) for r in results}) > 1]
+
+
+def say_facts(results: Sequence[Result]) -> None:
+    """The file, its format, and what all of its results have in common."""
+    first, vary = results[0], varying(results)
+    given = {f: getattr(first, f) for f in FACTS if f not in vary}
+    facts = [FACTS[f][1].format(value) for f, value in given.items() if value != USUAL[f]]
+    text = ", ".join([printable(first.model), first.format, *facts])
+    heading(text.replace(" 1 threads", " 1 thread"))
+
+
+def print_speeds(results: Sequence[Result]) -> None:
+    """The table of one file's results."""
+    vary = varying(results)
     others = {r.work: r for r in results if r.bytes_s is None}
-    headers = ["model"] * by_model + ["engine", "test", "depth ", "threads "]
-    headers += ["seqs "] * by_sequences + ["tokens/s ", "spread", "bytes/s ", "op/s ", "of peak"]
-    headers += ["times the other "] * bool(others)
+    headers = ["engine"] * ("engine" in vary) + ["test"]
+    headers += [header for f, (header, _) in FACTS.items() if f in vary]
+    headers += ["tokens/s ", "bytes/s ", "op/s ", "of peak"] + ["× the other "] * bool(others)
     rows = []
     for r in results:
         other = None if r.bytes_s is None else others.get(r.work)
-        cells: list[object] = [r.model] * by_model + [r.engine, r.test, r.depth, r.threads]
-        cells += [r.sequences] * by_sequences
-        cells += [f"{r.tok_s:.1f}", f"{r.tok_s_min:.1f} to {r.tok_s_max:.1f}"]
+        cells = [r.engine] * ("engine" in vary) + [r.test]
+        cells += [str(getattr(r, f)) for f in FACTS if f in vary]
+        cells += [f"{r.tok_s:.{0 if r.tok_s >= 1000 else 1}f} ± {r.spread:.0%}"]
         cells += ["" if r.bytes_s is None else scaled(r.bytes_s, "B/s")]
         cells += ["" if r.ops_s is None else scaled(r.ops_s, "op/s")]
         cells += ["" if r.share_of_peak is None else f"{r.share_of_peak:.0%} {r.peak or ''}"]
         cells += ["" if other is None else f"{r.tok_s / other.tok_s:.2f}"] * bool(others)
         rows.append(cells)
-    print_table(headers, rows)
-    print(f"peaks of this machine meanwhile: {', '.join(peaks_of(results))}")
+    print_table(headers, rows, optional=("op/s ", "bytes/s "))
+
+
+def warn_busy(results: Sequence[Result]) -> None:
+    """Say on standard error that the machine was busy, where it was."""
+    shares = [share for r in results if (share := r.processor_time_share) is not None]
+    if shares and min(shares) < ENOUGH:
+        low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+        print(
+            f"treadle: the threads got {low if low == high else f'{low} to {high}'} of the "
+            "processor time they asked for: other programs run, so these speeds are too low; "
+            "stop them and run again",
+            file=sys.stderr,
+        )
 
 
 def peaks_of(results: Sequence[Result]) -> list[str]:
     """Each peak's lowest and highest measurement: ``int8 2.0 to 2.1 Top/s``."""
     lines = []
     for name in dict.fromkeys(name for r in results for name in r.peaks):
-        unit = "B/s" if name == BANDWIDTH else "op/s"
+        unit = "B/s" if name in (BANDWIDTH, CACHES) else "op/s"
         found = [r.peaks[name] for r in results if name in r.peaks]
         low, high = scaled(min(found), unit), scaled(max(found), unit)
         number, _, same_unit = low.partition(" ")

@@ -10,14 +10,18 @@ if TYPE_CHECKING:
     from treadle.model import Model
 
 BANDWIDTH = "bandwidth"
+CACHES = "caches"  # in place of BANDWIDTH where too little memory may be had to read beyond them
 # A kernel's name has the kind of numbers it multiplies: which peak that is, as people call it.
 ARITHMETIC = {"q8": "int8", "bf16": "bf16", "f32": "f32"}
+NAMES = {"bytes_s": BANDWIDTH, "cache_bytes_s": CACHES, **ARITHMETIC}  # of measured peaks
 MATRIX = "matrix"  # how names of kernels on matrix registers end, which multiply bf16
 PLAIN = "f32"  # what kernels whose name has none multiply
 # Kernels that do one thing between them, as a profile sums them up.
 PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}
 
-Peaks = Mapping[str, float]  # bytes a second of BANDWIDTH, operations a second of the others
+Peaks = Mapping[
+    str, float
+]  # bytes a second of BANDWIDTH or CACHES, operations a second of the others
 Parts = Sequence[tuple[int, int]]  # of one run: tokens held before, and tokens, of each sequence
 
 
@@ -26,8 +30,33 @@ def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | Non
     from treadle.runtime.peaks import measure_peaks
 
     found = measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
-    names = {"bytes_s": BANDWIDTH, **ARITHMETIC}
-    return {names[name]: rate for name, rate in found.items() if name in names}
+    return {NAMES[name]: rate for name, rate in found.items()}
+
+
+def reading(peaks: Iterable[str]) -> str:
+    """The name of the peak of reading among ``peaks``: BANDWIDTH, or CACHES."""
+    return CACHES if CACHES in peaks else BANDWIDTH
+
+
+def alike(measured: Sequence[Peaks]) -> list[Peaks]:
+    """Peaks of several moments under the same names: if one read from caches, none is trusted."""
+    if not any(CACHES in peaks for peaks in measured):
+        return list(measured)
+    return [{CACHES if n == BANDWIDTH else n: rate for n, rate in p.items()} for p in measured]
+
+
+def explain_caches(peaks: Iterable[str]) -> str | None:
+    """What to know of a peak of CACHES, if that is among ``peaks``."""
+    if CACHES not in peaks:
+        return None
+    from treadle.runtime.memory import usable_memory
+
+    usable = usable_memory()
+    why = f": {usable.what}; {usable.cure}" if usable else ""
+    return (
+        "caches: no buffer larger than the caches may be had to measure memory with, so shares "
+        f"of memory's bandwidth are in truth higher{why}"
+    )
 
 
 @dataclass(frozen=True)
@@ -42,7 +71,7 @@ class Work:
     @classmethod
     def of(cls, steps: Iterable[Any], runs: Iterable[tuple[Parts, int]], peaks: Peaks) -> Work:
         """Add up ``steps`` over ``runs``, each of some parts and a number of rows of logits."""
-        steps, total_bytes = list(steps), 0
+        steps, total_bytes, read = list(steps), 0, reading(peaks)
         total_ops: dict[str, int] = {}
         least_s: dict[str, float] = {}
         for parts, n_outputs in runs:
@@ -53,8 +82,8 @@ class Work:
                 if n_ops:
                     total_ops[kind] = total_ops.get(kind, 0) + n_ops
                 if peaks:
-                    reading_s, computing_s = n_bytes / peaks[BANDWIDTH], n_ops / peaks[kind]
-                    bound = kind if computing_s > reading_s else BANDWIDTH
+                    reading_s, computing_s = n_bytes / peaks[read], n_ops / peaks[kind]
+                    bound = kind if computing_s > reading_s else read
                     least_s[bound] = least_s.get(bound, 0.0) + max(reading_s, computing_s)
         return cls(total_bytes, total_ops, least_s, peaks)
 
@@ -76,7 +105,7 @@ class Work:
 
     def shares(self, seconds: float) -> dict[str, float]:
         """The share of each peak in use: bytes of the bandwidth, operations of their kind's."""
-        used = {BANDWIDTH: self.n_bytes, **self.n_ops}
+        used = {reading(self.peaks): self.n_bytes, **self.n_ops}
         return {name: n / seconds / self.peaks[name] for name, n in used.items() if n}
 
 

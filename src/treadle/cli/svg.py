@@ -1,4 +1,4 @@
-"""Pieces of a picture in SVG: scales, marks, text that keeps clear of other text.
+"""Pieces of a picture in SVG: head and foot, axes, marks, text that keeps clear of other text.
 
 The text is plain SVG 1.1 with classes, so that every viewer shows it; where the viewer prefers dark
 colours the same classes take others. The picture brings its own background along.
@@ -17,17 +17,37 @@ FONT_PX = 12
 CHAR_PX = 6.4  # of a letter at that size, on average and a little more
 LINE_PX = 15
 MARK_PX = 5.0  # from a mark's middle to its edge
-SHAPES = ("circle", "diamond", "square")  # by engine, with its colour
+SHAPES = ("circle", "diamond", "square", "triangle")
 TICKS = 9  # on an axis, at most
+WIDTH, MARGIN = 880, 24
 
+# Series take the colours s0, s1, ...: chosen so that any two stay apart for eyes that lack red,
+# green or blue cones (a distance of 20 and more in CIELAB), and from the background.
 LIGHT = {
     "back": "#fcfcfa", "ink": "#20201e", "muted": "#62615c", "grid": "#e6e5e0", "axis": "#8b8a84",
-    "e0": "#1f6fd0", "e1": "#c4480c", "e2": "#0f7f6a",
+    "s0": "#1f6fd0", "s1": "#c4480c", "s2": "#074d32", "s3": "#c27095", "s4": "#8526fc",
+    "s5": "#7a0a7b", "heat": "#14508f",
 }  # fmt: skip
 DARK = {
     "back": "#191918", "ink": "#f1f0ec", "muted": "#b3b1aa", "grid": "#353532", "axis": "#84837c",
-    "e0": "#6cabf7", "e1": "#ff9c5e", "e2": "#4fc7ae",
+    "s0": "#6cabf7", "s1": "#ff9c5e", "s2": "#12eac8", "s3": "#f2dc30", "s4": "#f0496b",
+    "s5": "#d1eea9", "heat": "#6cabf7",
 }  # fmt: skip
+SERIES = sum(name[0] == "s" for name in LIGHT)  # colours, before they come again
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a series is drawn: the colour its own, as far as they reach; shape and filling."""
+
+    colour: int
+    shape: int = 0
+    hollow: bool = False
+
+    @property
+    def css(self) -> str:
+        """Its class."""
+        return f"s{self.colour % SERIES}"
 
 
 @dataclass(frozen=True)
@@ -106,20 +126,39 @@ class Canvas:
         turned = f' transform="rotate({turn:.1f} {x:.1f} {y:.1f})"' if turn else ""
         self.add(f'<text class="{css}" {place} text-anchor="{anchor}"{turned}>{safe(text)}</text>')
 
-    def mark(self, x: float, y: float, engine: int, hollow: bool, tip: str = "") -> None:
-        """A point, in its engine's colour and shape; ``tip`` is shown when pointed at."""
-        css = f"mark e{engine % len(SHAPES)}" + " hollow" * hollow
+    def mark(self, x: float, y: float, look: Look, tip: str = "") -> None:
+        """A point; ``tip`` is shown when pointed at."""
+        css = f"mark {look.css}" + " hollow" * look.hollow
         title = f"<title>{safe(tip)}</title>" if tip else ""
-        shape, r = SHAPES[engine % len(SHAPES)], MARK_PX
+        shape, r = SHAPES[look.shape % len(SHAPES)], MARK_PX
+        corners = {
+            "diamond": [(0, -r - 1), (r + 1, 0), (0, r + 1), (-r - 1, 0)],
+            "square": [(-r, -r), (r, -r), (r, r), (-r, r)],
+            "triangle": [(0, -r - 1), (r + 1, r), (-r - 1, r)],
+        }
         if shape == "circle":
             self.add(f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="{r}">{title}</circle>')
         else:
-            corners = [(0, -r - 1), (r + 1, 0), (0, r + 1), (-r - 1, 0)]
-            if shape == "square":
-                corners = [(-r, -r), (r, -r), (r, r), (-r, r)]
-            points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+            points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners[shape])
             self.add(f'<polygon class="{css}" points="{points}">{title}</polygon>')
         self.taken.append((x - r, y - r, x + r, y + r))
+
+    def box(
+        self, x: float, y: float, width: float, height: float, css: str,
+        opacity: float = 1.0, tip: str = "",
+    ) -> None:  # fmt: skip
+        """A filled rectangle; ``tip`` is shown when pointed at."""
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        faint = f' fill-opacity="{opacity:.3f}"' if opacity < 1 else ""
+        title = f"<title>{safe(tip)}</title>" if tip else ""
+        self.add(f'<rect class="{css}" {place}{faint}>{title}</rect>')
+
+    def head(self, title: str, subtitle: str, origin: str) -> float:
+        """What it is, and where, when and by which version it was measured; gives where it ends."""
+        self.text(MARGIN, 40, title, "ink title")
+        self.text(MARGIN, 62, subtitle, "ink")
+        self.text(MARGIN, 80, origin, "muted")
+        return 80
 
     def keep_clear(
         self, start: tuple[float, float], end: tuple[float, float], samples: int
@@ -145,6 +184,40 @@ class Canvas:
                 self.text(at, base, text, css, anchor)
                 return True
         return False
+
+
+@dataclass
+class Panel:
+    """One drawing with its axes, ``top`` pixels down the page."""
+
+    canvas: Canvas
+    top: float
+    height: float
+    x: Scale
+    y: Scale | None = None
+
+    def axes(
+        self,
+        title: str,
+        x_title: str,
+        y_title: str,
+        x_ticks: Iterable[tuple[float, str]],
+        y_ticks: Iterable[tuple[float, str]] = (),
+    ) -> None:
+        """Title, grid, ticks and what the axes count."""
+        c, x, top, bottom = self.canvas, self.x, self.top, self.top + self.height
+        c.text(MARGIN, top - 20, title, "ink head")
+        for value, text in x_ticks:
+            c.line(x(value), top, x(value), bottom, "grid")
+            c.text(x(value), bottom + 18, text, "muted", "middle")
+        if self.y:
+            for value, text in y_ticks:
+                at = self.y(value)
+                c.line(x.start, at, x.end, at, "grid")
+                c.text(x.start - 8, at + 4, text, "muted", "end")
+            c.text(MARGIN + 4, (top + bottom) / 2, y_title, "muted", "middle", turn=-90)
+        c.line(x.start, bottom, x.end, bottom, "axis")
+        c.text((x.start + x.end) / 2, bottom + 38, x_title, "muted", "middle")
 
 
 def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
@@ -173,15 +246,26 @@ def safe(text: str) -> str:
     return escape(printable(text))
 
 
+def origin(facts: Iterable[str]) -> str:
+    """The processor, ``facts``, the date and treadle's version: what a measurement depends on."""
+    from datetime import date
+
+    import treadle
+    from treadle.runtime.machine import cpu_name
+
+    parts = [cpu_name(), *facts, date.today().isoformat(), f"treadle {treadle.__version__}"]
+    return " · ".join(parts)
+
+
 def style() -> str:
     """The classes of all that is drawn."""
     return (
         "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif}"
         ".title{font-size:20px;font-weight:600}.head{font-size:15px;font-weight:600}"
         ".strong{font-weight:600}"
-        ".grid,.axis,.roof,.curve,.whisker{fill:none}.grid{stroke-width:1}.axis{stroke-width:1}"
+        ".grid,.axis,.roof,.curve,.whisker,.ring{fill:none}.grid,.axis{stroke-width:1}"
         ".roof{stroke-width:1.5}.dashed{stroke-dasharray:6 4}.curve{stroke-width:2}"
-        ".whisker{stroke-width:1.5}.mark{stroke-width:2}"
+        ".whisker{stroke-width:1.5}.mark,.ring{stroke-width:2}"
         + colours(LIGHT)
         # A style of its own within: what does not know the query skips it alone.
         + "@media (prefers-color-scheme:dark){"
@@ -193,24 +277,24 @@ def style() -> str:
 def colours(palette: dict[str, str]) -> str:
     """The rules that name a colour."""
     rules = f".back{{fill:{palette['back']}}}"
-    for name in ("ink", "muted"):
+    for name in ("ink", "muted", "heat"):
         rules += f".{name}{{fill:{palette[name]}}}"
     for name in ("grid", "axis"):
         rules += f".{name}{{stroke:{palette[name]}}}"
-    rules += f".roof{{stroke:{palette['muted']}}}"
-    for name in ("e0", "e1", "e2"):
+    rules += f".roof{{stroke:{palette['muted']}}}.ring{{stroke:{palette['ink']}}}"
+    for name in (f"s{i}" for i in range(SERIES)):
         colour = palette[name]
-        rules += f".{name}{{stroke:{colour}}}.mark.{name}{{fill:{colour}}}"
-    return rules + f".mark.hollow{{fill:{palette['back']}}}"
+        rules += f".{name}{{stroke:{colour}}}.mark.{name},.bar.{name}{{fill:{colour}}}"
+    return rules + f".bar{{stroke:none}}.mark.hollow{{fill:{palette['back']}}}"
 
 
-def document(lines: Iterable[str], width: float, height: float, title: str) -> str:
+def document(lines: Iterable[str], height: float, title: str) -> str:
     """The whole file."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" '
+        f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
     )
-    back = f'<rect class="back" width="{width:.0f}" height="{height:.0f}" rx="8"/>'
+    back = f'<rect class="back" width="{WIDTH}" height="{height:.0f}" rx="8"/>'
     body = "\n".join(lines)
     return (
         f"{head}\n<title>{safe(title)}</title>\n<style>{style()}</style>\n{back}\n{body}\n</svg>\n"

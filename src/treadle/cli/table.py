@@ -24,38 +24,120 @@ __all__ = [
     "print_json",
     "print_table",
     "printable",
+    "say",
     "scaled",
     "shorten",
+    "terminal_width",
     "typed",
 ]
 CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but of \n, \t, \r before \n
 CONTEXT = re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])")  # of treadle.load
 SHOWN = 1000  # characters of a cell on a terminal
+GAP = 2  # columns between two cells
+FOLDED = 24  # columns that a cell of long words has at least, before others are left out
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    optional: Sequence[str] = (),
+    folding: str = "",
+) -> None:
     """Print rows under ``headers``; columns of numbers (header ends in a space) to the right.
 
-    On a terminal the cells fold to its width, and long ones are cut; in a pipe every row is one
-    line, whole.
+    In a pipe every row is one line, whole. On a terminal long cells are cut, and the table takes no
+    more than its width: the column ``folding`` breaks its cells after ``_``, then the ``optional``
+    columns are left out, the first of them first, and a line below tells so; what is still too wide
+    folds.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    room = terminal_width()
+    longest = sys.maxsize if room is None else SHOWN
+    lines = [[shorten(printable(str(cell)), longest) for cell in row] for row in rows]
+    shown: Sequence[int] = range(len(headers))
+    left_out = []
+    if room is not None:
+        shown, lines = fitted(headers, lines, room, optional, folding)
+        left_out = [header.strip() for i, header in enumerate(headers) if i not in shown]
     style = "bold" if is_styled(sys.stdout) else ""
-    table = Table(box=None, pad_edge=False, header_style=style, padding=(0, 2, 0, 0))
-    for header in headers:
-        justify: Literal["left", "right"] = "right" if header.endswith(" ") else "left"
-        table.add_column(Text(header.strip()), justify=justify, overflow="fold")
-    width, shown = (None, SHOWN) if sys.stdout.isatty() else (1_000_000, sys.maxsize)
-    for row in rows:
-        table.add_row(*(Text(shorten(printable(str(cell)), shown)) for cell in row))
-    console = Console(width=width, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style=style, padding=(0, GAP, 0, 0))
+    for i in shown:
+        justify: Literal["left", "right"] = "right" if headers[i].endswith(" ") else "left"
+        table.add_column(Text(headers[i].strip()), justify=justify, overflow="fold")
+    for row in lines:
+        table.add_row(*(Text(row[i]) for i in shown))
+    console = Console(width=1_000_000 if room is None else room, highlight=False)
     with console.capture() as captured:
-        console.print(table, soft_wrap=width is not None, crop=False)
+        console.print(table, soft_wrap=room is None, crop=False)
     for line in captured.get().splitlines():
         print(line.rstrip())
+    if left_out:
+        say(f"({', '.join(left_out)}: in a wider terminal, in a pipe, and with --json)")
+
+
+def fitted(
+    headers: Sequence[str],
+    lines: list[list[str]],
+    room: int,
+    optional: Sequence[str],
+    folding: str,
+) -> tuple[Sequence[int], list[list[str]]]:
+    """The columns that are shown in ``room``, by their numbers, and the rows with folded cells."""
+    from rich.cells import cell_len
+
+    wide = [
+        max(map(cell_len, column))
+        for column in zip([header.strip() for header in headers], *lines, strict=True)
+    ]
+    shown, at = list(range(len(headers))), headers.index(folding) if folding else None
+    least = [min(w, FOLDED) if i == at else w for i, w in enumerate(wide)]
+    for header in optional:
+        if sum(least[i] + GAP for i in shown) - GAP > room and header in headers:
+            shown.remove(headers.index(header))
+    if at in shown:
+        rest = max(FOLDED, room - sum(wide[i] + GAP for i in shown if i != at))
+        lines = [
+            [fold(cell, rest) if i == at else cell for i, cell in enumerate(row)] for row in lines
+        ]
+    return shown, lines
+
+
+def fold(word: str, width: int) -> str:
+    """A long word in lines of at most ``width``, broken after ``_`` where there is one."""
+    lines = []
+    while len(word) > width:
+        at = word.rfind("_", 1, width) + 1 or width
+        lines.append(word[:at])
+        word = word[at:]
+    return "\n".join([*lines, word])
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that standard output is; None where it is none."""
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def say(text: str, indent: str = "") -> None:
+    """Print one line; on a terminal, in as many as its width asks for, the later ones indented."""
+    width = terminal_width()
+    if width is None or len(text) <= width:
+        print(text)
+        return
+    from textwrap import wrap
+
+    # wrap() makes one space of several only at a break, so columns in the first line stay.
+    lines = wrap(
+        text, max(width, 40), subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False, drop_whitespace=True,
+    )  # fmt: skip
+    for line in lines:
+        print(line)
 
 
 def print_json(value: object) -> None:

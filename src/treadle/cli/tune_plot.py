@@ -1,129 +1,162 @@
-"""The picture of ``treadle tune --plot``: a panel for each sweep, an SVG without any library.
+"""The picture of ``treadle tune --plot``: a panel for each sweep.
 
-A sweep of tiles, where two fields vary, is a map (one field across, one down, the brighter the
-faster); any other is bars, hot behind cold.
+A sweep of tiles, where two fields vary, is a map: one field across, one down, the stronger the
+colour the faster. Any other is bars, one hot and one cold for each configuration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
-Row = dict[str, Any]  # of tune.rows_of
+from treadle.cli.svg import (
+    CHAR_PX,
+    LINE_PX,
+    MARGIN,
+    Canvas,
+    Look,
+    Panel,
+    Scale,
+    document,
+)  # fmt: skip
 
-WIDTH, MARGIN = 720, 16
-TITLE, CELL, BAR, LABELS = 30, 26, 20, 150  # px: a panel's heading, a map's row, a bar, its label
-COLD, HOT, BEST, DARK, LIGHT = "#2b6cb0", "#bcd3ea", "#c05621", (24, 66, 120), (235, 243, 251)
+Row = dict[str, Any]  # of tune_results.rows_of
+
+LEFT, RIGHT = 180, 770  # of the panels' axes; beyond lie the labels
+CELL, BAR = 28, 30  # pixels: a map's row, a configuration's two bars
+THIN = 9  # pixels of one bar
+FAINT = 0.08  # how strong the colour of the slowest cell is
+STRONG = 0.7  # from there on, numbers in a cell take the background's colour
+HOT, COLD = Look(0), Look(1)
 
 
-def draw(sweeps: Sequence[Sequence[Row]], caption: str) -> str:
-    """All sweeps below one another, as one SVG document."""
-    parts, y = [text(MARGIN, 24, caption, size=14, weight="bold")], 40
-    for rows in sweeps:
-        sound = [row for row in rows if row["problem"] is None]
-        if not sound:
-            continue
-        first = sound[0]
+def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
+    """All sweeps below one another, as one SVG document; ``origin`` says where and when they were
+    measured.
+    """
+    canvas, sound = Canvas(), [[row for row in rows if row["problem"] is None] for rows in sweeps]
+    sound = [rows for rows in sound if rows]
+    top = canvas.head("treadle tune", subtitle, origin)
+    top = legend(canvas, sound, top + 26)
+    for rows in sound:
+        first = rows[0]
         tokens = f"{first['tokens']} token{'s' * (first['tokens'] > 1)}"
-        title = f"{first['kernel']} {first['format']}, {tokens}: GOP/s, cold"
-        parts.append(text(MARGIN, y + 18, title, weight="bold"))
-        made, height = heat_map(sound, y + TITLE) if is_map(sound) else bars(sound, y + TITLE)
-        parts += made
-        y += TITLE + height + MARGIN
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}"'
-    style = 'font-family="sans-serif" font-size="12"'
-    back = f'<rect width="{WIDTH}" height="{y}" fill="white"/>'
-    return "\n".join([f"{head} {style}>", back, *parts, "</svg>"]) + "\n"
+        title = f"{first['kernel']} {first['format']}, {tokens}"
+        panel = heat_map if len(varying(rows)) >= 2 else bars
+        top = panel(canvas, rows, title, top + 52)
+    return document(canvas.lines, top + MARGIN, f"treadle tune: {subtitle}; {origin}")
 
 
-def axes(rows: Sequence[Row]) -> list[str]:
-    """The fields that vary among ``rows``."""
+def legend(canvas: Canvas, sweeps: Sequence[Sequence[Row]], top: float) -> float:
+    """What colours, rings and words mean, as far as they are used; gives where it ends."""
+    maps = any(len(varying(rows)) >= 2 for rows in sweeps)
+    x, y = float(MARGIN), top
+    if maps:
+        for i in range(5):
+            canvas.box(x + 14 * i, y - 7, 14, 12, "heat", FAINT + (1 - FAINT) * i / 4)
+        canvas.text(x + 78, y + 3, "slow to fast, caches cold")
+        x += 78 + CHAR_PX * 25 + 24
+        for css, name in (("ring", "best"), ("ring dashed", "shipped")):
+            canvas.box(x, y - 7, 22, 12, css)
+            canvas.text(x + 28, y + 3, name)
+            x += 28 + CHAR_PX * len(name) + 24
+        y += LINE_PX + 6
+    if any(len(varying(rows)) < 2 for rows in sweeps):
+        x = MARGIN
+        for look, name in ((HOT, "caches hot"), (COLD, "caches cold: what counts")):
+            canvas.box(x, y - 6, 22, THIN, f"bar {look.css}")
+            canvas.text(x + 28, y + 3, name)
+            x += 28 + CHAR_PX * len(name) + 24
+        y += LINE_PX + 6
+    return y - LINE_PX
+
+
+def varying(rows: Sequence[Row]) -> list[str]:
+    """The fields that vary among ``rows``: two or more span a map."""
     return [name for name in rows[0]["fields"] if len({row["fields"][name] for row in rows}) > 1]
 
 
-def is_map(rows: Sequence[Row]) -> bool:
-    """Whether two or more fields vary: then the first two span a map."""
-    return len(axes(rows)) >= 2
+def meaning(field: str, kernel: str) -> str:
+    """A field's name, and what it counts."""
+    rows = "rows" if kernel == "gemv" else "vectors of rows"
+    counted = {"mr": rows, "nr": "tokens of a tile", "kc": "weights of a row at once"}
+    return f"{field}, {counted[field]}" if field in counted else field
 
 
-def heat_map(rows: Sequence[Row], top: int) -> tuple[list[str], int]:
-    """The best speed of every pair of the first two fields that vary; its height."""
-    down, across = axes(rows)[:2]
+def tip(row: Row) -> str:
+    """What is shown when a cell or a bar is pointed at."""
+    fields = " ".join(f"{name} {value}" for name, value in row["fields"].items())
+    speeds = f"{row['cold_ops_s'] / 1e9:.1f} cold, {row['hot_ops_s'] / 1e9:.1f} hot"
+    marks = "".join(f", {word}" for word in ("best", "shipped") if row[word])
+    return f"{fields}: {speeds} GOP/s{marks}"
+
+
+# -- maps -----------------------------------------------------------------------------------------
+
+
+def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
+    """The best cold speed of every pair of the first two fields that vary; gives where it ends."""
+    down, across = varying(rows)[:2]
     best: dict[tuple[int, int], Row] = {}
     for row in rows:
         at = row["fields"][down], row["fields"][across]
         if at not in best or row["cold_ops_s"] > best[at]["cold_ops_s"]:
             best[at] = row
     ys, xs = (sorted({at[i] for at in best}) for i in (0, 1))
-    width = (WIDTH - 2 * MARGIN - LABELS // 2) / len(xs)
+    width, height = (RIGHT - LEFT) / len(xs), CELL * len(ys)
     speeds = [row["cold_ops_s"] for row in best.values()]
     low, high = min(speeds), max(speeds)
-    parts = []
+    canvas.text(MARGIN, top - 20, f"{title}: GOP/s, caches cold", "ink head")
     for (a, b), row in best.items():
-        x, y = MARGIN + LABELS // 2 + xs.index(b) * width, top + ys.index(a) * CELL
-        share = (row["cold_ops_s"] - low) / (high - low or 1)
-        edge = f' stroke="{BEST}" stroke-width="3"' if is_winner(rows, a, b, down, across) else ""
-        parts.append(box(x + 1, y + 1, width - 2, CELL - 2, shade(share), edge))
-        ink = "white" if share > 0.5 else "black"
-        value = f"{row['cold_ops_s'] / 1e9:.0f}"
-        parts.append(text(x + width / 2, y + 17, value, fill=ink, anchor="middle"))
-    parts += [text(MARGIN, top + i * CELL + 17, f"{down} {a}") for i, a in enumerate(ys)]
+        x, y = LEFT + xs.index(b) * width, top + ys.index(a) * CELL
+        share = FAINT + (1 - FAINT) * (row["cold_ops_s"] - low) / (high - low or 1)
+        canvas.box(x + 2, y + 2, width - 4, CELL - 4, "heat", share, tip(row))
+        words = f"{row['cold_ops_s'] / 1e9:.{0 if high >= 1e10 else 1}f}"
+        ink = "back" if share > STRONG else "ink"
+        canvas.text(x + width / 2, y + CELL / 2 + 4, words, ink, "middle")
+    for word, css in (("shipped", "ring dashed"), ("best", "ring")):
+        for row in rows:
+            if row[word]:
+                a, b = ys.index(row["fields"][down]), xs.index(row["fields"][across])
+                canvas.box(LEFT + b * width + 1, top + a * CELL + 1, width - 2, CELL - 2, css)
+    for i, a in enumerate(ys):
+        canvas.text(LEFT - 10, top + i * CELL + CELL / 2 + 4, str(a), "muted", "end")
     for i, b in enumerate(xs):
-        x = MARGIN + LABELS // 2 + (i + 0.5) * width
-        parts.append(text(x, top + len(ys) * CELL + 14, f"{across} {b}", anchor="middle"))
-    return parts, len(ys) * CELL + 18
-
-
-def is_winner(rows: Sequence[Row], a: int, b: int, down: str, across: str) -> bool:
-    """Whether the best configuration of a sweep has these two values."""
-    return any(
-        row["best"] and (row["fields"][down], row["fields"][across]) == (a, b) for row in rows
+        canvas.text(LEFT + (i + 0.5) * width, top + height + 16, str(b), "muted", "middle")
+    canvas.text(MARGIN, top + height / 2 + 4, meaning(down, rows[0]["kernel"]), "muted")
+    canvas.text(
+        (LEFT + RIGHT) / 2, top + height + 36, meaning(across, rows[0]["kernel"]), "muted", "middle"
     )
+    scale_bar(canvas, low, high, top, height)
+    return top + height + 40
 
 
-def bars(rows: Sequence[Row], top: int) -> tuple[list[str], int]:
-    """A pair of bars for each configuration, and their height in all."""
-    most = max(max(row["hot_ops_s"], row["cold_ops_s"]) for row in rows)
-    room = WIDTH - 2 * MARGIN - LABELS - 60
-    return [part for i, row in enumerate(rows) for part in bar(row, top + i * BAR, room / most)], (
-        len(rows) * BAR
-    )
+def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float) -> None:
+    """What the colours of one map stand for: its slowest below, its fastest above."""
+    steps, x = 12, RIGHT + 24
+    for i in range(steps):
+        share = FAINT + (1 - FAINT) * (steps - 1 - i) / (steps - 1)
+        canvas.box(x, top + i * height / steps, 14, height / steps, "heat", share)
+    canvas.text(x + 20, top + 10, f"{high / 1e9:.1f}", "muted")
+    canvas.text(x + 20, top + height, f"{low / 1e9:.1f}", "muted")
 
 
-def bar(row: Row, y: int, scale: float) -> Iterator[str]:
-    """One configuration: hot, paler, behind cold."""
-    label = " ".join(f"{name} {value}" for name, value in row["fields"].items())
-    x = MARGIN + LABELS
-    yield text(MARGIN, y + 14, label)
-    yield box(x, y + 2, row["hot_ops_s"] * scale, BAR - 4, HOT)
-    yield box(x, y + 5, row["cold_ops_s"] * scale, BAR - 10, BEST if row["best"] else COLD)
-    end = x + max(row["hot_ops_s"], row["cold_ops_s"]) * scale
-    yield text(end + 6, y + 14, f"{row['cold_ops_s'] / 1e9:.1f}")
+# -- bars -----------------------------------------------------------------------------------------
 
 
-def shade(share: float) -> str:
-    """The colour of a share of the best, from light to dark."""
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(LIGHT, DARK, strict=True))
-    return f"rgb({red},{green},{blue})"
-
-
-def box(x: float, y: float, width: float, height: float, fill: str, more: str = "") -> str:
-    """A filled rectangle."""
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return f'<rect {place} fill="{fill}"{more}/>'
-
-
-def text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    size: int = 12,
-    weight: str = "normal",
-    fill: str = "black",
-    anchor: str = "start",
-) -> str:
-    """Words at a place; ``y`` is their baseline."""
-    look = f'font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(words)}</text>'
+def bars(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
+    """Two bars for each configuration; gives where they end."""
+    most = max(max(row["hot_ops_s"], row["cold_ops_s"]) for row in rows) / 1e9
+    x = Scale(0, most * 1.02, LEFT, RIGHT)
+    panel = Panel(canvas, top, BAR * len(rows), x)
+    panel.axes(title, "GOP/s", "", [(tick, f"{tick:g}") for tick in x.ticks()])
+    for i, row in enumerate(rows):
+        y = top + i * BAR + (BAR - 2 * THIN) / 2
+        name = " ".join(f"{field} {value}" for field, value in row["fields"].items())
+        canvas.text(LEFT - 10, y + THIN + 4, name, "ink", "end")
+        for look, field, at in ((HOT, "hot_ops_s", y), (COLD, "cold_ops_s", y + THIN)):
+            end = x(row[field] / 1e9)
+            canvas.box(LEFT, at, end - LEFT, THIN - 1, f"bar {look.css}", tip=tip(row))
+        words = ", ".join(word for word in ("best", "shipped") if row[word])
+        canvas.text(RIGHT + 10, y + THIN + 4, words, "ink strong")
+    return top + BAR * len(rows) + 44

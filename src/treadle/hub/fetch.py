@@ -14,7 +14,7 @@ from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
 from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
 from treadle.models.archs import ARCHS
-from treadle.runtime.machine import memory, memory_limit
+from treadle.runtime.memory import usable_memory
 from treadle.words import n_bytes as size
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -104,8 +104,8 @@ def choose(name: HubName, offers: list[Offer]) -> Offer:
 
 def free_bytes() -> int | None:
     """Memory that a model may take, in bytes; None where the system does not say."""
-    bounds = [n for n in (memory()[1], memory_limit()) if n]
-    return min(bounds, default=None)
+    bound = usable_memory()
+    return bound.free_bytes if bound else None
 
 
 def reason(name: HubName, chosen: Offer, offers: list[Offer]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -106,6 +107,13 @@ class Spec:
 
     op: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        """Round floats to f32, as constants of the code are: then a name's digits tell all."""
+        kind: Any = type(self)
+        for name in _floats(kind):
+            # + 0.0: the zeros are equal, and so is their name.
+            object.__setattr__(self, name, float(np.float32(getattr(self, name))) + 0.0)
+
     @property
     def name(self) -> str:
         """``op_value_value``; a field at its default is left out, True gives the field's own
@@ -118,9 +126,9 @@ class Spec:
                 parts.append(field.name)
             elif value != field.default:
                 label = "" if isinstance(value, str) else field.name
-                # A float is a constant of the code in f32, so f32's shortest digits tell it apart
-                # from any other.
-                parts.append(f"{label}{np.float32(value) if isinstance(value, float) else value}")
+                # str: an f-string would write all digits of the f64 that the f32 is.
+                digits = str(np.float32(value)) if isinstance(value, float) else value
+                parts.append(f"{label}{digits}")
         return "_".join(parts)
 
     @property
@@ -149,6 +157,12 @@ class Spec:
         writes.
         """
         raise NotImplementedError
+
+
+@cache
+def _floats(cls: Any) -> tuple[str, ...]:
+    """The fields of a kind of spec that are floats: looked up once, for a plan makes hundreds."""
+    return tuple(field.name for field in fields(cls) if field.type in ("float", float))
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.isa import choose, runnable
 from treadle.jit import cache
 from treadle.jit.compile import compiler_versions, host_features
-from treadle.runtime import machine, residence
+from treadle.runtime import machine, memory, residence
 from treadle.runtime.reasons import FEATURES, enabled_by, reasons
 from treadle.runtime.tuned import tuned_row
 
@@ -55,13 +55,15 @@ def describe(
     yet), missing (name: what it would give). instruction_set: the row chosen, why, all that can
     run. threads: how many, which bound it was, all bounds. processors: online, allowed, cores,
     threads a core, fast cores, quota, governor, load (threads that wanted to run in the last
-    minute). memory: sizes in bytes, huge pages, NUMA nodes. kernel_cache: folder, kernels in use
-    and their size, files of other versions or damaged, problem (why kernels are not kept),
-    compiling (may new ones be made). tuning: what `treadle tune` measured here, if it did: file,
+    minute). memory: sizes in bytes (usable is what this process may still take, bound the limit
+    that says so), huge pages, NUMA nodes. kernel_cache: folder, kernels in use and their size,
+    files of other versions or damaged, problem (why kernels are not kept), compiling (may new ones
+    be made). tuning: what `treadle tune` measured here, if it did: file,
     when, formats, problem (why it is not used). model: its files' size, how much of it is in
     memory and in huge pages, the formats of its weights and those without a kernel, problem (why
-    it cannot be run at all). peaks: as measured, if they were; processor_time_share is what the
-    threads got of what they asked for. versions. warnings: each reason for lost speed and every
+    it cannot be run at all). peaks: as measured, if they were; read_from is "caches"
+    where no larger buffer may be had; processor_time_share is what the threads got of what they
+    asked for. versions. warnings: each reason for lost speed and every
     fallback in force, with what to do.
 
     The other arguments stand for another machine, for tests. Raises UnsupportedError for a
@@ -139,12 +141,16 @@ def _processors(allowed: list[int], sys_root: Path, proc: Path) -> Report:
 
 
 def _memory(sys_root: Path, proc: Path) -> Report:
-    total, available = machine.memory(proc)
+    cgroup = sys_root / "fs/cgroup"
+    total, available = memory.host_memory(proc)
+    usable = memory.usable_memory(cgroup, proc)
     nodes = machine.memory_nodes(sys_root)
     return {
         "total_bytes": total,
         "available_bytes": available,
-        "limit_bytes": machine.memory_limit(sys_root / "fs/cgroup", proc),
+        "limit_bytes": memory.memory_limit(cgroup, proc),
+        "usable_bytes": usable and usable.free_bytes,
+        "bound": usable and usable.what,
         "huge_pages": machine.huge_pages(sys_root),
         "nodes": nodes,
         "largest_cache_bytes": machine.cache_bytes(sys_root / "devices/system/cpu"),
@@ -175,8 +181,15 @@ def _total(sizes: Iterable[int | None]) -> int | None:
 def _peaks(peaks: Peaks | None) -> Report:
     if peaks is None:
         return {}
-    rates = {"q8_ops_s": peaks.q8, "bf16_ops_s": peaks.bf16, "f32_ops_s": peaks.f32}
-    return {**rates, "read_bytes_s": peaks.bytes_s, "processor_time_share": peaks.cpu_share}
+    return {
+        "q8_ops_s": peaks.q8,
+        "bf16_ops_s": peaks.bf16,
+        "f32_ops_s": peaks.f32,
+        "read_bytes_s": peaks.bytes_s,
+        "read_from": "memory" if peaks.from_memory else "caches",
+        "read_buffer_bytes": peaks.buffer_bytes,
+        "processor_time_share": peaks.cpu_share,
+    }
 
 
 def _versions() -> Mapping[str, str]:

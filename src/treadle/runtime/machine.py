@@ -1,4 +1,4 @@
-"""What this machine is: processors that may be used and why, clocks, memory.
+"""What this machine is: processors that may be used and why, clocks, caches.
 
 Linux tells; elsewhere much stays unknown.
 Functions take the folders they read, so that tests can hand them another machine's.
@@ -53,10 +53,10 @@ def affinity() -> list[int]:
 
 def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
     """Processors' worth of time that the control group (v2, else v1) allows; None for no limit."""
-    pairs = [tuple(_read(folder / "cpu.max").split()) for folder in _groups("", root, proc)]
+    pairs = [tuple(read_text(folder / "cpu.max").split()) for folder in groups("", root, proc)]
     pairs += [
-        (_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
-        for folder in _groups("cpu", root, proc)
+        (read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
+        for folder in groups("cpu", root, proc)
     ]
     shares = [
         int(pair[0]) / int(pair[1])
@@ -66,22 +66,14 @@ def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
     return min(shares, default=None)
 
 
-def memory_limit(root: Path = CGROUP, proc: Path = PROC) -> int | None:
-    """Bytes that the control group (v2, else v1) allows, or None for no limit."""
-    texts = [_read(folder / "memory.max") for folder in _groups("", root, proc)]
-    texts += [_read(folder / "memory.limit_in_bytes") for folder in _groups("memory", root, proc)]
-    limits = [int(text) for text in texts if text.isdigit()]
-    return min((n for n in limits if n < 1 << 60), default=None)  # v1 writes "no limit" as 2**63
-
-
-def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
+def groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
     """The folders of this process's group and of every group around it, for each may limit.
 
     ``controller``: of v1's, which have a tree each; empty for v2, which has one for all.
     """
     root = root / controller
     group = ""
-    for line in _read(proc / "self/cgroup").splitlines():  # 4:cpu,cpuacct:/box, or 0::/box
+    for line in read_text(proc / "self/cgroup").splitlines():  # 4:cpu,cpuacct:/box, or 0::/box
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controller in controllers.split(","):
             group = path.strip("/")
@@ -97,7 +89,7 @@ def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]
     cores: dict[tuple[str, str], list[int]] = {}
     for cpu in allowed:
         topology = cpus / f"cpu{cpu}" / "topology"
-        key = (_read(topology / "physical_package_id"), _read(topology / "core_id"))
+        key = (read_text(topology / "physical_package_id"), read_text(topology / "core_id"))
         if not key[1]:
             return {}
         cores.setdefault(key, []).append(cpu)
@@ -112,8 +104,8 @@ def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
     """
     power = {}
     for cpu in cores:
-        capacity = _read(cpus / f"cpu{cpu}" / "cpu_capacity")
-        frequency = _read(cpus / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq")
+        capacity = read_text(cpus / f"cpu{cpu}" / "cpu_capacity")
+        frequency = read_text(cpus / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq")
         power[cpu] = int(capacity or frequency or 0)
     if not all(power.values()):  # of some nobody says
         return cores
@@ -121,7 +113,8 @@ def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
     return [cpu for cpu in cores if power[cpu] >= 0.8 * top]
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of /sys or /proc without the space around; empty where it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
@@ -133,19 +126,22 @@ def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
     folder, limits = cpus / f"cpu{cpu}" / "cpufreq", []
     cure = "cpupower frequency-set -g performance"
     # These drivers choose the clock by a preference; their "powersave" is the usual governor.
-    by_preference = _read(folder / "scaling_driver") in ("intel_pstate", "amd-pstate-epp")
-    governor, preference = governor_of(cpu, cpus), _read(folder / "energy_performance_preference")
+    by_preference = read_text(folder / "scaling_driver") in ("intel_pstate", "amd-pstate-epp")
+    governor, preference = (
+        governor_of(cpu, cpus),
+        read_text(folder / "energy_performance_preference"),
+    )
     if governor in ("powersave", "conservative") and not by_preference:
         limits.append(f"the frequency governor is {governor}: {cure}")
     if by_preference and "power" in preference.split("_"):
         limits.append(f"the energy preference is {preference}: {cure}")
-    top, cap = _read(folder / "cpuinfo_max_freq"), _read(folder / "scaling_max_freq")
+    top, cap = read_text(folder / "cpuinfo_max_freq"), read_text(folder / "scaling_max_freq")
     if top.isdigit() and cap.isdigit() and int(cap) < 0.95 * int(top):
         limits.append(
             f"the clock is capped at {int(cap) / 1e6:.1f} of {int(top) / 1e6:.1f} GHz: "
             f"cpupower frequency-set -u {int(top) // 1000}MHz"
         )
-    if _read(cpus / "intel_pstate/no_turbo") == "1" or _read(cpus / "cpufreq/boost") == "0":
+    if read_text(cpus / "intel_pstate/no_turbo") == "1" or read_text(cpus / "cpufreq/boost") == "0":
         limits.append("turbo clocks are off: see intel_pstate/no_turbo, cpufreq/boost, firmware")
     return limits
 
@@ -153,12 +149,12 @@ def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
 def power_limits(sys_root: Path = SYS) -> list[str]:
     """What saves power for the whole machine, each with its cure; nothing if nobody says."""
     limits = []
-    profile = _read(sys_root / "firmware/acpi/platform_profile")
+    profile = read_text(sys_root / "firmware/acpi/platform_profile")
     if profile in ("low-power", "quiet", "cool"):
         cure = "echo performance > /sys/firmware/acpi/platform_profile"
         limits.append(f"the platform profile is {profile}: {cure}")
     supplies = list((sys_root / "class/power_supply").glob("*"))
-    mains = [_read(s / "online") for s in supplies if _read(s / "type") == "Mains"]
+    mains = [read_text(s / "online") for s in supplies if read_text(s / "type") == "Mains"]
     if mains and "1" not in mains:
         limits.append("this machine runs on battery, which lowers clocks: plug it in")
     return limits
@@ -166,40 +162,29 @@ def power_limits(sys_root: Path = SYS) -> list[str]:
 
 def governor_of(cpu: int = 0, cpus: Path = CPUS) -> str | None:
     """The frequency governor; None where there is none, as in most virtual machines."""
-    return _read(cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor") or None
-
-
-def memory(proc: Path = PROC) -> tuple[int, int]:
-    """Bytes of memory in all, and bytes that could be had without swapping; 0 for unknown."""
-    sizes = {}
-    for line in _read(proc / "meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdigit():
-            sizes[name] = int(words[0]) << 10
-    return sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
+    return read_text(cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor") or None
 
 
 def memory_nodes(sys_root: Path = SYS) -> int:
     """Parts of the memory that some processors reach sooner than others; 1 if nobody says."""
-    return max(1, len(_numbers(_read(sys_root / "devices/system/node/has_memory"))))
+    return max(1, len(_numbers(read_text(sys_root / "devices/system/node/has_memory"))))
 
 
 def huge_pages(sys_root: Path = SYS) -> str | None:
     """The kernel's setting of transparent huge pages: always, madvise or never."""
-    words = _read(sys_root / "kernel/mm/transparent_hugepage/enabled").split()
+    words = read_text(sys_root / "kernel/mm/transparent_hugepage/enabled").split()
     return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
 def load_average(proc: Path = PROC) -> float | None:
     """Threads that ran or wanted to run in the last minute, this process's and others'."""
-    words = _read(proc / "loadavg").split()
+    words = read_text(proc / "loadavg").split()
     return float(words[0]) if words else None
 
 
 def stolen_share(proc: Path = PROC) -> float:
     """Of this virtual machine's working time since its start, the share its host gave others."""
-    words = _read(proc / "stat").split("\n")[0].split()
+    words = read_text(proc / "stat").split("\n")[0].split()
     times = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal
     if len(times) < 8:
         return 0.0
@@ -210,13 +195,13 @@ def stolen_share(proc: Path = PROC) -> float:
 def cache_bytes(cpus: Path = CPUS) -> int:
     """Size of the largest cache that processor 0 reaches; 0 where the system does not say."""
     units = {"K": 1 << 10, "M": 1 << 20}
-    sizes = [_read(path) for path in cpus.glob("cpu0/cache/index*/size")]
+    sizes = [read_text(path) for path in cpus.glob("cpu0/cache/index*/size")]
     return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=0)
 
 
 def online(cpus: Path = CPUS) -> list[int]:
     """The processors that are switched on."""
-    return _numbers(_read(cpus / "online")) or list(range(os.cpu_count() or 1))
+    return _numbers(read_text(cpus / "online")) or list(range(os.cpu_count() or 1))
 
 
 def _numbers(text: str) -> list[int]:
@@ -231,14 +216,14 @@ def _numbers(text: str) -> list[int]:
 
 def is_virtual(proc: Path = PROC) -> bool:
     """Tell whether the processor says that it is a virtual machine's."""
-    lines = _read(proc / "cpuinfo").splitlines()
+    lines = read_text(proc / "cpuinfo").splitlines()
     flags = next((line for line in lines if line.startswith("flags")), "")
     return "hypervisor" in flags.split()
 
 
 def cpu_name(proc: Path = PROC) -> str:
     """The processor's own name."""
-    for line in _read(proc / "cpuinfo").splitlines():
+    for line in read_text(proc / "cpuinfo").splitlines():
         if line.startswith(("model name", "Model")):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -18,8 +18,9 @@ from treadle.jit.kernel import load_kernels
 from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
 from treadle.kernels.act import from_bf16_bits
 from treadle.kernels.matrix import LINE, REGISTER
-from treadle.kernels.spec import RUN_STATE, Frame, Spec, round_up
+from treadle.kernels.spec import RUN_STATE, Frame, Spec
 from treadle.runtime import machine
+from treadle.runtime.memory import usable_memory
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, Team
 
@@ -36,6 +37,8 @@ ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of cl
 PIECE = 1 << 19  # bytes of a Stream item
 STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, bytes ahead): the best counts
 BUFFER_BYTES = 256 << 20, 1 << 30  # at least and at most: four times the last-level cache
+BEYOND = 2  # times the largest cache: a smaller buffer is read from that cache, or half of it is
+SHARE = 3  # of the memory that may still be taken, a third at most
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,15 @@ class Peaks:
     # widened to f32.
     bf16: float | None
     f32: float
-    bytes_s: float  # bytes a second read from memory
+    bytes_s: float  # bytes a second read from memory; of caches if ``from_memory`` is False
     cpu_share: float  # of the processor time that the threads asked for, what they got meanwhile
+    buffer_bytes: int = BUFFER_BYTES[0]  # that ``bytes_s`` was measured on
+    from_memory: bool = True  # False: no buffer beyond the caches could be had
 
     def as_dict(self) -> dict[str, float]:
-        """By name, without those that are None."""
-        rates = {"bytes_s": self.bytes_s, "q8": self.q8, "bf16": self.bf16, "f32": self.f32}
+        """By name, without those that are None; what was read from caches is ``cache_bytes_s``."""
+        read = "bytes_s" if self.from_memory else "cache_bytes_s"
+        rates = {read: self.bytes_s, "q8": self.q8, "bf16": self.bf16, "f32": self.f32}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 
@@ -226,12 +232,16 @@ def measure_peaks(
         cpu_share = min(1.0, (time.process_time() - began_cpu) / asked)
         if progress:
             progress("measure", len(acts), len(acts) + 1)
-        bytes_s = _rate_of_streams(team, kernels, seconds)
+        n_bytes = buffer_bytes()
+        bytes_s = _rate_of_streams(team, kernels, n_bytes, seconds)
     finally:
         team.close()
     if progress:
         progress("measure", len(acts) + 1, len(acts) + 1)
-    return Peaks(rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share)
+    return Peaks(
+        rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share,
+        n_bytes, n_bytes >= BEYOND * machine.cache_bytes(),
+    )  # fmt: skip
 
 
 def dots_of(act: str, isa: Isa) -> Dots | MatrixDots:
@@ -265,9 +275,9 @@ def _rate_of_dots(
     return 2 * n_items * ROUNDS * products / best
 
 
-def _rate_of_streams(team: Team, kernels: dict[str, int], seconds: float) -> float:
-    """Bytes a second, of the best of STREAMS."""
-    n_items = buffer_bytes() // PIECE
+def _rate_of_streams(team: Team, kernels: dict[str, int], n_bytes: int, seconds: float) -> float:
+    """Bytes a second of a buffer of ``n_bytes``, by the best of STREAMS."""
+    n_items = n_bytes // PIECE
     data = Memory(n_items * PIECE)
     data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
     out = np.zeros(n_items, np.int32)
@@ -280,12 +290,19 @@ def _rate_of_streams(team: Team, kernels: dict[str, int], seconds: float) -> flo
     return n_items * PIECE / best
 
 
-def buffer_bytes(cpus: Path = machine.CPUS, proc: Path = machine.PROC) -> int:
-    """What caches cannot hold a useful part of, and a quarter of the memory there is at most."""
+def wanted_bytes(cpus: Path = machine.CPUS) -> int:
+    """Of a buffer that caches cannot hold a useful part of."""
     least, most = BUFFER_BYTES
-    _, available = machine.memory(proc)
-    wanted = min(most, max(least, 4 * machine.cache_bytes(cpus)))
-    return round_up(min(wanted, available // 4) if available else wanted, PIECE)
+    return min(most, max(least, 4 * machine.cache_bytes(cpus)))
+
+
+def buffer_bytes(
+    cpus: Path = machine.CPUS, cgroup: Path = machine.CGROUP, proc: Path = machine.PROC
+) -> int:
+    """``wanted_bytes``, or the share of the memory that this process may still take, if less."""
+    wanted, usable = wanted_bytes(cpus), usable_memory(cgroup, proc)
+    allowed = usable.free_bytes // SHARE if usable else wanted
+    return max(PIECE, min(wanted, allowed) // PIECE * PIECE)
 
 
 def _least_time(

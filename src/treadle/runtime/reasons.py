@@ -16,6 +16,8 @@ from treadle.isa import ROWS, portable, runnable
 from treadle.isa import best as best_row
 from treadle.jit.permission import ASKED_FOR
 from treadle.runtime import machine
+from treadle.runtime.memory import usable_memory
+from treadle.runtime.peaks import wanted_bytes
 from treadle.runtime.threads import FUTEX_CALL
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ def reasons(
     yield from _of_dots(isa, features, peaks, model)
     yield from _of_threads(allowed, sys_root)
     yield from _of_processors(report, allowed, sys_root, proc)
-    yield from _of_memory(report)
+    yield from _of_memory(report, sys_root, proc)
+    yield from _of_buffer(report, peaks, sys_root, proc)
     yield from _of_cache(report["kernel_cache"])
     if report.get("tuning", {}).get("problem"):
         yield f"the shipped tiles are used, not this machine's own: {report['tuning']['problem']}"
@@ -251,7 +254,7 @@ def _useful(processors: list[int], cpus: Path) -> int:
 # -- memory, disk ---------------------------------------------------------------------------------
 
 
-def _of_memory(report: Report) -> Iterator[str]:
+def _of_memory(report: Report, sys_root: Path, proc: Path) -> Iterator[str]:
     memory, model = report["memory"], report.get("model")
     if memory["huge_pages"] == "never":
         yield (
@@ -272,15 +275,12 @@ def _of_memory(report: Report) -> Iterator[str]:
         model["in_huge_pages_bytes"],
     )
     files = " ".join(map(shlex.quote, model["files"]))
-    limit = memory["limit_bytes"] or memory["available_bytes"]
-    room = min(memory["available_bytes"], limit)
-    if room and size > room + resident:
-        raised = limit < memory["available_bytes"]
-        cure = "raise the control group's limit (docker --memory), or" if raised else "stop others,"
+    usable = usable_memory(sys_root / "fs/cgroup", proc)
+    if usable and size > usable.free_bytes + resident:
         yield (
             f"the model ({size / 2**30:.1f} GiB) is larger than the memory there is for it "
-            f"({(room + resident) / 2**30:.1f} GiB), so each token reads from disk: {cure} take a "
-            "smaller format"
+            f"({(usable.free_bytes + resident) / 2**30:.1f} GiB, for {usable.what}), so each token "
+            f"reads from disk: {usable.cure}, or take a smaller format"
         )
     elif model["in_memory_bytes"] is not None and resident < ENOUGH * size:
         yield (
@@ -294,6 +294,25 @@ def _of_memory(report: Report) -> Iterator[str]:
             "or downloading leaves it, and a token takes up to a tenth longer to find its weights: "
             f"treadle doctor --reload {files} reads the model anew"
         )
+
+
+def _of_buffer(report: Report, peaks: Peaks | None, sys_root: Path, proc: Path) -> Iterator[str]:
+    """A bandwidth that was measured on less than is wanted, and which limit is the reason."""
+    wanted = wanted_bytes(sys_root / "devices/system/cpu")
+    usable = usable_memory(sys_root / "fs/cgroup", proc)
+    if peaks is None or usable is None or peaks.buffer_bytes >= wanted:
+        return
+    cache = report["memory"]["largest_cache_bytes"]
+    follows = (
+        "so it may be a little too high"
+        if peaks.from_memory
+        else f"and a cache of {cache / 2**20:.0f} MiB holds most of that: it is the speed of the "
+        "caches, not of memory"
+    )
+    yield (
+        f"the reading speed was measured on {peaks.buffer_bytes / 2**20:.1f} MiB, not on "
+        f"{wanted / 2**20:.0f}, {follows}. The reason is {usable.what}: {usable.cure}"
+    )
 
 
 def _of_cache(state: Report) -> Iterator[str]:

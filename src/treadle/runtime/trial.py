@@ -20,7 +20,8 @@ from treadle.kernels.act import BLOCK
 from treadle.kernels.choice import tokens_per_item
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import RUN_STATE, Grid, round_up
-from treadle.runtime.peaks import buffer_bytes
+from treadle.runtime.machine import cache_bytes
+from treadle.runtime.peaks import BEYOND, buffer_bytes
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, Team
 
@@ -68,6 +69,7 @@ class Trial:
         self.y = Memory((n + FULL_GROUPS) * self.stride * 4).bytes.view(np.float32)
         self.y = self.y.reshape(-1, self.stride)
         self._at = 0  # the copy that was read last
+        self._cold_bytes = buffer_bytes()  # asked once, before copies take memory themselves
         self._copy_bytes = round_up(len(self.weights), 64)
         self._copies = Memory(self._copy_bytes)  # the first; more when cold caches are asked for
         self._copies.bytes[: len(self.weights)] = self.weights
@@ -154,8 +156,13 @@ class Trial:
 
     # -- memory ---------------------------------------------------------------------------------
 
+    @property
+    def from_memory(self) -> bool:
+        """Whether copies beyond the caches were to be had: else cold times are of caches, too."""
+        return self._cold_copies() * self._copy_bytes >= BEYOND * cache_bytes()
+
     def _cold_copies(self) -> int:
-        return max(2, -(-buffer_bytes() // self._copy_bytes))
+        return max(2, -(-self._cold_bytes // self._copy_bytes))
 
     def _fill(self) -> int:
         """As many copies of the weights as no cache holds; how many."""

@@ -1,0 +1,184 @@
+"""What ``treadle tune`` finds out: one format's results, as numbers and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from treadle.cli.table import heading, print_table, say, scaled
+
+if TYPE_CHECKING:
+    from treadle.kernels.choice import Table
+    from treadle.runtime.tune import Crossover, Sweep, Variant
+
+Peaks = Mapping[str, float]  # operations a second of each kind, and one of READ
+READ = {"bytes_s": "memory", "cache_bytes_s": "caches"}  # of peaks: what was read
+KEPT = 0.8  # of the processor time asked for: with less, the least times are luck
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the product: rows of K weights, M of them, N tokens for gemm."""
+
+    k: int
+    m: int
+    n: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found out about one format."""
+
+    format: str
+    sweeps: list[Sweep]
+    crossover: Crossover | None
+    n_bytes: int  # of the weights
+    ops_a_token: int
+    table: Table  # what was found
+    cpu_share: float = 1.0  # of the processor time that the threads asked for, what they got
+    from_memory: bool = True  # False: cold times are of caches, for memory is short
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the result may not be kept, or None."""
+        if self.cpu_share < KEPT:
+            return (
+                f"the threads got less than {KEPT:.0%} of the processor time they asked for, so "
+                "the best may be so by chance; stop other programs"
+            )
+        if not self.from_memory:
+            return (
+                "the memory that may be had is no larger than the caches, so the cold times are "
+                "of caches too; raise the limit (treadle doctor names it)"
+            )
+        return None
+
+
+def read_rate(peaks: Peaks) -> float:
+    """Bytes a second, of memory if that could be measured."""
+    return next(rate for name, rate in peaks.items() if name in READ)
+
+
+def rows_of(sweep: Sweep, result: Result, peaks: Peaks) -> Iterator[dict[str, Any]]:
+    """Each configuration as numbers: times of one product, speeds, shares of this machine's limit.
+
+    ``share_of_peak`` is hot, of the arithmetic peak; ``share_of_limit`` is cold, of the speed that
+    arithmetic or reading memory allows, whichever is less.
+    """
+    n_ops = result.ops_a_token * sweep.tokens
+    for variant in sweep.variants:
+        row: dict[str, Any] = {
+            "kernel": sweep.kernel,
+            "format": sweep.format,
+            "tokens": sweep.tokens,
+            "fields": dict(variant.fields),
+            "best": variant.best,
+            "shipped": variant.shipped,
+            "problem": variant.problem,
+        }
+        if variant.problem is None:
+            op_s = peaks.get(variant.spec.act, peaks["f32"])
+            least_s = max(n_ops / op_s, result.n_bytes / read_rate(peaks))
+            row |= {
+                "hot_s": variant.hot_s,
+                "hot_ops_s": n_ops / variant.hot_s,
+                "share_of_peak": n_ops / op_s / variant.hot_s,
+                "cold_s": variant.cold_s,
+                "cold_ops_s": n_ops / variant.cold_s,
+                "cold_bytes_s": result.n_bytes / variant.cold_s,
+                "share_of_limit": least_s / variant.cold_s,
+            }
+        yield row
+
+
+def sweep_of(sweep: Sweep, result: Result, peaks: Peaks) -> dict[str, Any]:
+    """One sweep as JSON has it."""
+    return {
+        "kernel": sweep.kernel,
+        "format": sweep.format,
+        "tokens": sweep.tokens,
+        "left_out": sweep.left_out,
+        "gain": sweep.gain,
+        "configurations": list(rows_of(sweep, result, peaks)),
+    }
+
+
+HEADERS = (
+    "configuration", "hot us ", "hot GOP/s ", "of peak ", "cold us ", "cold GOP/s ", "cold GB/s ",
+    "of limit ", "",
+)  # fmt: skip
+
+
+def print_results(
+    results: Sequence[Result], shape: Shape, about: dict[str, Any], peaks: Peaks
+) -> None:
+    """Print a table for each sweep, and where gemv, gemm and matrix registers cross."""
+    rates = [f"{name} {scaled(rate, 'op/s')}" for name, rate in peaks.items() if name not in READ]
+    read = f"{READ[next(name for name in peaks if name in READ)]} {scaled(read_rate(peaks), 'B/s')}"
+    say(f"{about['cpu']}, {about['isa']}, {about['threads']} threads")
+    say(f"peaks: {', '.join([*rates, read])}")
+    for result in results:
+        for sweep in result.sweeps:
+            tokens = "1 token" if sweep.tokens == 1 else f"{sweep.tokens} tokens"
+            print()
+            heading(f"{sweep.kernel} {sweep.format}, K {shape.k}, M {shape.m}, {tokens}")
+            lines = map(cells, rows_of(sweep, result, peaks), sweep.variants)
+            print_table(HEADERS, lines, optional=("hot us ", "cold us ", "cold GB/s "))
+            say(summary(sweep))
+    crossed = [result.crossover for result in results if result.crossover]
+    if crossed:
+        print()
+        heading(f"gemv against gemm, cold, K {shape.k}, M {shape.m}: us for so many tokens")
+        print_crossovers(crossed)
+
+
+def print_crossovers(crossed: Sequence[Crossover]) -> None:
+    """Of each format a line for each kernel; the last column says up to how many tokens it serves,
+    the rest being the next one's.
+    """
+    numbers, lines = list(crossed[0].gemv_s), []
+    for c in crossed:
+        gemm: object = ""
+        if c.vector_tokens is not None:
+            gemm = c.vector_tokens if c.vector_tokens > c.tokens else "never"
+        kernels = [("gemv", c.gemv_s, c.tokens), ("gemm", c.gemm_s, gemm)]
+        kernels += [("matrix", c.matrix_s, "")] if c.matrix_s else []
+        for i, (kernel, times, most) in enumerate(kernels):
+            cells = [f"{1e6 * times[n]:.1f}" if n in times else "" for n in numbers]
+            lines.append(("" if i else c.format, kernel, *cells, most))
+    print_table(["format", "kernel", *(f"{n} " for n in numbers), "up to "], lines)
+
+
+def cells(row: dict[str, Any], variant: Variant) -> list[str]:
+    """One line of a table."""
+    if row["problem"] is not None:
+        return [variant.name, *[""] * 7, "WRONG, see above"]
+    marks = [word for word in ("best", "shipped") if row[word]]
+    return [
+        variant.name,
+        f"{1e6 * row['hot_s']:.1f}",
+        f"{row['hot_ops_s'] / 1e9:.1f}",
+        f"{row['share_of_peak']:.0%}",
+        f"{1e6 * row['cold_s']:.1f}",
+        f"{row['cold_ops_s'] / 1e9:.1f}",
+        f"{row['cold_bytes_s'] / 1e9:.1f}",
+        f"{row['share_of_limit']:.0%}",
+        ", ".join(marks),
+    ]
+
+
+def summary(sweep: Sweep) -> str:
+    """What a sweep comes to, in a line."""
+    parts = []
+    if not sweep.sound:
+        parts.append("no configuration gives the right results")
+    elif sweep.best.shipped:
+        parts.append(f"best: {sweep.best.name}, as shipped")
+    else:
+        gain = sweep.gain
+        than = "" if gain is None else f", {gain - 1:.0%} faster than shipped"
+        parts.append(f"best: {sweep.best.name}{than}")
+    if sweep.left_out:
+        parts.append(f"{sweep.left_out} left out: too large for the registers, or no whole panels")
+    return "; ".join(parts)
