@@ -18,6 +18,7 @@ from treadle.models.archs import rope_frequencies
 from treadle.models.decoder import build_plan
 from treadle.models.weights import Weights
 from treadle.plan import Plan
+from treadle.runtime.alarm import Alarm
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, Team, interrupts_held, step_times
 from treadle.runtime.tuned import tuned_row
@@ -202,11 +203,19 @@ class Engine:
             ready = self._plan_of(parts)  # compiling takes seconds, and may be interrupted
             starts = [len(part.seq) for part in parts]
             assert self._team is not None
-            with interrupts_held():
+            with interrupts_held() as held:
                 run = self._prepare(ready, parts)
+                job = ready.address, len(ready.records), run.address, times
                 try:
-                    self._team.run(ready.address, len(ready.records), run.address, times)
-                except BaseException:  # from a signal handler of the user's own
+                    with Alarm() as alarm:
+                        self._team.run(*job, alarm.address)
+                        stopped = alarm.rung
+                    if stopped:
+                        held.let()
+                        # No handler raised: the run is wanted, and now nothing stops it, or a
+                        # program with a signal every moment would never see its end.
+                        self._team.run(*job)
+                except BaseException:  # Ctrl-C, or from a signal handler of the user's own
                     for part, start in zip(parts, starts, strict=True):
                         self.cache.truncate(part.seq, start)
                     raise
