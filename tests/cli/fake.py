@@ -147,6 +147,8 @@ class FakeModel:
         )
     )
 
+    template: Any = field(default_factory=lambda: SimpleNamespace(builtin=None))
+
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         self.calls.append(("tokenize", text, bos, special))
         return ([] if bos is False else [BOS]) + list(text.encode())

@@ -141,10 +141,10 @@ def test_times_of_each_step(isa: Isa) -> None:
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_an_alarm_ends_a_run_at_once(n_threads: int, isa: Isa) -> None:
-    """Rung from another thread when a kernel is at work: of 30 steps, minutes each, few items run;
+    """Rung from another thread when a kernel is at work: of 30 steps few items run;
     and the team is as it was.
     """
-    team, chain = Team(n_threads, isa, 64), Chain(isa, [(N, 1)] * 30, work=3_000_000)
+    team, chain = Team(n_threads, isa, 64), Chain(isa, [(N, 1)] * 30, work=100_000)
     alarm = np.zeros(1, np.int64)
     counts = [scratch.bytes[:8].view(np.int64) for scratch in team._scratch]
 
