@@ -157,6 +157,8 @@ class FakeModel:
         for i, word in enumerate(self.text.split(" ")):
             if i == self.interrupt_at:
                 raise KeyboardInterrupt
+            if word == "!bug":
+                raise RuntimeError("a bug")
             yield word if i == 0 else " " + word
 
     def generate(self, prompt: list[int], **settings: Any) -> FakeGeneration:

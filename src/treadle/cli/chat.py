@@ -22,6 +22,7 @@ from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
 from treadle.errors import ContextFullError, SamplingError, TreadleError
 
 if TYPE_CHECKING:
+    from treadle.cli.progress import ProgressBar
     from treadle.generation import Generation
     from treadle.model import Model
 
@@ -82,7 +83,7 @@ def command(
         conversation.system = system
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
-        chat = Chat(loaded, conversation)
+        chat = Chat(loaded, conversation, progress)
         try:
             chat.check(settings)
         except SamplingError as error:  # settings that do not fit this vocabulary
@@ -107,8 +108,11 @@ def command(
 class Chat:
     """The loop between a source of lines, a conversation and a model."""
 
-    def __init__(self, model: Model, conversation: Conversation) -> None:
+    def __init__(
+        self, model: Model, conversation: Conversation, progress: ProgressBar | None = None
+    ) -> None:
         self.model = model
+        self.progress = progress  # of kernels that are compiled when an answer needs them
         self.conversation = conversation
         conversation.check = self.check
         self.session = model.session()  # keeps the cache from one turn to the next
@@ -154,6 +158,7 @@ class Chat:
                 pieces.append(piece)
                 screen.show(piece)
         except KeyboardInterrupt:
+            self.clean()
             if not interactive:
                 raise
             if not pieces:
@@ -162,11 +167,13 @@ class Chat:
                 note("stopped; the conversation is as it was before")
                 return
         except ContextFullError as error:
+            self.clean()
             conversation.unanswered()
             complain(str(error))
             note(f"The message was taken back. {self.remedy()}, -c N gives more room.")
             return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
+            self.clean()
             if pieces:
                 screen.end()
             conversation.unanswered()
@@ -175,6 +182,11 @@ class Chat:
         self.n_answered += 1
         screen.end()
         self.record(reply, "".join(pieces))
+
+    def clean(self) -> None:
+        """Take a bar off the screen that compiling left there."""
+        if self.progress is not None:
+            self.progress.close()
 
     def record(self, reply: Generation, text: str) -> None:
         """Keep an answer, and say what it cost and whether it was cut."""

@@ -56,9 +56,9 @@ class Setting:
         if isinstance(value, dict):
             return " ".join(f"{token}{bias:+g}" for token, bias in value.items())
         if isinstance(value, tuple) and self.multiple:
-            return " ".join(shlex.quote(t) if t.isprintable() else repr(t) for t in value)
+            return " ".join(map(quoted, value))
         if isinstance(value, tuple):
-            return ";".join(value)
+            return "; ".join(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -120,13 +120,21 @@ class Settings:
         return "\n".join(map(self.line, SETTINGS.values()))
 
 
+def quoted(text: str) -> str:
+    """One of several texts."""
+    if not text.isprintable() or text in ("none", "default"):
+        return repr(text)
+    return shlex.quote(text)
+
+
 def find(name: str) -> Setting:
     """The setting that a name or an option stands for. Raises SamplingError."""
     plain = name.lstrip("-").lower().replace("-", "_")
     for setting in SETTINGS.values():
         if plain in (setting.name, *setting.names):
             return setting
-    near = get_close_matches(plain, [n for s in SETTINGS.values() for n in (s.name, *s.names)], n=1)
+    names = [known for setting in SETTINGS.values() for known in (setting.name, *setting.names)]
+    near = get_close_matches(plain, names, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}?" if near else "/set lists what there is"
     raise SamplingError(f"no setting is called '{name}'; {hint}")
 
