@@ -7,6 +7,7 @@ the terminal makes it go on.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ def terminal() -> str:
 
 def main() -> None:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # so that the terminal can be taken back
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     usual = termios.tcgetattr(0)
     job = subprocess.Popen(sys.argv[1:], preexec_fn=os.setpgrp)
     os.tcsetpgrp(0, job.pid)

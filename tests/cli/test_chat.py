@@ -90,6 +90,19 @@ def test_ctrl_c_before_the_first_word_takes_the_message_back(model: FakeModel) -
     assert conversation.messages == []
 
 
+def test_ctrl_c_takes_the_bar_of_compiling_off_the_screen(model: FakeModel) -> None:
+    class Bar:
+        n_closed = 0
+
+        def close(self) -> None:
+            self.n_closed += 1
+
+    bar = Bar()
+    model.interrupt_at = 0
+    Chat(cast(Any, model), Conversation(), cast(Any, bar)).run(Script("hi"), interactive=True)
+    assert bar.n_closed == 1
+
+
 def test_ctrl_c_ends_a_chat_that_nobody_types(run: Run, model: FakeModel, gguf: str) -> None:
     model.interrupt_at = 1
     ran = run("chat", gguf, stdin="hi\nho\n")

@@ -157,6 +157,14 @@ def test_sigterm_leaves_the_terminal_as_it_was(chat: Open, answering: bool) -> N
     terminal.until("ENDED 143 echo=True lines=True")
 
 
+def test_ctrl_backslash_leaves_the_terminal_as_it_was(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("hello\r")
+    terminal.until("word20")
+    terminal.type("\x1c")
+    terminal.until(f"ENDED -{int(signal.SIGQUIT)} echo=True lines=True")
+
+
 def test_an_error_nobody_expected_leaves_the_terminal_as_it_was(chat: Open) -> None:
     terminal = chat(text="word !bug")
     terminal.type("hello\r")

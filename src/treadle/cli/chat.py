@@ -16,7 +16,7 @@ from treadle.cli.conversation import COMMANDS, Conversation, Turn
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
 from treadle.cli.record import read_record
 from treadle.cli.screen import folded, open_screen
-from treadle.cli.settings import WHEN_FULL, Settings
+from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
 from treadle.cli.table import is_styled
 from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
 from treadle.errors import ContextFullError, SamplingError, TreadleError
@@ -35,7 +35,7 @@ NO_MODEL = (
 
 
 @click.command(cls=ModelCommand)
-@click.argument("model", required=False)
+@click.argument("model", required=False, metavar="MODEL")
 @click.option(
     "-n", "--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens of one answer."
 )
@@ -96,7 +96,8 @@ def command(
         if sys.stdin.isatty():
             note(f"{loaded.path.name}, context of {loaded.n_ctx} tokens. /help for the commands.")
             with Keys() as keys:
-                chat.run(open_lines(COMMANDS, keys), interactive=True)
+                words = [*COMMANDS, *(f"set {name}" for name in SETTINGS)]  # for Tab
+                chat.run(open_lines(words, keys), interactive=True)
             return
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 ends no chat
@@ -129,20 +130,19 @@ class Chat:
         while True:
             try:
                 outcome = self.conversation.enter(lines.read())
+                self.failed |= outcome.failed
+                if outcome.note:
+                    (complain if outcome.failed else note)(outcome.note)
+                if outcome.leave:
+                    return
+                if outcome.ask:
+                    self.answer(interactive=interactive)
             except EOFError:
                 return
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # a second one in an answer, too
                 if not interactive:
                     raise
                 note("Ctrl-D leaves.")
-                continue
-            self.failed |= outcome.failed
-            if outcome.note:
-                (complain if outcome.failed else note)(outcome.note)
-            if outcome.leave:
-                return
-            if outcome.ask:
-                self.answer(interactive=interactive)
 
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""

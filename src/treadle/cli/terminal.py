@@ -100,8 +100,9 @@ class Keys:
             with contextlib.suppress(termios.error):  # no terminal
                 self._usual = termios.tcgetattr(self._fd)
         if self._usual is not None:
-            for number, handler in ((signal.SIGTSTP, self._stop), (signal.SIGCONT, self._go_on)):
-                self._handlers[number] = signal.signal(number, handler)
+            for number in (signal.SIGTSTP, signal.SIGQUIT):
+                self._handlers[number] = signal.signal(number, self._stop)
+            self._handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._go_on)
             self._show(False)
         return self
 
@@ -128,7 +129,7 @@ class Keys:
             self._show(False)
 
     def _show(self, wanted: bool) -> None:
-        if self._usual is None or os.tcgetpgrp(self._fd) != os.getpgrp():  # another's turn
+        if self._usual is None or not self._in_front():
             return
         import termios
 
@@ -138,10 +139,18 @@ class Keys:
             # would be another key.
             mode[0] &= ~termios.ICRNL
             mode[3] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON)
-        termios.tcsetattr(self._fd, termios.TCSANOW, mode)
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(self._fd, termios.TCSANOW, mode)
+
+    def _in_front(self) -> bool:
+        """Whether the terminal is ours now; behind a shell it is the shell's."""
+        try:
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # a terminal without jobs
+            return True
 
     def _stop(self, number: int, _: object) -> None:
-        """Ctrl-Z: leave the terminal as it was, and do what the signal would have done."""
+        """Ctrl-Z, Ctrl-\\: leave the terminal as it was, and do what the signal would have done."""
         self._show(True)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)  # back from here when the chat goes on
