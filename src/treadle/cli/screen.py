@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 from treadle.cli.table import is_dumb
 
 # An answer could steer the terminal with them. A newline and a tab do no harm.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Screen(Protocol):

@@ -135,10 +135,12 @@ class Keys:
 
         mode = list(self._usual)
         if not wanted:
+            mode[3] &= ~(termios.ECHO | termios.ECHONL)
+        if not wanted and not is_dumb():
             # Without ICANON keys wait as they are, for an editor that reads keys; Enter with ICRNL
             # would be another key.
             mode[0] &= ~termios.ICRNL
-            mode[3] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON)
+            mode[3] &= ~termios.ICANON
         with contextlib.suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(self._fd, termios.TCSANOW, mode)
 
