@@ -186,7 +186,7 @@ class Template:
 def test_chat(tiny: WriteTiny) -> None:
     with treadle.load(tiny(), threads=1) as model:
         vars(model)["template"] = Template()
-        talk = [{"role": "user", "content": "hi"}]
+        talk: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
         assert model.chat_prompt(talk) == "[user]hi[assistant]"
         made = model.chat(talk, max_tokens=3, sampling=GREEDY)
         assert made.prompt_ids == model.tokenize("[user]hi[assistant]")
@@ -196,6 +196,12 @@ def test_chat(tiny: WriteTiny) -> None:
         talk += [{"role": "assistant", "content": "Well, "}]
         assert model.chat_prompt(talk) == "[user]hi[assistant]Well, "
         assert model.chat_prompt(talk[1:]) == "[assistant]Well, [assistant]"
+        parts: list[dict[str, Any]] = [{"type": "text", "text": t} for t in ("Well, ", "no")]
+        talk[1]["content"] = parts
+        assert model.chat_prompt(talk) == "[user]hi[assistant]Well, \nno"
+        parts += [{"type": "image_url", "image_url": {"url": "a.png"}}]
+        with pytest.raises(UnsupportedError, match="message 1 has a part of type 'image_url'"):
+            model.chat_prompt(talk)
         with pytest.raises(TemplateError, match="without a message"):
             model.chat([])
 

@@ -12,16 +12,37 @@
     ├── CompileError       a kernel that cannot be emitted or that LLVM refuses
     └── CacheError         a kernel cache of somebody else's, or a miss where compiling is forbidden
 
-A message says what was found, what was expected, and where: file, byte offset, tensor or key.
+A message says what was found, what was expected, and where: file, byte offset, tensor or key. It
+may quote a file, so its text is made safe to print: no control characters, and a bounded length.
 """
 
 from __future__ import annotations
 
 import os
 
+MAX_SHOWN = 2000  # characters of an error's text
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Escape what could steer a terminal (``\\x1b``) or cannot be written; not what is in ``keep``.
+
+    A file's strings may hold anything.
+    """
+    if text.isprintable():
+        return text
+    safe = (c.isprintable() or c in keep for c in text)
+    return "".join(
+        c if fine else c.encode("unicode_escape").decode()
+        for c, fine in zip(text, safe, strict=True)
+    )
+
 
 class TreadleError(Exception):
     """The root of the tree: ``except TreadleError`` catches all that is not a bug."""
+
+    def __str__(self) -> str:
+        text = printable(super().__str__(), keep="\n\t")
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
 class FileError(TreadleError):

@@ -129,7 +129,9 @@ class Model:
         """The file's chat template, or the built-in one of its family."""
         from treadle.text.template import load_template
 
-        return load_template(self.gguf, self.config.arch.name)
+        template = load_template(self.gguf, self.config.arch.name)
+        template.prepare()
+        return template
 
     @cached_property
     def _session(self) -> Session:
@@ -213,27 +215,30 @@ class Model:
         **settings: Any,
     ) -> Generation:
         """Answer a conversation: ``messages`` of ``{"role", "content"}``; ``settings`` are those of
-        ``generate``.
+        ``generate``. ``content`` is a text, or a list of parts ``{"type": "text", "text"}``.
 
         A last message of the assistant is gone on with: words put into the model's mouth. Raises
-        TemplateError too.
+        TemplateError too, and UnsupportedError for parts that are no text.
         """
+        template, tokenizer = self.template, self.tokenizer  # one starts while the other is built
         text = self.chat_prompt(messages, tools=tools)
-        settings["stop"] = (*stop_strings(settings.get("stop")), *self.template.stop)
-        bos = self.tokenizer.bos
-        starts = bos is not None and text.startswith(self.tokenizer.piece(bos))
+        settings["stop"] = (*stop_strings(settings.get("stop")), *template.stop)
+        bos = tokenizer.bos
+        starts = bos is not None and text.startswith(tokenizer.piece(bos))
         return self.generate(self.tokenize(text, bos=False if starts else None), **settings)
 
     def chat_prompt(
         self, messages: Sequence[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None
     ) -> str:
         """The text that the model's template makes of a conversation."""
+        from treadle.text.messages import joined, read_messages
+
         _check_messages(messages)
         *earlier, last = messages
         if last["role"] != "assistant" or not earlier:
             return self.template.render(list(messages), add_generation_prompt=True, tools=tools)
         asked = self.template.render(earlier, add_generation_prompt=True, tools=tools)
-        return f"{asked}{last.get('content') or ''}"
+        return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
 
     def _constraint(self, grammar: str | None, json_schema: str | dict[str, Any] | None) -> Any:
         if grammar is None and json_schema is None:

@@ -17,7 +17,7 @@ import click
 
 import treadle
 from treadle.cli import garbage_kept
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, printable
 
 COMMANDS = (
     "run",
@@ -151,7 +151,7 @@ def invoke(argv: Sequence[str] | None) -> int:
 def complain(message: str, code: int) -> int:
     """Write ``message`` to standard error and pass ``code`` on."""
     try:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message, keep="\n\t"), file=sys.stderr, flush=True)
     except OSError:  # nobody reads standard error: the exit code still tells
         sys.stderr = io.StringIO()
     return code

@@ -19,7 +19,7 @@ from treadle.cli.screen import folded, open_screen
 from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
 from treadle.cli.table import is_styled
 from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
-from treadle.errors import ContextFullError, SamplingError, TreadleError
+from treadle.errors import ContextFullError, SamplingError, TreadleError, printable
 
 if TYPE_CHECKING:
     from treadle.cli.progress import ProgressBar
@@ -261,7 +261,7 @@ def turn_of(model: Model, reply: Generation) -> Turn:
 
 def note(text: str) -> None:
     """Write a remark to standard error, dim on a terminal."""
-    text = folded(text)
+    text = folded(printable(text, keep="\n\t"))
     if is_styled(sys.stderr):
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, file=sys.stderr, flush=True)
@@ -269,4 +269,5 @@ def note(text: str) -> None:
 
 def complain(text: str) -> None:
     """Write what went wrong to standard error; the chat goes on."""
-    print(folded(f"treadle: error: {text}"), file=sys.stderr, flush=True)
+    text = printable(f"treadle: error: {text}", keep="\n\t")
+    print(folded(text), file=sys.stderr, flush=True)

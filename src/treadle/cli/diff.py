@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.cli.table import heading, print_table, printable, shorten
+from treadle.cli.table import heading, print_table, shorten
 from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def errors(
 
 def print_diff(report: Mapping[str, Any], written: Callable[[object], str]) -> None:
     """Print it for people: what is the same is only counted."""
-    heading(printable(f"{report['a']} (A) and {report['b']} (B)"))
+    heading(f"{report['a']} (A) and {report['b']} (B)")
     if report["metadata"]:
         print_table(
             ["key", "A", "B"],

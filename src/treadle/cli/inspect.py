@@ -174,7 +174,7 @@ def find_problems(gguf: GGUF) -> list[str]:
 
 def print_report(report: Mapping[str, Any]) -> None:
     """Print it for people."""
-    heading(printable(report["path"]))
+    heading(report["path"])
     version = report["version"]
     kind = "Hugging Face folder" if version is None else f"GGUF version {version}"
     print(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from treadle.cli.screen import columns, harmless, write
+from treadle.cli.screen import columns, write
+from treadle.cli.table import harmless
 
 if TYPE_CHECKING:
     from rich.markdown import Markdown

@@ -11,7 +11,7 @@ import click
 
 from treadle.cli.load import find_model, load_model, read_text
 from treadle.cli.meter import Meter
-from treadle.cli.table import heading, print_json, print_table, printable
+from treadle.cli.table import heading, print_json, print_table
 from treadle.errors import TreadleError
 from treadle.files.target import check_target, files_of
 
@@ -174,7 +174,7 @@ def describe(
 
 def print_report(report: dict[str, Any]) -> None:
     """Print it for people."""
-    heading(printable(report["model"]))
+    heading(report["model"])
     print(
         f"{report['n']} tokens scored in {report['n_windows']} windows of {report['n_ctx']}, "
         f"{report['tok_s']:.0f} tokens/s"

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from treadle.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
@@ -49,7 +51,7 @@ class ProgressBar:
         if self._drawn is None:
             self._drawn = build_bar(in_bytes=is_download(stage))
             self._task = self._drawn.add_task(
-                NAMES.get(stage, stage), completed=done, total=total or None
+                printable(NAMES.get(stage, stage)), completed=done, total=total or None
             )
             self._drawn.start()
         assert self._task is not None

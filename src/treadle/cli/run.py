@@ -13,7 +13,7 @@ from treadle.cli.constraint import constrained, constraint_options, named, read_
 from treadle.cli.load import is_model, load_model
 from treadle.cli.options import ModelCommand, build_sampling, load_options, sampling_options
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import print_json
+from treadle.cli.table import emit, print_json
 from treadle.errors import SamplingError
 
 if TYPE_CHECKING:
@@ -111,12 +111,10 @@ def is_utf8(argument: str) -> bool:
 
 def stream(generation: Generation) -> None:
     """Write each piece as it comes; a terminal gets a newline at the end, a pipe the exact text."""
-    write, flush = sys.stdout.write, sys.stdout.flush
     for piece in generation:
-        write(piece)
-        flush()
+        emit(piece)
     if sys.stdout.isatty():
-        write("\n")
+        emit("\n")
 
 
 def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from typing import Protocol, TextIO
 
-from treadle.cli.table import is_dumb
-
-# An answer could steer the terminal with them. A newline and a tab do no harm.
-CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from treadle.cli.table import harmless, is_dumb
 
 
 class Screen(Protocol):
@@ -70,12 +66,7 @@ def folded(text: str) -> str:
     from treadle.cli.wrap import Wrap
 
     wrap = Wrap(lambda: columns(sys.stderr))
-    return wrap.feed(harmless(text)) + wrap.end()
-
-
-def harmless(text: str) -> str:
-    """Control characters as the escapes that Python writes for them."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return wrap.feed(text) + wrap.end()
 
 
 def columns(stream: TextIO) -> int:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal, TextIO
+
+from treadle.errors import printable as printable
+
+CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but of \n, \t, \r before \n
+SHOWN = 1000  # characters of a cell on a terminal
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under ``headers``; columns of numbers (header ends in a space) to the right.
 
-    On a terminal the cells fold to its width; in a pipe every row is one line, whole.
+    On a terminal the cells fold to its width, and long ones are cut; in a pipe every row is one
+    line, whole.
     """
     from rich.console import Console
     from rich.table import Table
@@ -24,9 +31,9 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for header in headers:
         justify: Literal["left", "right"] = "right" if header.endswith(" ") else "left"
         table.add_column(Text(header.strip()), justify=justify, overflow="fold")
+    width, shown = (None, SHOWN) if sys.stdout.isatty() else (1_000_000, sys.maxsize)
     for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    width = None if sys.stdout.isatty() else 1_000_000
+        table.add_row(*(Text(shorten(printable(str(cell)), shown)) for cell in row))
     console = Console(width=width, highlight=False)
     with console.capture() as captured:
         console.print(table, soft_wrap=width is not None, crop=False)
@@ -38,6 +45,7 @@ def print_json(value: object) -> None:
     """Print one JSON document; bytes that were no UTF-8 become replacement characters in it."""
     text = json.dumps(value, ensure_ascii=False)
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = re.sub("[\x7f-\x9f]", lambda c: f"\\u{ord(c[0]):04x}", text)  # terminals obey them too
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if codecs.lookup(encoding).name != "utf-8":  # it lacks letters, and would show "?" for them
         text = json.dumps(json.loads(text))
@@ -46,6 +54,7 @@ def print_json(value: object) -> None:
 
 def heading(text: str) -> None:
     """Print a title line above a table."""
+    text = printable(text)
     print(f"\x1b[1m{text}\x1b[0m" if is_styled(sys.stdout) else text)
 
 
@@ -59,11 +68,15 @@ def is_dumb() -> bool:
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
-def printable(text: str) -> str:
-    """Escape control characters, which a file's strings may carry: they could steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def harmless(text: str) -> str:
+    """A model's words for a terminal: control characters escaped, for it can write any."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def emit(text: str) -> None:
+    """Write a model's words to standard output, at once: exact into a pipe."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def shorten(text: str, width: int) -> str:

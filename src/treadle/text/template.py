@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TemplateError
 from treadle.text.builtin_templates import BUILT_INS, BuiltIn
+from treadle.text.messages import Form, Message, form_of, plain, read_messages
 from treadle.text.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 MAX_SOURCE = 1 << 20  # characters of a template; the longest known ones have 30,000
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-_FILE_NAME = "<template>"  # jinja2's own for templates from strings
-
-Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -29,7 +26,7 @@ class ChatTemplate:
     ``tool_source`` is the template to use when tools are given, if that is another one.
     ``builtin`` names the built-in template that this is, or is None for a file's own; ``stop``
     are texts that end an answer where no token of the template does.
-    The source is compiled when it is first used, for jinja2 takes time to import.
+    A file's own is rendered in a process of its own (``renderer``), started when it is first used.
     """
 
     def __init__(
@@ -47,11 +44,24 @@ class ChatTemplate:
         self.tool_source = tool_source
         self.builtin = builtin
         self.stop = tuple(stop)
-        self._compiled: dict[str, Any] = {}
+        self._forms: dict[str, Form] = {}
 
     def __repr__(self) -> str:
         kind = f"built-in {self.builtin}" if self.builtin else "from the file"
         return f"ChatTemplate({kind}, {len(self.source)} characters)"
+
+    def prepare(self) -> None:
+        """Start what renders, which takes 60 to 100 ms, without waiting for it."""
+        if not self.builtin and len(self.source) <= MAX_SOURCE:
+            from treadle.text.renderer import RENDERER
+
+            with suppress(TemplateError):  # the rendering will say it
+                RENDERER.prepare(self.source)
+
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads from whoever renders it. Raises TemplateError."""
+        sources = filter(None, (self.source, self.tool_source))
+        return frozenset(n for source in sources for n in self._renderer(source).names(source))
 
     def render(
         self,
@@ -63,24 +73,50 @@ class ChatTemplate:
     ) -> str:
         """The prompt for ``messages``, each with ``role`` and ``content``.
 
-        The text spells control tokens: encode it with ``special=True``. ``vars`` are more
-        variables for the template (``enable_thinking=False``). Raises TemplateError, with the
-        line, when the template is broken, refuses the messages, or does not come to an end.
+        ``content`` is a text or a list of parts, whichever the template itself reads. The result
+        spells control tokens: encode it with ``special=True``. ``vars`` are more variables for
+        the template (``enable_thinking=False``). Raises TemplateError, with the line, when the
+        template is broken, refuses the messages, or takes more time or memory than it may;
+        UnsupportedError for parts that are no text.
         """
         source = self.tool_source if tools and self.tool_source is not None else self.source
         variables = {
             "bos_token": self.bos,
             "eos_token": self.eos,
             "documents": None,
-            **_plain(vars),
-            "messages": [_with_reasoning(message) for message in _plain(messages)],
-            "tools": _plain(tools),
+            **plain(vars),
+            "tools": plain(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        said = read_messages(messages)
+        form = self._form(source, variables)
+        return self._render(source, variables, [form.shape(message) for message in said])
+
+    def _form(self, source: str, variables: dict[str, Any]) -> Form:
+        """What a template takes for content, found out once."""
+
+        def render(messages: list[dict[str, Any]]) -> str | None:
+            from treadle.text.renderer import LimitError
+
+            try:
+                return self._render(source, variables, messages)
+            except LimitError:
+                raise
+            except TemplateError:
+                return None
+
+        if source not in self._forms:
+            self._forms[source] = form_of(source, render)
+        return self._forms[source]
+
+    def _render(
+        self, source: str, variables: dict[str, Any], messages: list[dict[str, Any]]
+    ) -> str:
+        variables = {**variables, "messages": messages}
         try:
             return self._run(source, variables)
         except TemplateError as e:
-            if tools is not None or "NoneType" not in str(e):
+            if variables["tools"] is not None or "NoneType" not in str(e):
                 raise
             # Templates made for tools loop over them without a look whether there are any.
             try:
@@ -90,57 +126,22 @@ class ChatTemplate:
             raise
 
     def _run(self, source: str, variables: dict[str, Any]) -> str:
-        from jinja2.exceptions import TemplateError as JinjaError
+        text: str = self._renderer(source).render(source, variables, datetime.now())
+        return text
 
-        from treadle.text import sandbox
+    def _renderer(self, source: str) -> Any:
+        """What renders: for our own templates this process, for there is nothing to fear."""
+        if self.builtin:
+            from treadle.text import sandbox
 
-        try:
-            if source not in self._compiled:
-                self._compiled[source] = self._compile(source)
-            return sandbox.render(self._compiled[source], variables)
-        except (JinjaError, ArithmeticError, LookupError, TypeError, ValueError) as e:
-            raise TemplateError(f"chat template{_line(e)}: {e}") from None
-        except (AttributeError, RecursionError, MemoryError) as e:
-            raise TemplateError(f"chat template{_line(e)}: {type(e).__name__}: {e}") from None
-
-    def _compile(self, source: str) -> Any:
-        from treadle.text.sandbox import ChatEnvironment
-
+            return sandbox
         if len(source) > MAX_SOURCE:
-            raise ValueError(f"{len(source)} characters (at most {MAX_SOURCE})")
-        return ChatEnvironment(datetime.now).from_string(source)
+            raise TemplateError(
+                f"chat template: {len(source)} characters (expected at most {MAX_SOURCE})"
+            )
+        from treadle.text.renderer import RENDERER
 
-
-def _line(error: BaseException) -> str:
-    """The line of the template, which jinja2 keeps in syntax errors and rewritten tracebacks."""
-    line = getattr(error, "lineno", None)
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename == _FILE_NAME:
-            line = frame.lineno
-    return f", line {line}" if line else ""
-
-
-def _plain(value: Any) -> Any:
-    """A copy in JSON's types alone: what else an object can do is no template's business."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    raise TemplateError(
-        f"messages, tools and variables are of JSON's types; this is a {type(value).__name__}"
-    )
-
-
-def _with_reasoning(message: Any) -> dict[str, Any]:
-    """The message with its reasoning under each name that templates read."""
-    if not isinstance(message, dict) or "role" not in message:
-        raise TemplateError(f"a message is a dict with a role, not {message!r:.80}")
-    found = [message[name] for name in _REASONING if message.get(name) is not None]
-    if not found:
-        return message
-    return {"thinking": found[0], **message, "reasoning_content": found[0]}
+        return RENDERER
 
 
 def load_template(gguf: GGUF, arch: str = "") -> ChatTemplate:

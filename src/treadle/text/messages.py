@@ -1,0 +1,118 @@
+"""A conversation's messages, in the form that its template reads.
+
+``content`` is a text, or OpenAI's list of parts: ``[{"type": "text", "text": "hello"}]``. Some
+templates read texts, some read parts, some both; each is given what it reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from treadle.errors import TemplateError, UnsupportedError
+
+Message = Mapping[str, Any]
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_SPEAKERS = ("system", "developer", "user", "assistant")
+_TRIED = ("user", "assistant", "user")  # in ``form_of``
+_MARKS = ("treadleone", "treadletwo", "treadlethree")  # no template says these
+
+
+class Form(Enum):
+    """What a template takes for ``content``."""
+
+    TEXT = "a text"
+    PARTS = "a list of parts"
+    BOTH = "either"
+
+    def shape(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message, its content in this form."""
+        content = message.get("content")
+        if self is Form.PARTS and content is None:
+            return {**message, "content": []}
+        if self is Form.PARTS and isinstance(content, str):
+            return {**message, "content": [{"type": "text", "text": content}]}
+        # A template that reads both may still read no more than a system message's first part.
+        kept = self is Form.PARTS or (self is Form.BOTH and message["role"] in _TRIED)
+        if _is_parts(content) and not kept:
+            return {**message, "content": joined(content)}
+        return message
+
+
+def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -> Form:
+    """Find out what a template takes, by a conversation in both forms.
+
+    ``render`` makes its text, None where the template fails. One that has no word of parts is
+    not tried.
+    """
+    if not re.search(r"\btext\b", source):
+        return Form.TEXT
+    spoken = [{"role": r, "content": mark} for r, mark in zip(_TRIED, _MARKS, strict=True)]
+    text, parts = (
+        render([form.shape(message) for message in spoken]) for form in (Form.TEXT, Form.PARTS)
+    )
+    if text is not None and all(mark in text for mark in _MARKS):
+        return Form.BOTH if parts == text else Form.TEXT
+    # A list that is printed as it is has its keys in it too.
+    if parts is not None and all(mark in parts for mark in _MARKS) and "'type'" not in parts:
+        return Form.PARTS
+    return Form.TEXT
+
+
+def read_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Copies in JSON's types alone, looked at, with reasoning under each name that templates read.
+
+    Raises TemplateError for what is no message, UnsupportedError for parts that are no text.
+    """
+    return [_read(i, message) for i, message in enumerate(plain(messages))]
+
+
+def _read(i: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or "role" not in message:
+        raise TemplateError(f"a message is a dict with a role, not {message!r:.80}")
+    content = message.get("content")
+    if isinstance(content, list) and (_is_parts(content) or message["role"] in _SPEAKERS):
+        for part in content:
+            _check_part(f"message {i}", part)
+    found = [message[name] for name in _REASONING if message.get(name) is not None]
+    if not found:
+        return message
+    return {"thinking": found[0], **message, "reasoning_content": found[0]}
+
+
+def _check_part(where: str, part: Any) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind is None:
+        raise TemplateError(f"{where}: a part is a dict with a type, not {part!r:.80}")
+    if kind != "text":
+        raise UnsupportedError(f"{where} has a part of type {kind!r:.40}: treadle reads text alone")
+    if not isinstance(part.get("text"), str):
+        raise TemplateError(f"{where} has a part without a text")
+
+
+def _is_parts(content: Any) -> bool:
+    """Whether a content is a list of parts; a tool's answer may be a list of anything."""
+    return isinstance(content, list) and all(isinstance(p, dict) and "type" in p for p in content)
+
+
+def joined(content: Any) -> str:
+    """The text of a content: parts with a line break between them; nothing for None."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def plain(value: Any) -> Any:
+    """A copy in JSON's types alone: what else an object can do is no template's business."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    raise TemplateError(
+        f"messages, tools and variables are of JSON's types; this is a {type(value).__name__}"
+    )
