@@ -1,17 +1,18 @@
-"""The demo model's text: the Python standard library, split, tokenised and laid out in streams."""
+"""The demo model's text: Python's library and free packages, split, tokenised, in streams."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.metadata
 import random
 import re
 import sysconfig
 import textwrap
 import tokenize
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,25 @@ _SKIP_FOLDERS = {
     *("lib-dynload", "__pycache__"),
 }
 _SKIP_FILES = re.compile(r"_sysconfigdata.*|config-.*|html/entities\.py|pydoc_data/.*|this\.py")
+
+# Packages that `make test` installs, all under licences that allow this (docs/demo-model.md).
+PACKAGES = (
+    *("anyio", "charset-normalizer", "click", "filelock", "fsspec", "hatchling", "httpx2"),
+    *("huggingface_hub", "hypothesis", "idna", "jinja2", "llvmlite", "markdown-it-py", "mpmath"),
+    *("mypy", "networkx", "numpy", "packaging", "pathspec", "pip", "prompt_toolkit", "pygments"),
+    *("pytest", "PyYAML", "requests", "rich", "setuptools", "sortedcontainers", "sympy"),
+    *("tokenizers", "tomlkit", "torch", "tqdm", "transformers", "typer", "urllib3"),
+)
+_SKIP_PACKAGE_FOLDERS = {
+    *("tests", "test", "testing", "_vendor", "models", "_internal", "typeshed", "test-data"),
+    *("benchmarks", "lexers", "styles", "caffe2", "onnx", "quantization", "ao", "_inductor"),
+}
+MAX_CHARACTERS, MAX_LINE = 200_000, 400
+MAX_LEAKED = 3  # telling lines that a training document may share with all held-out files
+MAX_REPEATED = 0.3  # the share of a document's telling lines that earlier ones may have
+_ANYBODYS = re.compile(
+    r"(from|import|def __|raise |except |return |class \w+\(object\)|if __name__)"
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,66 @@ def read_library(root: Path | None = None) -> list[Document]:
         if len(text) > 80:
             documents.append(Document(path, text))
     return documents
+
+
+def read_tests(root: Path | None = None) -> list[Document]:
+    """The standard library's own tests: the same names and habits, far more of them."""
+    root = root or Path(sysconfig.get_path("stdlib"))
+    files = sorted(root.glob("test/**/*.py"), key=lambda file: file.relative_to(root).as_posix())
+    return [Document(file.relative_to(root).as_posix(), text) for file, text in _prose(files)]
+
+
+def read_packages() -> tuple[list[Document], dict[str, str]]:
+    """Sources of the installed PACKAGES, sorted by path, and each package's version."""
+    documents, versions = [], {}
+    for name in sorted(PACKAGES):
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError as e:
+            raise SystemExit(f"{name} is not installed: it comes with `make test`") from e
+        versions[name] = distribution.version
+        listed = sorted(distribution.files or (), key=lambda file: file.as_posix())
+        wanted = [file for file in listed if file.suffix == ".py" and not _skipped(file.parts)]
+        paths = {Path(str(file.locate())): file.as_posix() for file in wanted}
+        documents += [Document(paths[file], text) for file, text in _prose(paths)]
+    return documents, versions
+
+
+def _skipped(parts: Sequence[str]) -> bool:
+    return bool(_SKIP_PACKAGE_FOLDERS.intersection(parts)) or ".." in parts
+
+
+def _prose(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Files that people wrote: no tables, nothing minified, nothing huge."""
+    for file in files:
+        try:
+            with tokenize.open(file) as stream:
+                text = stream.read().replace("\f", "").expandtabs(8)
+        except (SyntaxError, UnicodeDecodeError, OSError):
+            continue
+        lines = text.splitlines()
+        if not 200 < len(text) < MAX_CHARACTERS or max(map(len, lines)) > MAX_LINE:
+            continue
+        digits = sum(map(str.isdigit, text)) / len(text)
+        foreign = sum(ord(c) > 127 for c in text) / len(text)
+        if digits < 0.08 and foreign < 0.02:
+            yield file, text
+
+
+def distinct(documents: Sequence[Document], held_out: Sequence[Document]) -> list[Document]:
+    """The documents, less those that repeat lines of earlier ones, or any of a held-out file."""
+    hidden = {line for document in held_out for line in _telling_lines(document.text)}
+    hidden = {line for line in hidden if not _ANYBODYS.match(line)}
+    seen: set[str] = set()
+    out = []
+    for document in documents:
+        lines = set(_telling_lines(document.text))
+        repeated = len(lines & seen) > MAX_REPEATED * len(lines)
+        if repeated or len(lines & hidden) > MAX_LEAKED:
+            continue
+        seen |= lines
+        out.append(document)
+    return out
 
 
 def fingerprint(documents: Sequence[Document]) -> str:
@@ -134,8 +214,44 @@ def id_of(tokenizer: Tokenizer, piece: str) -> int:
     return int(id)
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Training documents by where they come from."""
+
+    library: list[Document]
+    tests: list[Document] = field(default_factory=list)
+    packages: list[Document] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_this_environment(
+        cls, library: Sequence[Document], held_out: Sequence[Document]
+    ) -> Sources:
+        """The library's training documents, its tests and PACKAGES, near-duplicates left out."""
+        tests = read_tests()
+        packages, versions = read_packages()
+        kept = {d.path for d in distinct([*library, *tests, *packages], held_out)}
+        parts = ([d for d in part if d.path in kept] for part in (library, tests, packages))
+        return cls(*parts, versions)
+
+    @property
+    def everything(self) -> list[Document]:
+        return [*self.library, *self.tests, *self.packages]
+
+    def stream(self, name: str, tokenizer: Tokenizer, seed: int) -> npt.NDArray[np.uint16]:
+        """One pass: the library alone, all texts, or mostly library and functions at the end."""
+        if name == "library":
+            return make_stream(self.library, tokenizer, seed)
+        rng = random.Random(seed)
+        others = [*self.tests, *self.packages]
+        if name == "finish":
+            others = rng.sample(others, len(others) // 4)
+        documents = [*self.library, *self.library, *others]
+        return make_stream(documents, tokenizer, seed, parts=0.8)
+
+
 def make_stream(
-    documents: Sequence[Document], tokenizer: Tokenizer, seed: int
+    documents: Sequence[Document], tokenizer: Tokenizer, seed: int, parts: float = 0.4
 ) -> npt.NDArray[np.uint16]:
     """All documents once, in an order of their own for each seed: BOS, text, EOS, BOS, ...
 
@@ -147,9 +263,9 @@ def make_stream(
     rng = random.Random(seed)
     texts = []
     for document in documents:
-        head, parts = _outline(document.text)
+        head, pieces = _outline(document.text)
         texts.append(document.text[head:] if rng.random() < 0.3 else document.text)
-        texts.extend(part for part in parts if rng.random() < 0.4)
+        texts.extend(piece for piece in pieces if rng.random() < parts)
     rng.shuffle(texts)
     segments = [list(_cuts(text, rng)) for text in texts]
     flat = [segment for group in segments for segment in group]

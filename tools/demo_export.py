@@ -17,25 +17,34 @@ from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.formats import by_name, dequantize_tensor
 
 NORMAL, CONTROL = 1, 3  # token types
-MOSTLY_Q8_0 = 7  # general.file_type
+MOSTLY_Q5_K_S = 16  # general.file_type
 
 
 def export(
     path: Path, weights: Weights, size: Size, tokenizer: Tokenizer, facts: dict[str, str]
 ) -> None:
-    """Write the model to path: matrices in Q8_0, norms in F32; facts become general.* keys."""
+    """Write the model to path; facts become general.* keys.
+
+    Matrices are in Q5_K (in Q5_0 where a row is no multiple of its blocks), norms in F32.
+    """
     writer = GGUFWriter(path)
     writer.add("general.architecture", "llama")
     for key, value in facts.items():
         writer.add(f"general.{key}", value)
-    writer.add("general.file_type", MOSTLY_Q8_0)
+    writer.add("general.file_type", MOSTLY_Q5_K_S)
     writer.add("general.quantization_version", 2)
     _add_shape(writer, size)
     _add_tokenizer(writer, tokenizer)
     for name, rows in _flat(weights, size).items():
-        fmt = by_name("Q8_0" if rows.ndim == 2 else "F32")
+        fmt = by_name(_format_of(rows))
         writer.add_tensor(name, rows.shape, fmt, fmt.quantize_rows(rows))
     writer.write()
+
+
+def _format_of(rows: npt.NDArray[np.float32]) -> str:
+    if rows.ndim == 1:
+        return "F32"
+    return "Q5_0" if rows.shape[-1] % 256 else "Q5_K"
 
 
 def _add_shape(writer: GGUFWriter, size: Size) -> None:

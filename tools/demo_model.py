@@ -66,6 +66,18 @@ def initial_weights(size: Size, seed: int) -> Weights:
     }
 
 
+def grow(small: Weights, into: Weights) -> Weights:
+    """The small model inside a new one's shapes, computing the same.
+
+    What the small one lacks is new: rows keep their fresh values, columns that read them are zero.
+    """
+    out = {}
+    for stem, value in into.items():
+        out[stem] = torch.zeros_like(value) if stem == "ffn_down" else value.clone()
+        out[stem][tuple(slice(n) for n in small[stem].shape)] = small[stem]
+    return out
+
+
 def dropout_masks(size: Size, n_tokens: int, rate: float, seed: int) -> Tensor:
     """Scaled keep masks [2 * n_layer + 1, n_tokens, n_embd], shared by the windows of a batch."""
     generator = torch.Generator().manual_seed(seed)

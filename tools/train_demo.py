@@ -18,7 +18,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,74 +28,126 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from demo_export import complete, export, read_back
-from demo_model import Optimizer, Size, Weights, dropout_masks, forward, initial_weights, rope_table
+from demo_model import (
+    Optimizer,
+    Size,
+    Weights,
+    dropout_masks,
+    forward,
+    grow,
+    initial_weights,
+    rope_table,
+)
 from tokenizers import Tokenizer
 from torch import Tensor
 
 CHECKPOINT_SECONDS = 180.0
-LONG_FROM = 0.864  # the share of the steps after which windows have the long context
 LOG_EVERY, EVALUATE_EVERY = 20, 500
 PROMPTS = ("def fibonacci(n):", "class Stack:", "import os\n\ndef ")
 SAMPLE_TOKENS = 120
 
 
 @dataclass(frozen=True)
+class Phase:
+    """From this share of the steps on: windows of ``context`` tokens out of the named streams."""
+
+    start: float
+    context: int
+    streams: str
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """All that decides the weights, besides the text and the number of steps."""
+    """All that decides the weights, besides the text, the file to start from, and the steps."""
 
     size: Size
     batch_tokens: int
-    short_context: int  # windows of this length until LONG_FROM,
-    long_context: int  # of this length for the rest
+    phases: tuple[Phase, ...]
     n_streams: int
     warmup: int
     dropout: float
     seed: int = 2
+    grown_from: Size | None = None  # the shape of the file to start from
 
 
-DEMO = Recipe(Size(2560, 8, 256, 512, 4, 2, 1024), 12288, 256, 1024, 8, 100, 0.1)
-TINY = Recipe(Size(288, 2, 64, 96, 2, 1, 64), 256, 32, 64, 2, 1, 0.1)
+# The first stage sees the library alone, many times; the second grows out of it and sees all texts.
+SMALL = Recipe(
+    Size(2560, 8, 256, 512, 4, 2, 1024),
+    12288,
+    (Phase(0.0, 256, "library"), Phase(0.864, 1024, "library")),
+    8,
+    100,
+    0.1,
+)
+DEMO = Recipe(
+    Size(2560, 8, 256, 1024, 4, 2, 1024),
+    12288,
+    (Phase(0.0, 256, "all"), Phase(0.5, 256, "finish"), Phase(0.75, 1024, "finish")),
+    1,
+    50,
+    0.0,
+    grown_from=SMALL.size,
+)
+TINY = Recipe(
+    Size(288, 2, 64, 96, 2, 1, 64),
+    256,
+    (Phase(0.0, 32, "library"), Phase(0.864, 64, "library")),
+    2,
+    1,
+    0.1,
+)
+TINY_GROWN = replace(TINY, size=replace(TINY.size, n_ff=128), grown_from=TINY.size)
 
 
 @dataclass(frozen=True)
 class Text:
-    """The library as the trainer sees it."""
+    """All texts as the trainer sees them; streams by the name that a phase calls them."""
 
     tokenizer: Tokenizer
-    streams: list[npt.NDArray[np.uint16]]
+    streams: dict[str, list[npt.NDArray[np.uint16]]]
     held_out: list[demo_data.Document]
     fingerprint: str
+    versions: dict[str, str] = field(default_factory=dict)  # of the packages that were read
 
 
 def prepare(recipe: Recipe, work: Path, tiny: bool) -> Text:
-    """Read, split and tokenise the library; the tokenizer and the streams are kept in work."""
-    documents = demo_data.read_library()
-    train, held_out = demo_data.split(documents)
+    """Read, split and tokenise the texts; the tokenizer and the streams are kept in work."""
+    train, held_out = demo_data.split(demo_data.read_library())
     if tiny:
         train, held_out = train[:12], held_out[:1]
-    fingerprint = demo_data.fingerprint([*train, *held_out])
-    saved = work / f"tokenizer-{fingerprint}-{recipe.size.n_vocab}.json"
-    if not saved.exists():
-        tokenizer = demo_data.train_tokenizer(train, recipe.size.n_vocab)
-        tokenizer.save(str(saved))
-    tokenizer = Tokenizer.from_file(str(saved))
-    streams = []
-    for n in range(recipe.n_streams):
-        file = saved.with_name(f"{saved.stem}-stream{n}-{recipe.seed}.npy")
-        if not file.exists():
-            np.save(file, demo_data.make_stream(train, tokenizer, recipe.seed * 1000 + n))
-        streams.append(np.load(file))
-    return Text(tokenizer, streams, held_out, fingerprint)
+    library = demo_data.fingerprint([*train, *held_out])
+    file = work / f"tokenizer-{library}-{recipe.size.n_vocab}.json"
+    if not file.exists():
+        demo_data.train_tokenizer(train, recipe.size.n_vocab).save(str(file))
+    tokenizer = Tokenizer.from_file(str(file))
+    sources = demo_data.Sources(train)
+    if {phase.streams for phase in recipe.phases} != {"library"}:
+        sources = demo_data.Sources.of_this_environment(train, held_out)
+    fingerprint = demo_data.fingerprint([*sources.everything, *held_out])
+    streams: dict[str, list[npt.NDArray[np.uint16]]] = {}
+    for name in dict.fromkeys(phase.streams for phase in recipe.phases):
+        streams[name] = []
+        for n in range(recipe.n_streams):
+            file = work / f"{name}-{fingerprint}-{n}-{recipe.seed}.npy"
+            if not file.exists():
+                np.save(file, sources.stream(name, tokenizer, recipe.seed * 1000 + n))
+            streams[name].append(np.load(file))
+    return Text(tokenizer, streams, held_out, fingerprint, sources.versions)
 
 
-def batch_of(recipe: Recipe, text: Text, step: int, context: int) -> tuple[Tensor, Tensor]:
+def phase_at(recipe: Recipe, step: int, steps: int) -> Phase:
+    """The last phase that has begun."""
+    return [phase for phase in recipe.phases if step >= phase.start * steps][-1]
+
+
+def batch_of(recipe: Recipe, text: Text, step: int, phase: Phase) -> tuple[Tensor, Tensor]:
     """Inputs and targets [windows, context] of a step.
 
     Each pass over the text takes the next stream. Windows begin at multiples of the golden ratio,
     modulo one: they cover the stream evenly, whatever their length, and need no saved state.
     """
-    n = len(text.streams[0])
-    stream = text.streams[step * recipe.batch_tokens // n % len(text.streams)]
+    streams, context = text.streams[phase.streams], phase.context
+    stream = streams[step * recipe.batch_tokens // len(streams[0]) % len(streams)]
     windows = recipe.batch_tokens // context
     index = np.arange(step * windows, (step + 1) * windows, dtype=np.float64)
     starts = (index * ((math.sqrt(5) - 1) / 2) % 1.0 * (len(stream) - context - 1)).astype(np.int64)
@@ -110,11 +162,22 @@ def rate_at(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def train(
-    recipe: Recipe, text: Text, work: Path, steps: int, resume: bool, compiled: bool, stop: int
+    recipe: Recipe,
+    text: Text,
+    work: Path,
+    steps: int,
+    *,
+    start: Path | None,
+    resume: bool,
+    compiled: bool,
+    stop: int,
 ) -> Weights:
     """Train to the last step (or to stop, leaving a checkpoint) and return the float32 weights."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    weights = {k: v.to(device) for k, v in initial_weights(recipe.size, recipe.seed).items()}
+    weights = initial_weights(recipe.size, recipe.seed)
+    if recipe.grown_from is not None and start is not None:
+        weights = grow(read_back(start, recipe.grown_from), weights)
+    weights = {k: v.to(device) for k, v in weights.items()}
     optimizer = Optimizer(weights)
     first = _load(work, recipe, text, weights, optimizer) if resume else 0
     for value in weights.values():
@@ -143,11 +206,15 @@ def _train_step(
     steps: int,
 ) -> Tensor:
     device = weights["token_embd"].device
-    context = recipe.short_context if step < LONG_FROM * steps else recipe.long_context
-    ids, targets = (t.to(device) for t in batch_of(recipe, text, step, context))
+    phase = phase_at(recipe, step, steps)
+    context = phase.context
+    ids, targets = (t.to(device) for t in batch_of(recipe, text, step, phase))
     cos, sin = (t.to(device) for t in rope_table(recipe.size, context))
-    masks = dropout_masks(recipe.size, context, recipe.dropout, recipe.seed * 10**6 + step)
-    loss = loss_of(weights, recipe.size, ids, targets, (cos, sin), masks.to(device))
+    masks = None
+    if recipe.dropout:
+        seed = recipe.seed * 10**6 + step
+        masks = dropout_masks(recipe.size, context, recipe.dropout, seed).to(device)
+    loss = loss_of(weights, recipe.size, ids, targets, (cos, sin), masks)
     gradients = torch.autograd.grad(loss, list(weights.values()))
     pairs = dict(zip(weights, gradients, strict=True))
     optimizer.step(pairs, step, rate_at(recipe, step, steps))
@@ -160,7 +227,7 @@ def _loss(
     ids: Tensor,
     targets: Tensor,
     rope: tuple[Tensor, Tensor],
-    masks: Tensor,
+    masks: Tensor | None,
 ) -> Tensor:
     logits = forward(weights, size, ids, rope, masks)
     return F.cross_entropy(logits.view(-1, size.n_vocab).float(), targets.view(-1))
@@ -239,8 +306,7 @@ def _log(work: Path, **fields: Any) -> None:
 
 def facts_of(recipe: Recipe, text: Text, steps: int) -> dict[str, str]:
     """What the file says about itself, under general.*."""
-    version = platform.python_version()
-    return {
+    facts = {
         "name": "treadle-demo",
         "size_label": f"{n_parameters(recipe.size) / 1e6:.1f}M",
         "license": "PSF-2.0",
@@ -250,9 +316,15 @@ def facts_of(recipe: Recipe, text: Text, steps: int) -> dict[str, str]:
             f"tools/train_demo.py: {steps} steps of {recipe.batch_tokens} tokens."
         ),
         "dataset.0.name": "The Python standard library: sources and docstrings",
-        "dataset.0.version": f"CPython {version}, text {text.fingerprint}",
+        "dataset.0.version": f"CPython {platform.python_version()}, text {text.fingerprint}",
         "dataset.0.organization": "Python Software Foundation",
     }
+    if text.versions:
+        facts["license"] = "other"
+        facts["license.name"] = "PSF-2.0 (Python), and BSD, MIT, Apache-2.0, MPL-2.0 (packages)"
+        facts["dataset.1.name"] = "Python packages: sources and docstrings"
+        facts["dataset.1.version"] = ", ".join(f"{k} {v}" for k, v in text.versions.items())
+    return facts
 
 
 def n_parameters(size: Size) -> int:
@@ -275,7 +347,7 @@ def report(out: Path, work: Path, weights: Weights, recipe: Recipe, text: Text, 
         work,
         parameters=n_parameters(size),
         tokens_seen=steps * recipe.batch_tokens,
-        stream_tokens=[len(stream) for stream in text.streams],
+        stream_tokens={name: [len(s) for s in all] for name, all in text.streams.items()},
         file_bytes=out.stat().st_size,
         float32=held_out_loss(weights, size, text, torch.float32),
         rounded=held_out_loss(rounded, size, text, torch.float32),
@@ -291,6 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2100)
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="stop early, without a file")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--start", type=Path, help="the first stage's file: train the second stage")
     parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     args = parser.parse_args(argv)
@@ -298,10 +371,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1 if args.tiny else 2)
     torch.use_deterministic_algorithms(True)
     args.work.mkdir(parents=True, exist_ok=True)
-    recipe = TINY if args.tiny else DEMO
+    first, second = (TINY, TINY_GROWN) if args.tiny else (SMALL, DEMO)
+    recipe = first if args.start is None else second
     text = prepare(recipe, args.work, args.tiny)
-    compiled = not (args.no_compile or args.tiny)
-    weights = train(recipe, text, args.work, args.steps, args.resume, compiled, args.stop)
+    weights = train(
+        recipe,
+        text,
+        args.work,
+        args.steps,
+        start=args.start,
+        resume=args.resume,
+        compiled=not (args.no_compile or args.tiny),
+        stop=args.stop,
+    )
     if args.stop >= args.steps:
         export(args.out, weights, recipe.size, text.tokenizer, facts_of(recipe, text, args.steps))
         report(args.out, args.work, weights, recipe, text, args.steps)

@@ -137,6 +137,19 @@ def test_a_list_that_is_printed_is_not_read() -> None:
     assert ChatTemplate(source).render(said(parts("one", "two"))) == "one\ntwo"
 
 
+def test_what_json_cannot_say() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    template = ChatTemplate("{{ x }}")
+    for value in (circle, 10**5000, {1: {2}}):
+        with pytest.raises(TemplateError, match=r"JSON|nested too deep"):
+            template.render(said("hello"), x=value)
+    deep: Any = 1
+    for _ in range(400):
+        deep = [deep]
+    assert template.render(said("hello"), x=deep).count("[") == 400
+
+
 def test_reasoning_is_found_beside_parts() -> None:
     [message] = read_messages([{**said(parts("a"), "assistant")[0], "reasoning": "hm"}])
     assert message["thinking"] == message["reasoning_content"] == "hm"

@@ -108,17 +108,52 @@ def test_the_rate_warms_up_stays_and_ends_at_zero(tool: Any) -> None:
 
 def test_windows_cover_the_stream_evenly(tool: Any) -> None:
     n = 10_000
-    text = tool.Text(None, [np.arange(n, dtype=np.uint16)] * 2, [], "")
-    recipe = tool.DEMO
+    text = tool.Text(None, {"library": [np.arange(n, dtype=np.uint16)] * 2}, [], "")
+    recipe = tool.SMALL
+    phase = tool.phase_at(recipe, 0, 40)
     seen = np.zeros(n, int)
     for step in range(40):
-        ids, targets = tool.batch_of(recipe, text, step, recipe.short_context)
-        assert ids.shape == (recipe.batch_tokens // recipe.short_context, recipe.short_context)
+        ids, targets = tool.batch_of(recipe, text, step, phase)
+        assert ids.shape == (recipe.batch_tokens // phase.context, phase.context)
         assert torch.equal(ids + 1, targets)
         np.add.at(seen, ids.numpy().ravel(), 1)
     mean = 40 * recipe.batch_tokens / n
-    inside = seen[recipe.short_context : -recipe.short_context - 1]
+    inside = seen[phase.context : -phase.context - 1]
     assert abs(inside - mean).max() < 0.2 * mean
+
+
+def test_phases_begin_at_their_share_of_the_steps(tool: Any) -> None:
+    recipe = tool.DEMO
+    found = [tool.phase_at(recipe, step, 100) for step in range(100)]
+    for phase in recipe.phases:
+        assert found.index(phase) == phase.start * 100
+    assert found[-1].context == recipe.size.n_ctx
+
+
+def test_a_second_stage_grows_out_of_the_first(tool: Any, straight: Path, tmp_path: Path) -> None:
+    run(tool, tmp_path, "--steps", "1", "--start", str(straight / "demo.gguf"))
+    first, second = (
+        json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+        for folder in (straight, tmp_path)
+    )
+    assert second["parameters"] > first["parameters"]
+    assert second["float32"]["loss"] < first["rounded"]["loss"]  # it went on, not from nothing
+
+
+@pytest.mark.usefixtures("tool")
+def test_a_grown_model_computes_the_same() -> None:
+    model = sys.modules["demo_model"]
+    small = model.Size(96, 2, 32, 48, 2, 1, 16)
+    large = model.Size(96, 2, 32, 80, 2, 1, 16)
+    weights = {
+        stem: value + 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(3))
+        for stem, value in model.initial_weights(small, 1).items()
+    }
+    grown = model.grow(weights, model.initial_weights(large, 2))
+    ids, rope = torch.arange(16)[None] * 5, model.rope_table(small, 16)
+    before = model.forward(weights, small, ids, rope, None, torch.float32)
+    after = model.forward(grown, large, ids, rope, None, torch.float32)
+    assert torch.allclose(before, after, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
 
 
 # -- the text -------------------------------------------------------------------------------
@@ -133,6 +168,30 @@ def test_nothing_held_out_is_trained_on(library: tuple[list[Any], list[Any]]) ->
     for document in held_out:
         lines = [line.strip() for line in document.text.splitlines() if len(line.strip()) > 24]
         assert sum(line in seen for line in lines) <= 0.13 * len(lines)
+
+
+@pytest.mark.usefixtures("tool")
+def test_texts_that_repeat_others_or_a_held_out_file_are_left_out() -> None:
+    data = sys.modules["demo_data"]
+
+    def document(name: str, lines: list[str]) -> Any:
+        return data.Document(name, "\n".join(f"{line} = some_quite_long_name" for line in lines))
+
+    held_out = [document("held.py", [f"secret_{i}" for i in range(20)])]
+    fresh = document("fresh.py", [f"own_{i}" for i in range(20)])
+    copy = document("copy.py", [f"own_{i}" for i in range(10)])
+    leak = document("leak.py", [f"secret_{i}" for i in range(4)] + [f"x_{i}" for i in range(90)])
+    idiom = document("idiom.py", ["secret_1", *(f"import_{i}" for i in range(20))])
+    kept = data.distinct([fresh, copy, leak, idiom], held_out)
+    assert [d.path for d in kept] == ["fresh.py", "idiom.py"]
+
+
+@pytest.mark.usefixtures("tool")
+def test_the_other_texts_are_sources_that_people_wrote() -> None:
+    data = sys.modules["demo_data"]
+    file = ROOT / "src" / "treadle" / "model.py"
+    assert [text for _, text in data._prose([file])] == [file.read_text("utf-8")]
+    assert not list(data._prose([DEMO, ROOT / "missing.py"]))
 
 
 def test_tests_and_tables_are_left_out(library: tuple[list[Any], list[Any]]) -> None:
@@ -167,8 +226,10 @@ def test_the_file_is_sound_and_describes_itself(straight: Path) -> None:
         assert (config.arch.name, config.n_layer, config.tied) == ("llama", 2, True)
         assert gguf.metadata["general.name"] == "treadle-demo"
         assert gguf.metadata["general.license"] == "PSF-2.0"
+        assert "standard library" in str(gguf.metadata["general.dataset.0.name"])
+        assert "general.dataset.1.name" not in gguf.metadata
         kinds = {t.format.name for t in gguf.tensors.values() if t.format and len(t.shape) == 2}
-        assert kinds == {"Q8_0"}
+        assert kinds == {"Q5_0"}  # rows of 64 and 96: no multiple of Q5_K's 256
 
 
 def test_treadle_tokenizes_as_the_trainer_did(straight: Path) -> None:

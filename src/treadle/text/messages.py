@@ -106,13 +106,23 @@ def joined(content: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A copy in JSON's types alone: what else an object can do is no template's business."""
+    """A copy in JSON's types alone: what else an object can do is no template's business.
+
+    Raises TemplateError for other types, and for what is nested too deep.
+    """
+    try:
+        return _plain(value)
+    except RecursionError:
+        raise TemplateError("messages, tools or variables are nested too deep") from None
+
+
+def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     raise TemplateError(
         f"messages, tools and variables are of JSON's types; this is a {type(value).__name__}"
     )

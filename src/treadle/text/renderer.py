@@ -218,7 +218,10 @@ class _Process:
 
 
 def _request(*values: object) -> bytes:
-    return json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    try:
+        return json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    except (ValueError, RecursionError) as e:  # a number of 5000 digits, lists a thousand deep
+        raise TemplateError(f"messages, tools and variables that JSON cannot say: {e}") from None
 
 
 def _import_path() -> list[str]:
