@@ -21,10 +21,11 @@ import numpy as np
 
 import treadle
 from treadle.batch import Part
+from treadle.engine import Engine
 from treadle.generation import Generation
 from treadle.runtime.threads import Team, _Shared
 from treadle.sampling import Sampler
-from treadle.session import Engine, Session
+from treadle.session import Session
 
 PARTS = (
     ("compiled", _Shared, "work"),

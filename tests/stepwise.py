@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from treadle.batch import Part, Run
+from treadle.engine import Engine
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.gated import Gated
@@ -21,7 +22,6 @@ from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.plan import Buffer, Plan, Step
 from treadle.runtime.runner import STEP
-from treadle.session import Engine
 
 
 @dataclass(frozen=True)

@@ -347,7 +347,8 @@ def test_grammars(model: treadle.Model) -> None:
 
 def interrupt_at(line: int, work: Callable[[], object]) -> int:
     """Press Ctrl-C before the ``line``th line that the engine's own files run; how many ran."""
-    files, count = ("kvcache.py", "session.py", "threads.py", "batch.py", "generation.py"), 0
+    files = ("kvcache.py", "engine.py", "session.py", "threads.py", "batch.py", "generation.py")
+    count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal count

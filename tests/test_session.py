@@ -20,10 +20,10 @@ from tests.kernels import rows
 from tests.test_kvcache import check_pages
 from tests.tiny import rounding
 from treadle.batch import Part
+from treadle.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.formats import dequantize_tensor
 from treadle.kernels.kv import PAGE
-from treadle.session import OUTPUTS, Engine
 
 Array = np.ndarray
 
@@ -481,27 +481,60 @@ def test_embeddings_of_a_quantised_model(tiny: WriteTiny) -> None:
 # -- interrupts ---------------------------------------------------------------------------------
 
 
-def test_ctrl_c_in_a_run_leaves_all_of_it_done(tiny: WriteTiny) -> None:
+@contextmanager
+def pressed_in_a_run(engine: Engine) -> Iterator[list[int]]:
+    """Ctrl-C comes when a run has begun, before its first step. Gives the alarms of all runs."""
+    team, alarms = engine._team, []
+    assert team is not None
+    usual = team.run
+
+    def run(*args: int) -> None:
+        alarms.append(args[4] if len(args) > 4 else 0)
+        if len(alarms) == 1:
+            signal.raise_signal(signal.SIGINT)
+        usual(*args)
+
+    team.run = run  # type: ignore[method-assign,assignment]
+    yield alarms
+    team.run = usual  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("n", [1, 10])
+def test_ctrl_c_in_a_run_leaves_nothing_of_it(n: int, tiny: WriteTiny) -> None:
     path = tiny("gemma3", window=16, n_layer=6)
     with treadle.load(path, threads=2, kv="f32", context=300) as model:
         ids = text(60)
         session = model.session()
         session.feed(ids[:40])
-        team = model.engine._team
-        assert team is not None
-        usual = team.run
-
-        def pressed(*args: int) -> None:
-            signal.raise_signal(signal.SIGINT)
-            usual(*args)
-
-        team.run = pressed  # type: ignore[method-assign,assignment]
-        with pytest.raises(KeyboardInterrupt):
-            session.feed(ids[40:50])
-        team.run = usual  # type: ignore[method-assign]
-        assert session.ids == ids[:50]
+        with (
+            pressed_in_a_run(model.engine) as alarms,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            session.feed(ids[40 : 40 + n])
+        assert len(alarms) == 1
+        assert session.ids == ids[:40]
         check_pages(model.engine.cache, [session.seq])
-        assert agrees(model, session.feed(ids[50:]), ids)
+        assert agrees(model, session.feed(ids[40:]), ids)
+
+
+def test_ctrl_c_that_a_handler_swallows_costs_no_run(tiny: WriteTiny) -> None:
+    """A program may only take a note of it: then the run is wanted, to the same bits."""
+    pressed: list[int] = []
+    with treadle.load(tiny("llama"), threads=2, kv="f32", context=300) as model:
+        ids, session = text(60), model.session()
+        expected = session.feed(ids)
+        session.reset()
+        model.engine.cache.forget()
+        usual = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+        try:
+            with pressed_in_a_run(model.engine) as alarms:
+                found = session.feed(ids)
+        finally:
+            signal.signal(signal.SIGINT, usual)
+        assert pressed == [signal.SIGINT]
+        assert (alarms[0] != 0, alarms[1:]) == (True, [0])  # nothing stops it the second time
+        assert (found == expected).all()
+        assert session.ids == ids
 
 
 def test_an_exception_in_a_run_leaves_nothing_of_it(tiny: WriteTiny) -> None:

@@ -44,7 +44,8 @@ MAY_IMPORT = {
     "batch": "kernels",
     # logits -> tokens -> text
     "kvfile": "errors files kernels kvcache runtime",
-    "session": "errors jit kernels models runtime batch kvcache kvfile plan",
+    "engine": "errors jit kernels models runtime batch kvcache plan",
+    "session": "errors batch engine kvcache kvfile",
     "sampling": "errors",
     "text": "errors files",
     "logprobs": "",
@@ -53,11 +54,11 @@ MAY_IMPORT = {
     "card": "",
     # other files -> tensors, and back
     "convert": "errors words formats files text models runtime.sigbus",
-    "imatrix": "errors files formats jit.kernel kernels plan batch runtime session",
+    "imatrix": "errors files formats jit.kernel kernels plan batch runtime engine",
     "quantize": "errors words files formats imatrix convert.finite runtime.sigbus",
-    "perplexity": "errors words files.mapping files.target batch session",
-    "model": "errors files formats isa jit models runtime batch kvfile session sampling generation"
-    " text convert arguments card",
+    "perplexity": "errors words files.mapping files.target batch engine",
+    "model": "errors files formats isa jit models runtime batch kvfile engine session sampling"
+    " generation text convert arguments card",
     "hub": "errors words models.archs runtime.memory",
     "cli": "errors words files formats models model hub sampling generation runtime text jit.cache"
     " batch convert imatrix quantize perplexity",

@@ -50,14 +50,14 @@ class TreadleError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args), self.__dict__ or None
 
+    def __str__(self) -> str:
+        text = printable(super().__str__(), keep="\n\t")
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
+
 
 def _rebuilt(cls: type[TreadleError], args: tuple[Any, ...]) -> TreadleError:
     """An error with these ``args``, which its ``__init__`` is not asked about."""
     return cls.__new__(cls, *args)
-
-    def __str__(self) -> str:
-        text = printable(super().__str__(), keep="\n\t")
-        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
 class FileError(TreadleError):

@@ -23,6 +23,7 @@ from treadle.arguments import (
 from treadle.batch import Part
 from treadle.card import one_line, table
 from treadle.convert.open import open_model
+from treadle.engine import Engine
 from treadle.errors import (
     ContextFullError,
     GrammarError,
@@ -33,7 +34,7 @@ from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
 from treadle.runtime.sigbus import guard_mappings
 from treadle.sampling import Sampler, Sampling
-from treadle.session import Engine, Session
+from treadle.session import Session
 
 if TYPE_CHECKING:
     from treadle.plan import Plan

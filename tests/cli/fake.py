@@ -154,6 +154,8 @@ class FakeModel:
         )
     )
 
+    template: Any = field(default_factory=lambda: SimpleNamespace(builtin=None))
+
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         self.calls.append(("tokenize", text, bos, special))
         return ([] if bos is False else [BOS]) + list(text.encode())
@@ -162,6 +164,8 @@ class FakeModel:
         for i, word in enumerate(self.text.split(" ")):
             if i == self.interrupt_at:
                 raise KeyboardInterrupt
+            if word == "!bug":
+                raise RuntimeError("a bug")
             yield word if i == 0 else " " + word
 
     def generate(self, prompt: list[int], **settings: Any) -> FakeGeneration:

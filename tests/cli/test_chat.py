@@ -90,6 +90,19 @@ def test_ctrl_c_before_the_first_word_takes_the_message_back(model: FakeModel) -
     assert conversation.messages == []
 
 
+def test_ctrl_c_takes_the_bar_of_compiling_off_the_screen(model: FakeModel) -> None:
+    class Bar:
+        n_closed = 0
+
+        def close(self) -> None:
+            self.n_closed += 1
+
+    bar = Bar()
+    model.interrupt_at = 0
+    Chat(cast(Any, model), Conversation(), cast(Any, bar)).run(Script("hi"), interactive=True)
+    assert bar.n_closed == 1
+
+
 def test_ctrl_c_ends_a_chat_that_nobody_types(run: Run, model: FakeModel, gguf: str) -> None:
     model.interrupt_at = 1
     ran = run("chat", gguf, stdin="hi\nho\n")
@@ -104,14 +117,71 @@ def test_a_full_context_is_said_and_the_message_taken_back(
     assert ran.code == 0
     assert ran.out == "the quick brown fox\n" * 2
     assert "71 tokens do not fit in a context of 40" in ran.err
-    assert "/undo" in ran.err
+    assert ran.err.count("treadle: error: ") == 1
+    assert "taken back. /undo or /clear frees some, /set when_full drop forgets" in ran.err
 
 
-def test_an_answer_that_fills_the_context(run: Run, model: FakeModel, gguf: str) -> None:
+@pytest.mark.parametrize(
+    ("when", "remedy"), [("refuse", "/undo or /clear"), ("drop", "The next message drops")]
+)
+def test_an_answer_that_fills_the_context(
+    run: Run, model: FakeModel, gguf: str, when: str, remedy: str
+) -> None:
     model.n_ctx = 4
-    ran = run("chat", gguf, stdin="hi\n")
+    ran = run("chat", gguf, "--when-full", when, stdin="hi\n")
     assert ran.out == "the quick\n"
-    assert "the context is full" in ran.err
+    assert f"the context is full: the answer stops here. {remedy}" in ran.err
+
+
+def asked(model: FakeModel) -> list[list[str]]:
+    """What the model was asked, each time that it answered."""
+    calls = [call for call in model.calls if call[0] == "chat"]
+    return [[message["content"] for message in call[1]] for call in calls]
+
+
+FOX = "the quick brown fox"  # 19 of the fake's tokens
+
+
+def test_a_full_context_drops_the_oldest_turns(run: Run, model: FakeModel, gguf: str) -> None:
+    """160 tokens, a quarter is 40: the fifth message makes 140 of them used, so that half of the
+    context is freed: two turns remain of four.
+    """
+    model.n_ctx = 160
+    lines = [f"question {i}:" for i in range(5)]
+    ran = run("chat", gguf, "--when-full", "drop", "--system", "Be brief.", stdin="\n".join(lines))
+    assert (ran.code, ran.out) == (0, f"{FOX}\n" * 5)
+    assert ran.err.count("the context is full: dropped the oldest 4 messages.") == 1
+    assert ["Be brief.", lines[2], FOX, lines[3], FOX, lines[4]] in asked(model)
+    assert "read 79," in ran.err.splitlines()[-1]  # that one: 80 tokens, of which one was cached
+    assert asked(model)[3] == [
+        "Be brief.", lines[0], FOX, lines[1], FOX, lines[2], FOX, lines[3],
+    ]  # fmt: skip
+
+
+def test_dropping_can_be_asked_for_live_and_keeps_what_is_saved(
+    run: Run, model: FakeModel, gguf: str, tmp_path: Path
+) -> None:
+    model.n_ctx = 64
+    record = tmp_path / "talk.json"
+    lines = ["a" * 20, "b" * 20, "c" * 20, "/set when-full drop", "d" * 20, "e" * 20]
+    ran = run("chat", gguf, stdin="\n".join([*lines, f"/save {record}"]))
+    assert ran.out == f"{FOX}\n" * 4
+    assert ran.err.count("tokens do not fit") == 1
+    assert ran.err.count("dropped the oldest") == 2
+    said = [message["content"] for message in json.loads(record.read_text())["messages"]]
+    assert said == [word for c in "abde" for word in (c * 20, FOX)]
+
+
+def test_one_message_that_is_too_long_drops_nothing(run: Run, model: FakeModel, gguf: str) -> None:
+    model.n_ctx = 64
+    ran = run("chat", gguf, "--when-full", "drop", stdin=f"hi\n{'x' * 70}\nho\n")
+    assert ran.out == f"{FOX}\n" * 2
+    assert "dropped" not in ran.err
+    assert asked(model)[-1] == ["hi", FOX, "ho"]
+
+
+def test_an_answer_cut_by_n_is_said(run: Run, model: FakeModel, gguf: str) -> None:
+    assert "the answer stops at 2 tokens" in run("chat", gguf, "-n", "2", stdin="hi\n").err
 
 
 def test_a_template_that_refuses_does_not_end_the_chat(
@@ -125,6 +195,69 @@ def test_a_template_that_refuses_does_not_end_the_chat(
     assert (ran.code, ran.out) == (1, "")  # nothing was answered at all
     assert ran.err == "treadle: error: roles must alternate\n" * 2
     assert run("chat", gguf, stdin="/help\n").code == 0
+
+
+def test_the_packaged_model_is_said_not_to_chat(run: Run, model: FakeModel) -> None:
+    ran = run("chat", stdin="hello\n")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("treadle: error: name a MODEL: the one inside the package completes")
+    assert "treadle chat hf:" in ran.err
+    assert "treadle run " in ran.err
+    assert model.calls == []
+
+
+def test_a_built_in_form_is_named_once(run: Run, model: FakeModel, gguf: str) -> None:
+    assert "template" not in run("chat", gguf, stdin="hi\n").err
+    model.template.builtin = "plain"
+    err = run("chat", gguf, stdin="hi\nho\n").err
+    assert err.count("story.gguf has no chat template: the built-in form 'plain' is used\n") == 1
+
+
+def test_settings_reach_the_answers(run: Run, model: FakeModel, gguf: str, tmp_path: Path) -> None:
+    grammar = tmp_path / "a.gbnf"
+    grammar.write_text('root ::= "a"')
+    lines = ["hi", "/set temperature 0.2", "/set stop x", "/set grammar none", "ho"]
+    ran = run(
+        "chat", gguf, "--stop", "END", "--grammar", str(grammar), "--temp", "0.5",
+        stdin="\n".join(lines),
+    )  # fmt: skip
+    assert ran.code == 0
+    first, second = (call[2] for call in model.calls if call[0] == "chat")
+    assert (first["stop"], first["grammar"]) == (("END",), 'root ::= "a"')
+    assert (second["stop"], second["grammar"]) == (("x",), None)
+    assert [s["sampling"].temperature for s in (first, second)] == [0.5, 0.2]
+    schema = ["--json-schema", str(grammar), "--grammar", str(grammar)]
+    assert run("chat", gguf, *schema, stdin="hi\n").code == 2
+
+
+@pytest.mark.parametrize("where", ["option", "command"])
+def test_a_grammar_that_is_broken(run: Run, data: Path, tmp_path: Path, where: str) -> None:
+    """At once, not at the first message; the settings stay as they were."""
+    stories = str(data / "models" / "stories260K.gguf")
+    path = tmp_path / "bad.gbnf"
+    path.write_text('root ::= "a')
+    if where == "option":
+        ran = run("chat", stories, "--grammar", str(path), stdin="hi\n")
+        assert (ran.code, ran.out) == (1, "")
+    else:
+        ran = run("chat", stories, "-n", "2", stdin=f"/set grammar {path}\nhi\n")
+        assert (ran.code, len(ran.out) > 1) == (1, True)
+    assert f"treadle: error: {path}: grammar, line 1" in ran.err
+
+
+def test_a_setting_that_does_not_fit_the_vocabulary(run: Run, data: Path) -> None:
+    stories = str(data / "models" / "stories260K.gguf")
+    ran = run("chat", stories, "--logit-bias", "99999+1", stdin="hi\n")
+    assert (ran.code, ran.out) == (2, "")
+
+
+@pytest.mark.parametrize("line", ["/save /", "/load absent.json", "/rety", "/set temprature 1"])
+def test_a_pipe_with_a_command_that_fails_exits_1(
+    run: Run, model: FakeModel, gguf: str, line: str
+) -> None:
+    ran = run("chat", gguf, stdin=f"{line}\nhi\n")
+    assert (ran.code, ran.out) == (1, f"{FOX}\n")  # the rest was done
+    assert ran.err.startswith("treadle: error: ")
 
 
 def test_prefill_is_shown_as_part_of_the_answer(run: Run, model: FakeModel, gguf: str) -> None:

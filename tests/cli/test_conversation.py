@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
-from treadle.errors import FileError
+from treadle.cli.conversation import COMMANDS, Conversation, Turn
+from treadle.cli.record import read_record
+from treadle.cli.settings import Settings
+from treadle.errors import FileError, SamplingError
 
 TURN = Turn(
     n_prompt=10, n_cached=4, prefill_s=0.5, n_generated=9, decode_s=0.25, n_context=18, n_ctx=64
@@ -243,3 +245,85 @@ def test_half_a_surrogate_pair_is_saved(talk: Conversation, tmp_path: Path) -> N
     after = Conversation()
     after.enter(f"/load {tmp_path}/talk.json")
     assert after.messages == talk.messages
+
+
+def test_clear_keeps_the_system_prompt_and_the_settings(talk: Conversation) -> None:
+    for line in ("/system Be brief.", "/prefill Arr,", "/set temperature 0"):
+        talk.enter(line)
+    talk.n_dropped = 2
+    assert talk.enter("/clear").note == "cleared; the system prompt stays"
+    assert talk.enter("again").ask
+    assert said(talk) == [("user", "again")]
+    assert talk.request() == [{"role": "system", "content": "Be brief."}, talk.messages[0]]
+    assert talk.settings.sampling.greedy
+    assert Conversation().enter("/clear").note == "cleared"
+
+
+def test_what_was_dropped_is_not_asked_and_is_saved(talk: Conversation, tmp_path: Path) -> None:
+    talk.enter("more")
+    talk.answered("no")
+    talk.enter("still")
+    assert talk.turn_ends() == [2, 4]
+    talk.n_dropped = 2
+    assert [m["content"] for m in talk.request()] == ["more", "no", "still"]
+    assert talk.turn_ends() == [4]
+    talk.enter(f"/save {tmp_path}/talk.json")
+    assert len(read_record(tmp_path / "talk.json")[1]) == 5
+    for line in ("/undo", "/undo"):
+        talk.enter(line)
+    assert talk.request() == talk.messages  # what is left is shown to the model again
+
+
+def test_what_was_dropped_for_nothing_comes_back(talk: Conversation) -> None:
+    talk.enter("more")
+    talk.n_dropped = 2
+    talk.unanswered()
+    assert (said(talk), talk.n_dropped) == ([("user", "hi"), ("assistant", "hello")], 0)
+
+
+def test_set(talk: Conversation) -> None:
+    assert talk.enter("/set").note == Settings().table()
+    assert talk.enter("/set temperature 0.2").note == ("* temperature           0.2  (default 0.8)")
+    assert talk.enter("/set temp").note.startswith("* temperature")
+    talk.enter("/set --top-k=7")
+    assert (talk.settings.sampling.temperature, talk.settings.sampling.top_k) == (0.2, 7)
+    assert talk.enter("/set temperature default").note == "  temperature           0.8"
+    assert talk.settings.sampling.top_k == 7
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("temprature 1", "no setting is called 'temprature'; did you mean temperature?"),
+        ("zzz 1", "no setting is called 'zzz'; /set lists what there is"),
+        ("temperature hot", "temperature: 'hot' is not a valid float"),
+        ("min_p 2", "min_p: min_p = 2.0 is out of range (expected 0 to 1)"),
+        ("max_tokens 0", "max_tokens: 0 tokens: expected 1 or more, or -1 for no limit"),
+        ("when-full maybe", "when-full: 'maybe' is not one of 'refuse', 'drop'"),
+        ("markdown maybe", "markdown: 'maybe' is neither on nor off"),
+        ("stop 'a", "stop: No closing quotation"),
+        ("grammar absent.gbnf", "grammar: File 'absent.gbnf' does not exist"),
+        ("custom x", "no setting is called 'custom'; /set lists what there is"),
+    ],
+)
+def test_a_setting_that_cannot_be(talk: Conversation, line: str, why: str) -> None:
+    outcome = talk.enter(f"/set {line}")
+    assert (outcome.note, outcome.failed) == (why, True)
+    assert talk.settings == Settings()
+
+
+def test_a_setting_that_the_model_cannot_have(talk: Conversation) -> None:
+    def check(settings: Settings) -> None:
+        assert settings.sampling.logit_bias == {999: 1.0}
+        raise SamplingError("there are 257 tokens")
+
+    talk.check = check
+    outcome = talk.enter("/set logit-bias 999+1")
+    assert (outcome.note, outcome.failed) == ("there are 257 tokens", True)
+    assert talk.settings == Settings()
+
+
+@pytest.mark.parametrize("line", ["/save", "/load absent.json", "/rety", "/set x 1"])
+def test_what_could_not_be_carried_out_says_so(talk: Conversation, line: str) -> None:
+    assert talk.enter(line).failed
+    assert not talk.enter("/stats").failed

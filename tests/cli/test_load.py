@@ -58,3 +58,17 @@ def test_a_long_listing_is_cut(tmp_path: Path) -> None:
 def test_without_a_model_the_packaged_one_is_meant(run: Run, model: FakeModel) -> None:
     assert run("run", "Once").code == 0
     assert model.calls[0] == ("load", None, {})
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_context_beyond_the_trained_one_is_said(
+    run: Run, model: FakeModel, gguf: str, command: str
+) -> None:
+    words = [gguf, "Once"] if command == "run" else [gguf]
+    assert "trained" not in run(command, *words, "-c", "4096", stdin="hi").err
+    ran = run(command, *words, "-c", "4097", stdin="hi")
+    assert ran.code == 0
+    assert ran.err.startswith(
+        "treadle: warning: a context of 4097 tokens: story.gguf was trained for 4096; "
+        "expect nonsense behind them\n"
+    )

@@ -214,7 +214,7 @@ def test_the_packaged_model(run: Run) -> None:
 def test_more_tokens_than_one_run_takes_are_wrong_usage(
     run: Run, model: FakeModel, gguf: str
 ) -> None:
-    from treadle.session import CHUNK
+    from treadle.engine import CHUNK
 
     ran = run("plan", gguf, "-p", str(CHUNK + 1))
     assert (ran.code, ran.out) == (2, "")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from treadle.cli import terminal
-from treadle.cli.terminal import Editor, PipedLines, history_file, open_lines
+from treadle.cli.terminal import Editor, Keys, PipedLines, history_file, open_lines
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def keyboard(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PipeInput
 
 def typed(keyboard: PipeInput, keys: str) -> str:
     keyboard.send_text(keys)
-    return Editor(["undo", "retry"]).read()
+    return Editor(["undo", "retry"], Keys()).read()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_a_terminal_without_escapes_gets_none(
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stdin", io.StringIO("one\\\ntwo\n\nend\\"))
-    lines = open_lines(["undo"])
+    lines = open_lines(["undo"], Keys())
     assert [lines.read() for _ in range(3)] == ["one\ntwo", "", "end\n"]
     with pytest.raises(EOFError):
         lines.read()
@@ -101,3 +102,12 @@ def test_lines_of_a_pipe() -> None:
 
 def test_the_editor_is_only_imported_when_it_is_used() -> None:
     assert not hasattr(terminal, "PromptSession")
+
+
+def test_without_a_terminal_the_keyboard_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = signal.getsignal(signal.SIGTSTP)
+    with open("/dev/null") as nothing:
+        for stream in (io.StringIO(), nothing):  # no descriptor; no terminal
+            monkeypatch.setattr("sys.stdin", stream)
+            with Keys() as keys, keys.lent(shown=True):
+                assert signal.getsignal(signal.SIGTSTP) is usual

@@ -139,6 +139,31 @@ def test_times_of_each_step(isa: Isa) -> None:
     team.close()
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_an_alarm_ends_a_run_at_once(n_threads: int, isa: Isa) -> None:
+    """Rung from another thread when a kernel is at work: of 30 steps few items run;
+    and the team is as it was.
+    """
+    team, chain = Team(n_threads, isa, 64), Chain(isa, [(N, 1)] * 30, work=100_000)
+    alarm = np.zeros(1, np.int64)
+    counts = [scratch.bytes[:8].view(np.int64) for scratch in team._scratch]
+
+    def ring() -> None:
+        while not any(count[0] for count in counts):
+            time.sleep(0.001)
+        alarm[0] = signal.SIGINT
+
+    ringer = threading.Thread(target=ring)
+    ringer.start()
+    team.run(chain.steps.ctypes.data, 30, chain.state.ctypes.data, 0, alarm.ctypes.data)
+    ringer.join()
+    assert 0 < sum(int(count[0]) for count in counts) < 2 * N
+    again = Chain(isa, SIZES)
+    again.run(team)
+    again.check()
+    team.close()
+
+
 def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("treadle-")]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from bisect import bisect_left
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.conversation import COMMANDS, Conversation, Turn, read_record
+from treadle.cli.constraint import constraint_options, named, read_constraint
+from treadle.cli.conversation import COMMANDS, Conversation, Turn
 from treadle.cli.options import (
     ModelCommand,
     TokenLimit,
@@ -17,131 +20,241 @@ from treadle.cli.options import (
     load_options,
     sampling_options,
 )
-from treadle.cli.table import emit, is_styled, printable, typed
-from treadle.cli.terminal import Lines, PipedLines, open_lines
-from treadle.errors import ContextFullError, FileError, TreadleError
+from treadle.cli.record import read_record
+from treadle.cli.screen import folded, open_screen
+from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
+from treadle.cli.table import is_styled, typed
+from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
+from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
 
 if TYPE_CHECKING:
+    from treadle.cli.progress import ProgressBar
     from treadle.generation import Generation
     from treadle.model import Model
 
+A_MODEL = "hf:ggml-org/gemma-3-1b-it-GGUF/gemma-3-1b-it-Q4_K_M.gguf"  # 0.8 GB
+NO_MODEL = (
+    "name a MODEL: the one inside the package completes Python code and cannot chat. "
+    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once). "
+    "The packaged one: treadle run 'def fibonacci(n):'"
+)
+
 
 @click.command(cls=ModelCommand)
-@click.argument("model", required=False)
+@click.argument("model", required=False, metavar="MODEL")
 @click.option(
     "-n", "--max-tokens", type=TokenLimit(), metavar="N",
     help="Most tokens of one answer; -1, the default, for no limit.",
 )  # fmt: skip
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
+@constraint_options
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
+@click.option(
+    "--when-full", type=click.Choice(WHEN_FULL), default=WHEN_FULL[0],
+    help="When the context is full: refuse the message, the default, or drop the oldest turns.",
+)  # fmt: skip
+@click.option("--markdown", is_flag=True, help="Show Markdown as such, on a terminal.")
 @load_options
 @sampling_options
 def command(
     model: str | None,
     max_tokens: int | None,
+    stop: tuple[str, ...],
+    constraint: dict[str, Path | None],
     system: str,
     record: str | None,
+    when_full: str,
+    markdown: bool,
     load: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
-    """Talk with MODEL, or with the small model that ships inside the package.
+    """Talk with MODEL.
 
-    /help lists the commands: the system prompt, undo, retry, save, load, changed places, words put
-    into the model's mouth. Ctrl-C stops an answer, Ctrl-D leaves. Without a terminal each line of
-    standard input is a message.
+    /help lists the commands: the system prompt, undo, retry, save, load, settings, changed places,
+    words put into the model's mouth. Ctrl-C stops an answer, Ctrl-D leaves. Without a terminal each
+    line of standard input is a message.
     """
     from treadle.cli.load import load_model
     from treadle.cli.progress import ProgressBar
 
-    settings = build_sampling(sampling)
-    conversation = Conversation()
+    if model is None:
+        raise click.UsageError(NO_MODEL)
+    settings = Settings(
+        build_sampling(sampling), max_tokens, stop, read_constraint(constraint), when_full, markdown
+    )
+    conversation = Conversation(settings=settings)
     if record:
         conversation.system, conversation.messages = read_record(Path(record))
     if system:
         conversation.system = system
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
-        interactive = sys.stdin.isatty()
-        if isinstance(sys.stdin, io.TextIOWrapper) and not interactive:
-            sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 ends no chat
-        lines = open_lines(COMMANDS) if interactive else PipedLines(sys.stdin)
-        chat = Chat(loaded, conversation, max_tokens=max_tokens, sampling=settings)
-        if interactive:
+        chat = Chat(loaded, conversation, progress)
+        try:
+            chat.check(settings)
+        except SamplingError as error:  # settings that do not fit this vocabulary
+            raise click.UsageError(str(error)) from error
+        if loaded.template.builtin:
+            note(
+                f"{loaded.path.name} has no chat template: "
+                f"the built-in form '{loaded.template.builtin}' is used"
+            )
+        if sys.stdin.isatty():
             note(f"{loaded.path.name}, context of {loaded.n_ctx} tokens. /help for the commands.")
-        chat.run(lines, interactive=interactive)
-    if chat.n_asked and not chat.n_answered and not interactive:
+            with Keys() as keys:
+                words = [*COMMANDS, *(f"set {name}" for name in SETTINGS)]  # for Tab
+                chat.run(open_lines(words, keys), interactive=True)
+            return
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 ends no chat
+        chat.run(PipedLines(sys.stdin), interactive=False)
+    if chat.failed or (chat.n_asked and not chat.n_answered):
         raise click.exceptions.Exit(1)  # a script should know
 
 
 class Chat:
     """The loop between a source of lines, a conversation and a model."""
 
-    def __init__(self, model: Model, conversation: Conversation, **settings: Any) -> None:
+    def __init__(
+        self, model: Model, conversation: Conversation, progress: ProgressBar | None = None
+    ) -> None:
         self.model = model
+        self.progress = progress  # of kernels that are compiled when an answer needs them
         self.conversation = conversation
-        self.settings = settings
+        conversation.check = self.check
         self.session = model.session()  # keeps the cache from one turn to the next
         self.n_asked = self.n_answered = 0
+        self.failed = False  # whether a command could not be carried out
+
+    def check(self, settings: Settings) -> None:
+        """Raise SamplingError or GrammarError for what this model cannot have. Nothing is run."""
+        with named(settings.constraint):
+            self.model.generate([0], session=self.session, **settings.of_answer())
 
     def run(self, lines: Lines, *, interactive: bool) -> None:
         """Read, answer, and read again, until the lines end or the person leaves."""
         while True:
             try:
                 outcome = self.conversation.enter(lines.read())
+                self.failed |= outcome.failed
+                if outcome.note:
+                    (complain if outcome.failed else note)(outcome.note)
+                if outcome.leave:
+                    return
+                if outcome.ask:
+                    self.answer(interactive=interactive)
             except EOFError:
                 return
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # a second one in an answer, too
                 if not interactive:
                     raise
                 note("Ctrl-D leaves.")
-                continue
-            if outcome.note:
-                fail(outcome.note) if outcome.failed else note(outcome.note)
-            if outcome.leave:
-                return
-            if outcome.ask:
-                self.answer(interactive=interactive)
 
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""
         conversation = self.conversation
         self.n_asked += 1
+        screen = open_screen(markdown=conversation.settings.markdown)
         reply: Any = None
         pieces: list[str] = []
         try:
-            reply = self.model.chat(conversation.request(), session=self.session, **self.settings)
-            emit(conversation.prefill)
+            reply = self.fitting()
+            screen.show(conversation.prefill)
             for piece in reply:
                 pieces.append(piece)
-                emit(piece)
+                screen.show(piece)
         except KeyboardInterrupt:
+            self.clean()
             if not interactive:
                 raise
             if not pieces:
                 conversation.unanswered()
-                emit("\n")
+                screen.end()
                 note("stopped; the conversation is as it was before")
                 return
         except ContextFullError as error:
+            self.clean()
             conversation.unanswered()
-            fail(typed(error))
-            note("The message was taken back: /undo frees some.")
+            complain(typed(error))
+            note(f"The message was taken back. {self.remedy()}.")
             return
         except FileError:  # the model's file shrank: there is nobody to talk to
+            self.clean()
             if pieces:
-                emit("\n")
+                screen.end()
             raise
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
+            self.clean()
+            if pieces:
+                screen.end()
             conversation.unanswered()
-            fail(str(error))
+            complain(str(error))
             return
         self.n_answered += 1
-        emit("\n")
+        screen.end()
+        self.record(reply, "".join(pieces))
+
+    def clean(self) -> None:
+        """Take a bar off the screen that compiling left there."""
+        if self.progress is not None:
+            self.progress.close()
+
+    def record(self, reply: Generation, text: str) -> None:
+        """Keep an answer, and say what it cost and whether it was cut."""
         if reply.finish_reason == "context":
-            note("the context is full: the answer stops here. /undo makes room.")
+            note(f"the context is full: the answer stops here. {self.remedy()}.")
+        if reply.finish_reason == "length":
+            note(f"the answer stops at {len(reply.ids)} tokens, as -n (/set max_tokens) asks.")
         turn = turn_of(self.model, reply)
-        conversation.answered("".join(pieces), turn)
+        self.conversation.answered(text, turn)
         note(str(turn))
+
+    def remedy(self) -> str:
+        """What a person can do about a full context."""
+        if self.conversation.settings.when_full == "drop":
+            return "The next message drops the oldest ones"
+        return "/undo or /clear frees some, /set when_full drop forgets the oldest messages"
+
+    def begin(self, n_dropped: int) -> Generation:
+        """The answer to the conversation without its first messages. Raises ContextFullError."""
+        conversation = self.conversation
+        return self.model.chat(
+            conversation.request(n_dropped),
+            session=self.session,
+            **conversation.settings.of_answer(),
+        )
+
+    def fitting(self) -> Generation:
+        """The answer, before its first piece. Where the settings say so the oldest turns are
+        dropped until half of the context is free, as soon as a quarter no longer is: with every
+        drop the rest is read anew, so it should be seldom. Raises ContextFullError.
+        """
+        conversation, settings = self.conversation, self.conversation.settings
+        before, n_ctx = conversation.n_dropped, self.model.n_ctx
+        begin = cache(self.begin)
+        if settings.when_full == "refuse":
+            return begin(before)
+
+        def leaves(n_dropped: int, n_free: int) -> bool:
+            try:
+                return n_ctx - len(begin(n_dropped).prompt_ids) >= n_free
+            except ContextFullError:
+                return False
+
+        room = min(settings.max_tokens or n_ctx, n_ctx // 4)
+        ends = conversation.turn_ends()
+        if ends and not leaves(before, room):
+            at = bisect_left(ends, True, key=lambda end: leaves(end, 2 * room))
+            conversation.n_dropped = ends[min(at, len(ends) - 1)]
+        reply = begin(conversation.n_dropped)
+        if conversation.n_dropped > before:
+            n = conversation.n_dropped - before
+            note(
+                f"the context is full: dropped the oldest {n} messages. The model reads them no "
+                "more; /save still writes them."
+            )
+        return reply
 
 
 def turn_of(model: Model, reply: Generation) -> Turn:
@@ -158,14 +271,15 @@ def turn_of(model: Model, reply: Generation) -> Turn:
     )
 
 
-def fail(text: str) -> None:
-    """Write an error that does not end the chat, as those that end a command are written."""
-    note(f"treadle: error: {text}")
-
-
 def note(text: str) -> None:
     """Write a remark to standard error, dim on a terminal."""
-    text = printable(text, keep="\n\t")
+    text = folded(printable(text, keep="\n\t"))
     if is_styled(sys.stderr):
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, file=sys.stderr, flush=True)
+
+
+def complain(text: str) -> None:
+    """Write what went wrong to standard error; the chat goes on."""
+    text = printable(f"treadle: error: {text}", keep="\n\t")
+    print(folded(text), file=sys.stderr, flush=True)

@@ -6,26 +6,26 @@ model's turn. The model's answer comes back through `Conversation.answered`.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
-from treadle.errors import FileError
+import click
+
+from treadle.cli.record import Message, path_of, read_record, write_record
+from treadle.cli.settings import SETTINGS, Settings, find
+from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
-
-Message = dict[str, str]  # role: "user" or "assistant"; content
 
 OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a line led to: a note for the person, whether that is an error, and whether the model is
-    to speak next.
+    """What a line led to: a note for the person, and whether the model is to speak next.
+
+    ``failed``: the note says why the line could not be carried out.
     """
 
     note: str = ""
@@ -72,13 +72,20 @@ def rate(n_tokens: int, seconds: float) -> str:
 
 @dataclass
 class Conversation:
-    """Everything said so far, and what the slash commands do to it."""
+    """Everything said so far, and what the slash commands do to it.
+
+    ``check`` is asked before settings change, and raises where the model cannot have them.
+    """
 
     system: str = ""
     messages: list[Message] = field(default_factory=list)
     prefill: str = ""  # what the next answer must begin with
+    settings: Settings = field(default_factory=Settings)
+    check: Callable[[Settings], None] = lambda settings: None
+    n_dropped: int = 0  # messages that the model is no longer shown
     turns: list[Turn] = field(default_factory=list)
-    _before: list[Message] | None = None  # messages as they were before what is to be answered
+    # Messages, and how many were dropped, as they were before what is to be answered.
+    _before: tuple[list[Message], int] | None = None
     _saved: Path | None = None  # the file that /save wrote last
 
     # -- lines in ------------------------------------------------------------------------------
@@ -87,7 +94,7 @@ class Conversation:
         """Take one entry: a message, or a command that starts with a slash ("//" is a slash)."""
         if not line.strip():
             return Outcome()
-        self._before = list(self.messages)
+        self._before = list(self.messages), self.n_dropped
         if line.startswith("/") and not line.startswith("//"):
             name, _, argument = line[1:].partition(" ")
             return self.command(name.strip().lower(), argument.strip())
@@ -100,19 +107,29 @@ class Conversation:
         if act is None:
             near = get_close_matches(name, COMMANDS)
             hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
-            return Outcome(f"no command /{name}; {hint}")
+            return Outcome(f"no command /{name}; {hint}", failed=True)
         return act(self, argument)
 
     # -- what the model is asked, and what it said ---------------------------------------------
 
-    def request(self) -> list[Message]:
-        """Return the messages for the model; a prefill comes last, as the start of its answer."""
+    def request(self, n_dropped: int | None = None) -> list[Message]:
+        """Return the messages for the model, without the first ``n_dropped``; a prefill comes last,
+        as the start of its answer.
+        """
+        said = self.messages[self.n_dropped if n_dropped is None else n_dropped :]
         head = [{"role": "system", "content": self.system}] if self.system else []
-        if self.messages and self.messages[0]["role"] == "assistant":  # after /swap
+        if said and said[0]["role"] == "assistant":  # after /swap
             # Many templates refuse a conversation that the user does not open.
             head.append({"role": "user", "content": ""})
         tail = [{"role": "assistant", "content": self.prefill}] if self.prefill else []
-        return head + self.messages + tail
+        return head + said + tail
+
+    def turn_ends(self) -> list[int]:
+        """How many messages can be dropped: those before each message of the user, but the
+        first.
+        """
+        first = self.n_dropped + 1
+        return [i for i in range(first, len(self.messages)) if self.messages[i]["role"] == "user"]
 
     def answered(self, text: str, turn: Turn | None = None) -> None:
         """Record the model's answer, without the prefill that it began with."""
@@ -124,7 +141,7 @@ class Conversation:
     def unanswered(self) -> None:
         """Take back what could not be answered: a message, or what /retry and /swap changed."""
         if self._before is not None:
-            self.messages, self._before = self._before, None
+            (self.messages, self.n_dropped), self._before = self._before, None
 
     # -- the commands --------------------------------------------------------------------------
 
@@ -141,7 +158,14 @@ class Conversation:
             return Outcome("nothing to undo")
         while self.messages and self.messages.pop()["role"] != "user":
             pass
+        if self.n_dropped >= len(self.messages):  # show it those again that are left
+            self.n_dropped = 0
         return Outcome(f"undone; {self.count()}")
+
+    def clear(self, _: str) -> Outcome:
+        """Forget the conversation; the system prompt and the settings stay."""
+        self.messages, self.prefill, self.n_dropped = [], "", 0
+        return Outcome("cleared" + ("; the system prompt stays" if self.system else ""))
 
     def retry(self, _: str) -> Outcome:
         """Ask for another answer to the last message."""
@@ -154,7 +178,7 @@ class Conversation:
     def save(self, name: str) -> Outcome:
         """Write the conversation to FILE, as JSON."""
         if not name:
-            return Outcome("/save needs a file name")
+            return Outcome("/save needs a file name", failed=True)
         try:
             path = path_of(name)
             check_target(path, force=True)
@@ -171,7 +195,7 @@ class Conversation:
     def load(self, name: str) -> Outcome:
         """Go on with the conversation in FILE."""
         if not name:
-            return Outcome("/load needs a file name")
+            return Outcome("/load needs a file name", failed=True)
         try:
             path = path_of(name)
             self.system, self.messages = read_record(path)
@@ -179,7 +203,7 @@ class Conversation:
             return Outcome(f"cannot read {path}: {error.strerror}", failed=True)
         except FileError as error:
             return Outcome(str(error), failed=True)
-        self.prefill = ""
+        self.prefill, self.n_dropped = "", 0
         return Outcome(f"{self.count()} loaded from {path}")
 
     def swap(self, _: str) -> Outcome:
@@ -195,6 +219,27 @@ class Conversation:
         if not text:
             return Outcome("the next answer begins as it likes")
         return Outcome("the next answer begins with these words (/retry: the last one again)")
+
+    def set(self, line: str) -> Outcome:
+        """Change a setting: NAME VALUE ("default" puts it back); alone, show all."""
+        if not line:
+            return Outcome(self.settings.table())
+        name, _, value = line.replace("=", " ", "=" in line.split()[0]).partition(" ")
+        try:
+            setting = find(name)
+            if value.strip():
+                settings = self.settings.changed(name, value.strip())
+                self.check(settings)
+                self.settings = settings
+        except click.UsageError as error:
+            return Outcome(f"{name}: {error.message.rstrip('.')}", failed=True)
+        except TreadleError as error:
+            return Outcome(str(error), failed=True)
+        except ValueError as error:
+            return Outcome(f"{name}: {error}", failed=True)
+        except OSError as error:
+            return Outcome(f"{error.filename}: {error.strerror}", failed=True)
+        return Outcome(self.settings.line(SETTINGS[setting.name]))
 
     def stats(self, _: str) -> Outcome:
         """Show the speed and the context used, of the last answer and in all."""
@@ -219,7 +264,8 @@ class Conversation:
         lines += [
             "",
             "Alt-Enter, or a backslash at the end of a line, starts a new line.",
-            "Ctrl-C stops the answer, Ctrl-D leaves. // at the start stands for a slash.",
+            "Ctrl-C stops the answer, Ctrl-Z suspends, Ctrl-D leaves. // at the start stands for a "
+            "slash.",
         ]
         return Outcome("\n".join(lines))
 
@@ -235,67 +281,16 @@ class Conversation:
 
 COMMANDS: dict[str, Callable[[Conversation, str], Outcome]] = {
     "system": Conversation.set_system,
+    "clear": Conversation.clear,
     "undo": Conversation.undo,
     "retry": Conversation.retry,
     "save": Conversation.save,
     "load": Conversation.load,
     "swap": Conversation.swap,
     "prefill": Conversation.set_prefill,
+    "set": Conversation.set,
     "stats": Conversation.stats,
     "help": Conversation.help,
     "quit": Conversation.leave,
     "exit": Conversation.leave,
 }
-
-
-def path_of(name: str) -> Path:
-    """The path that was typed; FileError for one that cannot be."""
-    if "\0" in name:
-        raise FileError("is no file name", path=name.replace("\0", "\\0"))
-    try:
-        return Path(name).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise FileError(f"is no file name: {error}", path=name) from error
-
-
-def write_record(path: Path, system: str, messages: list[Message]) -> None:
-    """Write a conversation, whole or not at all; OSError."""
-    record = {"system": system, "messages": messages}
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    try:
-        octets = text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot
-        octets = (json.dumps(record, indent=1) + "\n").encode()
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(octets)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def read_record(path: Path) -> tuple[str, list[Message]]:
-    """Read what `Conversation.save` wrote; raises FileError if it is anything else, or OSError."""
-    expected = 'an object with "system" and "messages", as /save writes it'
-    try:
-        record: Any = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a trap
-        raise FileError(f"not a conversation: {error}", path=path, expected=expected) from error
-    messages = record.get("messages") if isinstance(record, dict) else None
-    system = record.get("system", "") if isinstance(record, dict) else None
-    if not isinstance(messages, list) or not isinstance(system, str):
-        raise FileError("not a conversation", path=path, expected=expected)
-    for i, message in enumerate(messages):
-        sound = (
-            isinstance(message, dict)
-            and message.get("role") in list(OTHER_ROLE)  # a list takes what has no hash, too
-            and isinstance(message.get("content"), str)
-        )
-        if not sound:
-            raise FileError(
-                "not a message",
-                path=path,
-                where=f"messages[{i}]",
-                expected='a "role" of user or assistant, and a "content" of text',
-            )
-    return system, [{"role": m["role"], "content": m["content"]} for m in messages]

@@ -105,4 +105,13 @@ def load_model(ref: str | None, progress: ProgressBar, **settings: Any) -> Model
     path = None if ref is None else find_model(ref, progress)
     given = {name: value for name, value in settings.items() if value is not None}
     with garbage_kept():
-        return treadle.load(path, progress=progress, **given)
+        model = treadle.load(path, progress=progress, **given)
+    trained = model.config.n_ctx_train
+    if given.get("context", 0) > trained:
+        progress.close()
+        print(
+            f"treadle: warning: a context of {given['context']} tokens: {model.path.name} was "
+            f"trained for {trained}; expect nonsense behind them",
+            file=sys.stderr,
+        )
+    return model

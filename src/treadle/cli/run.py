@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.load import is_model, load_model, read_text
+from treadle.cli.constraint import constrained, constraint_options, named, read_constraint
+from treadle.cli.load import is_model, load_model
 from treadle.cli.options import (
     ModelCommand,
     TokenLimit,
@@ -21,13 +20,11 @@ from treadle.cli.options import (
 )
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import emit, print_json
-from treadle.errors import FileError, GrammarError, SamplingError
+from treadle.errors import FileError, SamplingError
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
     from treadle.model import Model
-
-EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 
 
 @click.command(cls=ModelCommand)
@@ -37,10 +34,7 @@ EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Pat
     help="Most tokens to write; -1, the default, for no limit.",
 )  # fmt: skip
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
-@click.option(
-    "--grammar", type=EXISTING, metavar="FILE", help="Write only what this grammar allows."
-)
-@click.option("--json-schema", type=EXISTING, metavar="FILE", help="Write JSON of this schema.")
+@constraint_options
 @click.option(
     "--raw", is_flag=True,
     help="Take the prompt byte for byte: no BOS, no control tokens, no newline cut off.",
@@ -57,8 +51,7 @@ def command(
     words: tuple[str, ...],
     max_tokens: int | None,
     stop: tuple[str, ...],
-    grammar: Path | None,
-    json_schema: Path | None,
+    constraint: dict[str, Path | None],
     raw: bool,
     as_json: bool,
     stats: bool | None,
@@ -70,8 +63,7 @@ def command(
     A single word that is an existing file, ends in .gguf or begins with hf: is MODEL; anything else
     is PROMPT. Without MODEL, the small model that ships inside the package completes Python code.
     """
-    if grammar is not None and json_schema is not None:
-        raise click.UsageError("--grammar and --json-schema exclude each other")
+    rule = read_constraint(constraint)
     model_ref, prompt = split_words(words)
     settings = build_sampling(sampling)
     if prompt is None:
@@ -81,15 +73,14 @@ def command(
     with ProgressBar() as progress:
         model = load_model(model_ref, progress, **load)
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
-        with named(grammar or json_schema):
+        with named(rule):
             try:
                 generation = model.generate(
                     ids,
                     max_tokens=max_tokens,
                     sampling=settings,
                     stop=stop,
-                    grammar=read_text(str(grammar)) if grammar else None,
-                    json_schema=read_text(str(json_schema)) if json_schema else None,
+                    **constrained(rule),
                 )
             except SamplingError as error:  # settings that do not fit this vocabulary
                 raise click.UsageError(str(error)) from error
@@ -117,15 +108,6 @@ def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
 
     turn = turn_of(model, generation)
     note(report(model, turn) if whole else str(turn))
-
-
-@contextmanager
-def named(file: Path | None) -> Iterator[None]:
-    """Say in an error about a grammar or a schema which file it is in."""
-    try:
-        yield
-    except GrammarError as error:
-        raise GrammarError(f"{file}: {error}" if file else str(error)) from error
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:

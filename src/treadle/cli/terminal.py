@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.cli.table import is_dumb, is_styled
 
@@ -52,23 +55,114 @@ def join_continued(lines: Iterable[str]) -> Iterator[str]:
 class PlainLines:
     """Entries typed at a terminal that has no escapes: a prompt, and the terminal's own editing."""
 
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
     def read(self) -> str:
         """Return the next entry; EOFError at the end, KeyboardInterrupt on Ctrl-C."""
         parts: list[str] = []
-        while True:
-            print("  " if parts else "> ", end="", file=sys.stderr, flush=True)
-            line = sys.stdin.readline()
-            if not line and not parts:
-                raise EOFError
-            text = line.rstrip("\r\n")
-            parts.append(text.removesuffix("\\"))
-            if not text.endswith("\\"):
-                return "\n".join(parts)
+        with self._keys.lent(shown=True):
+            while True:
+                print("  " if parts else "> ", end="", file=sys.stderr, flush=True)
+                line = sys.stdin.readline()
+                if not line and not parts:
+                    raise EOFError
+                text = line.rstrip("\r\n")
+                parts.append(text.removesuffix("\\"))
+                if not text.endswith("\\"):
+                    return "\n".join(parts)
 
 
-def open_lines(commands: Iterable[str]) -> Lines:
+def open_lines(commands: Iterable[str], keys: Keys) -> Lines:
     """Entries from the terminal, with as much comfort as it has."""
-    return PlainLines() if is_dumb() else Editor(commands)
+    return PlainLines(keys) if is_dumb() else Editor(commands, keys)
+
+
+class Keys:
+    """The keyboard while a chat lasts, as a context manager: what is typed during an answer is not
+    shown in it. It waits, Enter too, for the next prompt; Ctrl-C throws it away.
+
+    The terminal is as it was whenever somebody else has it: at the end, however that comes, and
+    while the chat is suspended. Does nothing where standard input is no terminal.
+    """
+
+    def __init__(self) -> None:
+        self._usual: list[Any] | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._mine = True
+
+    def __enter__(self) -> Keys:
+        """Take the keyboard."""
+        with contextlib.suppress(ImportError, OSError, ValueError):  # no termios, no descriptor
+            import termios
+
+            self._fd = sys.stdin.fileno()
+            with contextlib.suppress(termios.error):  # no terminal
+                self._usual = termios.tcgetattr(self._fd)
+        if self._usual is not None:
+            for number in (signal.SIGTSTP, signal.SIGQUIT):
+                self._handlers[number] = signal.signal(number, self._stop)
+            self._handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._go_on)
+            self._show(False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the keyboard back."""
+        if self._usual is not None:
+            self._show(True)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            self._usual = None
+
+    @contextmanager
+    def lent(self, *, shown: bool = False) -> Iterator[None]:
+        """Within, somebody reads the keyboard, and sets the terminal up; ``shown``: somebody for
+        whom the terminal itself must show what is typed.
+        """
+        self._mine = False
+        if shown:
+            self._show(True)
+        try:
+            yield
+        finally:
+            self._mine = True
+            self._show(False)
+
+    def _show(self, wanted: bool) -> None:
+        if self._usual is None or not self._in_front():
+            return
+        import termios
+
+        mode = list(self._usual)
+        if not wanted:
+            mode[3] &= ~(termios.ECHO | termios.ECHONL)
+        if not wanted and not is_dumb():
+            # Without ICANON keys wait as they are, for an editor that reads keys; Enter with ICRNL
+            # would be another key.
+            mode[0] &= ~termios.ICRNL
+            mode[3] &= ~termios.ICANON
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(self._fd, termios.TCSANOW, mode)
+
+    def _in_front(self) -> bool:
+        """Whether the terminal is ours now; behind a shell it is the shell's."""
+        try:
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # a terminal without jobs
+            return True
+
+    def _stop(self, number: int, _: object) -> None:
+        """Ctrl-Z, Ctrl-\\: leave the terminal as it was, and do what the signal would have done."""
+        self._show(True)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)  # back from here when the chat goes on
+        signal.signal(number, self._stop)
+        self._go_on()
+
+    def _go_on(self, *_: object) -> None:
+        """Also after a stop that nobody can catch."""
+        if self._mine:
+            self._show(False)
 
 
 class Editor:
@@ -77,12 +171,13 @@ class Editor:
     Enter sends; Alt-Enter, or Enter after a backslash, starts a new line; a paste keeps its lines.
     """
 
-    def __init__(self, commands: Iterable[str]) -> None:
-        self._session = build_session(commands)
+    def __init__(self, commands: Iterable[str], keys: Keys) -> None:
+        self._session, self._keys = build_session(commands), keys
 
     def read(self) -> str:
         """Return what was typed; EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""
-        return self._session.prompt()
+        with self._keys.lent():
+            return self._session.prompt()
 
 
 def build_session(commands: Iterable[str]) -> PromptSession[str]:
@@ -119,6 +214,7 @@ def build_session(commands: Iterable[str]) -> PromptSession[str]:
         complete_while_typing=False,
         prompt_continuation="  ",
         output=create_output(stdout=sys.stderr),
+        enable_suspend=True,  # Ctrl-Z
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.batch import Part
+from treadle.engine import OUTPUTS
 from treadle.errors import TreadleError
 from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.jit.kernel import load_kernels
@@ -28,10 +29,9 @@ from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Const, Plan, Step
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, interrupts_held
-from treadle.session import OUTPUTS
 
 if TYPE_CHECKING:
-    from treadle.session import Engine
+    from treadle.engine import Engine
 
 Progress = Callable[[int, int], None]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-# What changes from one run to the next. The compiled steps read it by pointer; ``session.py`` fills
+# What changes from one run to the next. The compiled steps read it by pointer; ``engine.py`` fills
 # it.
 RUN_STATE = np.dtype(
     [

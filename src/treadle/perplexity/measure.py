@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from treadle.batch import Part
+from treadle.engine import OUTPUTS
 from treadle.errors import TreadleError
 from treadle.perplexity.score import (
     Comparison,
@@ -21,12 +22,11 @@ from treadle.perplexity.score import (
     surprise,
 )
 from treadle.perplexity.windows import Piece, Windows, schedule
-from treadle.session import OUTPUTS
 
 if TYPE_CHECKING:
+    from treadle.engine import Engine
     from treadle.kvcache import Sequence
     from treadle.perplexity.saved import SavedWriter
-    from treadle.session import Engine
 
 N_SEQUENCES = 2  # windows that are in the cache at once: load the model with as many
 

@@ -7,6 +7,9 @@ step is no longer current; whoever finishes a step's last item moves the word to
 step ends when its items are done, not when all threads have come by: a thread that the kernel has
 put aside, or that is still waking up, delays nobody as long as it holds no item.
 
+Where a run is to be stopped (``alarm.py``), items are taken as ever and no kernel is called: it
+walks to its end at once.
+
 Between runs a worker spins for a while and then sleeps on a futex; an idle team costs nothing.
 """
 
@@ -34,6 +37,7 @@ JOB_FIELDS = (
     "steps",  # *STEP
     "run",  # *RUN_STATE
     "times",  # *timespec, where each step's start is noted, or 0
+    "alarm",  # *i64: once that is not 0, kernels are called no more
     "share",  # a claim takes one part in so many of what is left
     "stop",  # workers leave
     "spins",  # polls without work before a worker sleeps
@@ -158,7 +162,8 @@ class _Loop:
         """Run the items claimed; if they were the step's last to end, go to the next step."""
         k, at = self.k, self.at
         args = [self._step("args", ptr), self.run.v, item, item + n, self.scratch]
-        k.call_pointer(self._step("kernel", ptr), None, args)
+        with k.if_(k.atomic_load(self._job("alarm", ptr), i64).eq(0)):
+            k.call_pointer(self._step("kernel", ptr), None, args)
         before = k.atomic_add(self.team + DONE, n)
         k.branch((before + n).eq(self.total.v), at["finish"], at["poll"])
         k.at(at["finish"])

@@ -121,6 +121,7 @@ class Team:
         shared.set("clock", _address(LIBC.clock_gettime))
         shared.set("wait", _address(shared.wait))
         shared.set("epoch", 1)
+        self._calm = Memory(8)  # the alarm of a run that has none
         weakref.finalize(self, shared.dismiss)
 
     def _start_workers(self) -> None:
@@ -133,11 +134,12 @@ class Team:
             worker.start()
             workers.append(worker)
 
-    def run(self, steps: int, n_steps: int, run: int, times: int = 0) -> None:
+    def run(self, steps: int, n_steps: int, run: int, times: int = 0, alarm: int = 0) -> None:
         """Do the ``n_steps`` STEP records at ``steps`` for the RUN_STATE at ``run``, all of them.
 
         ``times``, where not 0, is the address of ``n_steps + 1`` timespecs: the start of each step,
-        and the end. Calls from several threads take turns.
+        and the end. ``alarm``, where not 0, is that of 8 bytes: once they are not 0, what is left
+        is not done. Calls from several threads take turns.
         """
         shared = self._shared
         with self._lock:
@@ -150,6 +152,7 @@ class Team:
             shared.set("steps", steps)
             shared.set("run", run)
             shared.set("times", times)
+            shared.set("alarm", alarm or self._calm.address)
             if times:
                 LIBC.clock_gettime(1, ctypes.c_void_p(times))
             shared.generation[0] += 1
@@ -187,8 +190,8 @@ def _address(function: object) -> int:
 class interrupts_held:  # read as what a block says of itself
     """Ctrl-C waits for the end of the block: what is in it happens as a whole or not at all.
 
-    A run cannot be stopped half-way in any case, and Python's own handler would raise wherever it
-    happens to be afterwards, between a page and its count.
+    Python's own handler would raise wherever it happens to be, between a page and its count.
+    ``let`` is for the places in it where that does no harm.
     """
 
     __slots__ = ("_pressed", "_usual")
@@ -196,19 +199,25 @@ class interrupts_held:  # read as what a block says of itself
     # _signal's functions and not signal's, which look every handler up in an enum and throw away
     # an exception each time: a tenth of what Python did for a token.
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> interrupts_held:
         self._pressed: tuple[int, Any] | None = None
         self._usual: Any = _signal.getsignal(SIGINT)
         if threading.current_thread() is not threading.main_thread():
             self._usual = None
         if callable(self._usual):
             _signal.signal(SIGINT, self._note)
+        return self
 
     def __exit__(self, *_: object) -> None:
         if callable(self._usual):
             _signal.signal(SIGINT, self._usual)
-            if self._pressed:
-                self._usual(*self._pressed)
+            self.let()
+
+    def let(self) -> None:
+        """Let Ctrl-C act now, if it was pressed: mostly this raises KeyboardInterrupt."""
+        if self._pressed:
+            pressed, self._pressed = self._pressed, None
+            self._usual(*pressed)
 
     def _note(self, number: int, frame: Any) -> None:
         self._pressed = number, frame

@@ -1,0 +1,67 @@
+"""A conversation as a file: JSON, written whole or not at all, and read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from treadle.errors import FileError
+
+Message = dict[str, str]  # role: "user" or "assistant"; content
+
+ROLES = ("user", "assistant")
+
+
+def path_of(name: str) -> Path:
+    """The path that was typed; FileError for one that cannot be."""
+    if "\0" in name:
+        raise FileError("is no file name", path=name.replace("\0", "\\0"))
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise FileError(f"is no file name: {error}", path=name) from error
+
+
+def write_record(path: Path, system: str, messages: list[Message]) -> None:
+    """Write a conversation, whole or not at all; OSError."""
+    record = {"system": system, "messages": messages}
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    try:
+        octets = text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot
+        octets = (json.dumps(record, indent=1) + "\n").encode()
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(octets)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_record(path: Path) -> tuple[str, list[Message]]:
+    """Read what `Conversation.save` wrote; raises FileError if it is anything else, or OSError."""
+    expected = 'an object with "system" and "messages", as /save writes it'
+    try:
+        record: Any = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a trap
+        raise FileError(f"not a conversation: {error}", path=path, expected=expected) from error
+    messages = record.get("messages") if isinstance(record, dict) else None
+    system = record.get("system", "") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not isinstance(system, str):
+        raise FileError("not a conversation", path=path, expected=expected)
+    for i, message in enumerate(messages):
+        sound = (
+            isinstance(message, dict)
+            and message.get("role") in ROLES  # a list takes what has no hash, too
+            and isinstance(message.get("content"), str)
+        )
+        if not sound:
+            raise FileError(
+                "not a message",
+                path=path,
+                where=f"messages[{i}]",
+                expected='a "role" of user or assistant, and a "content" of text',
+            )
+    return system, [{"role": m["role"], "content": m["content"]} for m in messages]
