@@ -53,7 +53,7 @@ def test_the_text_of_an_error_is_safe_and_bounded(kind: type[TreadleError]) -> N
 
 def test_errors_of_the_system(run: Run, gguf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*args: object, **settings: object) -> None:
-        raise OSError(5, f"broken {EVIL}", f"a{EVIL}.gguf")
+        raise OSError(13, f"broken {EVIL}", f"a{EVIL}.gguf")
 
     monkeypatch.setattr("treadle.load", load, raising=False)
     ran = run("run", gguf, "hello")
