@@ -21,7 +21,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from logging import getLogger
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -195,6 +194,8 @@ def _guard() -> Guard | None:
     try:
         made = Guard(system)
     except (CacheError, CompileError) as error:
+        from logging import getLogger  # 4 ms of a start that mostly does without
+
         getLogger("treadle").warning(
             "%s; so a model's file that shrinks while it is read ends the process", error
         )
