@@ -107,7 +107,8 @@ def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
     from treadle.cli.stats import report
 
     turn = turn_of(model, generation)
-    note(report(model, turn) if whole else str(turn))
+    text = report(model, turn) if whole else str(turn)
+    note(f"\n{text}" if whole and is_watched() else text)  # set apart from what was written
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
