@@ -426,7 +426,7 @@ def test_a_limit_that_is_reached_within_an_answer(
     bytes_tokenizer: Tokenizer,
     monkeypatch: pytest.MonkeyPatch,
     gbnf: str,
-    limit: dict[str, int],
+    limit: dict[str, Any],
     rest: str,
 ) -> None:
     """Limits are lowered, for the real ones take a long text; reaching them is llguidance's."""
