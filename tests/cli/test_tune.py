@@ -167,6 +167,19 @@ def test_a_picture(run: Run, small: None, tmp_path: Path) -> None:
     assert run("tune", "--plot", str(tmp_path)).code == 2
 
 
+def test_a_picture_that_cannot_be_written(
+    run: Run, measured: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs no measurement, and what was measured none of its words."""
+    (tmp_path / "full.svg").symlink_to("/dev/full")
+    ran = run("tune", "--dry-run", "--plot", str(tmp_path / "full.svg"))
+    assert (ran.code, "best: " in ran.out) == (1, True)
+    monkeypatch.setattr(cli, "measure", lambda *args: pytest.fail("measured"))
+    ran = run("tune", "--plot", str(tmp_path / "none" / "out.svg"))
+    assert (ran.code, ran.out) == (1, "")
+    assert "there is no such folder" in ran.err
+
+
 def test_a_wrong_kernel_is_named_and_left_alone(
     run: Run, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +327,7 @@ def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[Resul
     ran = run("tune")
     assert ran.code == 1
     assert "treadle: error: Q8_0: not kept: the threads got less than 80% of" in ran.err
+    assert ran.err.count("the threads got") == 1  # said once
     assert "keep it with --force" in ran.err
     assert "best: " in ran.out  # what was found is shown
     assert "kept in" not in ran.out

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from tests.text.conftest import Load
 from tests.text.vocabularies import CONTROL, NORMAL, UNUSED, load_bpe
 from treadle.errors import GrammarError
 from treadle.text.grammar import Grammar, Matcher
 from treadle.text.tokenizer import Tokenizer
+
+AMBIGUOUS = 'root ::= x\nx ::= "(" x ")" x | [a-z ]* | x [a-z ] x'
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
@@ -205,10 +208,17 @@ def test_schema_cases(data: Path, bytes_tokenizer: Tokenizer) -> None:
         "{not json",
         "[1]",
         {"type": {1, 2}},
+        {"type": "string", "format": "date", "allOf": 5},
     ],
 )
 def test_what_cannot_be_honoured_is_an_error(bytes_tokenizer: Tokenizer, schema: Any) -> None:
     with pytest.raises(GrammarError):
+        Grammar.from_json_schema(schema, bytes_tokenizer)
+
+
+@pytest.mark.parametrize("schema", [None, 5, [], int, "[1]", "null", object])
+def test_what_is_no_schema(bytes_tokenizer: Tokenizer, schema: Any) -> None:
+    with pytest.raises(GrammarError, match=r"^JSON schema: expected an object of JSON, its text"):
         Grammar.from_json_schema(schema, bytes_tokenizer)
 
 
@@ -389,3 +399,55 @@ def test_errors_say_where_the_answer_is(bytes_tokenizer: Tokenizer) -> None:
     matcher.accept(3 + ord("b"))
     with pytest.raises(GrammarError, match=r"after 2 tokens \(...'ab'\): .*allow token 123"):
         matcher.accept(3 + ord("x"))
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "limit", "rest"),
+    [
+        (
+            AMBIGUOUS,
+            {"step_max_items": 3000},
+            ", in rule 'x' (line 2) than can be followed (Too many items (limit 3000; mask))",
+        ),
+        (
+            AMBIGUOUS,
+            {"max_items_in_row": 300},
+            ", in rule 'x' (line 2) than can be followed (Current row has 301 items; max is 300)",
+        ),
+        (
+            'root ::= [ab]* "a" [ab]{20}',
+            {"step_lexer_fuel": 300},
+            " than can be followed (too many expressions constructed)",
+        ),
+    ],
+    ids=["items of a step", "items of a row", "fuel of the lexer"],
+)
+def test_a_limit_that_is_reached_within_an_answer(
+    bytes_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    gbnf: str,
+    limit: dict[str, Any],
+    rest: str,
+) -> None:
+    """Limits are lowered, for the real ones take a long text; reaching them is llguidance's."""
+    grammar = Grammar.from_gbnf(gbnf, bytes_tokenizer)
+    monkeypatch.setattr("treadle.text.grammar._limits", lambda: LLParserLimits(**limit))
+    matcher = grammar.matcher()
+    text = ""
+
+    def write_on() -> None:
+        nonlocal text
+        while len(text) < 500:
+            allowed(matcher, 259)
+            letter = "aab"[len(text) % 3]
+            matcher.accept(3 + ord(letter))
+            text += letter
+
+    with pytest.raises(GrammarError) as caught:
+        write_on()
+    assert text
+    assert str(caught.value) == (
+        f"after {len(text)} tokens (...{text[-32:]!r}): the grammar has more ways to go on{rest}"
+    )
+    with pytest.raises(GrammarError, match="more ways to go on"):  # nor is there a way around it
+        write_on()

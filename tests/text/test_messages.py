@@ -36,6 +36,10 @@ FIRST_OF_SYSTEM = (
     "<{{ messages[0].content if messages[0].content is string else messages[0].content[0].text }}>"
     "{%- set messages = messages[1:] -%}{%- endif -%}" + EITHER
 )  # Gemma 3
+FIRST = "{% for m in messages %}<{{ m.role }}>{{ m.content[0].text }}{% endfor %}"
+FIRST_OR_TEXT = FIRST.replace(
+    "m.content[0].text", "m.content if m.content is string else m.content[0].text"
+)
 MENTIONS = TEXTS + "{# the text of a message #}"
 
 
@@ -56,6 +60,8 @@ def said(content: Any, role: str = "user") -> list[dict[str, Any]]:
         (PARTS, "<user>onetwo"),
         (STRICT_PARTS, "<user>onetwo"),
         (FIRST_OF_SYSTEM, "<user>onetwo"),
+        (FIRST, "<user>one\ntwo"),  # it would drop the second
+        (FIRST_OR_TEXT, "<user>one\ntwo"),
     ],
 )
 def test_every_template_reads_both(source: str, together: str) -> None:
@@ -76,6 +82,7 @@ def test_no_part_of_a_system_message_is_lost() -> None:
     messages = said(parts("one", "two"), "system") + said(parts("hello"))
     assert ChatTemplate(FIRST_OF_SYSTEM).render(messages) == "<one\ntwo><user>hello"
     assert ChatTemplate(PARTS).render(messages) == "<system>onetwo<user>hello"
+    assert ChatTemplate(FIRST).render(messages) == "<system>one\ntwo<user>hello"
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "image", "file"])
@@ -115,7 +122,9 @@ def test_parts_keep_what_else_they_have() -> None:
 
 def test_no_content_is_no_part() -> None:
     called = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
-    assert ChatTemplate(PARTS).render([*said("hello"), called]) == "<user>hello<assistant>"
+    for source in (PARTS, FIRST):
+        text = ChatTemplate(source).render([*said("hello"), called])
+        assert text == "<user>hello<assistant>"
 
 
 def test_a_template_is_tried_once_and_only_if_it_may_read_parts() -> None:

@@ -12,6 +12,7 @@ import click
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, say
 from treadle.cli.tune_results import Peaks, Result, Shape, print_results, rows_of, sweep_of
+from treadle.files.target import check_folder
 from treadle.formats import FORMATS, by_name
 from treadle.formats.mlx import named
 
@@ -86,23 +87,18 @@ def command(
         return
     if kernel == "matrix" and isa.matrix is None:
         raise click.UsageError(f"{isa.name} has no matrix registers to tune for")
+    if plot is not None:
+        check_folder(plot)  # fail before the work, not after it
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
     shape, kernels = Shape(k, m, n), [kernel] if kernel else list(KERNELS)
     with ProgressBar() as progress:
         peaks, results = measure(wanted, isa, shape, n_threads, kernels, repeat, progress)
-    warn(results)
     doubtful = [] if force else [result for result in results if result.doubt]
+    warn(results, [] if dry_run else doubtful)
     sure = [result.table for result in results if result not in doubtful]
     saved = tuned.save(isa, union(sure)) if sure and not dry_run else None
     about = {"isa": isa.name, "cpu": cpu_name(), "threads": n_threads}
-    if plot is not None:
-        from treadle.cli.svg import origin
-        from treadle.cli.tune_plot import draw
-
-        rows = [list(rows_of(s, result, peaks)) for result in results for s in result.sweeps]
-        subtitle = f"K {k}, M {m}, {n_threads} thread{'s' * (n_threads > 1)}"
-        plot.write_text(draw(rows, subtitle, origin([isa.name])), "utf-8")
     if as_json:
         print_json(
             {
@@ -121,6 +117,13 @@ def command(
         print_results(results, shape, about, peaks)
         if saved is not None:
             say(f"kept in {saved}: later runs use it")
+    if plot is not None:  # after the results: a full disk costs no more than the picture
+        from treadle.cli.svg import origin
+        from treadle.cli.tune_plot import draw
+
+        rows = [list(rows_of(s, result, peaks)) for result in results for s in result.sweeps]
+        subtitle = f"K {k}, M {m}, {n_threads} thread{'s' * (n_threads > 1)}"
+        plot.write_text(draw(rows, subtitle, origin([isa.name])), "utf-8")
     if doubtful and not dry_run:
         refuse(doubtful)
 
@@ -185,9 +188,11 @@ def measure(
     return peaks, results
 
 
-def warn(results: Sequence[Result]) -> None:
-    """Say on standard error what may never be used, and what may be chance."""
-    share = min(result.cpu_share for result in results)
+def warn(results: Sequence[Result], refused: Sequence[Result]) -> None:
+    """Say on standard error what may never be used, and what may be chance; ``refused`` tells of
+    its own chance.
+    """
+    share = min((result.cpu_share for result in results if result not in refused), default=1.0)
     if share < ENOUGH:
         print(
             f"treadle: the threads got {share:.0%} of the processor time they asked for: other "

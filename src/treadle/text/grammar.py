@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # What follows in angle brackets is a dump of the parser, for its authors.
 _DUMP = re.compile(r"\n<(?:state|backtrace|non-verbose)/?>")
 _LIMIT = re.compile(
-    r"Too many items.*|Current row has \d+ items; max is \d+|.*[Ll]exer.*(?:states|fuel).*"
+    r"Too many items \([^)]*\)|Current row has \d+ items; max is \d+"
+    r"|too many expressions constructed|.*[Ll]exer.*(?:states|fuel).*"
 )
 _BYTE = re.compile(r"byte .* fails")
 _LARK_LINE = re.compile(r"^(?:at )?\d+\(\d+\): |\s*(?<!\S)\d+ \| .*", re.S)
@@ -197,7 +198,7 @@ class Matcher:
 
 def _limits() -> Any:
     """Above llguidance's own, which refuse the first token of many grammars where the vocabulary
-    is large: it counts steps for all tokens together. 5,000,000 take about 0.2 s.
+    is large: it counts steps for all tokens together. 5,000,000 take up to a second.
     """
     from llguidance import LLParserLimits
 

@@ -69,6 +69,11 @@ def schema_source(schema: Schema) -> str:
             raise GrammarError(f"JSON schema: {type(e).__name__}: {e}") from e
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(value, Mapping | bool):
+            raise GrammarError(
+                "JSON schema: expected an object of JSON, its text, or a class with "
+                f"model_json_schema, not {value!r:.80}"
+            )
         text = json.dumps({} if value is True else _strict(value))
         return str(
             LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
@@ -94,6 +99,8 @@ def _strict(schema: Any, *, is_map: bool = False) -> Any:
         raise GrammarError('JSON schema: "format": "unknown" is no format that can be enforced')
     if isinstance(name, str) and name in FORMATS:
         del found["format"]
-        patterns = [{"pattern": pattern} for pattern in FORMATS[name]]
-        found["allOf"] = [*found.get("allOf", []), *patterns]
+        others = found.get("allOf", [])
+        if not isinstance(others, list):
+            raise GrammarError(f"JSON schema: allOf is a list of schemas, not {others!r:.80}")
+        found["allOf"] = [*others, *({"pattern": pattern} for pattern in FORMATS[name])]
     return found

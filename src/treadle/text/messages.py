@@ -26,6 +26,7 @@ class Form(Enum):
 
     TEXT = "a text"
     PARTS = "a list of parts"
+    ONE_PART = "a list, of which the first part is read"
     BOTH = "either"
 
     def shape(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -33,8 +34,10 @@ class Form(Enum):
         content = message.get("content")
         if self is Form.PARTS and content is None:
             return {**message, "content": []}
-        if self is Form.PARTS and isinstance(content, str):
-            return {**message, "content": [{"type": "text", "text": content}]}
+        if self is Form.ONE_PART and (content is None or _is_parts(content)):
+            content = joined(content)
+        if self in (Form.PARTS, Form.ONE_PART) and isinstance(content, str):
+            return {**message, "content": [_part(content)]}
         # A template that reads both may still read no more than a system message's first part.
         kept = self is Form.PARTS or (self is Form.BOTH and message["role"] in _TRIED)
         if _is_parts(content) and not kept:
@@ -54,12 +57,24 @@ def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -
     text, parts = (
         render([form.shape(message) for message in spoken]) for form in (Form.TEXT, Form.PARTS)
     )
-    if text is not None and all(mark in text for mark in _MARKS):
-        return Form.BOTH if parts == text else Form.TEXT
+    if _all_said(text) and parts != text:
+        return Form.TEXT
     # A list that is printed as it is has its keys in it too.
-    if parts is not None and all(mark in parts for mark in _MARKS) and "'type'" not in parts:
-        return Form.PARTS
-    return Form.TEXT
+    if not _all_said(parts) or "'type'" in str(parts):
+        return Form.TEXT
+    second = [{**m, "content": [_part("-"), _part(m["content"])]} for m in spoken]
+    if _all_said(render(second)):
+        return Form.BOTH if _all_said(text) else Form.PARTS
+    return Form.TEXT if _all_said(text) else Form.ONE_PART
+
+
+def _all_said(text: str | None) -> bool:
+    """Whether a template's text has all that ``form_of`` says in it."""
+    return text is not None and all(mark in text for mark in _MARKS)
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def read_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
