@@ -34,7 +34,6 @@ def table(model: Model) -> str:
 
 def card(model: Model) -> dict[str, str]:
     """What a model is, in words: key to value."""
-    tensors = model.gguf.tensors.values()
     facts, tensors = {"file": model.path.name}, model.gguf.tensors.values()
     if not tensors:
         return facts | {"state": "closed"}

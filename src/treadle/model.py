@@ -81,6 +81,13 @@ def load(
     )
 
 
+def load_session(path: str | os.PathLike[str], model: Model) -> Session:
+    """What ``Session.save`` wrote, as a session of ``model``; see ``Model.load_session``."""
+    if not isinstance(model, Model):
+        raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
+    return model.load_session(path)
+
+
 class Model:
     """A loaded model; see ``load``. Use it as a context manager, or ``close`` it, to stop its
     threads.
