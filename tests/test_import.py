@@ -45,9 +45,8 @@ def test_importing_treadle_is_light() -> None:
 def test_what_one_comes_for_is_shown_first() -> None:
     """To ``dir`` and so to completion, and to ``help``: before anything of it is imported."""
     names = run("import json, treadle; print(json.dumps(dir(treadle)))")
-    assert names == [
-        "Generation", "Model", "Sampling", "Session", "__version__", "errors", "load", "load_session",
-    ]  # fmt: skip
+    classes = ["Generation", "Model", "Sampling", "Session"]
+    assert names == [*classes, "__version__", "errors", "load", "load_session"]
     first = run("import json, treadle; print(json.dumps(treadle.__all__[:6]))")
     assert first == ["load", "Model", "Sampling", "Generation", "Session", "load_session"]
     script = (
@@ -56,9 +55,7 @@ def test_what_one_comes_for_is_shown_first() -> None:
     text = run(script)
     at = [text.index(word) for word in ("load(path)", "``Model``", "``Sampling``", "CLASSES")]
     assert at == sorted(at)
-    classes = [name for name in ("Generation", "Model", "Sampling", "Session") if
-               f"    class {name}(" in text]  # fmt: skip
-    assert classes == ["Generation", "Model", "Sampling", "Session"]
+    assert [name for name in classes if f"    class {name}(" in text] == classes
     assert "FUNCTIONS\n    load(" in text
     assert "class FileError" not in text  # they would fill the first screens
 

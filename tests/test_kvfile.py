@@ -67,7 +67,8 @@ def test_every_type_of_keys_and_values(kv: str, tiny: WriteTiny, tmp_path: Path)
         expected = session.feed([7])
         session.close()
         model.engine.cache.forget()
-        assert np.array_equal(model.load_session(tmp_path / "state").feed([7]), expected)
+        session = treadle.load_session(tmp_path / "state", model)
+        assert np.array_equal(session.feed([7]), expected)
     with treadle.load(tiny(**WINDOWED), threads=1, kv="f16" if kv != "f16" else "f32") as model:
         with pytest.raises(FileError, match=rf"another type: '{kv}' \(expected f"):
             model.load_session(tmp_path / "state")
@@ -269,7 +270,7 @@ def test_files_that_are_something_else(reader: treadle.Model, tmp_path: Path) ->
     (tmp_path / "empty").touch()
     with pytest.raises(FileError, match="an empty file"):
         reader.load_session(tmp_path / "empty")
-    with pytest.raises(FileError, match="a header of"):
+    with pytest.raises(FileError, match="not a safetensors file: a GGUF file"):
         reader.load_session(reader.path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="not a regular file"):

@@ -229,6 +229,8 @@ class Model:
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         and TypeError for a name that is no setting.
         """
+        if session is not None and getattr(session, "engine", None) is not self.engine:
+            raise TreadleError("the session is of another model")
         ids = self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise TreadleError("the prompt is empty: there is no token to go on from")
@@ -290,13 +292,12 @@ class Model:
     ) -> str:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
         from treadle.text.messages import check_messages, joined, read_messages
+        from treadle.text.variables import check_own, check_variables
 
         check_messages(messages)
         if variables:
-            from treadle.text.variables import check_variables
-
             check_variables(self.template, variables, SETTINGS)
-        given = {"tools": tools, **(template or {}), **variables}
+        given = {"tools": tools, **check_own(template), **variables}
         *earlier, last = messages
         if last["role"] != "assistant" or not earlier:
             return self.template.render(list(messages), add_generation_prompt=True, **given)
