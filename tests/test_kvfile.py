@@ -267,6 +267,14 @@ def test_files_that_are_something_else(reader: treadle.Model, tmp_path: Path) ->
         reader.load_session(tmp_path / "absent")
     with pytest.raises(FileError, match="is a folder"):
         reader.load_session(tmp_path)
+    for name, what in (("", "an empty name"), ("a\0b", "a NUL byte")):
+        with pytest.raises(FileError, match=what):
+            reader.load_session(name)
+        session = reader.session()
+        session.feed([5])
+        with pytest.raises(FileError, match=what):
+            session.save(name)
+        session.close()
     (tmp_path / "empty").touch()
     with pytest.raises(FileError, match="an empty file"):
         reader.load_session(tmp_path / "empty")
@@ -341,7 +349,7 @@ def test_saving_replaces_whole_files_or_none(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            with pytest.raises(FileError, match="No space left"):
+            with pytest.raises(FileError, match="the disk is full"):
                 session.save(path)
         assert path.read_bytes() == before
         session.save(path)

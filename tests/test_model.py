@@ -60,6 +60,9 @@ def test_files_that_are_not_there_or_not_models(
 ) -> None:
     with pytest.raises(FileError):
         treadle.load(tmp_path / "absent.gguf")
+    monkeypatch.chdir(tmp_path)  # which an empty Path would be
+    with pytest.raises(FileError, match="an empty name"):
+        treadle.load("")
     (tmp_path / "text.gguf").write_text("once upon a time")
     with pytest.raises(FileError, match=r"text\.gguf"):
         treadle.load(tmp_path / "text.gguf")
@@ -170,7 +173,7 @@ def test_embed(tiny: WriteTiny) -> None:
         with pytest.raises(TreadleError, match="the text is empty"):
             model.embed(["one", ""])
         with pytest.raises(TreadleError, match="texts: expected a list, found bytes"):
-            model.embed(b"one")  # type: ignore[arg-type]
+            model.embed(b"one")[arg-type]
 
 
 def test_text_to_ids_and_back(tiny: WriteTiny) -> None:
@@ -236,7 +239,7 @@ def test_chat(tiny: WriteTiny) -> None:
         (lambda m: m.generate("a", stop=[7]), "stop: expected a str or a list of them, found 7"),
         (lambda m: m.generate("a", grammar=7), "the grammar is int: expected a str"),
         (lambda m: m.generate("a", session="x"), "the session is of another model"),
-        (lambda m: treadle.load_session(m, "x"), "model is str: expected a treadle.Model"),
+        (lambda m: treadle.load_session("x", m.path), "expected a treadle.Model"),
         (lambda m: m.logits(b"abc"), "token ids: expected a list, found bytes"),
         (lambda m: m.session().feed(b"abc"), "token ids: expected a list, found bytes"),
     ],
@@ -288,7 +291,7 @@ def test_settings_by_name(tiny: WriteTiny) -> None:
             ("zzz", "$"),
         ):
             with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'{hint}"):
-                model.generate("a", **{name: 1})  # type: ignore[arg-type]
+                model.generate("a", **{name: 1})[arg-type]
         with pytest.raises(SamplingError, match="top_p = 7"):
             model.generate("a", top_p=7)
 
@@ -330,7 +333,7 @@ def test_variables_of_a_chat_template(tiny: WriteTiny) -> None:
             ("content", "None"),  # of a message, not a variable
         ):
             with pytest.raises(TypeError, match=f"{name}': neither a setting") as caught:
-                model.chat(talk, **{name: False})  # type: ignore[arg-type]
+                model.chat(talk, **{name: False})[arg-type]
             assert (hint == "None") or str(caught.value).endswith(f"; did you mean {hint}?")
 
 

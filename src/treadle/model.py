@@ -29,6 +29,7 @@ from treadle.errors import (
     GrammarError,
     TreadleError,
 )
+from treadle.files.target import file_name
 from treadle.generation import Generation, stop_strings
 from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
@@ -115,7 +116,7 @@ class Model:
             raise TreadleError(f"context={context}: expected at least 1")
         if integer("n_sequences", n_sequences) < 1:
             raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
-        self.path = packaged_model() if path is None else Path(path)
+        self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)

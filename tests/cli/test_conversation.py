@@ -227,7 +227,7 @@ def test_a_part_does_not_stay(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert "No space left" in talk.enter(f"/save {tmp_path}/talk.json").note
+    assert "the disk is full" in talk.enter(f"/save {tmp_path}/talk.json").note
     assert list(tmp_path.iterdir()) == []
 
 

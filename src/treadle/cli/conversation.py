@@ -17,6 +17,7 @@ from treadle.cli.record import Message, path_of, read_record, write_record
 from treadle.cli.settings import SETTINGS, Settings, find
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
+from treadle.words import why
 
 OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
@@ -189,7 +190,7 @@ class Conversation:
                 read_record(path)  # any other file would be lost
             write_record(path, self.system, self.messages)
         except OSError as error:
-            return Outcome(f"cannot write {path}: {error.strerror}", failed=True)
+            return Outcome(f"cannot write {path}: {why(error)}", failed=True)
         except FileError as error:
             return Outcome(f"not saved: {error}", failed=True)
         self._saved = path.absolute()
@@ -203,7 +204,7 @@ class Conversation:
             path = path_of(name)
             self.system, self.messages = read_record(path)
         except OSError as error:
-            return Outcome(f"cannot read {path}: {error.strerror}", failed=True)
+            return Outcome(f"cannot read {path}: {why(error)}", failed=True)
         except FileError as error:
             return Outcome(str(error), failed=True)
         self.prefill, self.n_dropped = "", 0
@@ -241,7 +242,7 @@ class Conversation:
         except ValueError as error:
             return Outcome(f"{name}: {error}", failed=True)
         except OSError as error:
-            return Outcome(f"{error.filename}: {error.strerror}", failed=True)
+            return Outcome(f"{error.filename}: {why(error)}", failed=True)
         return Outcome(self.settings.line(SETTINGS[setting.name]))
 
     def stats(self, _: str) -> Outcome:
