@@ -60,6 +60,9 @@ def test_files_that_are_not_there_or_not_models(
 ) -> None:
     with pytest.raises(FileError):
         treadle.load(tmp_path / "absent.gguf")
+    monkeypatch.chdir(tmp_path)  # which an empty Path would be
+    with pytest.raises(FileError, match="an empty name"):
+        treadle.load("")
     (tmp_path / "text.gguf").write_text("once upon a time")
     with pytest.raises(FileError, match=r"text\.gguf"):
         treadle.load(tmp_path / "text.gguf")
@@ -235,6 +238,8 @@ def test_chat(tiny: WriteTiny) -> None:
         (lambda m: m.generate("a", max_tokens="5"), "max_tokens='5': expected an integer"),
         (lambda m: m.generate("a", stop=[7]), "stop: expected a str or a list of them, found 7"),
         (lambda m: m.generate("a", grammar=7), "the grammar is int: expected a str"),
+        (lambda m: m.generate("a", session="x"), "the session is of another model"),
+        (lambda m: treadle.load_session("x", m.path), "expected a treadle.Model"),
         (lambda m: m.logits(b"abc"), "token ids: expected a list, found bytes"),
         (lambda m: m.session().feed(b"abc"), "token ids: expected a list, found bytes"),
     ],

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "kvcache": "errors kernels models plan",
     "batch": "kernels",
     # logits -> tokens -> text
-    "kvfile": "errors files kernels kvcache runtime",
+    "kvfile": "errors words files kernels kvcache runtime",
     "engine": "errors jit kernels models runtime batch kvcache plan",
     "session": "errors batch engine kvcache kvfile",
     "sampling": "errors",

@@ -12,7 +12,8 @@
 - ``Model``: ``generate``, ``chat``, ``tokenize``, ``logits``, ``embed``, ``session``
 - ``Sampling``: how the next token is chosen
 - ``Generation``: what ``generate`` and ``chat`` return, an iterator of pieces of text
-- ``Session``: tokens and their keys and values; saved to a file and loaded again
+- ``Session``: tokens and their keys and values; ``save`` writes them to a file
+- ``load_session(path, model)`` reads such a file
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
   here too: ``treadle.FileError``
 """
@@ -35,7 +36,7 @@ from treadle.errors import (
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
-    from treadle.model import Model, load
+    from treadle.model import Model, load, load_session
     from treadle.sampling import Sampling
     from treadle.session import Session
 
@@ -46,6 +47,7 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "Sampling",
     "Generation",
     "Session",
+    "load_session",
     "TreadleError",
     "CacheError",
     "CompileError",
@@ -63,6 +65,7 @@ _LAZY = {
     "Sampling": "treadle.sampling",
     "Generation": "treadle.generation",
     "Session": "treadle.session",
+    "load_session": "treadle.model",
 }
 
 

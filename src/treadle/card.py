@@ -17,8 +17,8 @@ def one_line(model: Model) -> str:
         return f"Model({facts['file']!r}, closed)"
     return (
         "Model({file!r}, {architecture}, {parameters} parameters, {format}, {size}, "
-        "{threads} threads, context of {context})"
-    ).format_map(facts)
+        "{threads} thread{s}, context of {context})"
+    ).format_map(facts | {"s": "s" * (facts["threads"] != "1")})
 
 
 def table(model: Model) -> str:

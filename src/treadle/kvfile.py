@@ -23,17 +23,17 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.errors import FileError, TreadleError
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
-from treadle.files.target import check_target
+from treadle.files.target import check_target, file_name
 from treadle.kernels.kv import PAGE
 from treadle.kvcache import GONE, Pool, Sequence
 from treadle.runtime.threads import interrupts_held
+from treadle.words import why
 
 if TYPE_CHECKING:
     from treadle.session import Session
@@ -65,7 +65,7 @@ def save_session(path: str | os.PathLike[str], session: Session) -> None:
 
     Raises FileError where it cannot be written, or would replace a file of the model.
     """
-    path, engine = Path(path), session.engine
+    path, engine = file_name(path), session.engine
     check_target(path, engine.gguf.paths, force=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -79,7 +79,7 @@ def save_session(path: str | os.PathLike[str], session: Session) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        raise FileError(f"cannot be written: {error.strerror or error}", path=path) from error
+        raise FileError(f"cannot be written: {why(error)}", path=path) from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def load_session(
     Raises FileError, with the byte offset, for a file that is damaged, something else or of another
     model; ContextFullError where its tokens do not fit. The session is of no use then: close it.
     """
-    path, seq, cache = Path(path), session.seq, session.engine.cache
+    path, seq, cache = file_name(path), session.seq, session.engine.cache
     if path.is_dir():
         raise FileError("is a folder", path=path, expected="a file of Session.save")
     with open_file(path) as file, session.engine.lock:
@@ -245,7 +245,7 @@ def _read(tensor: SafeTensor, rows: Iterable[Octets], about: dict[str, str]) -> 
                     raise _error(tensor, "cut short", f"{tensor.n_bytes} bytes")
                 state.update(row.data)
     except OSError as error:
-        raise _error(tensor, f"cannot be read: {error.strerror}", "its bytes") from error
+        raise _error(tensor, f"cannot be read: {why(error)}", "its bytes") from error
     if about.get(f"sha256.{tensor.name}") != state.hexdigest():
         raise _error(tensor, "the bytes are not those that were written", "those of its sha256")
 

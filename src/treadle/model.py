@@ -29,6 +29,7 @@ from treadle.errors import (
     GrammarError,
     TreadleError,
 )
+from treadle.files.target import file_name
 from treadle.generation import Generation, stop_strings
 from treadle.models.config import load_config
 from treadle.runtime.machine import usable_threads
@@ -81,6 +82,13 @@ def load(
     )
 
 
+def load_session(path: str | os.PathLike[str], model: Model) -> Session:
+    """What ``Session.save`` wrote, as a session of ``model``; see ``Model.load_session``."""
+    if not isinstance(model, Model):
+        raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
+    return model.load_session(path)
+
+
 class Model:
     """A loaded model; see ``load``. Use it as a context manager, or ``close`` it, to stop its
     threads.
@@ -108,7 +116,7 @@ class Model:
             raise TreadleError(f"context={context}: expected at least 1")
         if integer("n_sequences", n_sequences) < 1:
             raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
-        self.path = packaged_model() if path is None else Path(path)
+        self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)
@@ -222,6 +230,8 @@ class Model:
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         and TypeError for a name that is no setting.
         """
+        if session is not None and getattr(session, "engine", None) is not self.engine:
+            raise TreadleError("the session is of another model")
         ids = self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise TreadleError("the prompt is empty: there is no token to go on from")
@@ -283,13 +293,12 @@ class Model:
     ) -> str:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
         from treadle.text.messages import check_messages, joined, read_messages
+        from treadle.text.variables import check_own, check_variables
 
         check_messages(messages)
         if variables:
-            from treadle.text.variables import check_variables
-
             check_variables(self.template, variables, SETTINGS)
-        given = {"tools": tools, **(template or {}), **variables}
+        given = {"tools": tools, **check_own(template), **variables}
         *earlier, last = messages
         if last["role"] != "assistant" or not earlier:
             return self.template.render(list(messages), add_generation_prompt=True, **given)

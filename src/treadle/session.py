@@ -95,7 +95,7 @@ class Session:
         self.truncate(0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what is held to a file, for ``Model.load_session``. Raises FileError."""
+        """Write what is held to a file, for ``treadle.load_session``. Raises FileError."""
         from treadle.kvfile import save_session
 
         self._check(self.seq.ids)

@@ -17,6 +17,8 @@ def test_help_names_every_command(run: Run) -> None:
     assert (ran.code, ran.err) == (0, "")
     for name in app.COMMANDS:
         assert f"\n  {name} " in ran.out
+    assert "..." not in ran.out.partition("Commands:")[2]  # a line is whole
+    assert max(map(len, ran.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", app.COMMANDS)

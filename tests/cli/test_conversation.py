@@ -121,7 +121,7 @@ def test_stats(talk: Conversation) -> None:
     talk.answered("again", TURN)
     note = talk.enter("/stats").note
     assert "2 in all: wrote 18 tokens, 32.0 tokens/s; read 12, 12.0 tokens/s" in note
-    assert "8 tokens were still in the cache" in note
+    assert "8 tokens of prompts were still in the cache" in note
 
 
 def test_help_names_every_command(talk: Conversation) -> None:
@@ -227,7 +227,7 @@ def test_a_part_does_not_stay(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert "No space left" in talk.enter(f"/save {tmp_path}/talk.json").note
+    assert "the disk is full" in talk.enter(f"/save {tmp_path}/talk.json").note
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
-from treadle.cli import load
+from treadle.cli import bench, load, plan
 from treadle.errors import FileError
 
 
@@ -58,6 +58,19 @@ def test_a_long_listing_is_cut(tmp_path: Path) -> None:
 def test_without_a_model_the_packaged_one_is_meant(run: Run, model: FakeModel) -> None:
     assert run("run", "Once").code == 0
     assert model.calls[0] == ("load", None, {})
+
+
+@pytest.mark.parametrize("words", [["plan", "--profile"], ["bench", "-r", "1", "-d", "5000"]])
+def test_a_measurement_that_needs_more_warns_of_nothing(
+    run: Run, model: FakeModel, gguf: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.config.n_ctx_train = 8
+    for module in (bench, plan):
+        monkeypatch.setattr(module, "measured_peaks", lambda *_: {"bandwidth": 1e9, "f32": 1e11})
+    run(*words, gguf)
+    assert model.calls[0][0] == "load"
+    assert model.calls[0][2]["context"] >= 4096
+    assert "trained" not in run(*words, gguf).err
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import treadle
+from treadle.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 TREADLE = [sys.executable, "-m", "treadle"]
@@ -89,6 +90,34 @@ def test_output_that_could_not_be_written_is_a_failure() -> None:
             [sys.executable, "-m", "treadle", "--help"], cwd=ROOT, stdout=full, timeout=60
         )
     assert ended.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (["--help"], {}),
+        (["--version"], {}),
+        (["rum"], {}),
+        ([], {"_TREADLE_COMPLETE": "bash_complete", "COMP_WORDS": "treadle ", "COMP_CWORD": "1"}),
+    ],
+)
+def test_what_runs_no_command_imports_none(words: list[str], variables: dict[str, str]) -> None:
+    program = (
+        "import sys; from treadle.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        env=os.environ | variables,
+    )  # fmt: skip
+    *told, imported = ended.stdout.splitlines()
+    assert {"numpy", "llvmlite", "rich", "treadle.cli.run"} & set(imported.split()) == set()
+    assert "treadle.cli.app" in imported.split()
+    if variables:
+        assert [line.rpartition(",")[2] for line in told] == list(app.COMMANDS)
 
 
 def test_a_run_imports_nothing_that_it_does_not_need(gguf: str) -> None:

@@ -13,6 +13,9 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
+from treadle.cli.conversation import Turn
+from treadle.cli.stats import report
+from treadle.runtime import machine, residence
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,13 +30,51 @@ def test_all_of_it(run: Run, model: FakeModel, gguf: str) -> None:
     assert lines[0].endswith(", 2 threads")
     assert lines[1:5] == [
         "kernels  20 compiled and 1 from the cache for portable in 1.5 s",
-        "prompt   3 tokens, 6.0 tokens/s",  # one of the four was in the cache; 0.5 s
+        "prompt   3 tokens, 6.0 tokens/s, and 1 from the cache",  # 0.5 s
         "text     4 tokens, 12.0 tokens/s",
         "context  8 of 64 tokens",
     ]
     assert re.fullmatch(r"memory   [\d.]+ [KMG]iB at its peak.*", lines[5])
     assert max(map(len, lines)) < 80
     assert "memory" in run("run", gguf, "abc", "--stats", "--json").err
+
+
+@pytest.mark.parametrize(
+    ("n_read", "n_generated", "read", "wrote"),
+    [
+        (1, 1, "1 token, 2.0 tokens/s", "1 token"),
+        (0, 0, "0 tokens", "0 tokens"),
+        (2, 2, "2 tokens, 4.0 tokens/s", "2 tokens, 4.0 tokens/s"),
+    ],
+)
+def test_few_tokens(n_read: int, n_generated: int, read: str, wrote: str) -> None:
+    """No speed of what was not timed: the first token comes out of the prompt's run."""
+    turn = Turn(n_read, 0, 0.5, n_generated, 0.25 if n_generated else 0.0, 3, 64)
+    lines = report(FakeModel(), turn).splitlines()  # type: ignore[arg-type]
+    assert lines[2:4] == [f"prompt   {read}", f"text     {wrote}"]
+    short = read.replace(" tokens,", ",").replace(" token,", ",").removesuffix(" tokens")
+    assert str(turn) == f"{wrote}; read {short}; context 3 of 64"
+
+
+def test_no_line_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the numbers are, and whatever the processor is called."""
+    monkeypatch.setattr(machine, "cpu_name", lambda: "A processor\x1b with a name " * 9)
+    monkeypatch.setattr(residence, "peak_bytes", lambda: 1023 << 30)
+    monkeypatch.setattr(residence, "mapped_bytes", lambda paths: 1023 << 30)
+    model = FakeModel(n_threads=1024, n_ctx=131072)
+    model.isa.name = "avx512_vbmi"
+    engine = model.engine
+    engine.kernels.n_compiled, engine.kernels.n_cached, engine.kernels.seconds = 1000, 1000, 1234.5
+    monkeypatch.setattr(FakeModel, "engine", engine)
+    turn = Turn(131072, 99999, 0.001, 131072, 0.001, 131072, 131072)
+    lines = report(model, turn).splitlines()  # type: ignore[arg-type]
+    assert len(lines) == 6
+    assert max(map(len, lines)) < 80
+    assert all(line.isprintable() for line in lines)
+    assert lines[0].startswith("cpu      A processor")
+    assert lines[0].endswith("…, 1024 threads")
+    assert len(str(Turn(4096, 0, 1.0, 4096, 10.0, 4096, 4096))) < 80
+    assert lines[1] == "kernels  1000 compiled and 1000 from the cache for avx512_vbmi in 1234 s"
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,35 @@ from typing import Any
 import pytest
 
 from tests.models.hf_tiny import CASES, Case, build, require_transformers
+from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import HFSource
 from treadle.convert.recipe import Options, notes
 
 _GEMMA = CASES["gemma3"].options
 
 
-@pytest.fixture(autouse=True)
-def transformers() -> None:
-    require_transformers()
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.sliding_window_pattern", 6),
+        ("attention.sliding_window", "wide"),
+        ("attention.scale", "abc"),
+        ("attn_logit_softcapping", "abc"),
+        ("rope.scaling.yarn_beta_fast", "abc"),
+    ],
+)
+def test_values_that_are_of_another_kind(key: str, value: Any) -> None:
+    """``--set`` and old files may hold them: nothing can be said of those."""
+    keys = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True], key: value}
+    if key == "attn_logit_softcapping":
+        del keys["attention.sliding_window"]
+    metadata = {f"llama.{name}": value for name, value in keys.items()}
+    found = read_otherwise({"general.architecture": "llama", **metadata}, ["blk.", "blk.0", "blk"])
+    assert all("no sliding window" in note for note in found)
 
 
 def said_of(folder: Path, family: str, arch: str, *settings: str, **options: Any) -> list[str]:
+    require_transformers()
     build(Case(family, arch, options)).save_pretrained(folder)
     source = HFSource(folder)
     try:

@@ -153,7 +153,8 @@ PROGRAM = """
 import json, shutil, sys, time, types
 import treadle.hub.fetch as module
 from treadle.errors import TreadleError
-time.sleep = lambda seconds: None  # retries need not wait here
+waits = []
+time.sleep = waits.append  # retries need not wait here
 free = {}
 module.free_bytes = lambda: int(free["memory"] * 2**30)
 usage = lambda folder: types.SimpleNamespace(free=int(free["disk"] * 2**30))
@@ -162,12 +163,14 @@ for ref, memory, disk in json.loads(sys.argv[1]):
     free.update(memory=memory, disk=disk)
     path = error = None
     said, calls = [], []
+    waits.clear()
     try:
         report = lambda *call: calls.append(call)
         path = str(module.download(ref, progress=report, say=said.append))
     except TreadleError as e:
         error = f"{type(e).__name__}: {e}"
-    print(json.dumps({"path": path, "error": error, "said": said, "calls": calls}))
+    print(json.dumps({"path": path, "error": error, "said": said, "calls": calls,
+                      "n_waits": len(waits)}))
 """
 Ask = str | tuple[str, float, float]
 
@@ -177,6 +180,7 @@ class Ended(NamedTuple):
     error: str  # "" for none
     said: list[str]
     calls: list[list[Any]]  # of the progress callback
+    n_waits: int  # before retries
 
     def read(self) -> bytes:
         assert self.path is not None, self.error
@@ -196,7 +200,8 @@ def fetch(env: dict[str, str], *asks: Ask) -> list[Ended]:
     assert ran.returncode == 0, ran.stderr
     told = [json.loads(line) for line in ran.stdout.splitlines()]
     return [
-        Ended(t["path"] and Path(t["path"]), t["error"] or "", t["said"], t["calls"]) for t in told
+        Ended(t["path"] and Path(t["path"]), t["error"] or "", t["said"], t["calls"], t["n_waits"])
+        for t in told
     ]
 
 
@@ -234,6 +239,15 @@ def test_without_a_network_that_is_what_is_said(hub: dict[str, str]) -> None:
         unreached = f"FileError: {ref}: cannot be downloaded: http://127.0.0.1:9 does not answer"
         assert ended.error.startswith(unreached)
         assert "refused" in ended.error
+        assert ended.n_waits == 0  # huggingface_hub's own take 25 s for a file
+
+
+def test_what_is_here_needs_no_network(hub: dict[str, str]) -> None:
+    refs = ["hf:owner/repo/tiny-Q8_0.gguf", "hf:owner/repo/split/big-00002-of-00003.gguf"]
+    refs += ["hf:owner/repo:Q8_0", "hf:owner/folder"]
+    here = fetch(hub, *refs)
+    again = fetch(hub | {"HF_ENDPOINT": "http://127.0.0.1:9"}, *refs)
+    assert [(a.path, a.error, a.n_waits) for a in again] == [(h.path, "", 0) for h in here]
 
 
 def test_any_shard_brings_all_of_them(hub: dict[str, str]) -> None:

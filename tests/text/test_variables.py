@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from treadle.errors import TemplateError
+from treadle.errors import TemplateError, TreadleError
 from treadle.text.builtin_templates import BUILT_INS
 from treadle.text.template import ChatTemplate
-from treadle.text.variables import check_variables
+from treadle.text.variables import check_own, check_variables
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,18 @@ def test_a_name_that_is_not_read() -> None:
         check_variables(template, ["mod"], ["top_k"])
     with pytest.raises(TypeError, match=r"did you mean 'top_k'\?"):
         check_variables(template, ["topk"], ["top_k"])
+
+
+@pytest.mark.parametrize("wrong", [5, "x", {1: 2}, {"messages": []}, {"add_generation_prompt": 0}])
+def test_variables_that_no_caller_sets(wrong: Any) -> None:
+    with pytest.raises(TreadleError, match=r"^template"):
+        check_own(wrong)
+    assert check_own(None) == {}
+    assert check_own({"thinking": False}) == {"thinking": False}
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+def test_what_the_conversation_says_itself(name: str) -> None:
+    template: Any = ChatTemplate("{{ messages }}{{ add_generation_prompt }}")
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        check_variables(template, [name], ())

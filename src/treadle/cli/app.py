@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,21 +20,25 @@ from treadle.cli import garbage_kept
 from treadle.errors import TreadleError, printable
 from treadle.words import why
 
-COMMANDS = (
-    "run",
-    "chat",
-    "bench",
-    "inspect",
-    "plan",
-    "kernels",
-    "doctor",
-    "tune",
-    "tokenize",
-    "convert",
-    "quantize",
-    "perplexity",
-    "imatrix",
-)
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# What ``treadle --help`` and a shell's completion say of each: they import no command.
+COMMANDS = {
+    "run": "Complete a prompt.",
+    "chat": "Talk with a model.",
+    "bench": "How fast, and what share of what this machine can.",
+    "inspect": "What a file holds, and what treadle would miss in it.",
+    "plan": "The steps of the forward pass.",
+    "kernels": "The compiled kernels of this machine, and their code.",
+    "doctor": "What this machine can do, and what holds it back.",
+    "tune": "The fastest tiles for this machine, measured and kept.",
+    "tokenize": "Tokens and ids.",
+    "convert": "Any checkpoint as one file that is mapped.",
+    "quantize": "A model file in smaller formats.",
+    "perplexity": "How well a model predicts a text, or another model.",
+    "imatrix": "What in a model's weights matters for a text.",
+}
 
 DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the signal's number
 
@@ -53,6 +57,22 @@ class Commands(click.Group):
         with garbage_kept():
             command: click.Command = import_module(f"treadle.cli.{cmd_name}").command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands that begin so, and our own options."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -189,7 +189,7 @@ def time_model(
     settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv}
     if schedule.n_sequences > 1:
         settings["n_sequences"] = schedule.n_sequences
-    model: Any = load_model(str(path), progress, context=schedule.context, **settings)
+    model: Any = load_model(str(path), progress, room=schedule.context, **settings)
     results: list[Result] = []
     engines: list[Engine] = []
     try:

@@ -17,6 +17,7 @@ from treadle.cli.record import Message, path_of, read_record, write_record
 from treadle.cli.settings import SETTINGS, Settings, find
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
+from treadle.words import why
 
 OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
@@ -48,11 +49,9 @@ class Turn:
 
     def __str__(self) -> str:
         """Write it as the line below an answer."""
-        return (
-            f"{self.n_generated} tokens, {rate(self.n_decoded, self.decode_s)}; "
-            f"read {self.n_read}, {rate(self.n_read, self.prefill_s)}; "
-            f"context {self.n_context} of {self.n_ctx}"
-        )
+        wrote = counted(self.n_generated, self.n_decoded, self.decode_s)
+        read = rated(str(self.n_read), self.n_read, self.prefill_s)
+        return f"{wrote}; read {read}; context {self.n_context} of {self.n_ctx}"
 
     @property
     def n_read(self) -> int:
@@ -65,9 +64,14 @@ class Turn:
         return max(0, self.n_generated - 1)
 
 
-def rate(n_tokens: int, seconds: float) -> str:
-    """Write tokens per second."""
-    return f"{n_tokens / seconds:.1f} tokens/s" if seconds > 0 and n_tokens else "- tokens/s"
+def counted(n: int, n_timed: int, seconds: float) -> str:
+    """Write ``n`` tokens, and the speed of those that were timed: ``5 tokens, 12.0 tokens/s``."""
+    return rated(f"{n} token{'s' * (n != 1)}", n_timed, seconds)
+
+
+def rated(text: str, n_timed: int, seconds: float) -> str:
+    """``text`` and tokens per second, where there was something to time."""
+    return f"{text}, {n_timed / seconds:.1f} tokens/s" if seconds > 0 and n_timed else text
 
 
 @dataclass
@@ -186,7 +190,7 @@ class Conversation:
                 read_record(path)  # any other file would be lost
             write_record(path, self.system, self.messages)
         except OSError as error:
-            return Outcome(f"cannot write {path}: {error.strerror}", failed=True)
+            return Outcome(f"cannot write {path}: {why(error)}", failed=True)
         except FileError as error:
             return Outcome(f"not saved: {error}", failed=True)
         self._saved = path.absolute()
@@ -200,7 +204,7 @@ class Conversation:
             path = path_of(name)
             self.system, self.messages = read_record(path)
         except OSError as error:
-            return Outcome(f"cannot read {path}: {error.strerror}", failed=True)
+            return Outcome(f"cannot read {path}: {why(error)}", failed=True)
         except FileError as error:
             return Outcome(str(error), failed=True)
         self.prefill, self.n_dropped = "", 0
@@ -238,7 +242,7 @@ class Conversation:
         except ValueError as error:
             return Outcome(f"{name}: {error}", failed=True)
         except OSError as error:
-            return Outcome(f"{error.filename}: {error.strerror}", failed=True)
+            return Outcome(f"{error.filename}: {why(error)}", failed=True)
         return Outcome(self.settings.line(SETTINGS[setting.name]))
 
     def stats(self, _: str) -> Outcome:
@@ -253,9 +257,9 @@ class Conversation:
         n_cached = sum(turn.n_cached for turn in self.turns)
         return Outcome(
             f"last answer: {self.turns[-1]}\n"
-            f"{len(self.turns)} in all: wrote {n_generated} tokens, "
-            f"{rate(n_decoded, decode_s)}; read {n_read}, {rate(n_read, prefill_s)}; "
-            f"{n_cached} tokens were still in the cache"
+            f"{len(self.turns)} in all: wrote {counted(n_generated, n_decoded, decode_s)}; "
+            f"read {rated(str(n_read), n_read, prefill_s)}; "
+            f"{n_cached} token{'s' * (n_cached != 1)} of prompts were still in the cache"
         )
 
     def help(self, _: str) -> Outcome:

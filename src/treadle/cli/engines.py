@@ -72,7 +72,7 @@ class Treadle:
 
     def write(self, n: int, n_sequences: int) -> None:
         """``n`` times, each of the first ``n_sequences`` takes the next token, all together."""
-        from treadle.model import Part  # type: ignore[attr-defined]
+        from treadle.batch import Part
 
         taking = list(zip(self.sessions[:n_sequences], self.ids, strict=False))
         for _ in range(n):

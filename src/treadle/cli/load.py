@@ -97,20 +97,26 @@ def listing(folder: Path) -> str:
     return "; there are " + ", ".join(map(str, models[:5])) + more
 
 
-def load_model(ref: str | None, progress: ProgressBar, **settings: Any) -> Model:
+def load_model(
+    ref: str | None, progress: ProgressBar, *, context: int | None = None, room: int = 0,
+    **settings: Any,
+) -> Model:  # fmt: skip
     """Load the MODEL that was typed, or without one the model inside the package.
 
-    ``settings`` are those of `treadle.load`; those that are None are left to it.
+    ``settings`` are those of `treadle.load`; those that are None are left to it. ``context`` is
+    what a person asked for, who is warned of one that the model was not trained for; ``room`` what
+    a measurement needs, whose text nobody reads.
     """
     path = None if ref is None else find_model(ref, progress)
+    settings["context"] = context or room or None
     given = {name: value for name, value in settings.items() if value is not None}
     with garbage_kept():
         model = treadle.load(path, progress=progress, **given)
     trained = model.config.n_ctx_train
-    if given.get("context", 0) > trained:
+    if context is not None and context > trained:
         progress.close()
         print(
-            f"treadle: warning: a context of {given['context']} tokens: {model.path.name} was "
+            f"treadle: warning: a context of {context} tokens: {model.path.name} was "
             f"trained for {trained}; expect nonsense behind them",
             file=sys.stderr,
         )

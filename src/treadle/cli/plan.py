@@ -45,12 +45,11 @@ def command(
     load: dict[str, Any],
 ) -> None:
     """Print the steps of MODEL's forward pass: label, kernel, shape, bytes, operations."""
-    if profile and load["context"] is None:
-        load = {**load, "context": max(ROOM, depth + tokens)}
+    room = max(ROOM, depth + tokens) if profile else 0
     peaks: Peaks = {}
     profiled: Profile | None = None
     with ProgressBar() as progress:
-        loaded = load_model(model, progress, **load)
+        loaded = load_model(model, progress, room=room, **load)
         steps = list(loaded.plan(tokens))
         shown = [step for step in steps if fnmatchcase(step.label, match)]
         if not shown:

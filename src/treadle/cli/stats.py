@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.cli.conversation import rate
-from treadle.cli.table import n_bytes, printable, shorten
+from treadle.cli.conversation import counted
+from treadle.cli.table import n_bytes, printable
 
 if TYPE_CHECKING:
     from treadle.cli.conversation import Turn
@@ -17,12 +17,17 @@ def report(model: Model, turn: Turn) -> str:
     lines = {
         "cpu": cpu(model),
         "kernels": kernels(model),
-        "prompt": f"{turn.n_read} tokens, {rate(turn.n_read, turn.prefill_s)}",
-        "text": f"{turn.n_generated} tokens, {rate(turn.n_decoded, turn.decode_s)}",
+        "prompt": counted(turn.n_read, turn.n_read, turn.prefill_s) + cached(turn),
+        "text": counted(turn.n_generated, turn.n_decoded, turn.decode_s),
         "context": f"{turn.n_context} of {turn.n_ctx} tokens",
         "memory": memory(model),
     }
     return "\n".join(f"{name:<8} {text}" for name, text in lines.items() if text)
+
+
+def cached(turn: Turn) -> str:
+    """What of the prompt was not read, for the cache had it."""
+    return f", and {turn.n_cached} from the cache" if turn.n_cached else ""
 
 
 def cpu(model: Model) -> str:
@@ -30,7 +35,8 @@ def cpu(model: Model) -> str:
     from treadle.runtime.machine import cpu_name
 
     threads = f"{model.n_threads} thread{'s' * (model.n_threads > 1)}"
-    return f"{shorten(printable(cpu_name()), 40)}, {threads}"
+    name = printable(cpu_name())
+    return f"{name if len(name) <= 56 else name[:55] + '…'}, {threads}"
 
 
 def kernels(model: Model) -> str:
@@ -38,7 +44,12 @@ def kernels(model: Model) -> str:
     tally = model.engine.kernels
     made = [f"{tally.n_compiled} compiled"] if tally.n_compiled else []
     made += [f"{tally.n_cached} from the cache"] if tally.n_cached else []
-    return f"{' and '.join(made) or '0'} for {model.isa.name} in {tally.seconds:.2g} s"
+    return f"{' and '.join(made) or '0'} for {model.isa.name} in {brief(tally.seconds)} s"
+
+
+def brief(seconds: float) -> str:
+    """Two digits: ``0.031``, ``1.7``; all of larger numbers, ``104``."""
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
 
 
 def memory(model: Model) -> str:

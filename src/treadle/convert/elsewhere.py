@@ -40,9 +40,16 @@ def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> lis
     return [f"llama.cpp will read this file differently: {text}" for text in found if text]
 
 
+def _number(file: Written, key: str) -> float | None:
+    """A key's number; None without one, and for what --set may have put there that is none."""
+    value = file.keys.get(key)
+    return value if isinstance(value, (int, float)) else None
+
+
 def _window(file: Written) -> str:
-    window, flags = (file.keys.get(f"attention.sliding_window{end}") for end in ("", "_pattern"))
-    if not window or flags is None:
+    flags = file.keys.get("attention.sliding_window_pattern")
+    window = _number(file, "attention.sliding_window")
+    if not window or not isinstance(flags, Collection):
         return ""
     name, period = file.arch.name, file.arch.window_period
     if period:
@@ -55,7 +62,7 @@ def _window(file: Written) -> str:
 
 
 def _attention_scale(file: Written) -> str:
-    scale = file.keys.get("attention.scale")
+    scale = _number(file, "attention.scale")
     if not scale:
         return ""
     return (
@@ -65,12 +72,12 @@ def _attention_scale(file: Written) -> str:
 
 
 def _softcap(file: Written) -> str:
-    cap = file.keys.get("attn_logit_softcapping")
+    cap = _number(file, "attn_logit_softcapping")
     return f"it caps no attention scores in {file.arch.name}; here at {cap:g}" if cap else ""
 
 
 def _yarn(file: Written) -> str:
-    betas = {which: file.keys.get(f"rope.scaling.yarn_beta_{which}") for which in BETAS}
+    betas = {which: _number(file, f"rope.scaling.yarn_beta_{which}") for which in BETAS}
     other = {which: beta for which, beta in betas.items() if beta not in (None, BETAS[which])}
     if not other:
         return ""
@@ -81,7 +88,7 @@ def _yarn(file: Written) -> str:
 
 def _biases(file: Written) -> str:
     known = BIASES.get(file.arch.name, FEW_BIASES)
-    stems = {name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")}
+    stems = {".".join(name.split(".")[2:]) for name in file.tensors if name.startswith("blk.")}
     found = sorted(stem for stem in stems & ANY_BIAS if stem not in known)
     if not found:
         return ""

@@ -16,6 +16,16 @@ from treadle.words import n_bytes
 Name: TypeAlias = str | os.PathLike[str]
 
 
+def file_name(path: Name) -> Path:
+    """``path``, which must name something: ``Path("")`` is the current folder."""
+    text = os.fspath(path)
+    if not text:
+        raise FileError("an empty name", path="''", expected="a file's name")
+    if "\0" in text:
+        raise FileError("its name holds a NUL byte", path=text)
+    return Path(path)
+
+
 def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = False) -> None:
     """Raise FileError unless a new file may take the place of whatever ``path`` names.
 

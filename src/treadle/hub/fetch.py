@@ -45,9 +45,12 @@ def download(
     to it. UnsupportedError for an architecture that treadle lacks, before anything is fetched.
     """
     name = parse(ref)
+    stored = cache.files(name)
     if name.path.lower().endswith(".gguf"):
+        if not stored.keys() >= set(name.shards()):
+            look_up(name)  # asks once; a download asks a network that is not there for 25 s
         return fetch(name, name.shards(), progress)
-    here = within(name, cache.files(name))
+    here = within(name, stored)
     chosen = choose_here(name, find_offers(here))
     if chosen is not None:
         if not name.tag:
@@ -188,6 +191,9 @@ def fetch(
     """Download files of a repository, unless they are here; the first one's path."""
     from huggingface_hub import errors, hf_hub_download
 
+    folder = cache.snapshot(name)
+    if folder is not None and cache.files(name).keys() >= set(paths):
+        return folder / paths[0]
     try:
         found = [
             hf_hub_download(

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate
+
+OURS = frozenset(("messages", "add_generation_prompt"))  # said by the conversation itself
+
+
+def check_own(template: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``chat(template=...)``: variables by name. Raises TreadleError for what is none."""
+    if not isinstance(template, Mapping | None):
+        raise TreadleError(f"template is {type(template).__name__}: expected variables by name")
+    for name in template or ():
+        if not isinstance(name, str) or name in OURS:
+            raise TreadleError(f"template: {name!r:.40} is no variable that a caller sets")
+    return dict(template or {})
 
 
 def check_variables(template: ChatTemplate, names: Iterable[str], settings: Iterable[str]) -> None:
@@ -16,7 +30,7 @@ def check_variables(template: ChatTemplate, names: Iterable[str], settings: Iter
 
     Raises TemplateError for a template that cannot be parsed.
     """
-    read = template.variables()
+    read = template.variables() - OURS
     for name in names:
         if name not in read:
             near = get_close_matches(name, [*settings, *read], n=1)
