@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
 from tests.kernels import rows
@@ -165,7 +166,7 @@ def test_listing(folder: Path) -> None:
     assert cache.entries() == [(SPEC.name, len(code), ISA.name)]
     (record,) = cache.records()
     assert record.about["fields"] == {
-        "act": "f32", "k": 40, "group": 1, "eps": 1e-6, "add": False, "outputs": False, "sub": 32,
+        "act": "f32", "k": 40, "group": 1, "eps": float(np.float32(1e-6)), "add": False, "outputs": False, "sub": 32,
     }  # fmt: skip
     state = cache.state()
     assert (state.n_kernels, state.n_bytes, state.n_stale) == (1, path.stat().st_size, 0)
