@@ -165,8 +165,9 @@ def test_listing(folder: Path) -> None:
     (path,) = folder.iterdir()
     assert cache.entries() == [(SPEC.name, len(code), ISA.name)]
     (record,) = cache.records()
+    eps = float(np.float32(1e-6))
     assert record.about["fields"] == {
-        "act": "f32", "k": 40, "group": 1, "eps": float(np.float32(1e-6)), "add": False, "outputs": False, "sub": 32,
+        "act": "f32", "k": 40, "group": 1, "eps": eps, "add": False, "outputs": False, "sub": 32,
     }  # fmt: skip
     state = cache.state()
     assert (state.n_kernels, state.n_bytes, state.n_stale) == (1, path.stat().st_size, 0)
