@@ -10,7 +10,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 .PHONY: demo test lint format clean
 
 demo: $(VENV)/.stamp-package
-	$(VENV)/bin/treadle run "def fibonacci(n):"
+	$(VENV)/bin/treadle run --stats --repeat-penalty 1.2 --seed 8 "def read_text(path):"
 
 test: lint
 	$(VENV)/bin/python -m pytest

@@ -1,6 +1,6 @@
 """How the packaged model's texts end: of many seeds, which stop by themselves, and which loop.
 
-    python bench/demo_seeds.py [--model FILE] [--prompt TEXT] [--seeds 40] [--temperature 0.8]
+    python bench/demo_seeds.py [--model FILE] [--prompt TEXT] [--seeds 40] [--repeat-penalty 1.1]
 
 A text loops if its end repeats one piece of text at least MIN_TIMES, over at least MIN_CHARACTERS.
 """
@@ -34,14 +34,19 @@ def main() -> None:
     parser.add_argument("--prompt", default="def fibonacci(n):")
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--repeat-penalty", type=float, default=1.0)
     parser.add_argument("-v", "--verbose", action="store_true", help="print the texts")
     args = parser.parse_args()
     ends: Counter[str] = Counter()
     looping = []
     with treadle.load(args.model) as model:
         for seed in range(args.seeds):
-            sampling = treadle.Sampling(temperature=args.temperature, seed=seed)
-            answer = model.generate(args.prompt, sampling=sampling)
+            answer = model.generate(
+                args.prompt,
+                temperature=args.temperature,
+                repeat_penalty=args.repeat_penalty,
+                seed=seed,
+            )
             text = answer.finish()
             piece = loops(text)
             ends[str(answer.finish_reason)] += 1
