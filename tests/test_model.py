@@ -342,7 +342,7 @@ def test_what_a_model_says_of_itself(tiny: WriteTiny, tmp_path: Path) -> None:
     path.write_bytes(tiny("llama", "Q8_0").read_bytes())
     with treadle.load(path, threads=2, context=100, kv="q8_0") as model:
         assert repr(model) == (
-            """Model("<b>&'x'.gguf", llama, 150 thousand parameters, Q8_0, 166 KiB, """
+            """Model("<b>&'x'.gguf", llama, 150K parameters, Q8_0, 166 KiB, """
             "2 threads, context of 100 tokens)"
         )
         html = model._repr_html_()

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "logprobs": "",
     "generation": "errors text logprobs",
     "arguments": "errors sampling",
-    "card": "",
+    "card": "words",
     # other files -> tensors, and back
     "convert": "errors words formats files text models runtime.sigbus",
     "imatrix": "errors files formats jit.kernel kernels plan batch runtime engine",

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from treadle.words import n_bytes, n_weights
+
 if TYPE_CHECKING:
     from treadle.model import Model
 
 
 def one_line(model: Model) -> str:
-    """``Model('tiny.gguf', llama, 1.1 billion parameters, Q4_K, 637 MiB, 4 threads, ...)``."""
+    """``Model('tiny.gguf', llama, 1.1B parameters, Q4_K, 637 MiB, 4 threads, ...)``."""
     facts = card(model)
     if "state" in facts:
         return f"Model({facts['file']!r}, closed)"
@@ -44,9 +46,9 @@ def card(model: Model) -> dict[str, str]:
     n_parameters = sum(math.prod(tensor.shape) for tensor in tensors)
     return facts | {
         "architecture": model.config.arch.name,
-        "parameters": _scaled(n_parameters, 1000, ("", " thousand", " million", " billion")),
+        "parameters": n_weights(n_parameters),
         "format": formats.most_common(1)[0][0],  # of most of the bytes
-        "size": _scaled(model.gguf.n_bytes, 1024, (" B", " KiB", " MiB", " GiB")),
+        "size": n_bytes(model.gguf.n_bytes),
         "layers": str(model.config.n_layer),
         "vocabulary": f"{model.config.n_vocab} tokens",
         "context": f"{model.n_ctx} tokens",
@@ -54,11 +56,3 @@ def card(model: Model) -> dict[str, str]:
         "threads": str(model.n_threads),
         "instruction set": model.isa.name,
     }
-
-
-def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
-    """Three digits and a unit: ``637 MiB``."""
-    power = 0
-    while number >= base and power < len(units) - 1:
-        number, power = number / base, power + 1
-    return f"{number:.{0 if number >= 100 or not power else 1}f}{units[power]}"
