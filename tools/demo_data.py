@@ -70,15 +70,19 @@ def read_library(root: Path | None = None) -> list[Document]:
         parts = path.split("/")
         if _SKIP_FOLDERS.intersection(parts) or _SKIP_FILES.match(path):
             continue
-        try:
-            with tokenize.open(file) as stream:
-                text = stream.read()
-        except (SyntaxError, UnicodeDecodeError):
-            continue
-        text = text.replace("\f", "").expandtabs(8)
+        text = _source(file)
         if len(text) > 80:
             documents.append(Document(path, text))
     return documents
+
+
+def _source(file: Path) -> str:
+    """A program's text without form feeds and tabs; "" for what is none or cannot be read."""
+    try:
+        with tokenize.open(file) as stream:
+            return stream.read().replace("\f", "").expandtabs(8)
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return ""
 
 
 def read_tests(root: Path | None = None) -> list[Document]:
@@ -111,11 +115,7 @@ def _skipped(parts: Sequence[str]) -> bool:
 def _prose(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     """Files that people wrote: no tables, nothing minified, nothing huge."""
     for file in files:
-        try:
-            with tokenize.open(file) as stream:
-                text = stream.read().replace("\f", "").expandtabs(8)
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            continue
+        text = _source(file)
         lines = text.splitlines()
         if not 200 < len(text) < MAX_CHARACTERS or max(map(len, lines)) > MAX_LINE:
             continue

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.text.test_grammar import accepts
+from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
 from treadle.text.gbnf import parse_gbnf
 from treadle.text.grammar import Grammar

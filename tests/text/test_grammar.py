@@ -13,23 +13,12 @@ import pytest
 from llguidance import LLParserLimits
 
 from tests.text.conftest import Load
-from tests.text.vocabularies import CONTROL, NORMAL, UNUSED, load_bpe
+from tests.text.vocabularies import CONTROL, NORMAL, UNUSED, accepts, load_bpe
 from treadle.errors import GrammarError
 from treadle.text.grammar import Grammar, Matcher
 from treadle.text.tokenizer import Tokenizer
 
 AMBIGUOUS = 'root ::= x\nx ::= "(" x ")" x | [a-z ]* | x [a-z ] x'
-
-
-def accepts(grammar: Grammar, text: str) -> bool:
-    """Whether the whole text is in the language, one byte a token (byte ``b`` is ``b + 3``)."""
-    matcher = grammar.matcher()
-    try:
-        for byte in text.encode():
-            matcher.accept(3 + byte)
-    except GrammarError:
-        return False
-    return matcher.accepting
 
 
 def allowed(matcher: Matcher, n: int) -> list[int]:

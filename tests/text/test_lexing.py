@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.text.conftest import Load
 from tests.text.reference_gbnf import matches
+from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
 from treadle.text.gbnf import parse_gbnf
 from treadle.text.grammar import Grammar, _complaint, _lark
@@ -29,13 +30,7 @@ BODY = st.lists(
 
 
 def reads(source: str, tokenizer: Tokenizer, text: str) -> bool:
-    matcher = Grammar(_lark(source), tokenizer).matcher()
-    try:
-        for byte in text.encode():
-            matcher.accept(3 + byte)
-    except GrammarError:
-        return False
-    return matcher.accepting
+    return accepts(Grammar(_lark(source), tokenizer), text)
 
 
 @settings(max_examples=40, deadline=None)

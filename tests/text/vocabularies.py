@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from treadle.errors import GrammarError
 from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter
 from treadle.text.bpe import BYTE_OF_LETTER
+from treadle.text.grammar import Grammar
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
 from treadle.text.vocab import TokenType
 
@@ -140,3 +142,14 @@ def read_pairs(data: Path, name: str) -> list[tuple[str, list[int]]]:
     texts = Path(f"{stem}.inp").read_bytes().decode().split(SEPARATOR)
     lines = Path(f"{stem}.out").read_text("ascii").split("\n")[: len(texts)]
     return [(text, [int(i) for i in line.split()]) for text, line in zip(texts, lines, strict=True)]
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether the whole text is in the language, one byte a token (byte ``b`` is ``b + 3``)."""
+    matcher = grammar.matcher()
+    try:
+        for byte in text.encode():
+            matcher.accept(3 + byte)
+    except GrammarError:
+        return False
+    return matcher.accepting
