@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 
 import treadle
+from treadle.answer import Answer
 from treadle.batch import Part
 from treadle.engine import Engine
 from treadle.generation import Generation
 from treadle.runtime.threads import Team, _Shared
 from treadle.sampling import Sampler
+from treadle.scheduler import Scheduler
 from treadle.session import Session
 
 PARTS = (
@@ -35,7 +37,9 @@ PARTS = (
     ("check, lock, commit", Engine, "run"),
     ("feed", Session, "feed"),
     ("sample", Sampler, "sample"),
-    ("text and the loop", Generation, "__next__"),
+    ("text", Answer, "push"),
+    ("what runs next", Scheduler, "step"),
+    ("the loop", Generation, "__next__"),
 )
 
 

@@ -59,9 +59,10 @@ class Problem:
         self.y = aligned(4 * self.m + 256).view(np.float32)
         run = np.zeros(1, RUN_STATE)
         run["n_tokens"] = 1
-        scratch = aligned(spec.scratch + 64)
-        parts = (x.ctypes.data, 0, self.y.ctypes.data, self.m, 1)
-        args = np.array([*parts, self.weights.ctypes.data, 0, self.m, 0], np.int64)
+        scratch = aligned(spec.scratch(isa.lanes) + 64)
+        named = {"x": x.ctypes.data, "y": self.y.ctypes.data, "stride": self.m, "tokens": 1}
+        named |= {"w": [self.weights.ctypes.data], "rows": [self.m], "column": [0]}
+        args = np.array([slot or 0 for slot in spec.args.slots(named)], np.int64)
         kernel = KERNEL(load_kernels([spec], isa)[spec.name])
         self.want = fmt.dequantize_rows(few).astype(np.float64) @ layout.read_ref(x, 1)[0]
         self.kept = (x, run, scratch, args)
@@ -106,7 +107,7 @@ def main() -> None:
     formats = [by_name(f) for f in given.formats] or [f for f in FORMATS.values() if f.codes]
     print(f"{isa.name}: format, GB/s, ns for 256 weights, instructions for them")
     for fmt in formats:
-        spec = gemv(fmt, K, 1)
+        spec = gemv(fmt, isa, K, 1)
         spec = replace(spec, mr=given.rows or spec.mr)
         problem = Problem(fmt, spec, isa)
         best = problem.fastest(given.seconds)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -66,11 +65,12 @@ def quantised_strip(name: str, k: int) -> np.ndarray:
     return by_name(name).quantize_rows(base)
 
 
-def random_rows(fmt: Format, m: int, k: int, seed: int) -> Iterator[np.ndarray]:
+def random_rows(fmt: Format, m: int, k: int, seed: int) -> np.ndarray:
     """``m`` rows, in strips: one strip is quantised for all tensors, its rows shuffled for each."""
     rng, data = np.random.default_rng(seed), quantised_strip(fmt.name, k)
-    for start in range(0, m, len(data)):
-        yield data[rng.permutation(len(data))[: min(len(data), m - start)]]
+    strips = (rng.permutation(len(data)) for _ in range(0, m, len(data)))
+    rows: np.ndarray = data[np.concatenate(list(strips))[:m]]
+    return rows
 
 
 def write(shape: Shape, fmt: Format, path: str) -> None:
@@ -111,7 +111,7 @@ def write(shape: Shape, fmt: Format, path: str) -> None:
     def matrix(name: str, m: int, k: int) -> None:
         nonlocal seed
         seed += 1
-        w.add_tensor(name, (m, k), fmt, lambda s=seed: random_rows(fmt, m, k, s))  # type: ignore[misc]
+        w.add_tensor(name, (m, k), fmt, lambda s=seed: random_rows(fmt, m, k, s))
 
     def norm(name: str, n: int) -> None:
         w.add_tensor(name, (n,), "F32", np.ones(n, np.float32))

@@ -20,7 +20,7 @@ from treadle.isa import choose
 from treadle.jit.compile import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
-from treadle.kernels.spec import RUN_STATE, Frame, Spec
+from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Team
 
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Count(Spec):
-    """Adds one to its item's counter. Argument: ``counters i64 [n]``."""
+    """Adds one to its item's counter: ``counters i64 [n]``."""
 
     op: ClassVar[str] = "count"
+    args = Args("counters:inout")
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        p = frame.ptr(0)
+        p = frame.counters
         with k.loop(frame.end, start=frame.begin) as i:
             k.store(p, k.load(p, i64, offset=i * 8) + 1, offset=i * 8)
 
@@ -53,7 +54,7 @@ def main() -> None:
             counters = np.zeros(n_items, np.int64)
             args = np.array([counters.ctypes.data], np.int64)
             steps = np.zeros(given.steps, STEP)
-            steps[:] = (kernel, args.ctypes.data, n_items, -1, 1, chunk)
+            steps[:] = (kernel, args.ctypes.data, n_items, 0, 1, chunk)
             run = np.zeros(1, RUN_STATE)
             team = Team(n_threads, isa, 4096)
             times = []

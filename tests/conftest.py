@@ -52,7 +52,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> WriteTiny:
     folder = tmp_path_factory.mktemp("tiny")
 
     def write(arch: str = "llama", fmt: str = "F32", **sizes: Any) -> Path:
-        key = (arch, fmt, *sorted(sizes.items()))
+        key = repr((arch, fmt, sorted(sizes.items())))
         if key not in made:
             made[key] = folder / f"{arch}-{fmt}-{len(made)}.gguf"
             write_model(made[key], arch, fmt, **sizes)

@@ -12,25 +12,46 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.files.gguf import GGUF
-from treadle.formats import dequantize_tensor
-from treadle.models.archs import layer_rope, layer_window, rope_frequencies
 from treadle.models.config import Config
 
 Array = npt.NDArray[np.float64]
+Sublayer = Callable[[Config, int, Array, Callable[[str], Array]], Array]
 
 
-def forward(gguf: GGUF, config: Config, ids: Sequence[int]) -> Array:
-    """Logits [n_tokens, n_vocab] of one sequence that starts at position 0."""
-
-    def tensor(name: str) -> Array:
-        return dequantize_tensor(gguf.tensors[name]).astype(np.float64)
-
-    x = tensor("token_embd.weight")[np.asarray(ids)] * config.embd_scale  # [n_tokens, n_embd]
-    for i in range(config.n_layer):
-        x = _layer(config, i, x, tensor)
-    x = rms_norm(x, tensor("output_norm.weight"), config.norm_eps)
-    logits = x @ tensor("token_embd.weight" if config.tied else "output.weight").T
+def forward(
+    gguf: GGUF,
+    config: Config,
+    ids: Sequence[int],
+    mix: Sublayer | None = None,
+    feed: Sublayer | None = None,
+) -> Array:
+    """Logits [n_tokens, n_vocab] of one sequence that starts at position 0; ``mix`` and ``feed``
+    in place of attention and gated FFN.
+    """
+    h = states(gguf, config, ids, mix, feed)
+    logits = h @ tensor_of(gguf)("token_embd.weight" if config.tied else "output.weight").T
     return softcap(logits, config.logit_softcap)
+
+
+def states(
+    gguf: GGUF,
+    config: Config,
+    ids: Sequence[int],
+    mix: Sublayer | None = None,
+    feed: Sublayer | None = None,
+) -> Array:
+    """The last layer's normed states [n_tokens, n_embd]."""
+    tensor = tensor_of(gguf)
+    x = tensor("token_embd.weight")[np.asarray(ids)] * config.embd_scale
+    for i in range(config.n_layer):
+        x = (mix or mixed)(config, i, x, tensor)
+        x = (feed or fed)(config, i, x, tensor)
+    return rms_norm(x, tensor("output_norm.weight"), config.norm_eps)
+
+
+def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
+    """A file's tensors by name."""
+    return lambda name: gguf.tensors[name].dequantize().astype(np.float64)
 
 
 def kl_divergence(reference: Array, logits: Array) -> float:
@@ -91,31 +112,50 @@ def attention(q: Array, k: Array, v: Array, scale: float, cap: float, window: in
     return np.asarray(np.einsum("hqk,khd->qhd", weight, v))
 
 
-def _layer(config: Config, i: int, x: Array, tensor: Callable[[str], Array]) -> Array:
-    """x [n_tokens, n_embd] through layer i."""
+class Layer:
+    """One layer's linear maps and norms."""
 
-    def linear(x: Array, stem: str) -> Array:
-        y = x @ tensor(f"blk.{i}.{stem}.weight").T
-        return y + tensor(f"blk.{i}.{stem}.bias") if f"{stem}.bias" in config.optional else y
+    def __init__(self, config: Config, i: int, tensor: Callable[[str], Array]) -> None:
+        self.config, self.i, self.tensor = config, i, tensor
 
-    def norm(x: Array, stem: str) -> Array:
+    def linear(self, x: Array, stem: str) -> Array:
+        """With its bias, if the file has one."""
+        y = x @ self.tensor(f"blk.{self.i}.{stem}.weight").T
+        biased = f"{stem}.bias" in self.config.optional
+        return y + self.tensor(f"blk.{self.i}.{stem}.bias") if biased else y
+
+    def norm(self, x: Array, stem: str, *, optional: bool = False) -> Array:
         """An optional norm that the file lacks is the identity."""
-        if not stem.endswith(("attn_norm", "ffn_norm")) and f"{stem}.weight" not in config.optional:
+        if optional and f"{stem}.weight" not in self.config.optional:
             return x
-        return rms_norm(x, tensor(f"blk.{i}.{stem}.weight"), config.norm_eps)
+        return rms_norm(x, self.tensor(f"blk.{self.i}.{stem}.weight"), self.config.norm_eps)
+
+
+def mixed(config: Config, i: int, x: Array, tensor: Callable[[str], Array]) -> Array:
+    """x [n_tokens, n_embd] through the attention of layer i."""
 
     def heads(x: Array, n_head: int) -> Array:
         return x.reshape(len(x), n_head, -1)
 
-    inv_freq, factor = rope_frequencies(config, local=layer_rope(config, i) == 1)
+    maps, layer = Layer(config, i, tensor), config.layers[i]
+    linear, norm = maps.linear, maps.norm
+    inv_freq, factor = config.ropes[layer.rope].frequencies()
     h = norm(x, "attn_norm")
-    q = norm(heads(linear(h, "attn_q"), config.n_head), "attn_q_norm")
-    k = norm(heads(linear(h, "attn_k"), config.n_head_kv), "attn_k_norm")
-    v = heads(linear(h, "attn_v"), config.n_head_kv)
+    q = norm(heads(linear(h, "attn_q"), layer.n_head), "attn_q_norm", optional=True)
+    k = norm(heads(linear(h, "attn_k"), layer.n_head_kv), "attn_k_norm", optional=True)
+    v = heads(linear(h, "attn_v"), layer.n_head_kv)
     q = rope(q, inv_freq, factor, config.arch.rope)
     k = rope(k, inv_freq, factor, config.arch.rope)
-    a = attention(q, k, v, config.attn_scale, config.attn_softcap, layer_window(config, i))
-    x = x + norm(linear(a.reshape(len(x), -1), "attn_output"), "post_attention_norm")
-    h = norm(x, "ffn_norm")
-    h = activate(linear(h, "ffn_gate"), config.arch.activation) * linear(h, "ffn_up")
-    return x + norm(linear(h, "ffn_down"), "post_ffw_norm")
+    a = attention(q, k, v, config.attn_scale, config.attn_softcap, layer.window)
+    return x + norm(
+        linear(a.reshape(len(x), -1), "attn_output"), "post_attention_norm", optional=True
+    )
+
+
+def fed(config: Config, i: int, x: Array, tensor: Callable[[str], Array]) -> Array:
+    """x [n_tokens, n_embd] through the gated FFN of layer i."""
+    maps = Layer(config, i, tensor)
+    h = maps.norm(x, "ffn_norm")
+    gate = activate(maps.linear(h, "ffn_gate"), config.arch.activation)
+    h = maps.linear(gate * maps.linear(h, "ffn_up"), "ffn_down")
+    return x + maps.norm(h, "post_ffw_norm", optional=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,10 @@ from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.kv import PAGE
-from treadle.kernels.matmul import COLUMN, ROWS, Matmul
+from treadle.kernels.matmul import Matmul
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.plan import Buffer, Plan, Step
-from treadle.runtime.runner import STEP
 
 
 @dataclass(frozen=True)
@@ -57,16 +55,16 @@ class Compared:
 def walk(engine: Engine, parts: Sequence[Part]) -> Iterator[Compared]:
     """Run a batch; every step's output. The arena starts as NaN: nothing may be read unwritten."""
     ready = engine._plan_of(parts)
-    run = engine._prepare(ready, parts)
-    assert engine._team is not None
-    ready.arena.bytes[:] = 0xFF
+    engine._prepare(ready, parts)
+    run, arena = ready.run, ready.arena.bytes
+    assert arena is not None
+    arena[:] = 0xFF
     for i, step in enumerate(ready.plan):
         writes_pages = isinstance(step.spec, RopeStore)
         pools = [pool.const.array for pool in engine.cache.pools if writes_pages]
-        twin, before = ready.arena.bytes.copy(), [pool.copy() for pool in pools]
-        at = int(ready.records.ctypes.data) + i * STEP.itemsize
-        engine._team.run(at, 1, int(run.state.ctypes.data))
-        actual = outputs(ready.plan, step, ready.arena.bytes, run)
+        twin, before = arena.copy(), [pool.copy() for pool in pools]
+        engine.device.run(ready.program, range(i, i + 1))
+        actual = outputs(ready.plan, step, arena, run)
         after = [pool.copy() for pool in pools]
         for pool, data in zip(pools, before, strict=True):
             pool[:] = data
@@ -86,9 +84,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
     spec, args = step.spec, plan.arrays(step, arena)
     n = run["n_tokens"]
 
-    def rows(arg: Any, columns: slice) -> np.ndarray:
-        buffer = step.args[args.index(arg)] if isinstance(arg, int) else arg
-        assert isinstance(buffer, Buffer)
+    def rows(buffer: Buffer, columns: slice) -> np.ndarray:
         at = plan.offsets[buffer]
         data = arena[at : at + buffer.rows * buffer.row_bytes].view(np.float32)
         return data.reshape(buffer.rows, -1)[:, columns].copy()
@@ -105,27 +101,24 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return [(act.kind, act.read_ref(data, count).copy())]
     if isinstance(spec, Matmul):
         made = []
-        for s in range(spec.segments):
-            height, column = (step.args[spec.slot(s, which)] for which in (ROWS, COLUMN))
-            assert isinstance(height, int)
-            assert isinstance(column, int)
+        for height, column in zip(args.rows, args.column, strict=True):
             y = rows(step.writes[0], slice(column, column + height))
             made.append(("f32", y[: run[spec.count]]))
         return made
     if isinstance(spec, RopeStore):
         q = rows(step.writes[0], slice(spec.n_head * spec.head_dim))[:n]
-        slots = run.kv_slots_local if spec.local else run.kv_slots_global
-        kept = []
-        for slot in slots:
+        kept: list[list[np.ndarray]] = [[], []]
+        for slot in run.kv_slots(spec.pool):
             for head in range(spec.n_head_kv):
-                home = spec.page.head_ref(args[3], int(slot) // PAGE, args[7], args[8], head)
-                kept += [x[int(slot) % PAGE] for x in spec.page.read_ref(home)]
+                place = int(slot) // PAGE, args.page_bytes, args.layer_off, head
+                home = spec.page.head_ref(args.pool, *place)
+                for which, x in zip(kept, spec.page.read_ref(home), strict=True):
+                    which.append(x[int(slot) % PAGE])
         kind = {"f32": "f32", "q8_0": "q8"}.get(spec.kv, "bf16")
-        return [("f32", q), (kind, np.array(kept))]
-    out = slice(spec.n_head * spec.head_dim if isinstance(spec, Attention) else None)
+        return [("f32", q), *((kind, np.array(which)) for which in kept)]
+    out = slice(spec.n_head * spec.dims_v if isinstance(spec, Attention) else None)
     if isinstance(spec, Attention):
-        y, local = rows(step.writes[0], out), spec.local
-        items = run.attn_items_local if local else run.attn_items_global
+        y, items = rows(step.writes[0], out), run.attn_items(spec.pool)
         whole = [int(i["token"]) + t for i, _ in items for t in range(int(i["n_tokens"]))
                  if i["partial"] < 0]  # fmt: skip
         n_partials = sum(int(item["partial"] >= 0) for item, _ in items)
@@ -133,8 +126,8 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         at = plan.offsets[step.writes[1]]
         parts = arena[at : at + 4 * size * n_partials].view(np.float32)
         kind = "pairs" if spec.matrix else "f32"
-        return [(kind, y[whole]), (kind, parts.reshape(-1, spec.head_dim + 2).copy())]
+        return [(kind, y[whole]), (kind, parts.reshape(-1, spec.dims_v + 2).copy())]
     assert isinstance(spec, Merge)
-    merges = run.attn_merges_local if spec.local else run.attn_merges_global
+    merges = run.attn_merges(spec.pool)
     y = rows(step.writes[0], slice(spec.n_groups * spec.heads * spec.head_dim))
     return [("f32", y[[int(m["token"]) + t for m in merges for t in range(int(m["n_tokens"]))]])]

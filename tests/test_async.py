@@ -12,8 +12,8 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
-from tests.test_generation import BOS, Script, say
-from tests.test_kvcache import check_pages
+from tests.fake_engine import BOS, check_scheduler
+from tests.test_generation import Script, say
 from treadle.errors import SamplingError
 
 GREEDY = treadle.Sampling(temperature=0)
@@ -128,7 +128,7 @@ def test_a_cancelled_text_ends_with_the_step_in_hand(model: treadle.Model) -> No
     assert len(made.ids) == 3
     assert model.generate("once", max_tokens=3, sampling=GREEDY).finish()
     session.close()
-    check_pages(model.engine.cache, [model._session.seq])
+    check_scheduler(model._turns.scheduler)
 
 
 def test_a_timeout_while_a_long_prompt_is_read(
@@ -195,4 +195,4 @@ def test_closing_a_text() -> None:
     made = script.generate()
     made.close()
     assert list(made) == []
-    assert script.calls == [("made", 0)]  # and nothing was read for it
+    assert script.engine.runs == []  # and nothing was read for it

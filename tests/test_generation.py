@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,72 +17,39 @@ from hypothesis import strategies as st
 
 import treadle
 from tests.conftest import WriteTiny
-from tests.test_kvcache import check_pages
+from tests.fake_engine import BOS, EOG, Bytes, FakeEngine, check_scheduler
+from treadle.answer import Answer
+from treadle.batch import Part
 from treadle.errors import ContextFullError, GrammarError, TreadleError
 from treadle.generation import Generation
+from treadle.request import Request
 from treadle.sampling import Sampling
+from treadle.scheduler import Scheduler
+from treadle.turns import Turns
 
-EOG, BOS = 256, 257
 GREEDY = Sampling(temperature=0)
 
 
-class Bytes:
-    """A tokenizer whose tokens are pieces of text: 0 to 255 are bytes, more are given."""
-
-    adds_space = False
-    eog = frozenset({EOG})
-
-    def __init__(self, pieces: Sequence[str] = ()) -> None:
-        self.pieces = [bytes([i]) for i in range(256)] + [b"", b""]
-        self.pieces += [piece.encode() for piece in pieces]
-
-    def token_bytes(self, token: int) -> bytes:
-        return self.pieces[token]
-
-    def is_control(self, token: int) -> bool:
-        return token in (EOG, BOS)
-
-    is_special = is_control
-
-
 class Script:
-    """A session that wants ``ids`` to come next, whatever it is fed; and a sampler that obeys."""
+    """A model that says ``ids`` behind any prompt, and a sampler that obeys."""
 
     def __init__(self, ids: Sequence[int], n_ctx: int = 10_000) -> None:
-        self.script, self.n_prompt, self.calls = list(ids), 0, [("made", 0)]
-        self.seq = SimpleNamespace(ids=[], n_changes=0)
-        cache = SimpleNamespace(check_context=self.check)
-        self.kernels = SimpleNamespace(seconds=0.0)
-        self.engine = SimpleNamespace(
-            n_ctx=n_ctx, lock=threading.RLock(), cache=cache, kernels=self.kernels
-        )
+        self.script, self.n_prompt = list(ids), 0
+        self.engine = FakeEngine(self.next_id, n_ctx=n_ctx)
+        self.turns = Turns(Scheduler(self.engine))  # type: ignore[arg-type]
 
-    def check(self, n: int) -> None:
-        if n > self.engine.n_ctx:
-            raise ContextFullError(f"{n} tokens")
-
-    def match(self, ids: list[int]) -> int:
-        self.calls.append(("match", len(ids)))
-        self.n_prompt = len(ids)
-        self.seq.ids, self.seq.n_changes = ids[:1], self.seq.n_changes + 1
-        return 1
-
-    def feed(self, ids: list[int], between: Callable[[], None] | None = None) -> np.ndarray:
-        if between:
-            between()
-        self.calls.append(("feed", len(ids)))
-        self.seq.ids, self.seq.n_changes = [*self.seq.ids, *ids], self.seq.n_changes + 1
-        return np.array(self.script[len(self.seq.ids) - self.n_prompt])
+    def next_id(self, ids: list[int]) -> int:
+        return self.script[len(ids) - self.n_prompt]
 
     def sample(self, logits: np.ndarray, ids: list[int]) -> int:
-        return int(logits)
+        return int(logits[0])
 
     def generate(self, *, tokenizer: Any = None, prompt: int = 3, **settings: Any) -> Generation:
-        settings = {"max_tokens": None, "stop": ()} | settings
-        sampler = SimpleNamespace(sample=self.sample)
-        parts: dict[str, Any] = {"session": self, "sampler": sampler, "prompt_ids": [BOS] * prompt}
-        parts["tokenizer"] = tokenizer or Bytes()
-        return Generation(**parts, **settings)
+        self.n_prompt, ids = prompt, [BOS] * prompt
+        sampler: Any = SimpleNamespace(sample=self.sample)
+        words: Any = tokenizer or Bytes()
+        answer = Answer(words, ids, n_ctx=self.engine.n_ctx, **settings)
+        return Generation(Request(ids, sampler, answer), self.turns)
 
 
 def say(text: str) -> list[int]:
@@ -109,8 +75,7 @@ def test_a_number_of_tokens(n: int) -> None:
     assert made.finish_reason == ("length" if n <= 5 else "stop")
     assert made.timings.n_generated == len(made.ids) == min(n, 5)
     # what came last is not fed: nobody asked for what follows it
-    fed = [("match", 3), ("feed", 2), *[("feed", 1)] * min(n - 1, 5)] if n else []
-    assert script.calls[1:] == fed
+    assert script.engine.batches == ([[3], *[[1]] * min(n - 1, 5)] if n else [])
 
 
 def test_a_full_context() -> None:
@@ -119,7 +84,7 @@ def test_a_full_context() -> None:
     assert made.finish_reason == "context"
     assert Script(say("hello"), n_ctx=3).generate(prompt=3).finish() == "h"
     with pytest.raises(ContextFullError, match="3 tokens"):
-        Script(say("hello"), n_ctx=2).generate(prompt=3)
+        Script(say("hello"), n_ctx=2).generate(prompt=3).finish()
 
 
 def test_a_stop_string_is_held_back_until_it_is_sure() -> None:
@@ -170,19 +135,20 @@ def test_any_pieces_and_any_stop_strings(pieces: list[str], stops: list[str]) ->
 
 
 def test_compiling_is_in_no_other_number() -> None:
-    script, feed = Script(say("hello")), Script.feed
+    script = Script(say("hello"))
+    run, kernels = script.engine.run, script.engine.kernels
 
-    def compiles(ids: list[int], between: Any = None) -> np.ndarray:
+    def compiles(parts: Sequence[Part]) -> np.ndarray:
         began = time.perf_counter()
         time.sleep(0.002)
-        script.kernels.seconds += time.perf_counter() - began
-        return feed(script, ids, between)
+        kernels.seconds += time.perf_counter() - began
+        return run(parts)
 
-    script.feed = compiles  # type: ignore[method-assign]
+    script.engine.run = compiles  # type: ignore[method-assign]
     began, made = time.perf_counter(), script.generate()
     made.finish()
     wall, t = time.perf_counter() - began, made.timings
-    assert t.compile_s == pytest.approx(script.kernels.seconds)
+    assert t.compile_s == pytest.approx(kernels.seconds)
     assert t.compile_s >= 6 * 0.002
     assert t.prefill_s >= 0
     assert t.decode_s >= 0
@@ -204,7 +170,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "model" in request.fixturenames:
         model = request.getfixturevalue("model")
-        check_pages(model.engine.cache, [model._session.seq])
+        check_scheduler(model._turns.scheduler)
 
 
 def greedy(model: treadle.Model, prompt: str, n: int = 40, **settings: Any) -> list[int]:
@@ -214,7 +180,6 @@ def greedy(model: treadle.Model, prompt: str, n: int = 40, **settings: Any) -> l
 
 
 def test_timings_and_what_the_cache_has_saved(model: treadle.Model) -> None:
-    model._session.reset()
     model.engine.cache.forget()
     first = model.generate("a text that is longer than one page of keys", max_tokens=8)
     n = len(first.prompt_ids)
@@ -260,7 +225,7 @@ def test_a_session_of_its_own_and_its_end(tiny: WriteTiny) -> None:
         made = model.generate("abc", session=session, max_tokens=4)
         made.finish()
         assert session.ids == (made.prompt_ids + made.ids)[:-1]
-        assert "_session" not in vars(model)
+        assert model.engine.cache._retired is None
         session.close()
         for use in (session.feed, session.logits, session.prefill, session.match):
             with pytest.raises(TreadleError, match="the session is closed"):
@@ -347,7 +312,8 @@ def test_grammars(model: treadle.Model) -> None:
 
 def interrupt_at(line: int, work: Callable[[], object]) -> int:
     """Press Ctrl-C before the ``line``th line that the engine's own files run; how many ran."""
-    files = ("kvcache.py", "engine.py", "session.py", "threads.py", "batch.py", "generation.py")
+    engine = ("engine.py", "session.py", "threads.py", "batch.py", "kvcache.py", "kvtree.py")
+    files = (*engine, "scheduler.py", "request.py", "answer.py", "turns.py", "generation.py")
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -378,6 +344,6 @@ def test_ctrl_c_at_any_line_leaves_the_model_usable(model: treadle.Model) -> Non
             interrupt_at(line, lambda: greedy(model, prompts[0], 4))
         except KeyboardInterrupt:
             caught += 1
-        check_pages(model.engine.cache, [model._session.seq])
+        check_scheduler(model._turns.scheduler)
         assert [greedy(model, prompt, 4) for prompt in prompts] == truth
     assert caught > 50  # of 60: when more is cached, fewer lines run

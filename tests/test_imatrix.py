@@ -16,7 +16,7 @@ from tests.conftest import WriteTiny
 from treadle.batch import Part
 from treadle.errors import FileError
 from treadle.files.gguf import GGUFWriter
-from treadle.formats import dequantize_tensor
+from treadle.files.tensor import Tensor
 from treadle.imatrix.collect import collect
 from treadle.imatrix.matrix import Entry, ImportanceMatrix, read
 from treadle.quantize.plan import is_matrix
@@ -49,15 +49,18 @@ def expected_sums(
     """Sums of squares, float64 [K] by tensor, by the forward pass in plain numpy."""
     seen: dict[str, list[np.ndarray]] = {}
 
+    plain = Tensor.dequantize
+
     def watched(tensor: Any) -> Any:
-        array = dequantize_tensor(tensor)
+        array = plain(tensor)
         if array.ndim < 2:
             return array
         return Watched(array, seen.setdefault(tensor.name, []))
 
-    monkeypatch.setattr(reference, "dequantize_tensor", watched)
-    for row in windows:
-        reference.forward(model.gguf, model.config, row.tolist())
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "dequantize", watched)
+        for row in windows:
+            reference.forward(model.gguf, model.config, row.tolist())
     return {n: (np.concatenate(x) ** 2).sum(0) for n, x in seen.items() if x}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,31 +10,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.conftest import WriteTiny
-from treadle.errors import ContextFullError, TreadleError, UnsupportedError
-from treadle.files.gguf import open_gguf
+from treadle.devices.cpu import Cpu
+from treadle.errors import ContextFullError, NoRoomError, TreadleError, UnsupportedError
+from treadle.isa.portable import PORTABLE
 from treadle.kernels.kv import KV_FORMATS, PAGE
-from treadle.kvcache import GONE, KVCache, Sequence
-from treadle.models.archs import ARCHS
-from treadle.models.config import Config, load_config
+from treadle.kvcache import KVCache, Sequence
+from treadle.kvpool import GONE
+from treadle.models.pools import PoolSpec, StateSpec
+from treadle.runtime.threads import Memory
 
 N_CTX = 7 * PAGE
 
 
-def config(window: int = 0) -> Config:
-    """Two layers, the second with a window if there is one."""
-    fields: dict[str, Any] = dict.fromkeys(Config.__dataclass_fields__, 0)
-    fields |= {
-        "arch": ARCHS["llama"],
-        "n_layer": 2,
-        "n_head": 2,
-        "n_head_kv": 1,
-        "head_dim": 32,
-        "head_dim_v": 32,
-        "sliding_window": window,
-        "local_layers": (False, bool(window)),
-    }
-    return Config(**fields)
+def specs(*windows: int) -> tuple[PoolSpec, ...]:
+    """A pool of one layer for each window; 0 sees everything."""
+    return tuple(PoolSpec(f"kv{i}", (i,), 1, 32, 32, w) for i, w in enumerate(windows))
+
+
+CPU = Cpu(PORTABLE, 1)
+SEEN = (PoolSpec("kv_global", (0, 1), 1, 32, 32, 0),)
 
 
 def lists(seq: Sequence) -> list[list[int]]:
@@ -46,7 +38,8 @@ def lists(seq: Sequence) -> list[list[int]]:
 
 def check_pages(cache: KVCache, live: list[Sequence]) -> None:
     """Every page's holders are counted, and a page is free exactly when it has none."""
-    nodes, waiting = [], [cache._root]
+    live = [*live, *([cache._retired] if cache._retired is not None else [])]
+    nodes, waiting = [], [cache.tree.root]
     while waiting:
         children = list(waiting.pop().next.values())
         nodes += children
@@ -56,29 +49,38 @@ def check_pages(cache: KVCache, live: list[Sequence]) -> None:
         counted.update(node.pages[which] for node in nodes if node.pages[which] != GONE)
         assert [counted[p] for p in range(pool.n_pages)] == pool.holders
         assert sorted(pool.free) == [p for p in range(pool.n_pages) if not counted[p]]
+        in_tree = {node.pages[which] for node in nodes}
+        assert pool.idle == sum(counted[p] == 1 for p in in_tree if p != GONE)
+        assert pool.promised == sum(seq.promised[which] for seq in live)
+        assert pool.room >= 0
     for seq in live:
         for pool, pages in zip(cache.pools, seq.pages, strict=True):
             assert len(pages) == -(-len(seq) // PAGE)
-            last_seen = max(0, len(seq) - pool.window) // PAGE if pool.window else 0
+            last_seen = pool.first_seen(len(seq))
             assert GONE not in pages[last_seen:]
         assert len(seq.nodes) <= len(seq) // PAGE
         for p, node in enumerate(seq.nodes):
             assert node.ids == tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
-            assert node.pages[0] == seq.pages[0][p]
-            assert node.parent is (seq.nodes[p - 1] if p else cache._root)
-    assert set(cache._leaves) == {node for node in nodes if not node.next}
-    if cache.window:
-        assert set(cache._windowed) == {node for node in nodes if node.pages[1] != GONE}
+            which = cache._whole.index
+            assert node.pages[which] == seq.pages[which][p]
+            assert node.parent is (seq.nodes[p - 1] if p else cache.tree.root)
+    assert set(cache.tree.leaves) == {node for node in nodes if not node.next}
+    for pool in cache.windows:
+        kept = {node for node in nodes if node.pages[pool.index] != GONE}
+        assert set(cache.tree.kept[pool]) == kept
+    if cache.states:
+        held = [slot for seq in live for slot in seq.slots]
+        assert sorted(held + cache._slots) == list(range(2 * cache.n_sequences))
 
 
 class Walk(RuleBasedStateMachine):
     """Few tokens and few pages: texts share beginnings, and room runs out."""
 
-    window = 0
+    windows: tuple[int, ...] = (0,)
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCache(config(self.window), N_CTX, n_sequences=2)
+        self.cache = KVCache(specs(*self.windows), CPU, N_CTX, n_sequences=2)
         self.live: list[Sequence] = []
         self.contents: dict[tuple[int, int], list[int]] = {}  # page of pool -> the tokens in it
 
@@ -143,6 +145,28 @@ class Walk(RuleBasedStateMachine):
         self.cache.truncate(seq, self.cache.visible(seq, min(n, len(seq))))
 
     @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 9), n=st.integers(0, N_CTX), seed=st.integers(0, 3))
+    def reserve(self, which: int, n: int, seed: int) -> None:
+        """What is reserved is there, whatever another one takes meanwhile."""
+        seq = self.live[which % len(self.live)]
+        n = min(n, N_CTX - len(seq))
+        before, promised = lists(seq), list(seq.promised)
+        try:
+            self.cache.reserve(seq, n)
+        except NoRoomError:
+            assert (lists(seq), seq.promised) == (before, promised)
+            with pytest.raises(NoRoomError):
+                self.cache.check_room(seq, n)
+            return
+        self.begin(seed, N_CTX)
+        assert lists(seq) == before
+        if n:
+            length = len(seq)
+            seed = int(len(seq) > 80 and seq.ids[80] > 1000)
+            self.extend_to(seq, self.text(seed, length + n))
+            assert len(seq) == length + n
+
+    @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 9))
     def fork(self, which: int) -> None:
         self.live.append(self.cache.fork(self.live[which % len(self.live)]))
@@ -151,6 +175,15 @@ class Walk(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def close(self, which: int) -> None:
         self.live.pop(which % len(self.live)).close()
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 9))
+    def retire(self, which: int) -> None:
+        self.cache.retire(self.live.pop(which % len(self.live)))
+
+    @rule()
+    def revive(self) -> None:
+        self.live.append(self.cache.revive())
 
     @rule()
     def forget(self) -> None:
@@ -162,7 +195,7 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def everybody_reads_their_own_tokens(self) -> None:
-        for seq in self.live:
+        for seq in (*self.live, *filter(None, [self.cache._retired])):
             for which in range(len(self.cache.pools)):
                 for p, page in enumerate(seq.pages[which]):
                     ids = seq.ids[p * PAGE : (p + 1) * PAGE]
@@ -178,14 +211,23 @@ class Walk(RuleBasedStateMachine):
 
 
 class WindowWalk(Walk):
-    window = 40
+    windows = (0, 40)
 
 
-Walk.TestCase.settings = WindowWalk.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None
-)
+class ManyPoolsWalk(Walk):
+    windows = (70, 0, 40, 0)
+
+
+class WindowsAloneWalk(Walk):
+    windows = (40, 100)
+
+
+for walk in (Walk, WindowWalk, ManyPoolsWalk, WindowsAloneWalk):
+    walk.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestPages = Walk.TestCase
 TestPagesWithAWindow = WindowWalk.TestCase
+TestPagesOfManyPools = ManyPoolsWalk.TestCase
+TestPagesOfWindowsAlone = WindowsAloneWalk.TestCase
 
 
 def filled(cache: KVCache, ids: range | list[int]) -> Sequence:
@@ -204,7 +246,7 @@ def known(cache: KVCache, ids: range | list[int]) -> int:
 
 
 def test_a_common_beginning_is_held_once() -> None:
-    cache = KVCache(config(), N_CTX)
+    cache = KVCache(SEEN, CPU, N_CTX)
     first = filled(cache, range(100))
     second = cache.sequence([*range(70), 5, 6])
     assert len(second) == 64  # whole pages
@@ -216,7 +258,7 @@ def test_a_common_beginning_is_held_once() -> None:
 
 
 def test_pages_outlive_their_sequence_until_they_are_needed() -> None:
-    cache = KVCache(config(), N_CTX)
+    cache = KVCache(SEEN, CPU, N_CTX)
     filled(cache, range(100)).close()
     assert known(cache, range(100)) == 96
     filled(cache, range(1000, 1000 + N_CTX)).close()  # needs nearly every page there is
@@ -225,7 +267,7 @@ def test_pages_outlive_their_sequence_until_they_are_needed() -> None:
 
 
 def test_the_least_recently_used_text_goes_first_and_from_its_end() -> None:
-    cache = KVCache(config(), N_CTX)  # 8 pages
+    cache = KVCache(SEEN, CPU, N_CTX)  # 8 pages
     for start in (0, 1000, 0):  # 0 is used again
         filled(cache, range(start, start + 3 * PAGE + 1)).close()
     filled(cache, range(2000, 2000 + 3 * PAGE + 1)).close()
@@ -234,11 +276,11 @@ def test_the_least_recently_used_text_goes_first_and_from_its_end() -> None:
 
 
 def test_a_fork_shares_all_and_copies_what_it_writes() -> None:
-    cache = KVCache(config(), N_CTX)
+    cache = KVCache(SEEN, CPU, N_CTX)
     seq = filled(cache, range(50))
     pool = cache.pools[0]
     page = seq.pages[0][1]
-    start, size = page * pool.page_bytes, pool.page_bytes
+    start, size = page * pool.cell_bytes, pool.cell_bytes
     pool.const.array[start : start + size] = 7
     fork = cache.fork(seq)
     assert fork.pages == seq.pages
@@ -252,7 +294,7 @@ def test_a_fork_shares_all_and_copies_what_it_writes() -> None:
 
 
 def test_sequences_that_computed_the_same_text_end_with_one_copy() -> None:
-    cache = KVCache(config(), N_CTX, n_sequences=2)
+    cache = KVCache(SEEN, CPU, N_CTX, n_sequences=2)
     a, b = cache.sequence(), cache.sequence()
     for seq in (a, b):
         cache.extend(seq, range(2 * PAGE))
@@ -264,7 +306,7 @@ def test_sequences_that_computed_the_same_text_end_with_one_copy() -> None:
 
 
 def test_a_full_context_is_refused_before_anything_changes() -> None:
-    cache = KVCache(config(), 40)
+    cache = KVCache(SEEN, CPU, 40)
     seq = filled(cache, range(30))
     pages = lists(seq)
     with pytest.raises(ContextFullError, match="41 tokens do not fit the context of 40"):
@@ -274,10 +316,10 @@ def test_a_full_context_is_refused_before_anything_changes() -> None:
 
 
 def test_no_page_left_is_said_before_anything_changes() -> None:
-    cache = KVCache(config(), N_CTX)  # 8 pages
+    cache = KVCache(SEEN, CPU, N_CTX)  # 8 pages
     first, second = filled(cache, range(5 * PAGE)), cache.sequence()
     for refuse in (cache.extend, lambda seq, ids: cache.check_room(seq, len(ids))):
-        with pytest.raises(ContextFullError, match="no page of keys and values left"):
+        with pytest.raises(NoRoomError, match="no page of keys and values left"):
             refuse(second, range(1000, 1000 + 4 * PAGE))
         assert (len(second), lists(second)) == (0, [[]])
         check_pages(cache, [first, second])
@@ -286,7 +328,7 @@ def test_no_page_left_is_said_before_anything_changes() -> None:
 
 def test_a_window_keeps_what_it_needs_and_no_more() -> None:
     window, n_ctx = 100, 100 * PAGE
-    cache = KVCache(config(window), n_ctx)
+    cache = KVCache(specs(0, window), CPU, n_ctx)
     seen, local = cache.pools
     assert seen.n_pages == 101
     assert local.n_pages < 30  # of 100: (2 * 100 + 512) / 32, and two
@@ -301,7 +343,7 @@ def test_a_window_keeps_what_it_needs_and_no_more() -> None:
 
 
 def test_a_window_can_go_back_only_as_far_as_its_pages() -> None:
-    cache = KVCache(config(64), N_CTX)
+    cache = KVCache(specs(0, 64), CPU, N_CTX)
     seq = filled(cache, range(200))  # pages 0..3 are gone: the next token sees 137 and later
     assert lists(seq)[1][:5] == [GONE] * 4 + [seq.pages[1][4]]
     assert cache.visible(seq, 195) == 195
@@ -317,9 +359,9 @@ def test_a_window_can_go_back_only_as_far_as_its_pages() -> None:
 
 
 def test_a_chain_whose_window_was_evicted_is_not_used() -> None:
-    cache = KVCache(config(64), N_CTX)
+    cache = KVCache(specs(0, 64), CPU, N_CTX)
     filled(cache, range(200)).close()
-    while cache._evict(cache.pools[1]):
+    while cache.tree.evict(cache.pools[1]):
         pass
     assert known(cache, range(200)) == 0
     seq = filled(cache, range(200))  # and is mended by whoever computes it again
@@ -329,7 +371,7 @@ def test_a_chain_whose_window_was_evicted_is_not_used() -> None:
 
 def test_long_texts_cost_memory_in_proportion() -> None:
     """Keys of the tree are a page's own tokens: with whole beginnings this would be gigabytes."""
-    cache = KVCache(replace(config(), n_head_kv=1), 1 << 17)
+    cache = KVCache(specs(0), CPU, 1 << 17)
     seq = filled(cache, range(1 << 17))
     assert sum(len(node.ids) for node in seq.nodes) == 1 << 17
     assert known(cache, range(1 << 17)) == (1 << 17) - PAGE
@@ -337,28 +379,99 @@ def test_long_texts_cost_memory_in_proportion() -> None:
 
 @pytest.mark.parametrize("kv", KV_FORMATS)
 def test_memory_reserved(kv: str) -> None:
-    cache = KVCache(config(), N_CTX, kv, n_sequences=3)
+    cache = KVCache(SEEN, CPU, N_CTX, kv, n_sequences=3)
     per_value = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1 + 4 / 32}[kv]
     assert cache.n_bytes == 8 * PAGE * 3 * 2 * 2 * 32 * per_value
-    assert cache.pools[0].const.address % 64 == 0
+    memory = cache.pools[0].const.memory
+    assert isinstance(memory, Memory)
+    assert memory.address % 64 == 0
 
 
 @pytest.mark.parametrize("n_ctx", [1 << 44, 1 << 62])
 def test_more_than_any_memory(n_ctx: int) -> None:
     with pytest.raises(TreadleError, match="MiB of keys and values"):
-        KVCache(config(), n_ctx)
+        KVCache(SEEN, CPU, n_ctx)
 
 
-def test_formats_that_do_not_fit_are_refused(tiny: WriteTiny) -> None:
+def test_formats_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="no KV format 'q3'"):
-        KVCache(config(), N_CTX, "q3")
-    small = load_config(open_gguf(tiny(head_dim=16)))
+        KVCache(SEEN, CPU, N_CTX, "q3")
     with pytest.raises(UnsupportedError, match="heads of a multiple of 32"):
-        KVCache(small, N_CTX, "q8_0")
+        KVCache([PoolSpec("kv", (0,), 1, 16, 16, 0)], CPU, N_CTX, "q8_0")
+
+
+# -- states ---------------------------------------------------------------------------------------
+
+
+def with_state(n_sequences: int = 2) -> KVCache:
+    states = (StateSpec("conv", (1, 2), 10), StateSpec("ssm", (3,), 5))
+    return KVCache((*specs(0), *states), CPU, N_CTX, n_sequences=n_sequences)
+
+
+def test_a_state_is_written_beside_the_one_that_is_read() -> None:
+    """So a run that failed, and is undone or done again, has spoilt nothing."""
+    cache = with_state()
+    seq = cache.sequence()
+    assert not seq.slots  # nothing is held before the first token
+    cache.extend(seq, range(5))
+    first, second = seq.slots
+    cache.commit(seq)
+    assert seq.slots == [second, first]
+    cache.extend(seq, range(5, 8))
+    cache.truncate(seq, 5)  # the run failed
+    assert seq.slots == [second, first]
+    check_pages(cache, [seq])
+    seq.close()
+    check_pages(cache, [])
+
+
+def test_a_state_does_not_go_back() -> None:
+    cache = with_state()
+    seq = filled(cache, range(100))
+    assert (cache.visible(seq, 100), cache.visible(seq, 99), cache.visible(seq, 64)) == (100, 0, 0)
+    assert known(cache, range(100)) == 0  # the tree has pages, and no state to go with them
+    assert cache.match(seq, [*range(100), 5]) == 100
+    assert cache.match(seq, [*range(90), 5]) == 0
+    assert (len(seq), seq.slots) == (0, [])
+
+
+def test_a_fork_has_a_copy_of_the_state() -> None:
+    cache = with_state()
+    seq = filled(cache, range(40))
+    for states in cache.states:
+        states.write(seq.slots[0], np.full(states.cell_bytes, 7, np.uint8))
+    fork = cache.fork(seq)
+    assert not set(fork.slots) & set(seq.slots)
+    for states in cache.states:
+        assert (states.read(fork.slots[0]) == 7).all()
+        assert (states.read(seq.slots[1]) != 7).any()
+    check_pages(cache, [seq, fork])
+    with pytest.raises(ContextFullError, match="no state left in conv"):
+        cache.fork(seq)
+    third = cache.sequence()
+    for refuse in (cache.extend, lambda seq, ids: cache.check_room(seq, len(ids))):
+        with pytest.raises(ContextFullError, match="no state left in conv"):
+            refuse(third, [1])
+    check_pages(cache, [seq, fork, third])
+
+
+def test_states_lie_layer_behind_layer() -> None:
+    conv, ssm = with_state().states
+    assert (conv.cell_bytes, conv.layer_off(1), conv.layer_off(2)) == (128, 0, 64)  # 40 bytes each
+    assert (ssm.cell_bytes, ssm.layer_off(3)) == (64, 0)
+
+
+def test_a_model_of_states_alone() -> None:
+    cache = KVCache([StateSpec("ssm", (0,), 5)], CPU, N_CTX)
+    assert cache.states_of(0) is cache.states[0]
+    seq = filled(cache, range(100))
+    with pytest.raises(ContextFullError, match="do not fit the context"):
+        cache.check_room(seq, N_CTX)
+    assert cache.n_bytes == 2 * 64  # pages count tokens, and hold nothing
 
 
 def test_a_page_is_copied_whole() -> None:
-    cache = KVCache(config(), N_CTX)
+    cache = KVCache(SEEN, CPU, N_CTX)
     pool = cache.pools[0]
     pool.const.array[:] = np.arange(pool.const.array.size, dtype=np.uint32).astype(np.uint8)
     pages = pool.const.array.reshape(pool.n_pages, -1)

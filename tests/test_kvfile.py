@@ -79,7 +79,7 @@ def test_every_type_of_keys_and_values(kv: str, tiny: WriteTiny, tmp_path: Path)
 def test_what_others_left_in_the_last_page_is_not_saved(
     kv: str, tiny: WriteTiny, tmp_path: Path
 ) -> None:
-    layout = PageLayout(kv, 2, 32)
+    layout = PageLayout(kv, 2, 32, 64)
     rng = np.random.default_rng(3)
     page = rng.integers(1, 100, 3 * layout.layer_bytes).astype(np.uint8)
     before, n = page.copy(), 5
@@ -114,13 +114,13 @@ def test_the_file_is_what_the_document_says(tiny: WriteTiny, tmp_path: Path) -> 
         pools = model.engine.cache.pools
         with safe_open(tmp_path / "state", "np") as file:
             about = file.metadata()
-            assert (about["format"], about["version"]) == ("treadle session", "1")
+            assert (about["format"], about["version"]) == ("treadle session", "2")
             assert (about["kv"], about["page"]) == ("f16", str(PAGE))
             assert set(file.keys()) == {"ids", "kv_global", "kv_local"}
             assert file.get_tensor("ids").tolist() == session.ids
-            assert file.get_tensor("kv_global").shape == (4, pools[0].page_bytes)
+            assert file.get_tensor("kv_global").shape == (4, pools[0].cell_bytes)
             # the window of 16 tokens begins in the page before the last
-            assert file.get_tensor("kv_local").shape == (2, pools[1].page_bytes)
+            assert file.get_tensor("kv_local").shape == (2, pools[1].cell_bytes)
         assert list(tmp_path.iterdir()) == [tmp_path / "state"]
 
 
@@ -223,7 +223,7 @@ def with_header(state: bytes, change: Callable[[dict[str, Any]], object]) -> byt
     [
         (lambda h: h["__metadata__"].pop("format"), "not of a session: None"),
         (lambda h: h["__metadata__"].update(format="pt"), "not of a session: 'pt'"),
-        (lambda h: h["__metadata__"].update(version="2"), "another version of the format: '2'"),
+        (lambda h: h["__metadata__"].update(version="3"), "another version of the format: '3'"),
         (lambda h: h["__metadata__"].update(page="64"), r"pages are of another size: '64'"),
         (lambda h: h["__metadata__"].update(kv="q8_0"), r"another type: 'q8_0' \(expected f16\)"),
         (lambda h: h["__metadata__"].pop("sha256.kv_local"), "kv_local: the bytes are not those"),
@@ -373,6 +373,5 @@ def test_a_file_that_shrinks_meanwhile(state: bytes, tmp_path: Path) -> None:
     with open_file(path) as file:
         tensor = file.tensors["kv_global"]
         os.truncate(path, tensor.offset + 10)
-        rows = [np.zeros(tensor.shape[1], np.uint8)]
         with pytest.raises(FileError, match=f"at byte {tensor.offset}: kv_global: cut short"):
-            kvfile._read(tensor, rows, {})
+            list(kvfile._read(tensor, tensor.shape[1], {}))

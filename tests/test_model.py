@@ -152,7 +152,6 @@ def test_numbers_find_room_beside_a_text_that_fills_the_cache(tiny: WriteTiny) -
         model.profile(1, depth=100)
         made.finish()
         assert made.ids == alone.ids
-        model._session.reset()
         other = model.session()
         other.feed([5] * 100)
         with pytest.raises(ContextFullError, match="no page"):
@@ -167,8 +166,9 @@ def test_embed(tiny: WriteTiny) -> None:
         assert rows.dtype == np.float32
         assert np.array_equal(rows[0], rows[2])
         assert not np.allclose(rows[0], rows[1])
-        assert np.array_equal(rows[0], model.engine.embed(model.tokenize("one text")))
-        assert np.array_equal(model.embed("one text"), rows[:1])
+        (ids,) = [model.tokenize("one text")]
+        assert np.array_equal(model.engine.embed([ids]), model.embed("one text"))
+        assert np.abs(model.embed("one text") - rows[:1]).max() < 1e-3  # other kernels: KV is f16
         assert model.embed([]).shape == (0, model.config.n_embd)
         with pytest.raises(TreadleError, match="the text is empty"):
             model.embed(["one", ""])
@@ -262,8 +262,8 @@ def test_a_stop_string_alone_is_one(tiny: WriteTiny) -> None:
         assert made.finish() == text[: text.index(stop)]
         assert model.generate("a", max_tokens=12, sampling=GREEDY, stop=None).finish() == text
         talk = [{"role": "user", "content": "hi"}]
-        assert model.chat(talk, stop="Lily")._stop == ["Lily", "["]
-        assert model.chat(talk, stop=None)._stop == ["["]
+        assert model.chat(talk, stop="Lily")._request.answer.stop == ["Lily", "["]
+        assert model.chat(talk, stop=None)._request.answer.stop == ["["]
 
 
 def test_settings_by_name(tiny: WriteTiny) -> None:
@@ -280,11 +280,11 @@ def test_settings_by_name(tiny: WriteTiny) -> None:
             expected = model.generate("a", max_tokens=20, sampling=sampling)
             expected.finish()
             assert made.ids == expected.ids
-            assert made._sampler.settings == sampling
+            assert made._request.sampler.settings == sampling
         made = model.generate("a", sampling=seeded, temperature=0.5)
-        assert made._sampler.settings == replace(seeded, temperature=0.5)
+        assert made._request.sampler.settings == replace(seeded, temperature=0.5)
         made = model.chat([{"role": "user", "content": "hi"}], top_p=0.5, max_tokens=3)
-        assert made._sampler.settings.top_p == 0.5
+        assert made._request.sampler.settings.top_p == 0.5
         for name, hint in (
             ("temprature", "; did you mean 'temperature'\\?"),
             ("max_token", "; did you mean 'max_tokens'\\?"),

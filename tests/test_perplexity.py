@@ -24,11 +24,11 @@ from treadle.perplexity import (
     N_SEQUENCES,
     Beside,
     SavedLogits,
-    SavedWriter,
     Windows,
     cut,
     is_saved,
     measure,
+    save_logits,
     saved,
     score,
 )
@@ -234,7 +234,7 @@ def test_a_small_divergence_keeps_its_digits(pool: ThreadPoolExecutor) -> None:
 class Broken:
     """An engine whose logits are not numbers."""
 
-    n_threads, max_tokens = 1, 512
+    max_tokens, device = 512, SimpleNamespace(n_threads=1)
     config = SimpleNamespace(n_vocab=3)
     cache = SimpleNamespace(sequence=lambda: SimpleNamespace(close=lambda: None))
 
@@ -259,9 +259,9 @@ def test_another_vocabulary(tiny: WriteTiny, data: Path) -> None:
 
 
 def write_saved(path: Path, logits: np.ndarray, windows: Windows) -> SavedLogits:
-    with SavedWriter(path, windows, logits.shape[-1]) as writer:
+    with save_logits(path, windows, logits.shape[-1]) as append:
         for begin in range(0, len(logits), 2):
-            writer.write(logits[begin : begin + 2])
+            append(logits[begin : begin + 2])
     return SavedLogits(path)
 
 
@@ -297,8 +297,8 @@ def test_from_a_file_as_from_the_model(
         load(folder / "babyllama105-F32.gguf", 64) as base,
     ):
         windows = story(model, 64)
-        with SavedWriter(path, windows, base.config.n_vocab) as writer:
-            alone = measure(base.engine, windows, save=writer).summary()
+        with save_logits(path, windows, base.config.n_vocab) as append:
+            alone = measure(base.engine, windows, save=append).summary()
         direct = measure(model.engine, windows, against=Beside(base.engine, windows)).summary()
         kept = SavedLogits(path)
         assert np.array_equal(kept.windows.tokens, windows.tokens)
@@ -343,42 +343,43 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "saved.kld"
 
     def stop() -> None:
-        with SavedWriter(path, windows, 4) as writer:
-            writer.write(np.ones((1, 4), np.float32))
+        with save_logits(path, windows, 4) as append:
+            append(np.ones((1, 4), np.float32))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         stop()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileError, match="cannot be written"):
-        SavedWriter(tmp_path / "no" / "saved.kld", windows, 4).__enter__()
+        save_logits(tmp_path / "no" / "saved.kld", windows, 4).__enter__()
 
     def full(logits: np.ndarray) -> bytes:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(saved, "encode", full)
     with (
-        pytest.raises(FileError, match="No space left"),
-        SavedWriter(path, windows, 4) as writer,
+        pytest.raises(FileError, match="cannot be written: the disk is full"),
+        save_logits(path, windows, 4) as append,
     ):
-        writer.write(np.ones((1, 4), np.float32))
+        append(np.ones((1, 4), np.float32))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
 @pytest.mark.parametrize("n", [1, 10_000], ids=["at the end", "in the middle"])
-def test_a_full_disk_leaves_nothing(tmp_path: Path, n: int) -> None:
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The buffer is flushed once more when the file is closed, and cannot be then either."""
     path = tmp_path / "saved.kld"
     windows = cut([1, 2, 3, 0, 1, 2], 6, bos=None)
 
-    def write() -> None:
-        with SavedWriter(path, windows, 4) as writer:
-            assert writer._file is not None
-            writer._file.close()
-            writer._file = open("/dev/full", "wb")  # noqa: SIM115
-            writer.write(np.ones((n, 4), np.float32))
+    monkeypatch.setattr(Path, "open", lambda *_: open("/dev/full", "wb"))  # noqa: SIM115
 
-    with pytest.raises(FileError, match=r"saved\.kld: cannot be written: No space left"):
+    def write() -> None:
+        with save_logits(path, windows, 4) as append:
+            append(np.ones((n, 4), np.float32))
+
+    with pytest.raises(FileError, match=r"saved\.kld: cannot be written: the disk is full"):
         write()
     assert list(tmp_path.iterdir()) == []

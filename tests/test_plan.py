@@ -17,6 +17,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.stepwise import walk
 from treadle.batch import Part
+from treadle.devices.cpu import Cpu
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
@@ -24,13 +25,14 @@ from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention import Attention
 from treadle.kernels.choice import GEMV_TOKENS
 from treadle.kernels.gated import Gated
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.spec import Grid, Spec
+from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.spec import Args, Grid, Spec
 from treadle.kvcache import KVCache
+from treadle.lowering.cpu import build_plan
+from treadle.lowering.weights import Weights
 from treadle.models.archs import ARCHS
-from treadle.models.config import load_config
-from treadle.models.decoder import build_plan
-from treadle.models.weights import Weights
+from treadle.models.graphs import GRAPHS
+from treadle.models.load import load_config
 from treadle.plan import ALIGN, Buffer, Plan, Step
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,10 +44,11 @@ def plan_of(
 ) -> Plan:
     gguf = open_gguf(path)
     config = load_config(gguf)
-    cache = KVCache(config, 4096)
+    device = Cpu(isa, 2)
+    cache = KVCache(GRAPHS[config.arch.graph].pools(config), device, 4096)
     return build_plan(
         config,
-        Weights(gguf),
+        Weights(gguf, device),
         cache,
         isa,
         n_tokens=n_tokens,
@@ -93,9 +96,9 @@ def test_deterministic_plans_use_no_matrix_registers(fmt: str, tiny: WriteTiny) 
     def on_matrix(n_tokens: int, deterministic: bool) -> set[type[Spec]]:
         plan = plan_of(tiny("llama", fmt), n_tokens, 1, deterministic, ROWS["amx_bf16"])
         plan.check()
-        return {type(step.spec) for step in plan if getattr(step.spec, "matrix", False)}
+        return {type(step.spec) for step in plan if "matrix" in step.kernel}
 
-    assert on_matrix(512, False) == {Gemm, Gated, Attention}
+    assert on_matrix(512, False) == {MatrixGemm, Gated, Attention}
     assert on_matrix(16, False) == set()
     for n_tokens in (1, 16, 512):
         assert on_matrix(n_tokens, True) == set()
@@ -159,12 +162,15 @@ def test_the_listing(arch: str, tiny: WriteTiny) -> None:
 # -- what check() must notice -------------------------------------------------------------------
 
 
-class Nothing(Spec):
-    op = "nothing"
-
-
 def step(label: str, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = ()) -> Step:
-    return Step(label, Nothing(), (*reads, *writes), tuple(reads), tuple(writes), Grid(1))
+    words = [f"x{i}:in" for i in range(len(reads))] + [f"y{i}:out" for i in range(len(writes))]
+
+    class Nothing(Spec):
+        op = "nothing"
+        args = Args(" ".join(words))
+
+    args = dict(zip(Nothing.args.kinds, (*reads, *writes), strict=True))
+    return Step(label, Nothing(), args, Grid(1))
 
 
 def small() -> tuple[Plan, Buffer, Buffer]:
@@ -189,11 +195,13 @@ def test_a_read_before_the_write_is_noticed() -> None:
         plan.check()
 
 
-def test_a_buffer_that_is_no_argument_is_noticed() -> None:
-    plan, a, _ = small()
-    plan.steps[2] = replace(plan.steps[2], reads=(a,))
-    with pytest.raises(AssertionError, match="three: a is no argument"):
-        plan.check()
+def test_other_arguments_than_the_kernels_are_noticed() -> None:
+    plan, a, b = small()
+    for args, name in (({}, "x0"), ({"x0": b, "z": a}, "z")):
+        plan.steps[2] = replace(plan.steps[2], args=args)
+        what = rf"three: not given, or no argument: \['{name}'\]"
+        with pytest.raises(AssertionError, match=what):
+            plan.check()
 
 
 def test_memory_shared_by_the_living_is_noticed() -> None:
@@ -264,18 +272,23 @@ def check_steps(model: treadle.Model, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "fmt", "kv"),
+    ("arch", "fmt", "kv", "head_dim_v"),
     [
-        ("llama", "F32", "f32"),
-        ("llama", "BF16", "bf16"),
-        ("gemma3", "Q8_0", "q8_0"),
-        ("qwen2", "F16", "f16"),
+        ("llama", "F32", "f32", 32),
+        ("llama", "BF16", "bf16", 32),
+        ("gemma3", "Q8_0", "q8_0", 32),
+        ("gemma3", "Q8_0", "q8_0", 64),
+        ("qwen2", "F16", "f16", 32),
+        ("qwen2", "F16", "f16", 12),
     ],
 )
-def test_every_step_agrees_with_its_twin(arch: str, fmt: str, kv: str, tiny: WriteTiny) -> None:
-    path = tiny(arch, fmt, window=16, n_layer=6)  # gemma3: layer 5 sees everything
+def test_every_step_agrees_with_its_twin(
+    arch: str, fmt: str, kv: str, head_dim_v: int, tiny: WriteTiny
+) -> None:
+    # gemma3: layer 5 sees everything
+    path = tiny(arch, fmt, window=16, n_layer=6, head_dim_v=head_dim_v)
     model = treadle.load(path, threads=2, context=640, kv=kv, n_sequences=2)
-    check_steps(model, f"{arch} {fmt} {kv}")
+    check_steps(model, f"{arch} {fmt} {kv} {head_dim_v}")
 
 
 def test_every_step_of_a_trained_model_agrees_with_its_twin(data: Path) -> None:
@@ -292,15 +305,13 @@ def test_a_wrong_step_is_found_by_its_label(tiny: WriteTiny) -> None:
             plan, reference = engine.run_reference(parts, until=label)
             engine.cache.truncate(seq, 0)
             ready = engine._plan_of(parts)
-            run = engine._prepare(ready, parts)
+            engine._prepare(ready, parts)
             n_steps = 1 + plan.steps.index(plan.match(label)[0])
-            assert engine._team is not None
-            engine._team.run(ready.records.ctypes.data, n_steps, run.state.ctypes.data)
+            engine.device.run(ready.program, range(n_steps))
             engine.cache.truncate(seq, 0)
             (buffer,) = plan.steps[n_steps - 1].writes
             at = plan.offsets[buffer]
-            found, expected = (
-                arena[at : at + 4 * 64].view(np.float32) for arena in (ready.arena.bytes, reference)
-            )
+            found = ready.arena.read(at, 4 * 64).view(np.float32)
+            expected = reference[at : at + 4 * 64].view(np.float32)
             assert np.abs(expected).max() > 0.1
             assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

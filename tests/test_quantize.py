@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,12 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.convert.test_output import failing
+from treadle.convert import output
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
-from treadle.formats import FORMATS, Format, by_name, dequantize_tensor
+from treadle.formats import FORMATS, Format, by_name
 from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.quantize import write as writing
 from treadle.quantize.mixes import ALIASES, MIXES
@@ -208,13 +212,13 @@ def test_neither_threads_nor_strips_show(tmp_path: Path, monkeypatch: pytest.Mon
     source = write_source(tmp_path / "source.gguf", x)
     files = []
     for n_threads, strip in ((1, 1 << 18), (3, 96), (2, 500)):
-        monkeypatch.setattr(writing, "STRIP", strip)
+        monkeypatch.setattr(output, "STRIP", strip)
         path = tmp_path / f"{n_threads}.gguf"
         convert(source, path, "Q8_0", n_threads=n_threads).close()
         files.append(path.read_bytes())
     assert files[0] == files[1] == files[2]
     with open_gguf(path) as made:
-        error = np.abs(dequantize_tensor(made.tensors[WEIGHTS]) - x).max()
+        error = np.abs(made.tensors[WEIGHTS].dequantize() - x).max()
     assert error <= np.abs(x).max() / 127
 
 
@@ -228,9 +232,9 @@ def test_shards_become_one_file(data: Path, tmp_path: Path) -> None:
         assert list(made.tensors) == list(source.tensors)
         norm = "blk.4.ffn_norm.weight"
         assert made.tensors[norm].data.tobytes() == source.tensors[norm].data.tobytes()
-        wide = dequantize_tensor(source.tensors[WEIGHTS])
+        wide = source.tensors[WEIGHTS].dequantize()
         assert np.array_equal(
-            dequantize_tensor(made.tensors[WEIGHTS]), wide.astype(np.float16).astype(np.float32)
+            made.tensors[WEIGHTS].dequantize(), wide.astype(np.float16).astype(np.float32)
         )
 
 
@@ -264,7 +268,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Format:
 def test_importances_meet_their_columns_and_experts(
     tmp_path: Path, toy: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "STRIP", 24)  # strips that end inside an expert's matrix
+    monkeypatch.setattr(output, "STRIP", 24)  # strips that end inside an expert's matrix
     name, rng = "blk.0.ffn_down_exps.weight", np.random.default_rng(2)
     x = rng.standard_normal((3, 5, 8)).astype(np.float32)
     sums, counts = rng.uniform(1, 2, (3, 8)), np.array([4.0, 0.0, 8.0])
@@ -273,7 +277,7 @@ def test_importances_meet_their_columns_and_experts(
     with convert(source, tmp_path / "made.gguf", "toy", imatrix=matrix) as made:
         expected = sums / np.maximum(counts, 1)[:, None]
         expected[1] = 1.0  # no token chose this expert
-        found = dequantize_tensor(made.tensors[name])
+        found = made.tensors[name].dequantize()
         np.testing.assert_allclose(found, x * expected[:, None], rtol=1e-6)
         assert made.metadata["quantize.imatrix.chunks_count"] == 7
         assert "general.file_type" not in made.metadata  # llama.cpp has no number for it
@@ -301,7 +305,7 @@ def test_a_format_without_a_quantizer(tmp_path: Path, toy: Format) -> None:
 def test_weights_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float, mix: str, message: str
 ) -> None:
-    monkeypatch.setattr(writing, "STRIP", 64)
+    monkeypatch.setattr(output, "STRIP", 64)
     x = np.ones((7, 32))
     x[5, 17] = bad
     source = write_source(tmp_path / "source.gguf", x)
@@ -340,16 +344,66 @@ def test_weights_that_were_quantized_before(tmp_path: Path) -> None:
         assert same.tensors[WEIGHTS].data.tobytes() == source.tensors[WEIGHTS].data.tobytes()
 
 
-def test_a_stop_half_way(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source.gguf", np.ones((64, 32)))
+SOURCE, TARGET = "source.gguf", "made.gguf"
+HALF = [SOURCE, ".made.gguf.part", ".made.gguf.part.journal"]
+
+
+def stopped(source: GGUF, path: Path, mix: str, at: int, **settings: Any) -> list[str]:
+    """Ctrl-C when ``at`` bytes of the source are done; what was said."""
 
     def stop(stage: str, done: int, total: int) -> None:
-        if done > 256:
+        if done >= at:
             raise KeyboardInterrupt
 
+    said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        convert(source, tmp_path / "made.gguf", "Q8_0", progress=stop)
-    assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
+        convert(source, path, mix, progress=stop, say=said.append, **settings)
+    return said
+
+
+def test_what_was_stopped_is_continued(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    source = write_source(tmp_path / SOURCE, rng.standard_normal((64, 32)))
+    said = stopped(source, tmp_path / TARGET, "Q8_0", 128 + 1)
+    assert said == ["what is done is kept: the same command continues"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(HALF)
+    convert(source, tmp_path / TARGET, "Q8_0", say=said.append).close()
+    assert said[1:] == ["continues: 1 of 2 tensors are there already"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [TARGET, SOURCE]
+    convert(source, tmp_path / "whole.gguf", "Q8_0").close()
+    assert (tmp_path / TARGET).read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("change", ["mix", "importances"])
+def test_another_job_does_not_continue_it(
+    tmp_path: Path, toy: Format, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Importances of the same file and count are told by their numbers."""
+    monkeypatch.setattr(output, "STRIP", 32)
+    source = write_source(tmp_path / SOURCE, np.ones((64, 32)))
+
+    def matrix(of: float) -> ImportanceMatrix:
+        return ImportanceMatrix({WEIGHTS: Entry(np.full((1, 32), of), np.ones(1))})
+
+    stopped(source, tmp_path / TARGET, "toy", 4096, imatrix=matrix(2.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(HALF)
+    said: list[str] = []
+    mix, of = ("F16", 2.0) if change == "mix" else ("toy", 3.0)
+    with convert(source, tmp_path / TARGET, mix, imatrix=matrix(of), say=said.append) as made:
+        assert said == ["an unfinished part of another conversion was discarded"]
+        wanted = 1.0 if change == "mix" else 3.0
+        assert np.all(made.tensors[WEIGHTS].dequantize() == wanted)
+
+
+def test_a_full_disk_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "STRIP", 64)
+    source = write_source(tmp_path / SOURCE, np.ones((64, 32)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC))
+        with pytest.raises(FileError, match=r"made\.gguf: the disk is full; what is done is kept"):
+            convert(source, tmp_path / TARGET, "Q8_0")
+    convert(source, tmp_path / TARGET, "Q8_0").close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [TARGET, SOURCE]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_all_three_end_to_end(toys: Path, monkeypatch: pytest.MonkeyPatch) -> No
     EMITTED.clear()
     with treadle.load(toys / "toy.gguf", threads=2, kv="f32") as model:
         assert model.isa is TOY_ISA
-        assert model.config.local_layers == (True, False, True)
+        assert [layer.window for layer in model.config.layers] == [16, 0, 16]
         model.plan(512, 128).check()
         assert {s.kernel.split("_")[1] for s in model.plan().match("L*.qkv")} == {"T2"}
         ids = text(50)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from tests.kernels import rows
 from tests.test_kvcache import check_pages
 from tests.tiny import rounding
 from treadle.batch import Part
+from treadle.devices.cpu import Cpu
 from treadle.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
-from treadle.formats import dequantize_tensor
 from treadle.kernels.kv import PAGE
 
 Array = np.ndarray
@@ -261,9 +262,9 @@ def test_a_larger_plan_moves_the_smaller_ones(tiny: WriteTiny) -> None:
     """One arena serves all plans: when it grows, those built before must go on working."""
     with engine_of(tiny("llama"), deterministic=False, threads=2) as engine:
         before = decode(engine, text(8))
-        size = len(engine._arena.bytes)
+        size = engine._arena_bytes
         prefill(engine, text(100))
-        assert len(engine._arena.bytes) > size
+        assert engine._arena_bytes > size
         engine.cache.forget()
         assert np.array_equal(decode(engine, text(8)), before)
 
@@ -442,14 +443,7 @@ def test_a_format_that_the_heads_do_not_fit_is_refused(tiny: WriteTiny) -> None:
 
 def states(model: treadle.Model, ids: Sequence[int]) -> Array:
     """The reference's normed states, float64 [n_tokens, n_embd]."""
-
-    def tensor(name: str) -> Array:
-        return dequantize_tensor(model.gguf.tensors[name]).astype(np.float64)
-
-    x = tensor("token_embd.weight")[np.asarray(ids)] * model.config.embd_scale
-    for i in range(model.config.n_layer):
-        x = reference._layer(model.config, i, x, tensor)
-    return reference.rms_norm(x, tensor("output_norm.weight"), model.config.norm_eps)
+    return reference.states(model.gguf, model.config, ids)
 
 
 @pytest.mark.parametrize("n", [1, 3, 40, 530])
@@ -457,7 +451,7 @@ def states(model: treadle.Model, ids: Sequence[int]) -> Array:
 def test_embeddings_are_the_mean_of_the_last_states(arch: str, n: int, tiny: WriteTiny) -> None:
     with treadle.load(tiny(arch, window=16), threads=2, kv="f32", context=600) as model:
         mean = states(model, text(n)).mean(0)
-        found = model.engine.embed(text(n))
+        (found,) = model.engine.embed([text(n)])
         assert found.dtype == np.float32
         assert found.shape == (model.config.n_embd,)
         error = np.abs(found - mean / np.linalg.norm(mean)).max()
@@ -465,16 +459,60 @@ def test_embeddings_are_the_mean_of_the_last_states(arch: str, n: int, tiny: Wri
         assert np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
         check_pages(model.engine.cache, [])
         with pytest.raises(ContextFullError):
-            model.engine.embed([3] * 601)
+            model.engine.embed([[3] * 601])
         with pytest.raises(TreadleError, match="no tokens"):
-            model.engine.embed([])
+            model.engine.embed([[3], []])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_texts_that_share_runs(pooling: str, tiny: WriteTiny) -> None:
+    """Some that fill a run, one that takes two, and many short ones, for which the cache has not
+    pages enough at once.
+    """
+    texts = [text(n)[::-1] for n in (3, 1, 200, 300, 7, 530, 1, 64, 65, 500, 12, *range(1, 30))]
+    with treadle.load(tiny("gemma3", window=16), threads=2, kv="f32", context=600) as model:
+        engine = model.engine
+        engine.config = replace(engine.config, pooling=pooling)
+        engine.plan(64, 2, "embedding").check()
+        n_before, batches = engine.cache.room(), list(engine.together(texts))
+        assert [len(batch) for batch in batches] == [5, 1, 3, 2, 29]
+        found = np.concatenate([engine.embed(batch) for batch in batches])
+        for row, ids in zip(found, texts, strict=True):
+            rows = states(model, ids)
+            pooled = {"mean": rows.mean(0), "first": rows[0], "last": rows[-1]}[pooling]
+            error = np.abs(row - pooled / np.linalg.norm(pooled)).max()
+            assert error <= 4 * rounding(model.config), len(ids)
+        assert engine.cache.room() == n_before
+        check_pages(engine.cache, [])
+
+
+def test_neighbours_in_a_run_change_nothing_where_bits_are_kept(tiny: WriteTiny) -> None:
+    with treadle.load(tiny("llama", "Q8_0"), threads=2, deterministic=True) as model:
+        texts = [text(n) for n in (5, 70, 1, 9)]
+        alone = [model.engine.embed([ids]) for ids in texts]
+        assert np.array_equal(model.engine.embed(texts), np.concatenate(alone))
+
+
+def test_states_of_all_tokens(tiny: WriteTiny) -> None:
+    plan = "states"
+    with treadle.load(tiny("llama"), threads=2, kv="f32") as model:
+        engine, ids = model.engine, text(40)
+        engine.plan(40, 1, plan).check()
+        with closing(engine.cache.sequence()) as seq:
+            found = engine._run(
+                [Part(seq, ids, 0)],
+                lambda ready: ready.rows(ready.plan.outputs[plan], 40, model.config.n_embd).copy(),
+                output=plan,
+            )
+        error = np.abs(found - states(model, ids)).max() / np.abs(found).max()
+        assert error <= rounding(model.config)
 
 
 def test_embeddings_of_a_quantised_model(tiny: WriteTiny) -> None:
     """Activations of 8 bits: 1/254 of each block's largest, in a dozen products."""
     with treadle.load(tiny("llama", "Q8_0"), threads=2, kv="f32") as model:
         mean = states(model, text(40)).mean(0)
-        cosine = model.engine.embed(text(40)) @ mean / np.linalg.norm(mean)
+        cosine = model.engine.embed([text(40)])[0] @ mean / np.linalg.norm(mean)
         assert 1 - cosine < (4 / 254) ** 2 * 12
 
 
@@ -484,8 +522,9 @@ def test_embeddings_of_a_quantised_model(tiny: WriteTiny) -> None:
 @contextmanager
 def pressed_in_a_run(engine: Engine) -> Iterator[list[int]]:
     """Ctrl-C comes when a run has begun, before its first step. Gives the alarms of all runs."""
-    team, alarms = engine._team, []
-    assert team is not None
+    assert isinstance(engine.device, Cpu)
+    team: Any = engine.device._team
+    alarms: list[int] = []
     usual = team.run
 
     def run(*args: int) -> None:
@@ -494,9 +533,9 @@ def pressed_in_a_run(engine: Engine) -> Iterator[list[int]]:
             signal.raise_signal(signal.SIGINT)
         usual(*args)
 
-    team.run = run  # type: ignore[method-assign,assignment]
+    team.run = run
     yield alarms
-    team.run = usual  # type: ignore[method-assign]
+    team.run = usual
 
 
 @pytest.mark.parametrize("n", [1, 10])
@@ -541,17 +580,16 @@ def test_an_exception_in_a_run_leaves_nothing_of_it(tiny: WriteTiny) -> None:
     with treadle.load(tiny("llama"), threads=2, kv="f32", context=300) as model:
         ids, session = text(60), model.session()
         session.feed(ids[:40])
-        team = model.engine._team
-        assert team is not None
-        usual = team.run
+        device: Any = model.engine.device
+        usual = device.run
 
-        def alarm(*args: int) -> None:
+        def alarm(*args: Any, **more: Any) -> bool:
             raise TimeoutError
 
-        team.run = alarm  # type: ignore[method-assign,assignment]
+        device.run = alarm
         with pytest.raises(TimeoutError):
             session.feed(ids[40:50])
-        team.run = usual  # type: ignore[method-assign]
+        device.run = usual
         assert session.ids == ids[:40]
         check_pages(model.engine.cache, [session.seq])
         assert agrees(model, session.feed(ids[40:]), ids)

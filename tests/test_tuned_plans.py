@@ -15,8 +15,7 @@ from tests.test_session import engine_of, prefill, text
 from tests.tiny import write_model
 from treadle.batch import Part
 from treadle.formats import Format, by_name
-from treadle.kernels.choice import GEMV_TOKENS, VECTOR_TOKENS, Table, matmul, on_matrix
-from treadle.kernels.gemm import Gemm
+from treadle.kernels.choice import GEMV_TOKENS, Table, matmul, on_matrix
 from treadle.kernels.matmul import Matmul
 from treadle.plan import Plan
 from treadle.runtime.describe import row_in_use
@@ -58,7 +57,7 @@ def model(tiny: WriteTiny, tmp_path: Path, request: pytest.FixtureRequest) -> Pa
 
 def family(spec: Matmul) -> str:
     """Gated products are tiled as others are."""
-    return Gemm.op if isinstance(spec, Gemm) else spec.op
+    return spec.product.op
 
 
 def products(plan: Plan) -> list[Matmul]:
@@ -73,11 +72,13 @@ def test_the_row_changes_kernels_and_no_results(model: Path) -> None:
     """
     save(ISA, TABLE)
     with engine_of(model) as engine:
-        for n in (*GEMV_TOKENS, VECTOR_TOKENS, 30):
+        for n in (*GEMV_TOKENS, 16, 30):
             plan = engine.plan(n, n)
             plan.check()
             for spec in products(plan):
-                chosen = matmul(by_name(spec.w), engine.isa, spec.k, n if n < 30 else 99, TABLE)
+                chosen = matmul(
+                    by_name(spec.w), engine.device.isa, spec.k, n if n < 30 else 99, TABLE
+                )
                 assert (family(spec), spec.mr, spec.nr) == (chosen.op, chosen.mr, chosen.nr)
         for n in (1, 2, 3, 4, 9, 30):
             sequence = engine.cache.sequence()
@@ -114,5 +115,5 @@ def test_a_row_that_is_refused_is_as_none(tiny: WriteTiny) -> None:
     save(ISA, TABLE).write_text("{")
     with engine_of(tiny("llama", "Q8_0")) as engine:
         for spec in products(engine.plan(30, 30)):
-            chosen = matmul(by_name(spec.w), engine.isa, spec.k, 99)
+            chosen = matmul(by_name(spec.w), engine.device.isa, spec.k, 99)
             assert (spec.mr, spec.nr) == (chosen.mr, chosen.nr)

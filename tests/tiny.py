@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import numpy as np
 from tests.models.hf_tiny import N_VOCAB, byte_vocabulary
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
-from treadle.models.archs import ARCHS, LAYER_TENSORS, MODEL_TENSORS
+from treadle.models.archs import ARCHS
 from treadle.models.config import Config
+from treadle.models.graphs import GRAPHS
+from treadle.models.keys import Keys
 
 SIZES = {
     "n_layer": 3,
@@ -22,6 +25,7 @@ SIZES = {
     "n_head": 4,
     "n_head_kv": 2,
     "head_dim": 32,
+    "head_dim_v": 0,  # of a value; 0: head_dim
     "n_vocab": N_VOCAB,
     "n_ctx": 4096,
     "window": 0,
@@ -35,42 +39,24 @@ def write_model(
     fmt: str = "F32",
     *,
     others: Mapping[str, tuple[int, ...]] | None = None,
-    **sizes: int,
+    **sizes: int | list[int],
 ) -> None:
     """Norms and biases are F32, matrices ``fmt``; tensors that the architecture can lack, it lacks.
-    ``others``: tensors of zeros that no decoder knows.
+    ``others``: tensors of zeros that no decoder knows. ``n_ff``, ``n_head`` and ``n_head_kv`` may
+    be lists with a number for each layer.
 
     Weights keep activations near 1 and logits apart, as those of ``tests/models/hf_tiny.py`` do.
     """
-    size = SIZES | sizes
+    size: dict[str, Any] = SIZES | sizes
     writer = GGUFWriter(path)
     writer.add("general.architecture", arch)
     for key, value in keys(size).items():
         writer.add(f"{arch}.{key}", value)
     for key, value in byte_vocabulary().items():
         writer.add(f"tokenizer.ggml.{key}", value)
-    dims = {
-        "n_vocab": size["n_vocab"],
-        "n_embd": size["n_embd"],
-        "n_ff": size["n_ff"],
-        "head_dim": size["head_dim"],
-        "n_q": size["n_head"] * size["head_dim"],
-        "n_k": size["n_head_kv"] * size["head_dim"],
-        "n_v": size["n_head_kv"] * size["head_dim"],
-        "n_attn": size["n_head"] * size["head_dim"],
-    }
-    names = [
-        (row.name, row)
-        for row in MODEL_TENSORS
-        if not row.optional or (row.name == "output.weight" and not size["tied"])
-    ]
-    for i in range(size["n_layer"]):
-        for row in LAYER_TENSORS:
-            if not row.optional or row.name in ARCHS[arch].needs:
-                names.append((f"blk.{i}.{row.name}", row))
+    shapes = shapes_of(path, arch, size)
     rng = np.random.default_rng(list(arch.encode()))
-    for name, row in names:
-        shape = tuple(dims[word] for word in row.shape)
+    for name, shape in shapes.items():
         weights = by_name(fmt if len(shape) == 2 else "F32")
         writer.add_tensor(name, shape, weights, weights.quantize_rows(draw(rng, name, shape)))
     for name, shape in (others or {}).items():
@@ -79,7 +65,25 @@ def write_model(
     writer.write()
 
 
-def keys(size: dict[str, int]) -> dict[str, Any]:
+def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that the architecture's graph asks for, layer by layer."""
+    embd = SimpleNamespace(shape=(size["n_vocab"], size["n_embd"]))
+    metadata = {f"{arch}.{key}": value for key, value in keys(size).items()}
+    file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
+    row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
+    found: dict[str, tuple[int, ...]] = {}
+    for tensor, places in graph.tensors(graph.read(Keys(file, arch), row)):
+        asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
+        if asked or not tensor.optional:
+            found |= places
+
+    def layer(name: str) -> int:
+        return int(name.split(".")[1]) if name.startswith("blk.") else -1
+
+    return dict(sorted(found.items(), key=lambda item: layer(item[0])))
+
+
+def keys(size: dict[str, Any]) -> dict[str, Any]:
     """GGUF's keys, without the architecture's prefix."""
     made = {
         "vocab_size": size["n_vocab"],
@@ -90,7 +94,7 @@ def keys(size: dict[str, int]) -> dict[str, Any]:
         "attention.head_count": size["n_head"],
         "attention.head_count_kv": size["n_head_kv"],
         "attention.key_length": size["head_dim"],
-        "attention.value_length": size["head_dim"],
+        "attention.value_length": size["head_dim_v"] or size["head_dim"],
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
     }
@@ -110,7 +114,7 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndar
     elif name == "output.weight":
         x = 3.0 * x / math.sqrt(shape[1])
     else:
-        x = 1.4 * x / math.sqrt(shape[1])
+        x = 1.4 * x / math.sqrt(shape[-1])
     return x.astype(np.float32)
 
 
@@ -120,6 +124,7 @@ def rounding(config: Config) -> float:
     With n roundings of 2**-24 on the way from a token to its logits the error is at most about
     4 sqrt(n) 2**-24 of the terms (Higham and Mary, 2019: but for one case in thousands).
     """
-    per_layer = 2 * config.n_embd + config.n_head * config.head_dim + config.n_ff
-    n = config.n_layer * per_layer + config.n_embd
+    n = config.n_embd
+    for layer in config.layers:
+        n += 2 * config.n_embd + layer.n_head * layer.head_dim + layer.n_ff
     return 4 * math.sqrt(n) * 2.0**-24

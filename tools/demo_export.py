@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
-from treadle.formats import by_name, dequantize_tensor
+from treadle.formats import by_name
 
 NORMAL, CONTROL = 1, 3  # token types
 MOSTLY_Q5_K_S = 16  # general.file_type
@@ -103,7 +103,7 @@ def import_weights(gguf: GGUF, size: Size) -> Weights:
     """The weights of an exported file, dequantised, as training has them."""
 
     def tensor(name: str) -> Tensor:
-        return torch.from_numpy(dequantize_tensor(gguf.tensors[f"{name}.weight"]).copy())
+        return torch.from_numpy(gguf.tensors[f"{name}.weight"].dequantize().copy())
 
     weights = {stem: tensor(stem) for stem in ("token_embd", "output_norm")}
     for stem in ("attn_norm", "ffn_norm", *MATRICES):

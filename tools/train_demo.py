@@ -41,6 +41,8 @@ from demo_model import (
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from treadle.files.gguf import open_gguf
+
 CHECKPOINT_SECONDS = 180.0
 LOG_EVERY, EVALUATE_EVERY = 20, 500
 PROMPTS = ("def fibonacci(n):", "class Stack:", "import os\n\ndef ")
@@ -88,6 +90,13 @@ DEMO = Recipe(
     0.0,
     grown_from=SMALL.size,
 )
+# A third stage goes on from the second's file, and ends in longer windows.
+FURTHER = replace(
+    DEMO,
+    phases=(Phase(0.0, 256, "all"), Phase(0.35, 256, "finish"), Phase(0.6, 1024, "finish")),
+    seed=3,
+    grown_from=DEMO.size,
+)
 TINY = Recipe(
     Size(288, 2, 64, 96, 2, 1, 64),
     256,
@@ -97,6 +106,7 @@ TINY = Recipe(
     0.1,
 )
 TINY_GROWN = replace(TINY, size=replace(TINY.size, n_ff=128), grown_from=TINY.size)
+TINY_FURTHER = replace(TINY_GROWN, seed=3, grown_from=TINY_GROWN.size)
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,19 @@ class Text:
     held_out: list[demo_data.Document]
     fingerprint: str
     versions: dict[str, str] = field(default_factory=dict)  # of the packages that were read
+
+
+def recipe_of(start: Path | None, tiny: bool) -> Recipe:
+    """The stage that comes after the one that wrote the file to start from."""
+    stages = (TINY, TINY_GROWN, TINY_FURTHER) if tiny else (SMALL, DEMO, FURTHER)
+    if start is None:
+        return stages[0]
+    with open_gguf(start) as gguf:
+        n_ff = gguf.metadata["llama.feed_forward_length"]
+    for stage in stages[1:]:
+        if stage.grown_from is not None and stage.grown_from.n_ff == n_ff:
+            return stage
+    raise SystemExit(f"{start} is not the file of an earlier stage")
 
 
 def prepare(recipe: Recipe, work: Path, tiny: bool) -> Text:
@@ -363,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2100)
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="stop early, without a file")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--start", type=Path, help="the first stage's file: train the second stage")
+    parser.add_argument("--start", type=Path, help="an earlier stage's file: train the next stage")
     parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     args = parser.parse_args(argv)
@@ -371,8 +394,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1 if args.tiny else 2)
     torch.use_deterministic_algorithms(True)
     args.work.mkdir(parents=True, exist_ok=True)
-    first, second = (TINY, TINY_GROWN) if args.tiny else (SMALL, DEMO)
-    recipe = first if args.start is None else second
+    recipe = recipe_of(args.start, args.tiny)
     text = prepare(recipe, args.work, args.tiny)
     weights = train(
         recipe,

@@ -28,11 +28,13 @@ from treadle.errors import (
     ContextFullError,
     FileError,
     GrammarError,
+    NoRoomError,
     SamplingError,
     TemplateError,
     TreadleError,
     UnsupportedError,
 )
+from treadle.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from treadle.sampling import Sampling
     from treadle.session import Session
 
-__version__ = "0.1.0"
 __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "load",
     "Model",
@@ -54,6 +55,7 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "ContextFullError",
     "FileError",
     "GrammarError",
+    "NoRoomError",
     "SamplingError",
     "TemplateError",
     "UnsupportedError",

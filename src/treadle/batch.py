@@ -1,10 +1,10 @@
-"""One run's inputs: what the compiled steps read through RUN_STATE.
+"""One run's inputs: what the compiled steps read of it, in one block of memory.
 
 A batch mixes chunks of prompts and single decoding tokens of any number of sequences; each part
 says of how many of its last tokens logits are wanted.
 
 Between two tokens nothing else of treadle's runs in Python, with caches that the weights have just
-swept clean. So a plan's arrays are made once, and a batch is laid out by writing numbers into them,
+swept clean. So a plan's block is made once, and a batch is laid out by writing numbers into it,
 through memoryviews: numpy takes twice as long to put one number in its place.
 """
 
@@ -20,16 +20,21 @@ import numpy as np
 from treadle.kernels.attention_item import ITEM, SPLIT
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE
-from treadle.kernels.spec import RUN_STATE
+from treadle.kernels.spec import EACH, LINE, PART, numbered, round_up, run_offset
 
 if TYPE_CHECKING:
+    from treadle.device import Device
     from treadle.kvcache import KVCache, Sequence
+    from treadle.kvpool import Pool
     from treadle.plan import Plan
 
 ROPE_ROWS = 64  # positions that a table of rotations grows by
+NO_STATE = 0, 0
 WHOLE = 1 << 40  # keys in one item where histories are not cut: all there can be
-ITEM_RECORD, MERGE_RECORD = (Struct(f"={dtype.itemsize // 8}q") for dtype in (ITEM, MERGE))
-FIELDS = {name: at for at, name in enumerate(RUN_STATE.names or ())}
+COUNTS = Struct("=3q")  # of RUN_STATE, at its beginning
+PART_RECORD, ITEM_RECORD, MERGE_RECORD = (
+    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE)
+)
 
 
 class Part(NamedTuple):
@@ -47,6 +52,7 @@ class RopeTable:
         self._inverse, self._factor = inverse, np.float32(factor)
         self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)  # memory is used when written
         self._filled = 0
+        self.row_bytes = 8 * len(inverse)
 
     def upto(self, n: int) -> np.ndarray:
         """The first ``n`` positions' at least: f32 ``[n, 2, rope_dims / 2]``, exact to f32."""
@@ -59,121 +65,124 @@ class RopeTable:
         return self._rows
 
 
-class Run:
-    """The inputs of a plan's runs, and the RUN_STATE record that points to them: filled anew by
-    each ``lay_out``, for nobody looks at the last batch's by then (a thread that comes late may,
-    but believes nothing of it).
+class Inputs:
+    """A block of inputs (uint8) as the numpy twins take them."""
 
-    ``run["n_tokens"]`` reads a count; the properties are what the numpy twins take.
+    def __init__(self, block: np.ndarray) -> None:
+        self.block = block
+
+    def __getitem__(self, field: str) -> int:
+        return int(self._array_at(run_offset(field), 1, "i8")[0])
+
+    def _array_at(self, at: int, n: int, dtype: Any) -> np.ndarray:
+        return self.block[at : at + n * np.dtype(dtype).itemsize].view(dtype)
+
+    def _array(self, field: str, count: str, dtype: Any, width: int = 1) -> np.ndarray:
+        return self._array_at(self[field], self[count] * width, dtype)
+
+    @property
+    def parts(self) -> np.ndarray:
+        return self._array("parts", "n_parts", PART)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._array("tokens", "n_tokens", "i4")
+
+    @property
+    def output_rows(self) -> np.ndarray:
+        return self._array("output_rows", "n_outputs", "i4")
+
+    def rope(self, table: int, rope_dims: int) -> np.ndarray:
+        """f32 ``[n_tokens, 2, rope_dims / 2]``."""
+        rows = self._array(numbered("rope", table), "n_tokens", "f4", rope_dims)
+        return rows.reshape(-1, 2, rope_dims // 2)
+
+    def kv_slots(self, pool: int) -> np.ndarray:
+        return self._array(numbered("kv_slots", pool), "n_tokens", "i8")
+
+    def attn_items(self, pool: int) -> list[tuple[Any, np.ndarray]]:
+        """A pool's attention items, each with its sequence's pages."""
+        names = numbered("attn_items", pool), numbered("n_attn_items", pool)
+        made = []
+        for i, item in enumerate(self._array(*names, ITEM)):
+            at = self[names[0]] + i * ITEM.itemsize + int(item["pages"])
+            made.append((item, self._array_at(at, -(-int(item["key_end"]) // PAGE), "i8")))
+        return made
+
+    def attn_merges(self, pool: int) -> np.ndarray:
+        names = numbered("attn_merges", pool), numbered("n_attn_merges", pool)
+        return self._array(*names, MERGE)
+
+
+class Run(Inputs):
+    """The inputs of a plan's runs: filled anew by each ``lay_out``. The run before is over by then;
+    a late thread discards what it read.
     """
 
-    def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable]) -> None:
-        n = plan.n_tokens
-        self._parts: Ids[Part] = ()
-        self._tables = ropes
-        self._tokens = np.zeros(n, np.int32)
-        self._output_rows = np.zeros(plan.n_outputs, np.int32)
-        self._ropes = [np.zeros((n, *table.upto(0).shape[1:]), np.float32) for table in ropes]
-        step = SPLIT if plan.split_keys else WHOLE
-        n_items = cache.max_partials(n, step)
-        self._pools = [_Pool(n, n_items, plan.query_tile, step, p.window) for p in cache.pools]
-        self.state = np.zeros(1, RUN_STATE)
-        self.address = int(self.state.ctypes.data)
-        self._counts = self.state.view(np.int64).data
-        self._put_token, self._put_output = self._tokens.data, self._output_rows.data
-        first, last = self._pools[0], self._pools[-1]
-        for field, held in {
-            "tokens": self._tokens,
-            "output_rows": self._output_rows,
-            "rope_global": self._ropes[0],
-            "rope_local": self._ropes[-1],
-            "kv_slots_global": first.slots,
-            "kv_slots_local": last.slots,
-            "attn_items_global": first.items,
-            "attn_items_local": last.items,
-            "attn_merges_global": first.merges,
-            "attn_merges_local": last.merges,
-        }.items():
-            self.state[field] = held.ctypes.data
+    def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], device: Device) -> None:
+        n, step = plan.n_tokens, SPLIT if plan.split_keys else WHOLE
+        n_items, n_pages = cache.max_partials(n, step), -(-cache.n_ctx // PAGE)
+        pools = [pool for pool in cache.pools if pool.layers]
+        sizes = {"tokens": 4 * n, "output_rows": 4 * plan.n_outputs, "parts": n * PART.itemsize}
+        for i in range(len(pools)):
+            sizes[numbered("kv_slots", i)] = 8 * n
+            sizes[numbered("attn_items", i)] = n_items * ITEM.itemsize
+            sizes[numbered("attn_merges", i)] = n * MERGE.itemsize
+        for i, table in enumerate(ropes):
+            sizes[numbered("rope", i)] = n * table.row_bytes
+        offsets, at = {}, round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
+        for field, n_bytes in sizes.items():
+            offsets[field], at = at, round_up(at + n_bytes, LINE)
+        self.memory = device.memory(at + 8 * n * len(pools) * n_pages, host=True)
+        assert self.memory.bytes is not None
+        super().__init__(self.memory.bytes)
+        self.n_outputs = 0
+        self._bytes = self.block.data
+        self._words, self._ints = self._bytes.cast("q"), self._bytes.cast("i")
+        for field, offset in offsets.items():
+            self._words[run_offset(field) // 8] = offset
+        self._tokens, self._outputs = offsets["tokens"] // 4, offsets["output_rows"] // 4
+        self._parts, self._pages = offsets["parts"], at // 8
+        self._ropes = [
+            (table, self._array_at(offset, n * table.row_bytes // 4, "f4").reshape(n, 2, -1))
+            for table, offset in ((t, offsets[numbered("rope", i)]) for i, t in enumerate(ropes))
+        ]
+        self._pools = [
+            _Pool(self._bytes, self._words, i, offsets, plan.query_tile, step, pool)
+            for i, pool in enumerate(pools)
+        ]
 
     def lay_out(self, parts: Ids[Part], starts: Ids[int]) -> None:
         """Write down a batch: each part's tokens go behind the ``starts`` that its sequence had,
         whose pages are there already.
         """
-        row = n_outputs = 0
-        self._parts = parts
-        for pool in self._pools:
+        row, first, at_output = 0, self._tokens, self._outputs
+        at_part, at_pages = self._parts, self._pages
+        block, words, ints, pools = self._bytes, self._words, self._ints, self._pools
+        for pool in pools:
             pool.n_items = pool.n_merges = pool.n_partials = 0
-        for part, start in zip(parts, starts, strict=True):
-            n = len(part.ids)
-            end = row + n
-            for at, token in enumerate(part.ids, row):
-                self._put_token[at] = token
-            for rope, table in zip(self._ropes, self._tables, strict=True):
-                rope[row:end] = table.upto(start + n)[start : start + n]
-            for pool, pages in zip(self._pools, part.seq.pages, strict=True):
-                pool.add(pages, row, start, n)
-            for row in range(end - part.n_outputs, end):
-                self._put_output[n_outputs] = row
-                n_outputs += 1
+        for (seq, ids, n_outputs), start in zip(parts, starts, strict=True):
+            n = len(ids)
+            end, n_held = row + n, start + n
+            ints[first + row : first + end] = array("i", ids)
+            for table, rope in self._ropes:
+                rope[row:end] = table.upto(n_held)[start:n_held]
+            for pool, pages in zip(pools, seq.pages, strict=False):
+                behind = at_pages + len(pages)
+                words[at_pages:behind] = pages
+                pool.add(pages, 8 * at_pages, row, start, n)
+                at_pages = behind
+            state, next_ = seq.slots or NO_STATE
+            PART_RECORD.pack_into(block, at_part, row, n, start, state, next_)
+            at_part += PART_RECORD.size
+            for output in range(end - n_outputs, end):
+                ints[at_output] = output
+                at_output += 1
             row = end
-        counts, first, last = self._counts, self._pools[0], self._pools[-1]
-        counts[FIELDS["n_tokens"]], counts[FIELDS["n_outputs"]] = row, n_outputs
-        counts[FIELDS["n_attn_items"]] = first.n_items
-        counts[FIELDS["n_attn_merges"]] = first.n_merges
-        counts[FIELDS["n_attn_items_local"]] = last.n_items
-        counts[FIELDS["n_attn_merges_local"]] = last.n_merges
-
-    def __getitem__(self, field: str) -> int:
-        return self._counts[FIELDS[field]]
-
-    # -- as the numpy twins see it --------------------------------------------------------------
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self._tokens[: self["n_tokens"]]
-
-    @property
-    def output_rows(self) -> np.ndarray:
-        return self._output_rows[: self["n_outputs"]]
-
-    @property
-    def rope_global(self) -> np.ndarray:
-        return self._ropes[0][: self["n_tokens"]]
-
-    @property
-    def rope_local(self) -> np.ndarray:
-        return self._ropes[-1][: self["n_tokens"]]
-
-    @property
-    def kv_slots_global(self) -> np.ndarray:
-        return self._pools[0].slots[: self["n_tokens"]]
-
-    @property
-    def kv_slots_local(self) -> np.ndarray:
-        return self._pools[-1].slots[: self["n_tokens"]]
-
-    @property
-    def attn_items_global(self) -> list[tuple[Any, np.ndarray]]:
-        return self._items(0)
-
-    @property
-    def attn_items_local(self) -> list[tuple[Any, np.ndarray]]:
-        return self._items(-1)
-
-    @property
-    def attn_merges_global(self) -> np.ndarray:
-        return self._pools[0].merges[: self._pools[0].n_merges]
-
-    @property
-    def attn_merges_local(self) -> np.ndarray:
-        return self._pools[-1].merges[: self._pools[-1].n_merges]
-
-    def _items(self, which: int) -> list[tuple[Any, np.ndarray]]:
-        """A pool's attention items, each with its sequence's pages."""
-        pool = self._pools[which]
-        pages = [np.array(p.seq.pages[which], np.int64) for p in self._parts for _ in p.ids]
-        return [(item, pages[item["token"]]) for item in pool.items[: pool.n_items]]
+        self.n_outputs = at_output - self._outputs
+        COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts))
+        for pool in pools:
+            words[pool.counts], words[pool.counts + 1] = pool.n_items, pool.n_merges
 
 
 class _Pool:
@@ -181,47 +190,52 @@ class _Pool:
     tokens each, and ``step`` keys of their histories at most.
     """
 
-    def __init__(self, n_tokens: int, n_items: int, tile: int, step: int, window: int) -> None:
-        self.tile, self.step, self.window = tile, step, window
-        self.slots = np.zeros(n_tokens, np.int64)
-        self.items, self.merges = np.zeros(n_items, ITEM), np.zeros(n_tokens, MERGE)
-        self._put_slot = self.slots.data
-        self._item_bytes = self.items.view(np.uint8).data
-        self._merge_bytes = self.merges.view(np.uint8).data
+    def __init__(
+        self,
+        block: memoryview,
+        words: memoryview,
+        index: int,
+        offsets: dict[str, int],
+        tile: int,
+        step: int,
+        pool: Pool,
+    ) -> None:
+        self._bytes, self._words = block, words
+        self._slots = offsets[numbered("kv_slots", index)] // 8
+        self._items = offsets[numbered("attn_items", index)]
+        self._merges = offsets[numbered("attn_merges", index)]
+        self.counts = run_offset(numbered("n_attn_items", index)) // 8
+        self._tile, self._step, self._window, self._causal = tile, step, pool.window, pool.causal
         self.n_items = self.n_merges = self.n_partials = 0
 
-    def add(self, pages: array[int], token: int, start: int, n: int) -> None:
-        """``n`` tokens of one sequence, rows ``token`` and on of the batch, behind ``start``."""
-        end = start + n
-        for at in range(start, end):
-            self._put_slot[token + at - start] = pages[at // PAGE] * PAGE + at % PAGE
-        address, _ = pages.buffer_info()
-        for position in range(start, end, self.tile):
-            count = min(self.tile, end - position)
-            self._attend(address, token + position - start, count, position)
+    def add(self, pages: array[int], table: int, token: int, start: int, n: int) -> None:
+        """``n`` tokens of one sequence, rows ``token`` and on of the batch, behind ``start``; its
+        pages are written down at ``table``, a byte offset.
 
-    def _attend(self, address: int, token: int, count: int, position: int) -> None:
-        """Items for the keys that ``count`` queries from ``position`` on see, in runs that begin
-        at multiples of ``step``: where there is more than one, a merge joins them.
+        A tile's keys are cut into runs that begin at multiples of ``step``: where there is more
+        than one, a merge joins them.
         """
-        begin, end = self._seen(position), position + count
-        cuts = range(begin // self.step * self.step, end, self.step)
-        if len(cuts) > 1:
-            merge = (token, count, self.n_partials, len(cuts))
-            MERGE_RECORD.pack_into(self._merge_bytes, self.n_merges * MERGE_RECORD.size, *merge)
-            self.n_merges += 1
-        for cut in cuts:
-            partial = -1
-            if len(cuts) > 1:
-                partial = self.n_partials
-                self.n_partials += 1
-            keys = (max(begin, cut), min(end, cut + self.step))
-            at = self.n_items * ITEM_RECORD.size
-            ITEM_RECORD.pack_into(
-                self._item_bytes, at, token, count, position, *keys, address, partial, 0
-            )
-            self.n_items += 1
-
-    def _seen(self, position: int) -> int:
-        """The first key that a query at ``position`` sees."""
-        return max(0, position - self.window + 1) if self.window else 0
+        end, step, window = start + n, self._step, self._window
+        block, at, token = self._bytes, self._items + self.n_items * ITEM_RECORD.size, token - start
+        for position in range(start, end):
+            page = pages[position // PAGE]
+            self._words[self._slots + token + position] = page * PAGE + position % PAGE
+        for position in range(start, end, self._tile):
+            last = min(position + self._tile, end)
+            begin = max(0, position - window + 1) if window else 0
+            row, count, cut, partial = token + position, last - position, begin // step * step, -1
+            seen = last if self._causal else end
+            if seen - cut > step:
+                partial, n_cuts = self.n_partials, -(-(seen - cut) // step)
+                to = self._merges + self.n_merges * MERGE_RECORD.size
+                MERGE_RECORD.pack_into(block, to, row, count, partial, n_cuts)
+                self.n_merges += 1
+                self.n_partials += n_cuts
+            while begin < seen:
+                cut = min(cut + step, seen)
+                ITEM_RECORD.pack_into(
+                    block, at, row, count, position, begin, cut, table - at, partial, 0
+                )
+                at += ITEM_RECORD.size
+                begin, partial = cut, partial + 1
+        self.n_items = (at - self._items) // ITEM_RECORD.size

@@ -1,51 +1,51 @@
-"""The engine: token ids in, logits out. It knows plans, pages and threads, and nothing of text."""
+"""The engine: token ids in, logits out. It knows plans, pages and a device, and nothing of text."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from treadle.batch import Part, RopeTable, Run
-from treadle.errors import TreadleError
-from treadle.jit.kernel import Tally, load_kernels
+from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kvcache import N_BATCH, KVCache, Sequence
-from treadle.models.archs import rope_frequencies
-from treadle.models.decoder import build_plan
-from treadle.models.weights import Weights
-from treadle.plan import Plan
-from treadle.runtime.alarm import Alarm
-from treadle.runtime.runner import STEP, Work
-from treadle.runtime.threads import Memory, Team, interrupts_held, step_times
-from treadle.runtime.tuned import tuned_row
+from treadle.lowering.cpu import build_plan
+from treadle.lowering.weights import Weights
+from treadle.models.graphs import GRAPHS
+from treadle.plan import Buffer, Memory, Plan
+from treadle.runtime.threads import interrupts_held
 
 if TYPE_CHECKING:
+    from treadle.device import Device
     from treadle.files.gguf import GGUF
-    from treadle.isa.isa import Isa
     from treadle.models.config import Config
 
 CHUNK = N_BATCH  # tokens of a prefill that one run takes
 OUTPUTS = 128  # rows of logits that one run gives at most
-Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
 
 class _Ready:
     """A plan that is compiled and has its memory, that of a run's inputs too."""
 
-    def __init__(self, plan: Plan, kernels: dict[str, int], arena: Memory, run: Run) -> None:
-        self.plan, self.arena, self.run = plan, arena, run
-        self.records, self.args = plan.table(kernels, arena.address, STEP)
-        self.address = int(self.records.ctypes.data)
-        logits = plan.steps[-1].writes[0]
-        at = plan.offsets[logits]
-        self.logits = arena.bytes[at : at + logits.rows * logits.row_bytes].view(np.float32)
-        self.logits = self.logits.reshape(logits.rows, -1)
+    def __init__(self, plan: Plan, run: Run) -> None:
+        self.plan, self.run = plan, run
+
+    def place(self, arena: Memory, device: Device) -> None:
+        """Let its buffers be in ``arena`` from now on."""
+        self.program, self.arena = device.ready(self.plan, arena, self.run.memory), arena
+
+    def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
+        """The beginning of a buffer of floats, float32 ``[n, columns]``; see ``Memory.read``."""
+        row_bytes = buffer.row_bytes
+        raw = self.arena.read(self.plan.offsets[buffer], n * row_bytes)
+        return np.ndarray((n, columns), np.float32, raw, 0, (row_bytes, 4))
 
 
 class Engine:
@@ -61,81 +61,71 @@ class Engine:
         self,
         gguf: GGUF,
         config: Config,
-        isa: Isa,
+        device: Device,
         *,
-        n_threads: int,
         n_ctx: int,
         kv: str = "f16",
         n_sequences: int = 1,
         deterministic: bool = False,
-        progress: Progress | None = None,
     ) -> None:
-        self.config, self.isa, self.n_threads, self.n_ctx = config, isa, n_threads, n_ctx
-        self.deterministic, self.progress = deterministic, progress
-        self.cache, self.kernels = KVCache(config, n_ctx, kv, n_sequences), Tally()
-        self._table, self._batch_sizes = tuned_row(isa).table, batch_sizes(isa)
-        self.gguf, self._weights, self.check_files = gguf, Weights(gguf), gguf.check
-        self._ready: dict[tuple[int, int], _Ready] = {}
-        self._arena = Memory(0)
-        self._team: Team | None = None
+        self.config, self.device, self.n_ctx = config, device, n_ctx
+        self.deterministic, self.kernels = deterministic, device.kernels
+        self.cache = KVCache(
+            GRAPHS[config.arch.graph].pools(config), device, n_ctx, kv, n_sequences
+        )
+        self._batch_sizes = batch_sizes(device.isa)
+        self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
+        self._ready: dict[tuple[int, int, str], _Ready] = {}
+        self._arena, self._arena_bytes = device.memory(0), 0
         self._closed = False
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
-        self._ropes = [
-            RopeTable(*rope_frequencies(config, bool(pool.window)), n_ctx)
-            for pool in self.cache.pools
-        ]
+        self._ropes = [RopeTable(*rope.frequencies(), n_ctx) for rope in config.ropes]
         self.max_tokens = min(CHUNK, max(n_ctx, GEMV_TOKENS[-1] + 1))
 
     # -- plans ----------------------------------------------------------------------------------
 
-    def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
-        """The plan that serves batches of this size."""
-        return self._plan_for(n_tokens, n_outputs).plan
+    def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "logits") -> Plan:
+        """The plan that serves batches of this size, and gives ``output`` of the model's graph."""
+        return self._plan_for(n_tokens, n_outputs, output).plan
 
     def _bucket(self, n: int, most: int) -> int:
-        for size in self._batch_sizes:  # every token comes by here
+        for size in self._batch_sizes:
             if n <= size < most:
                 return size
         return most
 
-    def _plan_for(self, n_tokens: int, n_outputs: int) -> _Ready:
-        key = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)
-        ready = self._ready.get(key)
+    def _plan_for(self, n_tokens: int, n_outputs: int, output: str) -> _Ready:
+        ready = self._ready.get((n_tokens, n_outputs, output))
         if ready is None:
-            began = time.perf_counter()
-            plan = build_plan(
-                self.config,
-                self._weights,
-                self.cache,
-                self.isa,
-                *key,
-                n_threads=self.n_threads,
-                deterministic=self.deterministic,
-                table=self._table,
-            )
-            kernels = load_kernels(plan.specs(), self.isa, self.progress, self.kernels)
-            self._grow(plan)
-            run = Run(plan, self.cache, self._ropes)
-            ready = self._ready[key] = _Ready(plan, kernels, self._arena, run)
-            self.kernels.seconds += time.perf_counter() - began
+            key = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS), output
+            ready = self._ready.get(key) or self._make(*key)
+            self._ready[n_tokens, n_outputs, output] = ready
         return ready
 
-    def _grow(self, plan: Plan) -> None:
-        """One arena and one team serve all plans; a plan that needs more gets them anew, and the
-        others are placed again.
-        """
-        if len(self._arena.bytes) < plan.arena_bytes:
-            if self._team is not None:
-                self._team.close()  # or a thread may still be reading the old tables
-            self._arena = Memory(plan.arena_bytes)
-            for key, ready in self._ready.items():
-                kernels = load_kernels(ready.plan.specs(), self.isa)
-                self._ready[key] = _Ready(ready.plan, kernels, self._arena, ready.run)
-        if self._team is None or self._team.scratch < plan.scratch:
-            if self._team is not None:
-                self._team.close()
-            load_kernels([Work()], self.isa, tally=self.kernels)  # the team's own
-            self._team = Team(self.n_threads, self.isa, plan.scratch)
+    def _make(self, n_tokens: int, n_outputs: int, output: str) -> _Ready:
+        began, device = time.perf_counter(), self.device
+        plan = build_plan(
+            self.config,
+            self._weights,
+            self.cache,
+            device.isa,
+            n_tokens,
+            n_outputs,
+            n_threads=device.n_threads,
+            deterministic=self.deterministic,
+            table=device.table,
+            output=output,
+        )
+        # One arena serves all plans; where one needs more, all are placed in a new one.
+        if self._arena_bytes < plan.arena_bytes:
+            self._arena, self._arena_bytes = device.memory(plan.arena_bytes), plan.arena_bytes
+            for other in set(self._ready.values()):
+                other.place(self._arena, device)
+        ready = _Ready(plan, Run(plan, self.cache, self._ropes, device))
+        ready.place(self._arena, device)
+        self._ready[n_tokens, n_outputs, output] = ready
+        self.kernels.seconds += time.perf_counter() - began
+        return ready
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -145,11 +135,9 @@ class Engine:
 
     def run_timed(self, parts: Ids[Part]) -> list[tuple[str, float]]:
         """The same, giving each step's label and seconds instead of logits."""
-        with self.lock:
-            plan = self._plan_of(parts).plan
-            times = np.zeros((len(plan) + 1, 2), np.int64)
-            self._run(parts, lambda ready, run: None, int(times.ctypes.data))
-        return list(zip([step.label for step in plan], step_times(times).tolist(), strict=True))
+        times: list[float] = []
+        plan = self._run(parts, lambda ready: ready.plan, times)
+        return list(zip([step.label for step in plan], times, strict=True))
 
     def run_reference(self, parts: Ids[Part], until: str | None = None) -> tuple[Plan, np.ndarray]:
         """The same through the kernels' numpy twins, up to and with the step labelled ``until``.
@@ -158,30 +146,69 @@ class Engine:
         """
         with self.lock:
             ready = self._plan_of(parts)
-            run = self._prepare(ready, parts)
-            arena = np.zeros_like(ready.arena.bytes)
-            ready.plan.run_reference(arena, run, until)
+            self._prepare(ready, parts)
+            arena = np.zeros(ready.plan.arena_bytes, np.uint8)
+            ready.plan.run_reference(arena, ready.run, until)
             return ready.plan, arena
 
-    def embed(self, ids: Ids[int]) -> np.ndarray:
-        """Mean over ``ids`` of the last layer's normed states, of length 1: float32 ``[n_embd]``.
+    def together(self, texts: Iterable[Ids[int]]) -> Iterator[list[Ids[int]]]:
+        """``texts`` in order, in lists that ``embed`` takes: of one run each."""
+        batch: list[Ids[int]] = []
+        for ids in texts:
+            n = sum(map(len, batch)) + len(ids)
+            if batch and (n > self.max_tokens or len(batch) == OUTPUTS):
+                yield batch
+                batch = []
+            batch.append(ids)
+        if batch:
+            yield batch
 
-        Raises ContextFullError when they do not fit.
+    def embed(self, texts: Ids[Ids[int]]) -> np.ndarray:
+        """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
+        the output norm, pooled as ``config.pooling`` says. Texts that fit a run, or one text.
+
+        Raises ContextFullError when one does not fit, TreadleError for one without tokens.
         """
-        if not len(ids):
+        if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
         with self.lock:
-            seq = self.cache.sequence()
+            if len(texts) == 1 and (n := len(texts[0])) > self.max_tokens:
+                if not all(layer.causal for layer in self.config.layers):
+                    raise ContextFullError(
+                        f"{n} tokens that see each other: a run takes {self.max_tokens}"
+                    )
+                return self._embed_long(texts[0])
+            seqs: list[Sequence] = []
             try:
-                self.cache.check_room(seq, len(ids))
-                total = np.zeros(self.config.n_embd)
-                for at in range(0, len(ids), self.max_tokens):
-                    part = Part(seq, ids[at : at + self.max_tokens], n_outputs=0)
-                    total += self._run([part], self._read_states).sum(0)
+                seqs += (self.cache.sequence() for _ in texts)
+                parts = [Part(seq, ids, 0) for seq, ids in zip(seqs, texts, strict=True)]
+                return self._run(parts, partial(self._read_vectors, "embedding"), None, "embedding")
+            except ContextFullError:
+                if len(texts) == 1:
+                    raise
             finally:
                 with interrupts_held():
-                    seq.close()
-        return (total / (np.linalg.norm(total) or 1.0)).astype(np.float32)
+                    for seq in seqs:
+                        seq.close()
+            return np.concatenate([self.embed([ids]) for ids in texts])  # not all at once, then
+
+    def _embed_long(self, ids: Ids[int]) -> np.ndarray:
+        """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
+        read, sizes, pooled = partial(self._read_vectors, "pooled"), [], []
+        seq = self.cache.sequence()
+        try:
+            with interrupts_held():
+                self.cache.check_room(seq, len(ids))
+            for at in range(0, len(ids), self.max_tokens):
+                part = Part(seq, ids[at : at + self.max_tokens], 0)
+                sizes.append(len(part.ids))
+                pooled.append(self._run([part], read, None, "embedding").astype(np.float64))
+        finally:
+            with interrupts_held():
+                seq.close()
+        mean = np.average(pooled, 0, sizes)
+        vector = {"mean": mean, "first": pooled[0], "last": pooled[-1]}[self.config.pooling]
+        return np.asarray(vector / (np.linalg.norm(vector) or 1.0), np.float32)
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
         """Make ``seq`` hold the longest beginning of ``ids`` that the cache has; its length."""
@@ -203,23 +230,23 @@ class Engine:
             for at in range(n, len(again), self.max_tokens):
                 self.run([Part(seq, again[at : at + self.max_tokens], n_outputs=0)])
 
-    def _run(self, parts: Ids[Part], read: Callable[[_Ready, Run], T], times: int = 0) -> T:
+    def _run(
+        self,
+        parts: Ids[Part],
+        read: Callable[[_Ready], T],
+        times: list[float] | None = None,
+        output: str = "logits",
+    ) -> T:
         with self.lock:
-            ready = self._plan_of(parts)  # compiling takes seconds, and may be interrupted
-            starts = [len(part.seq) for part in parts]
-            assert self._team is not None
+            ready = self._plan_of(parts, output)  # compiling takes seconds, and may be interrupted
             with interrupts_held() as held:
-                run = self._prepare(ready, parts)
-                job = ready.address, len(ready.records), run.address, times
+                starts = self._prepare(ready, parts)
                 try:
-                    with Alarm() as alarm:
-                        self._team.run(*job, alarm.address)
-                        stopped = alarm.rung
-                    if stopped:
+                    if not self.device.run(ready.program, times=times, stoppable=True):
                         held.let()
                         # No handler raised: the run is wanted, and now nothing stops it, or a
                         # program with a signal every moment would never see its end.
-                        self._team.run(*job)
+                        self.device.run(ready.program, times=times)
                     self.check_files()
                 # Ctrl-C, a file that shrank, a signal handler of the user's own.
                 except BaseException:
@@ -228,30 +255,29 @@ class Engine:
                     raise
                 for part in parts:
                     self.cache.commit(part.seq)
-            return read(ready, run)
+            return read(ready)
 
-    def steps(self, parts: Ids[Part]) -> tuple[Plan, Run, Team]:
-        """The plan for a batch, its inputs laid out, and the team, for whoever runs a plan piece by
-        piece: hold ``lock``, and let the cache commit each sequence afterwards.
+    def steps(self, parts: Ids[Part]) -> tuple[Plan, Run]:
+        """The plan for a batch, and its inputs laid out, for whoever runs a plan piece by piece:
+        hold ``lock``, and let the cache commit each sequence afterwards.
         """
         ready = self._plan_of(parts)
-        assert self._team is not None
-        return ready.plan, self._prepare(ready, parts), self._team
+        self._prepare(ready, parts)
+        return ready.plan, ready.run
 
-    def _plan_of(self, parts: Ids[Part]) -> _Ready:
+    def _plan_of(self, parts: Ids[Part], output: str = "logits") -> _Ready:
         """The plan for a batch, once its sizes and ids are known to be sound."""
         if self._closed:
             raise TreadleError("the model is closed")
         n_tokens = n_outputs = 0
-        n_vocab, seqs = self.config.n_vocab, set()
-        for part in parts:
-            n = len(part.ids)
-            if not 0 <= part.n_outputs <= n:
+        seqs = set()
+        for seq, ids, n_wanted in parts:
+            n = len(ids)
+            if not 0 <= n_wanted <= n:
                 raise TreadleError("a part of a batch that wants more logits than it has tokens")
-            if n and not (min(part.ids) >= 0 and max(part.ids) < n_vocab):
-                raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
-            n_tokens, n_outputs = n_tokens + n, n_outputs + part.n_outputs
-            seqs.add(id(part.seq))
+            self.check_ids(ids)
+            n_tokens, n_outputs = n_tokens + n, n_outputs + n_wanted
+            seqs.add(id(seq))
         if len(seqs) < len(parts):
             raise TreadleError("two parts of a batch for one sequence")
         if not 0 < n_tokens <= self.max_tokens or n_outputs > OUTPUTS:
@@ -259,10 +285,18 @@ class Engine:
                 f"a batch of {n_tokens} tokens and {n_outputs} outputs; "
                 f"at most {self.max_tokens} and {OUTPUTS}"
             )
-        return self._plan_for(n_tokens, n_outputs)
+        return self._plan_for(n_tokens, n_outputs if output == "logits" else len(parts), output)
 
-    def _prepare(self, ready: _Ready, parts: Ids[Part]) -> Run:
-        """Make room for a batch, all of it or nothing, and lay out what its steps read."""
+    def check_ids(self, ids: Ids[int]) -> None:
+        """Raise TreadleError where one is no token of the model."""
+        n_vocab = self.config.n_vocab
+        if len(ids) and not (min(ids) >= 0 and max(ids) < n_vocab):
+            raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
+
+    def _prepare(self, ready: _Ready, parts: Ids[Part]) -> list[int]:
+        """Make room for a batch, all of it or nothing, and lay out what its steps read; gives how
+        many tokens each part's sequence held.
+        """
         starts = [len(part.seq) for part in parts]
         done: list[tuple[Sequence, int]] = []
         try:
@@ -274,33 +308,24 @@ class Engine:
                 self.cache.truncate(seq, start)
             raise
         ready.run.lay_out(parts, starts)
-        return ready.run
+        return starts
 
-    def _read_logits(self, ready: _Ready, run: Run) -> np.ndarray:
-        logits = ready.logits[: run["n_outputs"], : self.config.n_vocab].copy()
+    def _read_logits(self, ready: _Ready) -> np.ndarray:
+        logits = ready.rows(
+            ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab
+        ).copy()
         cap = self.config.logit_softcap
         return np.tanh(logits / cap) * np.float32(cap) if cap else logits
 
-    def _read_states(self, ready: _Ready, run: Run) -> np.ndarray:
-        """What the output norm makes of each token, float64 ``[n_tokens, n_embd]``.
-
-        A run without outputs leaves the residual stream where that step would have read it.
-        """
-        step = next(step for step in ready.plan if step.label == "output_norm")
-        x, weight = step.reads[0], self._weights.floats("output_norm.weight").array
-        at, n_embd = ready.plan.offsets[x], self.config.n_embd
-        rows = ready.arena.bytes[at : at + x.rows * x.row_bytes].view(np.float32)
-        states = rows.reshape(x.rows, -1)[: run["n_tokens"], :n_embd].astype(np.float64)
-        scale = np.sqrt(np.mean(states**2, axis=-1, keepdims=True) + self.config.norm_eps)
-        normed: np.ndarray = states / scale * weight[:n_embd]
-        return normed
+    def _read_vectors(self, name: str, ready: _Ready) -> np.ndarray:
+        """An output with a row of ``n_embd`` values for each part."""
+        buffer, n = ready.plan.outputs[name], ready.run["n_parts"]
+        return ready.rows(buffer, n, self.config.n_embd).copy()
 
     def close(self) -> None:
         """Stop the threads and let go of the weights. The engine may not run again."""
         with self.lock:
             self._closed = True
-            if self._team is not None:
-                self._team.close()
-                self._team = None
+            self.device.close()
             self._ready.clear()
             self._weights.consts.clear()

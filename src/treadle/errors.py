@@ -5,7 +5,8 @@
     TreadleError
     ├── FileError          a file that is damaged, hostile, or not what it says it is
     ├── UnsupportedError   a valid file or request that treadle does not support
-    ├── ContextFullError   a prompt longer than the context, or no page of keys and values left
+    ├── ContextFullError   a prompt longer than the context
+    │   └── NoRoomError    no page of keys and values is left now; it may fit later
     ├── TemplateError      a chat template that cannot be parsed or rendered
     ├── GrammarError       a grammar or schema that cannot be honoured
     ├── SamplingError      sampling settings out of their range (a ValueError as well)
@@ -90,7 +91,11 @@ class UnsupportedError(TreadleError):
 
 
 class ContextFullError(TreadleError):
-    """A prompt longer than the context, or no page of keys and values left."""
+    """A prompt longer than the context."""
+
+
+class NoRoomError(ContextFullError):
+    """No page of keys and values is left now: others hold them, and it may fit later."""
 
 
 class TemplateError(TreadleError):

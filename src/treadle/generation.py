@@ -1,48 +1,20 @@
-"""Text out of an engine: sampling, stop strings, streaming, timings."""
+"""What ``generate`` and ``chat`` return: a text that is written as somebody reads it."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from math import inf
 from typing import TYPE_CHECKING
 
-from treadle.errors import SamplingError, TreadleError
-
 if TYPE_CHECKING:
-    import numpy as np
-
     from treadle.logprobs import TokenLogprob
-    from treadle.sampling import Sampler
-    from treadle.session import Session
-    from treadle.text.tokenizer import Tokenizer
+    from treadle.request import Request
+    from treadle.turns import Turns
 
-
-@dataclass
-class Timings:
-    """Where the time of one generation went."""
-
-    n_prompt: int = 0  # tokens of the prompt
-    n_cached: int = 0  # of them, found in the cache
-    prefill_s: float = 0.0
-    n_generated: int = 0
-    decode_s: float = 0.0
-    load_s: float = 0.0
-    compile_s: float = 0.0  # compiling kernels, or finding them in the cache; in no other number
-
-    @property
-    def prefill_tok_s(self) -> float:
-        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s else 0.0
-
-    @property
-    def decode_tok_s(self) -> float:
-        """Tokens per second after the first, which comes out of the prefill; sampling included."""
-        return (
-            (self.n_generated - 1) / self.decode_s
-            if self.decode_s and self.n_generated > 1
-            else 0.0
-        )
+LOOK_AHEAD = 4  # pieces that are written before somebody takes the first of them
+AHEAD = 256  # texts that ``in_order`` asks for at once: more than run together
 
 
 class Generation:
@@ -54,38 +26,25 @@ class Generation:
     asked for, has an entry for each of ``ids``: its logarithm of probability and the likeliest
     others, by the model's own logits before any sampling setting or grammar.
 
+    Nothing runs before the first piece is asked for. Texts that several threads, or one thread in
+    turns, ask for are written together; a piece that nobody asks for is at most a few ahead.
+
     ``async for`` works too: each step runs in a thread. Cancelling it ends the text: the step in
     hand is waited for, at most a token or one batch of the prompt, and the session is whole then.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        tokenizer: Tokenizer,
-        sampler: Sampler,
-        prompt_ids: list[int],
-        *,
-        max_tokens: int | None,
-        stop: str | Iterable[str] | None,
-        logprobs: int | None = None,
-        load_s: float = 0.0,
-    ) -> None:
-        self.prompt_ids: list[int] = list(prompt_ids)
+    def __init__(self, request: Request, turns: Turns) -> None:
+        answer = request.answer
+        self.prompt_ids: list[int] = list(request.ids)
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None
-        self.logprobs: list[TokenLogprob] | None = None if logprobs is None else []
-        self.timings = Timings(n_prompt=len(prompt_ids), load_s=load_s)
-        self._session, self._tokenizer, self._sampler = session, tokenizer, sampler
-        self._max_tokens, self._stop = max_tokens, stop_strings(stop)
-        self._n_top = logprobs
-        self._held = ""  # text that may be the beginning of a stop string
-        self._all_ids = list(prompt_ids)  # and those of the text
-        self._left = 0  # the session's count of changes, as we left it
-        session.engine.cache.check_context(len(prompt_ids))
-        self._pieces = self._run()
-        self._step = threading.RLock()  # one thread at a time
-        self._closed = False
+        self.logprobs: list[TokenLogprob] | None = None if request.n_top is None else []
+        self.timings = answer.timings
+        self._request, self._answer, self._turns = request, answer, turns
+        self._one = threading.RLock()  # thread at a time
+
+    _begun = _ended = False
 
     def __repr__(self) -> str:
         end = f"finish_reason {self.finish_reason!r}" if self.finish_reason else "not finished"
@@ -96,15 +55,14 @@ class Generation:
         return self
 
     def __next__(self) -> str:
-        with self._step:
-            if self._closed:
+        with self._one:
+            if self._ended:
                 raise StopIteration
-            try:
-                piece = next(self._pieces)
-            except _Closed:
-                raise StopIteration from None
-            self.text += piece
-            return piece
+            self.wait(self._answer.has_news)
+            piece = self._take()
+        if piece is None:
+            raise StopIteration
+        return piece
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -124,136 +82,95 @@ class Generation:
             raise StopAsyncIteration
         return piece
 
+    def __del__(self) -> None:
+        if self._begun and not self._ended:  # nobody will read the rest
+            self._turns.scheduler.cancel(self._request)
+
     def close(self) -> None:
         """End the text here: the iterator gives no more. A prompt that another thread is reading
         for it is left after the batch in hand.
         """
-        self._closed = True
+        self._ended = True
+        self._turns.scheduler.cancel(self._request)
+        self._turns.scheduler.settle()
 
     def finish(self) -> str:
         """Generate to the end; the whole text."""
-        for _ in self:
-            pass
+        with self._one:
+            if not self._ended:
+                try:
+                    self.begin(look_ahead=inf)
+                    self.wait(lambda: self._answer.done)
+                finally:
+                    while self._take() is not None:
+                        pass
         return self.text
 
-    def _run(self) -> Iterator[str]:
-        from treadle.text.stream import StreamDecoder
+    def begin(self, *, look_ahead: float) -> None:
+        """From now on others' steps write it too, up to so many pieces that nobody has taken."""
+        self._request.look_ahead = look_ahead
+        if not self._begun and not self._answer.done:
+            self._begun = True
+            self._turns.scheduler.add(self._request)
 
-        limit = self._max_tokens
-        if limit is not None and limit <= 0:
-            self.finish_reason = "length"
-            return
-        logits = self._prefill()
-        begins = all(map(self._tokenizer.is_control, self.prompt_ids))  # nothing but a <bos>
-        decoder = StreamDecoder(self._tokenizer, start=begins)
-        while True:
-            began = time.perf_counter()
-            token = self._sample(logits)
-            if self.ids:
-                self.timings.decode_s += time.perf_counter() - began
-            if token is None or token in self._tokenizer.eog:
-                self.finish_reason = "stop"
-                break
-            self.ids.append(token)
-            self._all_ids.append(token)
-            if self.logprobs is not None:
-                self._measure(logits, token)
-            self.timings.n_generated = len(self.ids)
-            piece, stopped = self._until_stop(decoder.push(token))
-            if stopped:
-                self.finish_reason = "stop"
-            if piece:
-                yield piece
-            if stopped:
-                return
-            if limit is not None and len(self.ids) >= limit:
-                self.finish_reason = "length"
-                break
-            if len(self._all_ids) > self._session.engine.n_ctx:
-                self.finish_reason = "context"
-                break
-            logits = self._next(token)
-        piece, stopped = self._until_stop(decoder.flush())
-        if stopped:
-            self.finish_reason = "stop"
-        piece += self._held
-        if piece:
-            yield piece
-
-    def _sample(self, logits: np.ndarray) -> int | None:
-        """The next token; None where a grammar's text is whole, and its end is ruled out."""
+    def wait(self, enough: Callable[[], bool]) -> None:
+        """Until ``enough()``, or until the text is closed."""
+        if not self._begun:
+            self.begin(look_ahead=LOOK_AHEAD)
         try:
-            return self._sampler.sample(logits, self._all_ids)
-        except SamplingError:
-            if self._sampler.ended:
-                return None
+            self._turns.until(enough, self._request)
+        except BaseException:
+            self.close()
             raise
 
-    def _measure(self, logits: np.ndarray, token: int) -> None:
-        from treadle.logprobs import token_logprob
-
-        assert self.logprobs is not None
-        assert self._n_top is not None
-        self.logprobs.append(token_logprob(logits, token, self._n_top, self._tokenizer))
-
-    def _prefill(self) -> np.ndarray:
-        began, engine = time.perf_counter(), self._session.engine
-        with engine.lock:
-            before = engine.kernels.seconds
-            kept = self.timings.n_cached = self._session.match(self.prompt_ids)
-            logits = self._session.feed(self.prompt_ids[kept:], between=self._check_open)
-            self._left = self._session.seq.n_changes
-            made = engine.kernels.seconds - before
-        self.timings.compile_s += made
-        self.timings.prefill_s = time.perf_counter() - began - made
-        return logits
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise _Closed
-
-    def _next(self, token: int) -> np.ndarray:
-        began, engine = time.perf_counter(), self._session.engine
-        with engine.lock:
-            before = engine.kernels.seconds
-            if self._session.seq.n_changes == self._left:
-                logits = self._session.feed([token])
-            else:  # someone else has used the session since
-                logits = self._session.prefill(self._all_ids)
-            self._left = self._session.seq.n_changes
-            made = engine.kernels.seconds - before
-        self.timings.compile_s += made
-        self.timings.decode_s += time.perf_counter() - began - made
-        return logits
-
-    def _until_stop(self, new: str) -> tuple[str, bool]:
-        """What of the held and new text may be shown, and whether a stop string ended it."""
-        if not self._stop:
-            return new, False
-        text = self._held + new
-        found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
-        if found:
-            self._held = ""
-            return text[: min(found)], True
-        keep = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+    def _take(self) -> str | None:
+        """The next piece, with its ids; None at the end, or where the text was closed."""
+        answer = self._answer
+        piece = answer.take()
+        start, end = len(self.ids), len(answer.ids) if piece is None else answer.n_taken
+        self.ids += answer.ids[start:end]
+        if self.logprobs is not None:
+            self.logprobs += answer.logprobs[start:end]
+        if piece is not None:
+            self.text += piece
+        elif answer.over:
+            self._ended, self.finish_reason = True, answer.finish_reason
+            if answer.error is not None:
+                raise answer.error
+        return piece
 
 
-class _Closed(Exception):
-    """The text was closed while its prompt was read."""
+def in_order(texts: Iterable[Generation]) -> Iterator[Generation]:
+    """Each text once it is whole, in their order; AHEAD are written at a time, as far as there is
+    room. What the iteration of ``texts`` raises is raised when it is that one's turn.
+    """
+    queue: deque[Generation] = deque()
+    source = iter(texts)
+    failure: Exception | None = None  # a StopIteration, at its end
 
+    def room() -> bool:
+        return failure is None and sum(not made._answer.done for made in queue) < AHEAD
 
-def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """What a caller gave as ``stop``: one text, several, or none."""
-    given = [stop] if isinstance(stop, str) else list(stop or ())
-    for text in given:
-        if not isinstance(text, str):
-            raise TreadleError(f"stop: expected a str or a list of them, found {text!r:.40}")
-    return [text for text in given if text]
+    def enough() -> bool:
+        return queue[0]._answer.done or room()
 
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)
+    try:
+        while True:
+            while room():
+                try:
+                    queue.append(next(source))
+                    queue[-1].begin(look_ahead=inf)
+                except Exception as error:
+                    failure = error
+            if not queue:
+                break
+            queue[0].wait(enough)
+            if queue[0]._answer.done:
+                made = queue.popleft()
+                made.finish()
+                yield made
+    finally:
+        for made in queue:
+            made.close()
+    if failure is not None and not isinstance(failure, StopIteration):
+        raise failure

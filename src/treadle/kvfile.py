@@ -15,30 +15,31 @@ page, what no token of the session has written is zero: it may be left of somebo
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
-from treadle.files.target import check_target, file_name
+from treadle.files.target import check_target, file_name, new_file
 from treadle.kernels.kv import PAGE
-from treadle.kvcache import GONE, Pool, Sequence
+from treadle.kvcache import Sequence
+from treadle.kvpool import GONE, Pool
 from treadle.runtime.threads import interrupts_held
+from treadle.version import __version__
 from treadle.words import why
 
 if TYPE_CHECKING:
-    from treadle.session import Session
+    from treadle.engine import Engine
 
-FORMAT, VERSION = "treadle session", "1"
+FORMAT, VERSION = "treadle session", "2"
 IDS, BYTES = "I32", "U8"  # types of safetensors
 SAMPLE = 64  # bytes of each tensor at its start, middle and end that the fingerprint reads
 Octets = np.ndarray  # uint8
@@ -60,49 +61,46 @@ class _Tensor:
         return state.hexdigest()
 
 
-def save_session(path: str | os.PathLike[str], session: Session) -> None:
+def save_session(path: str | os.PathLike[str], engine: Engine, seq: Sequence) -> None:
     """Write the file, beside its place first, so that it is there whole or not at all.
 
     Raises FileError where it cannot be written, or would replace a file of the model.
     """
-    path, engine = file_name(path), session.engine
+    path = file_name(path)
     check_target(path, engine.gguf.paths, force=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with engine.lock, part.open("xb") as file:
-            tensors = _tensors_of(session.seq)
-            file.write(_header(_about(session), tensors))
-            for tensor in tensors.values():
-                for piece in tensor.pieces():
-                    file.write(piece.data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise FileError(f"cannot be written: {why(error)}", path=path) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    with engine.lock, new_file(path) as file:
+        tensors = _tensors_of(seq)
+        file.write(_header(_about(engine), tensors))
+        for tensor in tensors.values():
+            for piece in tensor.pieces():
+                file.write(piece.data)
 
 
 def _tensors_of(seq: Sequence) -> dict[str, _Tensor]:
     ids = np.array(seq.ids, "<i4")
     tensors = {"ids": _Tensor(IDS, [len(ids)], ids.nbytes, lambda: [ids.view(np.uint8)])}
-    for pool, pages in zip(seq.cache.pools, seq.pages, strict=True):
+    for pool, pages in _paged(seq):
         gone = [at for at, page in enumerate(pages) if page == GONE]
         held = list(pages[gone[-1] + 1 :] if gone else pages)
-        shape = [len(held), pool.page_bytes]
+        shape = [len(held), pool.cell_bytes]
         pieces = partial(_pieces, pool, held, len(ids) % PAGE)
         tensors[pool.const.name] = _Tensor(BYTES, shape, shape[0] * shape[1], pieces)
     return tensors
 
 
-def _pieces(pool: Pool, pages: list[int], n_last: int) -> Iterator[Octets]:
+def _paged(seq: Sequence) -> list[tuple[Pool, Ids[int]]]:
+    """The pools with something in their pages, and the sequence's pages there."""
+    if seq.cache.states:
+        raise UnsupportedError("a session's states in a file")
+    return [both for both in zip(seq.cache.pools, seq.pages, strict=True) if both[0].layers]
+
+
+def _pieces(pool: Pool, pages: Ids[int], n_last: int) -> Iterator[Octets]:
     """``pages`` one by one; of the last the first ``n_last`` tokens, 0 for all."""
     for page in pages[:-1] if n_last else pages:
-        yield pool.page(page)
+        yield pool.read(page)
     if n_last:
-        last = pool.page(pages[-1]).copy()
+        last = pool.read(pages[-1]).copy()
         pool.layout.blank(last, n_last)
         yield last
 
@@ -119,25 +117,23 @@ def _header(about: dict[str, str], tensors: dict[str, _Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _about(session: Session) -> dict[str, str]:
-    """What a file must say of itself to fit this session's model."""
-    import treadle
-
+def _about(engine: Engine) -> dict[str, str]:
+    """What a file must say of itself to fit this model."""
     return {
         "format": FORMAT,
         "version": VERSION,
-        "treadle": treadle.__version__,
-        "model": _fingerprint(session),
-        "kv": session.engine.cache.kv,
+        "treadle": __version__,
+        "model": _fingerprint(engine),
+        "kv": engine.cache.kv,
         "page": str(PAGE),
     }
 
 
-def _fingerprint(session: Session) -> str:
+def _fingerprint(engine: Engine) -> str:
     """A digest of what keys and values depend on: the model's numbers, its tensors' names, shapes
     and types, and some bytes of each, for reading all of a large model would take seconds.
     """
-    gguf, config = session.engine.gguf, session.engine.config
+    gguf, config = engine.gguf, engine.config
     if not gguf.tensors:
         raise TreadleError("the model is closed")
     numbers: list[Any] = [(config.arch.name, config.arch.rope)]
@@ -155,28 +151,29 @@ def _fingerprint(session: Session) -> str:
 
 
 def load_session(
-    path: str | os.PathLike[str], session: Session, make_room: Callable[[int], None]
+    path: str | os.PathLike[str], engine: Engine, seq: Sequence, make_room: Callable[[int], None]
 ) -> None:
-    """Make ``session``, which is empty, hold what ``save_session`` wrote; ``make_room`` is told how
+    """Make ``seq``, which is empty, hold what ``save_session`` wrote; ``make_room`` is told how
     many tokens that is before pages are taken.
 
     Raises FileError, with the byte offset, for a file that is damaged, something else or of another
-    model; ContextFullError where its tokens do not fit. The session is of no use then: close it.
+    model; ContextFullError where its tokens do not fit. The sequence is of no use then: close it.
     """
-    path, seq, cache = file_name(path), session.seq, session.engine.cache
+    path, cache = file_name(path), engine.cache
     if path.is_dir():
         raise FileError("is a folder", path=path, expected="a file of Session.save")
-    with open_file(path) as file, session.engine.lock:
-        _check_about(file, _about(session))
-        ids = _read_ids(file, session)
+    with open_file(path) as file, engine.lock:
+        _check_about(file, _about(engine))
+        ids = _read_ids(file, engine, seq)
         cache.check_context(len(ids))
         first = _check_pools(file, seq, len(ids))
         make_room(len(ids))
         with interrupts_held():
             cache.extend(seq, ids, first)
-        for pool, pages in zip(cache.pools, seq.pages, strict=True):
-            rows = [pool.page(page) for page in pages if page != GONE]
-            _read(file.tensors[pool.const.name], rows, file.metadata)
+        for pool, pages in _paged(seq):
+            held = iter([page for page in pages if page != GONE])
+            for data in _read(file.tensors[pool.const.name], pool.cell_bytes, file.metadata):
+                pool.write(next(held), data)
         with interrupts_held():
             cache.commit(seq)
 
@@ -201,49 +198,51 @@ def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
             )
 
 
-def _read_ids(file: SafeTensors, session: Session) -> list[int]:
-    names = {"ids", *(pool.const.name for pool in session.engine.cache.pools)}
+def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
+    names = {"ids", *(pool.const.name for pool, _ in _paged(seq))}
     for name in sorted(names ^ file.tensors.keys()):
         what = "is missing" if name in names else "is no part of a session of this model"
         raise FileError(what, path=file.path, offset=8, where=name)
-    tensor, n_vocab = file.tensors["ids"], session.engine.config.n_vocab
+    tensor, n_vocab = file.tensors["ids"], engine.config.n_vocab
     if tensor.dtype != IDS or len(tensor.shape) != 1 or not tensor.shape[0]:
         raise _error(tensor, f"{tensor.dtype} of shape {list(tensor.shape)}", f"{IDS} [n]")
-    session.engine.cache.check_context(tensor.shape[0])
-    ids = np.zeros(tensor.shape[0], "<i4")
-    _read(tensor, [ids.view(np.uint8)], file.metadata)
+    engine.cache.check_context(tensor.shape[0])
+    (raw,) = _read(tensor, tensor.n_bytes, file.metadata)
+    ids = raw.view("<i4")
     wrong = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(wrong):
         raise _error(tensor, f"token {ids[wrong[0]]}", f"0 to {n_vocab - 1}", 4 * int(wrong[0]))
     return [int(token) for token in ids]
 
 
-def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> int:
-    """The first page that the window's pool has, once every pool's tensor has the right shape."""
-    n_pages, first = -(-n // PAGE), 0
-    for pool in seq.cache.pools:
+def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
+    """The first page that each pool has, once every pool's tensor has the right shape."""
+    n_pages, first = -(-n // PAGE), [0] * len(seq.pages)
+    for pool, _ in _paged(seq):
         tensor = file.tensors[pool.const.name]
-        least = n_pages - seq.cache.window_start(n) if pool.window else n_pages
+        least = n_pages - pool.first_seen(n)
         rows = tensor.shape[0] if len(tensor.shape) == 2 else -1
         sound = tensor.dtype == BYTES and least <= rows <= n_pages
-        if not sound or tensor.shape[1] != pool.page_bytes:
+        if not sound or tensor.shape[1] != pool.cell_bytes:
             count = str(n_pages) if least == n_pages else f"{least} to {n_pages}"
             found = f"{tensor.dtype} of shape {list(tensor.shape)}"
-            raise _error(tensor, found, f"{BYTES} [{count}, {pool.page_bytes}]")
-        first = n_pages - rows if pool.window else first
+            raise _error(tensor, found, f"{BYTES} [{count}, {pool.cell_bytes}]")
+        first[pool.index] = n_pages - rows
     return first
 
 
-def _read(tensor: SafeTensor, rows: Iterable[Octets], about: dict[str, str]) -> None:
-    """Fill ``rows`` with the tensor's bytes. Read, not mapped: a file that shrinks is an error."""
+def _read(tensor: SafeTensor, size: int, about: dict[str, str]) -> Iterator[Octets]:
+    """The tensor's bytes, ``size`` at a time. Read, not mapped: a file that shrinks is an error."""
     state = hashlib.sha256()
     try:
         with tensor.path.open("rb") as file:
             file.seek(tensor.offset)
-            for row in rows:
-                if file.readinto(row.data) != len(row):
+            for _ in range(0, tensor.n_bytes, size):
+                piece = file.read(size)
+                if len(piece) != size:
                     raise _error(tensor, "cut short", f"{tensor.n_bytes} bytes")
-                state.update(row.data)
+                state.update(piece)
+                yield np.frombuffer(piece, np.uint8)
     except OSError as error:
         raise _error(tensor, f"cannot be read: {why(error)}", "its bytes") from error
     if about.get(f"sha256.{tensor.name}") != state.hexdigest():
@@ -251,7 +250,4 @@ def _read(tensor: SafeTensor, rows: Iterable[Octets], about: dict[str, str]) -> 
 
 
 def _error(tensor: SafeTensor, what: str, expected: str, at: int = 0) -> FileError:
-    where = tensor.name
-    return FileError(
-        what, path=tensor.path, offset=tensor.offset + at, where=where, expected=expected
-    )
+    return tensor.error(what, expected, offset=tensor.offset + at)

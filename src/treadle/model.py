@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.answer import Answer, stop_strings
 from treadle.arguments import (
     SAMPLING_FIELDS,
     alternatives,
@@ -23,22 +25,23 @@ from treadle.arguments import (
 from treadle.batch import Part
 from treadle.card import one_line, table
 from treadle.convert.open import open_model
+from treadle.devices.cpu import Cpu
 from treadle.engine import Engine
-from treadle.errors import (
-    ContextFullError,
-    GrammarError,
-    TreadleError,
-)
+from treadle.errors import GrammarError, TreadleError
 from treadle.files.target import file_name
-from treadle.generation import Generation, stop_strings
-from treadle.models.config import load_config
+from treadle.generation import Generation, in_order
+from treadle.models.load import load_config
+from treadle.request import Request
 from treadle.runtime.machine import usable_threads
 from treadle.runtime.sigbus import guard_mappings
 from treadle.sampling import Sampler, Sampling
+from treadle.scheduler import Scheduler
 from treadle.session import Session
+from treadle.turns import Turns
 
 if TYPE_CHECKING:
     from treadle.plan import Plan
+    from treadle.text.grammar import Grammar, Matcher
     from treadle.text.json_schema import Schema
     from treadle.text.template import ChatTemplate
     from treadle.text.tokenizer import Tokenizer
@@ -126,21 +129,21 @@ class Model:
         self.engine = Engine(
             self.gguf,
             self.config,
-            self.isa,
-            n_threads=self.n_threads,
+            Cpu(self.isa, self.n_threads, progress),
             n_ctx=self.n_ctx,
             kv=kv,
             n_sequences=n_sequences,
             deterministic=deterministic,
-            progress=progress,
         )
+        self._turns = Turns(Scheduler(self.engine))
+        self._grammars: dict[str | None, Grammar] = {}  # by source
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
-        return one_line(self)
+        return one_line(self.path, self.engine)
 
     def _repr_html_(self) -> str:
-        return table(self)
+        return table(self.path, self.engine)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -161,13 +164,6 @@ class Model:
         template.prepare()
         return template
 
-    @cached_property
-    def _session(self) -> Session:
-        """Where ``generate`` and ``chat`` keep what they have read, so that a next prompt with the
-        same start is quick.
-        """
-        return self.session()
-
     def session(self) -> Session:
         """A new sequence of tokens of its own. Close it to give its pages back."""
         return Session(self.engine)
@@ -182,7 +178,7 @@ class Model:
 
         session = self.session()
         try:
-            load_session(path, session, self._make_room)
+            load_session(path, self.engine, session.seq, self._turns.scheduler.make_room)
         except BaseException:
             session.close()
             raise
@@ -224,7 +220,7 @@ class Model:
         and ``fields`` are fields of it by name, which count before its own: ``temperature=0``;
         ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
         completion must follow; ``json_schema``: a schema it must satisfy, as text, a dict or a
-        pydantic class; ``session``: whose pages to use, None for the model's own; ``logprobs``: how
+        pydantic class; ``session``: whose tokens and pages to use; ``logprobs``: how
         many alternatives to each token ``Generation.logprobs`` has, 0 for the token alone.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
@@ -237,25 +233,31 @@ class Model:
             raise TreadleError("the prompt is empty: there is no token to go on from")
         settings = build_sampling(sampling, fields, SETTINGS)
         limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
-        constraint = self._constraint(grammar, json_schema)
-        tokenizer = self.tokenizer
+        rule, tokenizer = self._constraint(grammar, json_schema), self.tokenizer
         sampler = Sampler(
-            settings,
-            self.config.n_vocab,
-            eog=tokenizer.eog,
-            tokenizer=tokenizer,
-            constraint=constraint,
+            settings, self.config.n_vocab, eog=tokenizer.eog, tokenizer=tokenizer, constraint=rule
         )
-        return Generation(
-            session or self._session,
-            tokenizer,
-            sampler,
-            ids,
-            max_tokens=limit,
-            stop=stop,
-            logprobs=n_top,
-            load_s=self.load_s,
-        )
+        self.engine.cache.check_context(len(ids))
+        answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
+        answer.timings.load_s = self.load_s
+        request = Request(ids, sampler, answer, logprobs=n_top, session=session)
+        return Generation(request, self._turns)
+
+    def generate_many(
+        self, prompts: Iterable[str | Sequence[int]], **settings: Any
+    ) -> Iterator[Generation]:
+        """Complete many prompts together: an iterator of finished Generations, in their order.
+
+        ``settings`` are those of ``generate``. As many are written at once as there are pages for;
+        when one ends, the next joins: ``prompts`` is read as they are needed. Raises what
+        ``generate`` does, of a prompt when it is its turn.
+        """
+        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+            raise TreadleError(f"prompts: expected a list, found {type(prompts).__name__}")
+        if "session" in settings:
+            raise TreadleError("many texts cannot be written in one session")
+        self.generate([0], **settings)  # which says what is wrong with the settings
+        return in_order(self.generate(prompt, **settings) for prompt in prompts)
 
     def chat(
         self,
@@ -305,19 +307,25 @@ class Model:
         asked = self.template.render(earlier, add_generation_prompt=True, **given)
         return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
 
-    def _constraint(self, grammar: str | None, json_schema: Schema | None) -> Any:
+    def _constraint(self, grammar: str | None, json_schema: Schema | None) -> Matcher | None:
         if grammar is None and json_schema is None:
             return None
         from treadle.text.grammar import Grammar
+        from treadle.text.json_schema import schema_source
 
         if grammar is not None and json_schema is not None:
             raise GrammarError("a grammar and a JSON schema at once: choose one")
-        if grammar is not None:
-            if not isinstance(grammar, str):
-                raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
-            return Grammar.from_gbnf(grammar, self.tokenizer).matcher()
-        assert json_schema is not None
-        return Grammar.from_json_schema(json_schema, self.tokenizer).matcher()
+        if grammar is not None and not isinstance(grammar, str):
+            raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
+        key = grammar if json_schema is None else schema_source(json_schema)
+        if key not in self._grammars:  # the last is kept: many texts may follow it
+            if grammar is not None:
+                made = Grammar.from_gbnf(grammar, self.tokenizer)
+            else:
+                assert json_schema is not None
+                made = Grammar.from_json_schema(json_schema, self.tokenizer)
+            self._grammars = {key: made}
+        return self._grammars[key].matcher()
 
     # -- numbers --------------------------------------------------------------------------------
 
@@ -325,26 +333,21 @@ class Model:
         """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises
         ContextFullError.
         """
-        ids = token_ids(ids)
-        self._make_room(len(ids))
-        session = self.session()
-        try:
+        with self._room_for(len(ids := token_ids(ids))) as session:
             return session.logits(ids)
-        finally:
-            session.close()
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Mean of the last layer's normed states over each text's tokens, of length 1.
+        """The last layer's normed states over each text's tokens, pooled as the model's file says
+        (mostly their mean), of length 1.
 
         float32 ``[n_texts, n_embd]``; one text is a list of one. Raises ContextFullError.
         """
         texts = [texts] if isinstance(texts, str) else listed("texts", texts)
-        out = np.zeros((len(texts), self.config.n_embd), np.float32)
-        for row, text in zip(out, texts, strict=True):
-            ids = self._read(text)
-            self._make_room(len(ids))
-            row[:] = self.engine.embed(ids)
-        return out
+        made = [np.zeros((0, self.config.n_embd), np.float32)]
+        for batch in self.engine.together([self._read(text) for text in texts]):
+            with self._room_for(max(map(len, batch))):
+                made.append(self.engine.embed(batch))
+        return np.concatenate(made)
 
     def _read(self, text: str) -> list[int]:
         ids = self.tokenize(text)
@@ -352,13 +355,16 @@ class Model:
             raise TreadleError("the text is empty, and this model has no token to begin one with")
         return ids
 
-    def _make_room(self, n_tokens: int) -> None:
-        """If only the model's own session is in the way, its text can be read again later."""
-        try:
-            self.engine.cache.check_room(self.engine.cache.sequence(), n_tokens)
-        except ContextFullError:
-            if "_session" in vars(self):
-                self._session.reset()
+    @contextmanager
+    def _room_for(self, n_tokens: int) -> Iterator[Session]:
+        """A session for ``n_tokens``; texts that are being written give way, and are read again."""
+        with self.engine.lock:
+            self._turns.scheduler.make_room(n_tokens)
+            session = self.session()
+            try:
+                yield session
+            finally:
+                session.close()
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The steps that a batch of ``n_tokens`` runs."""
@@ -368,14 +374,10 @@ class Model:
         """Seconds of each step, by label, of one run of ``n_tokens`` (at most 512) behind ``depth``
         others.
         """
-        self._make_room(depth + n_tokens)
-        session = self.session()
-        try:
+        with self._room_for(depth + n_tokens) as session:
             if depth:
                 session.feed([0] * depth)
             return self.engine.run_timed([Part(session.seq, [0] * n_tokens)])
-        finally:
-            session.close()
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""

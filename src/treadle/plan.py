@@ -1,20 +1,21 @@
 """The forward pass as a flat list of labelled steps, and the memory they share.
 
-A plan is built once for a kind of batch (how many tokens and outputs at most). ``Plan.table``
-turns it into a table that the compiled loop walks; ``run_reference`` walks the same list with the
-kernels' numpy twins.
+A plan is built once for a kind of batch (how many tokens and outputs at most). A device runs it
+(``device.py``); ``run_reference`` walks the same list with the kernels' numpy twins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 
-from treadle.kernels.spec import RUN_STATE, Grid, Spec, round_up
+from treadle.kernels.spec import Grid, Spec, round_up
 
 ALIGN = 64
 
@@ -36,34 +37,44 @@ class Buffer:
         return round_up(self.rows * self.row_bytes, ALIGN)
 
 
+class Memory(Protocol):
+    """Memory of a device (``device.py``)."""
+
+    @property
+    def bytes(self) -> np.ndarray | None:
+        """uint8, where the host may read and write it in place."""
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        """uint8 ``[n_bytes]``: a copy, or a view until the next run."""
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        """Write bytes, uint8, between runs."""
+
+
 @dataclass(frozen=True, eq=False)
 class Const:
     """Memory that outlives the plan and that no step changes, or changes for good: weights, pools
-    of pages.
+    of pages. ``array`` is how numpy's twins see it, where the host can.
     """
 
     name: str
-    array: np.ndarray
-
-    @property
-    def address(self) -> int:
-        return int(self.array.ctypes.data)
+    memory: Memory
+    array: Any = field(repr=False)
 
 
-Arg = Buffer | Const | int | None
+ArrayOf = Callable[[Const], Any]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One entry of the plan: a kernel and what it is given."""
+    """One entry of the plan: a kernel, and what it is given by the names in its ``Args``: a Buffer,
+    a Const, a tuple of them for a tensor, an integer or None; a list of these for each tensor.
+    """
 
     label: str
     spec: Spec
-    args: tuple[Arg, ...]
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
+    args: Mapping[str, Any]
     grid: Grid
-    chunk: int = 1  # items a thread claims at least
     shape: tuple[int, ...] = ()
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
@@ -72,10 +83,21 @@ class Step:
     def kernel(self) -> str:
         return self.spec.name
 
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        given = [self.args.get(name) for name in self.spec.args.reads]
+        return tuple(arg for arg in given if isinstance(arg, Buffer))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        given = [self.args.get(name) for name in self.spec.args.writes]
+        return tuple(arg for arg in given if isinstance(arg, Buffer))
+
     def work(self, parts: Iterable[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
         """Bytes that one run reads of the model's file and of its history, and its operations.
 
-        ``parts``: tokens held before, and tokens of the batch, of each sequence.
+        ``parts``: tokens held before, and tokens of the batch, of each sequence. A count that is
+        known only as the run goes is taken for the number of tokens.
         """
         parts = list(parts)
         rows = n_outputs if self.grid.count == "n_outputs" else sum(n for _, n in parts)
@@ -94,6 +116,7 @@ class Plan:
     n_outputs: int
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
+    outputs: dict[str, Buffer] = field(default_factory=dict)  # f32 rows that live to the end
     arena_bytes: int = 0
     tensors: frozenset[str] = frozenset()  # of the file
     tensors_used: set[str] = field(default_factory=set)
@@ -118,16 +141,19 @@ class Plan:
         """The kernels, each once: hundreds of steps share a dozen."""
         return list(dict.fromkeys(step.spec for step in self.steps))
 
-    @property
-    def scratch(self) -> int:
-        return max(step.spec.scratch for step in self.steps)
+    def scratch(self, lanes: int) -> int:
+        """Bytes that each thread needs; see ``Spec.scratch``."""
+        return max(step.spec.scratch(lanes) for step in self.steps)
 
     def lifetimes(self) -> dict[Buffer, tuple[int, int]]:
         """First and last step that touches each buffer."""
         spans: dict[Buffer, tuple[int, int]] = {}
         for i, step in enumerate(self.steps):
-            for buffer in (*step.reads, *step.writes):
-                spans[buffer] = (spans.get(buffer, (i, i))[0], i)
+            for name in step.spec.args.buffers:
+                if name in step.args and type(arg := step.args[name]) is Buffer:
+                    spans[arg] = (spans[arg][0] if arg in spans else i, i)
+        for buffer in self.outputs.values():
+            spans[buffer] = (spans[buffer][0], len(self.steps) - 1)
         return spans
 
     def place(self) -> None:
@@ -150,8 +176,8 @@ class Plan:
     def check(self) -> None:
         """Assert what every plan must hold; whatever fails is a bug of ours.
 
-        Labels are unique, reads follow writes, buffers that live at once share no byte, and every
-        tensor of the file is used or listed as ignored.
+        Labels are unique, steps give what their kernels take, reads follow writes, buffers that
+        live at once share no byte, and every tensor of the file is used or listed as ignored.
         """
         labels = [step.label for step in self.steps]
         assert len(set(labels)) == len(labels), f"a label twice: {sorted(labels)}"
@@ -160,8 +186,11 @@ class Plan:
             for buffer in step.reads:
                 assert buffer in written, f"{step.label} reads {buffer.name} before it is written"
             written.update(step.writes)
-            for buffer in (*step.reads, *step.writes):
-                assert buffer in step.args, f"{step.label}: {buffer.name} is no argument"
+            args = step.spec.args
+            unlike = (args.required - step.args.keys()) | (step.args.keys() - args.kinds.keys())
+            assert not unlike, f"{step.label}: not given, or no argument: {sorted(unlike)}"
+            count = step.grid.count
+            assert count not in step.args or count in args.reads, f"{step.label}: {count} not read"
         lost = self.tensors ^ (self.tensors_used | self.tensors_ignored)
         assert not lost, f"tensors that are neither used nor ignored, or not there: {sorted(lost)}"
         twice = self.tensors_used & self.tensors_ignored
@@ -175,49 +204,34 @@ class Plan:
                 apart = at + a.n_bytes <= to or to + b.n_bytes <= at
                 assert apart, f"{a.name} and {b.name} share memory while both live"
 
-    def arrays(self, step: Step, arena: np.ndarray) -> list[Any]:
+    def arrays(
+        self, step: Step, arena: np.ndarray, array_of: ArrayOf = attrgetter("array")
+    ) -> SimpleNamespace:
         """A step's arguments as its numpy twin takes them: views, integers, None."""
-        out: list[Any] = []
-        for arg in step.args:
+
+        def view(arg: Any) -> Any:
+            if isinstance(arg, (tuple, list)):
+                return [view(one) for one in arg]
             if isinstance(arg, Buffer):
                 at = self.offsets[arg]
-                out.append(arena[at : at + arg.n_bytes].view(arg.dtype))
-            else:
-                out.append(arg.array if isinstance(arg, Const) else arg)
-        return out
+                return arena[at : at + arg.n_bytes].view(arg.dtype)
+            return array_of(arg) if isinstance(arg, Const) else arg
 
-    def run_reference(self, arena: np.ndarray, run: Any, until: str | None = None) -> None:
-        """Run the numpy twins on ``arena`` (bytes), up to and with the step labelled ``until``."""
+        return step.spec.args(**{name: view(arg) for name, arg in step.args.items()})
+
+    def run_reference(
+        self,
+        arena: np.ndarray,
+        run: Any,
+        until: str | None = None,
+        array_of: ArrayOf = attrgetter("array"),
+    ) -> None:
+        """Run the numpy twins on ``arena`` (bytes), up to and with the step labelled ``until``.
+
+        ``run``: its inputs (``batch.Inputs``); ``array_of``: where constants are, if not where the
+        host has them.
+        """
         for step in self.steps:
-            step.spec.run_ref(self.arrays(step, arena), run)
+            step.spec.run_ref(self.arrays(step, arena, array_of), run)
             if step.label == until:
                 return
-
-    def table(
-        self, kernels: dict[str, int], arena: int, step_dtype: np.dtype[Any]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The STEP records for the compiled loop, and the memory that holds their arguments."""
-        addresses = [self._addresses(step, arena) for step in self.steps]
-        args = np.array([a for row in addresses for a in row] or [0], np.int64)
-        records = np.zeros(len(self.steps), step_dtype)
-        at = int(args.ctypes.data)
-        fields = RUN_STATE.fields
-        assert fields is not None
-        address_of = {spec: kernels[spec.name] for spec in self.specs()}
-        for i, (step, row) in enumerate(zip(self.steps, addresses, strict=True)):
-            grid = step.grid
-            offset = -1 if grid.count == "one" else int(fields[grid.count][1])
-            records[i] = (address_of[step.spec], at, grid.base, offset, grid.per, step.chunk)
-            at += 8 * len(row)
-        return records, args
-
-    def _addresses(self, step: Step, arena: int) -> list[int]:
-        out = []
-        for arg in step.args:
-            if isinstance(arg, Buffer):
-                out.append(arena + self.offsets[arg])
-            elif isinstance(arg, Const):
-                out.append(arg.address)
-            else:
-                out.append(arg or 0)
-        return out

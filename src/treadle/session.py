@@ -11,6 +11,7 @@ import numpy as np
 from treadle.batch import Part
 from treadle.engine import OUTPUTS, Engine
 from treadle.errors import TreadleError
+from treadle.runtime.threads import interrupts_held
 
 
 class Session:
@@ -24,6 +25,11 @@ class Session:
     def __repr__(self) -> str:
         held = "closed" if self._closed else f"{self.n_past} of {self.engine.n_ctx} tokens"
         return f"Session({held})"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more tokens."""
+        return self._closed
 
     @property
     def n_past(self) -> int:
@@ -56,7 +62,8 @@ class Session:
     ) -> np.ndarray:
         self._check(ids)
         with self.engine.lock:
-            self.engine.cache.check_room(self.seq, len(ids))
+            with interrupts_held():
+                self.engine.cache.check_room(self.seq, len(ids))
             rows = []
             for at in range(0, len(ids), step):
                 if between is not None:
@@ -99,12 +106,13 @@ class Session:
         from treadle.kvfile import save_session
 
         self._check(self.seq.ids)
-        save_session(path, self)
+        save_session(path, self.engine, self.seq)
 
     def close(self) -> None:
         """Give the pages back. The session takes no more tokens."""
-        self.reset()
-        self._closed = True
+        with self.engine.lock, interrupts_held():
+            self.seq.close()
+            self._closed = True
 
     def _check(self, ids: Ids[int]) -> None:
         if self._closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 # What the system calls these helps nobody, or names no cure.
 WHY = {
@@ -31,6 +32,12 @@ def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
         power += 1
     digits = 1 if power and abs(number) < 100 else 0
     return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip()
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Name at most ``most`` of them, and say how many more there are: ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def n_bytes(number: float) -> str:

@@ -23,7 +23,7 @@ from tests.convert.test_output import write_model
 from tests.models.hf_tiny import CASES, Case, build, require_transformers
 from tests.reference import kl_divergence
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.formats import by_name, dequantize_tensor
+from treadle.formats import by_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -172,7 +172,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     disk.mkdir()
     program = (  # nobody says beforehand that there is no room
         "import sys; from treadle.convert import output, part; part.SYNC = 1;"
-        "output._Conversion._check_room = lambda self, parts: None;"
+        "output._Writer._check_room = lambda self, parts: None;"
         "from treadle.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     env = {"DISK": str(disk), "PYTHON": sys.executable, "SOURCE": str(source), "PROGRAM": program}
@@ -232,10 +232,10 @@ def test_a_bar_for_who_watches_and_none_in_a_pipe(tmp_path: Path) -> None:
     program = (
         "import sys, time; from treadle.cli import progress; progress.PATIENCE_S = 0;"
         "from treadle.convert import output; output.COPY = 4096;"
-        "check = output._Conversion._check\n"
+        "check = output._Coder.check\n"
         "def slow(self, *args):\n"
         "    time.sleep(0.01); check(self, *args)\n"
-        "output._Conversion._check = slow\n"
+        "output._Coder.check = slow\n"
         "from treadle.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "convert", str(source), str(tmp_path / "c.gguf")]
@@ -280,7 +280,7 @@ def test_a_hugging_face_folder(run: Run, tmp_path: Path) -> None:
                 assert quantized.tensors[name].data.tobytes() == tensor.data.tobytes()
             else:
                 assert tensor.type_name == "BF16"
-                wanted = by_name("Q8_0").quantize_rows(dequantize_tensor(tensor))
+                wanted = by_name("Q8_0").quantize_rows(tensor.dequantize())
                 assert quantized.tensors[name].data.tobytes() == wanted.tobytes(), name
 
 

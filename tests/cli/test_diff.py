@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.formats import by_name, dequantize_tensor
+from treadle.formats import by_name
 
 
 def write(path: Path, tensors: dict[str, tuple[str, np.ndarray]], **keys: object) -> str:
@@ -54,8 +54,8 @@ def test_what_differs(run: Run, files: tuple[str, str]) -> None:
     assert rows["shape"]["rmse"] is None
     assert rows["wild"]["rmse"] is None  # infinity is no error of so much
     with open_gguf(files[0]) as a, open_gguf(files[1]) as b:
-        x = dequantize_tensor(a.tensors["coarse"]).astype(float)
-        d = dequantize_tensor(b.tensors["coarse"]) - x
+        x = a.tensors["coarse"].dequantize().astype(float)
+        d = b.tensors["coarse"].dequantize() - x
     assert rows["coarse"]["rmse"] == pytest.approx(np.sqrt(np.mean(d**2)))
     assert rows["coarse"]["relative"] == pytest.approx(np.sqrt(np.mean(d**2) / np.mean(x**2)))
     assert rows["coarse"]["largest"] == pytest.approx(np.abs(d).max())

@@ -77,7 +77,7 @@ def test_tensors_that_are_not_used_are_named(run: Run, tmp_path: Path) -> None:
 def test_numbers_have_the_fewest_digits_that_tell_them() -> None:
     import numpy as np
 
-    from treadle.cli.inspect import written
+    from treadle.cli.metadata import written
 
     assert written(float(np.float32(1e-6))) == "1e-06"  # as f32 in the file
     assert written(0.1) == "0.1"  # an f64 that is no f32

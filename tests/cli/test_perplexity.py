@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.test_perplexity import GOLDEN
 from treadle.cli import progress
-from treadle.cli.meter import Meter
+from treadle.cli.progress import ProgressBar
 
 KNOWN = GOLDEN["measured"]["64/Q4_0"]
 
@@ -102,7 +102,7 @@ def test_the_meter_shows_rate_and_estimate(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
-    with Meter("perplexity", "tok") as meter:
+    with ProgressBar("perplexity", "tok") as meter:
         meter("compile", 1, 9)
         assert "compiling kernels" in terminal.getvalue()
         meter.note = "perplexity 7.1234"

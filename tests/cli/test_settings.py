@@ -71,9 +71,9 @@ def test_a_grammar_is_read_from_its_file(tmp_path: Path) -> None:
     grammar.write_text('root ::= "a"')
     schema.write_text("{}")
     settings = Settings().changed("grammar", str(grammar))
-    assert settings.of_answer()["grammar"] == 'root ::= "a"'
+    assert settings.settings()["grammar"] == 'root ::= "a"'
     settings = settings.changed("json-schema", str(schema))  # one of them at a time
-    assert (settings.of_answer()["grammar"], settings.of_answer()["json_schema"]) == (None, "{}")
+    assert (settings.settings()["grammar"], settings.settings()["json_schema"]) == (None, "{}")
     assert str(schema) in settings.line(find("json_schema"))
     assert settings.line(find("grammar")) == "  grammar               none"
     assert settings.changed("json_schema", "none") == Settings()

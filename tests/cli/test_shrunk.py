@@ -37,8 +37,8 @@ TOUCH = "os.utime('model.gguf', ns=(1, 1))"
 STRIP = "treadle.quantize.write:quantize_rows"
 TENSOR = "treadle.convert.part:Part.write"
 COMMANDS = [
-    (["run", "model.gguf", "Once", "--temp", "0", "-t", "2"], "treadle.session:Session.feed"),
-    (["chat", "model.gguf"], "treadle.session:Session.feed"),
+    (["run", "model.gguf", "Once", "--temp", "0", "-t", "2"], "treadle.engine:Engine.run"),
+    (["chat", "model.gguf"], "treadle.engine:Engine.run"),
     (["quantize", "model.gguf", "new.gguf", "Q8_0"], STRIP),
     (["convert", "model.gguf", "new.gguf", "--type", "Q8_0"], TENSOR),
     (["convert", "model.gguf", "new.gguf"], "treadle.convert.part:Part.copy"),
@@ -106,8 +106,17 @@ def test_a_source_whose_name_went_to_another_file(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_quantize_leaves_nothing_when_it_is_stopped(folder: Path, number: signal.Signals) -> None:
+def test_quantize_keeps_what_is_done_when_it_is_stopped(
+    folder: Path, number: signal.Signals
+) -> None:
     what = f"os.kill(os.getpid(), {int(number)})"
     ran = ended(folder, COMMANDS[2][0], STRIP, what)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", "")
-    assert [path.name for path in folder.iterdir()] == ["model.gguf"]
+    kept = "treadle: what is done is kept: the same command continues\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", kept)
+    assert not (folder / "new.gguf").exists()
+    again = subprocess.run([*TREADLE, *COMMANDS[2][0]], cwd=folder, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    made = (folder / "new.gguf").read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == ["model.gguf", "new.gguf"]
+    subprocess.run([*TREADLE, *COMMANDS[2][0], "--force"], cwd=folder, check=True)
+    assert (folder / "new.gguf").read_bytes() == made

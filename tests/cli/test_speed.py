@@ -18,7 +18,7 @@ PEAKS = {"bandwidth": 1e9, "int8": 1e9, "f32": 1e9}
 
 
 def step(spec: Spec, n_bytes: int = 0, n_flops: int = 0, count: str = "n_tokens") -> Step:
-    return Step("L0", spec, (), (), (), Grid(1, count), n_bytes=n_bytes, n_flops=n_flops)
+    return Step("L0", spec, {}, Grid(1, count), n_bytes=n_bytes, n_flops=n_flops)
 
 
 @pytest.mark.parametrize("window", [0, 5, 64])

@@ -26,7 +26,7 @@ from treadle.kernels.choice import SHIPPED, Table, matmul
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
-from treadle.runtime import peaks, trial, tune, tuned
+from treadle.runtime import machine, peaks, trial, tune, tuned
 from treadle.runtime.describe import row_in_use
 from treadle.runtime.tune import Crossover, Sweep, Variant
 from treadle.runtime.tuned import tuned_row
@@ -58,7 +58,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "BUFFER_BYTES", (peaks.PIECE, peaks.PIECE))
     monkeypatch.setattr(trial, "buffer_bytes", lambda: 1 << 16)
     monkeypatch.setattr(trial, "LEAST_OPS", 0)
-    for module, name in ((cli, "ENOUGH"), (tune_results, "KEPT")):
+    for module, name in ((machine, "ENOUGH"), (tune_results, "KEPT")):
         monkeypatch.setattr(module, name, 0.0)  # runs so short say nothing of a busy machine
     monkeypatch.setattr(trial, "cache_bytes", lambda: 0)
     measure = peaks.measure_peaks

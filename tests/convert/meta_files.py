@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from treadle.files.gguf import GGUF
-from treadle.formats import dequantize_tensor
 
 MODEL = {"token_embd": "tok_embeddings", "output_norm": "norm", "output": "output"}
 LAYER = {
@@ -36,7 +35,7 @@ def meta_name(name: str) -> str:
 
 def weights_of(gguf: GGUF) -> dict[str, np.ndarray]:
     """float32, by Meta's names."""
-    return {meta_name(name): dequantize_tensor(t) for name, t in gguf.tensors.items()}
+    return {meta_name(name): t.dequantize() for name, t in gguf.tensors.items()}
 
 
 def shard_of(name: str, x: np.ndarray, rank: int, n: int, *, llama3: bool) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.models.hf_tiny import CASES, Case, build, require_transformers
 from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import HFSource
+from treadle.convert.hf import open_hf_source
 from treadle.convert.recipe import Options, notes
 
 _GEMMA = CASES["gemma3"].options
@@ -38,7 +38,7 @@ def test_values_that_are_of_another_kind(key: str, value: Any) -> None:
 def said_of(folder: Path, family: str, arch: str, *settings: str, **options: Any) -> list[str]:
     require_transformers()
     build(Case(family, arch, options)).save_pretrained(folder)
-    source = HFSource(folder)
+    source = open_hf_source(folder)
     try:
         found = notes(source, Options(settings=settings))
     finally:

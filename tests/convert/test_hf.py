@@ -30,12 +30,13 @@ from tests.models.hf_tiny import (
 )
 from tests.reference import forward
 from tests.tiny import rounding
-from treadle.convert.hf import HFSource, halves_to_pairs, open_hf
+from treadle.convert.hf import halves_to_pairs, open_hf, open_hf_source
 from treadle.convert.hf_config import FAMILIES, read_config
-from treadle.convert.open import is_hf, open_model
+from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
-from treadle.models.config import load_config
+from treadle.files.splits import is_hf
+from treadle.models.load import load_config
 from treadle.text.tokenizer import load_tokenizer
 
 _GEMMA = CASES["gemma3"].options
@@ -117,7 +118,7 @@ def prompt() -> list[int]:
 
 def convert(folder: Path, path: Path) -> Path:
     """A GGUF of all that the source hands over, and of nothing else."""
-    source = HFSource(folder)
+    source = open_hf_source(folder)
     writer = GGUFWriter(path)
     for key, value in source.metadata.items():
         writer.add(key, value)
@@ -542,7 +543,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-@pytest.mark.parametrize("use", [open_hf, HFSource])
+@pytest.mark.parametrize("use", [open_hf, open_hf_source])
 def test_broken_checkpoints(case: str, use: Callable[[Path], Any], llama: Path) -> None:
     change, tensor, why = BROKEN[case]
     rewrite(llama, change)
@@ -569,7 +570,7 @@ def test_values_that_are_not_numbers(
     raw = (folder / "model.safetensors").read_bytes()
     assert caught.value.offset is not None
     assert raw[caught.value.offset :][:4] == np.float32(np.inf).tobytes()
-    tensor = HFSource(folder).tensors["blk.1.attn_norm.weight"]
+    tensor = open_hf_source(folder).tensors["blk.1.attn_norm.weight"]
     with pytest.raises(FileError, match="element 5 is inf"):
         tensor.read()
 

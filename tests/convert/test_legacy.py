@@ -18,7 +18,6 @@ from treadle.convert.output import convert
 from treadle.convert.recipe import Options
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.formats import dequantize_tensor
 from treadle.text.tokenizer import load_tokenizer
 
 
@@ -50,7 +49,7 @@ def write(
             out += struct.pack("<f", score)
     for gguf_name, tensor in gguf.tensors.items():
         name = meta_name(gguf_name)
-        x = shard_of(name, dequantize_tensor(tensor), rank, n, llama3=False)
+        x = shard_of(name, tensor.dequantize(), rank, n, llama3=False)
         x = change.get(gguf_name.replace(".", "_"), x)
         out += struct.pack("<3I", x.ndim, len(name), 0)
         out += struct.pack(f"<{x.ndim}I", *reversed(x.shape)) + name.encode()
@@ -65,7 +64,7 @@ def write(
 def test_every_version(stories: GGUF, tmp_path: Path, kind: str, version: int) -> None:
     path = write(tmp_path / "old.bin", stories, kind, version)
     source = open_source(path)
-    assert "epsilon" in source.notes[0]  # type: ignore[attr-defined]
+    assert "epsilon" in source.notes[0]
     settings = ("llama.attention.layer_norm_rms_epsilon=1e-5",)
     convert(source, tmp_path / "new.gguf", Options(settings=settings))
     made = open_gguf(tmp_path / "new.gguf")

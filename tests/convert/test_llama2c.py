@@ -20,7 +20,7 @@ from treadle.convert.spm_keys import fit_vocabulary
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.llama2c import Llama2c
-from treadle.formats import by_name, dequantize_tensor
+from treadle.formats import by_name
 from treadle.sampling import Sampling
 
 SIZES = ("n_embd", "n_ff", "n_layer", "n_head", "n_head_kv", "n_vocab", "n_ctx")
@@ -86,7 +86,7 @@ def test_either_tokenizer(data: Path, stories: GGUF, name: str) -> None:
 
 
 def weights(gguf: GGUF) -> dict[str, np.ndarray]:
-    return {name: dequantize_tensor(t).astype("<f4") for name, t in gguf.tensors.items()}
+    return {name: t.dequantize().astype("<f4") for name, t in gguf.tensors.items()}
 
 
 def layers(w: dict[str, np.ndarray], *stems: str) -> list[np.ndarray]:

@@ -22,7 +22,6 @@ from treadle.convert.tiktoken import LLAMA3, LLAMA31, read_tiktoken
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.gguf_array import ValueType
-from treadle.formats import dequantize_tensor
 from treadle.text.tokenizer import load_tokenizer
 
 torch = pytest.importorskip("torch")
@@ -78,8 +77,8 @@ def test_half_precision_stays_and_vectors_become_f32(
     assert made.metadata["general.file_type"] == 32
     for name, tensor in made.tensors.items():
         assert tensor.type_name == ("F32" if "norm" in name else "BF16")
-        exact = torch.tensor(dequantize_tensor(stories.tensors[name])).bfloat16().float().numpy()
-        assert np.array_equal(dequantize_tensor(tensor), exact), name
+        exact = torch.tensor(stories.tensors[name].dequantize()).bfloat16().float().numpy()
+        assert np.array_equal(tensor.dequantize(), exact), name
 
 
 def test_more_ranks_than_key_heads(stories: GGUF, data: Path, tmp_path: Path) -> None:

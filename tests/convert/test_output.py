@@ -11,23 +11,25 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from treadle.convert import output, recipe
+from treadle.convert import output
 from treadle.convert.kinds import open_source
-from treadle.convert.opened import Opened
 from treadle.convert.output import convert
-from treadle.convert.pagecache import PAGE, before_opening, resident_pages
+from treadle.convert.pagecache import PAGE, before_opening
 from treadle.convert.part import Part
 from treadle.convert.recipe import Options, nearest_format
-from treadle.convert.source import FileRange, SourceTensor
+from treadle.convert.source import FILE_TYPES, Source, SourceTensor
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.gguf_writer import part_of
+from treadle.files.mapping import resident_pages
+from treadle.files.tensor import Stored
 from treadle.formats import FORMATS, by_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -85,7 +87,7 @@ def test_the_type_that_was_asked_for(
         else:
             wanted = fmt.quantize_rows(F32.dequantize_rows(tensor.data.reshape(64, -1)))
             assert (made.type_name, made.data.tobytes()) == (name, wanted.tobytes())
-    assert b.metadata["general.file_type"] == recipe.FILE_TYPES[name]
+    assert b.metadata["general.file_type"] == FILE_TYPES[name]
     assert ("general.quantization_version" in b.metadata) == (fmt.block > 1)
 
 
@@ -243,7 +245,7 @@ def test_a_killed_run_is_continued(tmp_path: Path, kind: str, share: float) -> N
     source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
     how: dict[str, Any] = {"type": by_name(kind) if kind else None}
     run(source, tmp_path / "whole.gguf", **how)
-    n_bytes = sum(t.n_bytes for t in open_gguf(tmp_path / "whole.gguf").tensors.values())
+    n_bytes = sum(t.n_bytes for t in open_gguf(source).tensors.values())
     command = [
         sys.executable,
         "-c",
@@ -489,7 +491,7 @@ def test_memory_holds_one_made_tensor(tmp_path: Path) -> None:
         for i in range(6)
     }
     (tmp_path / "src").write_bytes(b"x")
-    source = Opened(tmp_path / "src", {"general.architecture": "llama"}, tensors)
+    source = Source(tmp_path / "src", {"general.architecture": "llama"}, tensors)
     tracemalloc.start()
     try:
         convert(source, tmp_path / "b.gguf", Options())
@@ -500,11 +502,8 @@ def test_memory_holds_one_made_tensor(tmp_path: Path) -> None:
 
 
 def residents(path: Path) -> np.ndarray:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return resident_pages(fd, path.stat().st_size)
-    finally:
-        os.close(fd)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return resident_pages(mapped)
 
 
 def make_cold(path: Path) -> None:
@@ -545,10 +544,9 @@ def test_pages_are_dropped_as_the_work_goes_on(tmp_path: Path) -> None:
     gguf = open_gguf(source)
     for tensor in gguf.tensors.values():
         before = int(tensor.data.sum())
-        place = FileRange(source, tensor.offset, tensor.n_bytes)
         first, last = tensor.offset // PAGE + 1, (tensor.offset + tensor.n_bytes) // PAGE
         assert residents(source)[first:last].all()
-        cache.drop([place])
+        cache.drop([tensor])
         assert not residents(source)[first:last].any()
         assert int(tensor.data.sum()) == before  # read again: the same
     cache.close()
@@ -618,25 +616,24 @@ def test_shards_are_continued_too(data: Path, tmp_path: Path) -> None:
 def test_a_mapped_tensor_is_told_from_a_made_one(tmp_path: Path) -> None:
     gguf = open_gguf(write_model(tmp_path / "a.gguf"))
     tensor = gguf.tensors["blk.3.w.weight"]
-    place = FileRange(tensor.path, tensor.offset, tensor.n_bytes)
 
-    def lies(data: np.ndarray, *ranges: FileRange) -> FileRange | None:
+    def lies(data: np.ndarray, *ranges: Stored) -> Stored | None:
         made = SourceTensor(tensor.name, tensor.shape, 0, lambda: data, "", ranges)
-        return recipe.mapped_range(made, data)
+        return output.mapped_range(made, data)
 
-    assert lies(tensor.data, place) == place
-    assert lies(tensor.data.reshape(64, -1).reshape(-1), place) == place
-    assert lies(tensor.data.copy(), place) is None
+    assert lies(tensor.data, tensor) is tensor
+    assert lies(tensor.data.reshape(64, -1).reshape(-1), tensor) is tensor
+    assert lies(tensor.data.copy(), tensor) is None
     assert lies(tensor.data) is None
-    assert lies(tensor.data, FileRange(tensor.path, tensor.offset + 32, tensor.n_bytes)) is None
-    assert lies(tensor.data[32:], place) is None
-    assert lies(tensor.data[::-1], place) is None
+    assert lies(tensor.data, replace(tensor, offset=tensor.offset + 32)) is None
+    assert lies(tensor.data[32:], tensor) is None
+    assert lies(tensor.data[::-1], tensor) is None
 
 
 def test_what_a_source_promises_is_checked(tmp_path: Path) -> None:
     (tmp_path / "src").write_bytes(b"x")
     tensor = SourceTensor("w.weight", (2, 4), 0, lambda: np.zeros(31, np.uint8), "o")
-    source = Opened(tmp_path / "src", {}, {"w.weight": tensor})
+    source = Source(tmp_path / "src", {}, {"w.weight": tensor})
     with pytest.raises(FileError, match=r"w\.weight: 31 bytes of uint8"):
         convert(source, tmp_path / "b.gguf", Options())
     only(tmp_path, "src")
@@ -649,12 +646,15 @@ def test_part_names(tmp_path: Path) -> None:
 def test_many_files_at_once(tmp_path: Path) -> None:
     """A folder of more shards than a process may have open files."""
     for i in range(70):
-        (tmp_path / f"{i}.pth").write_bytes(bytes(1 << 20))
+        writer = GGUFWriter(tmp_path / f"{i}.gguf")
+        writer.add_tensor("x", (1 << 18,), "F32", bytes(1 << 20))
+        writer.write()
+    tensor = open_gguf(tmp_path / "3.gguf").tensors["x"]
     gc.collect()  # mappings that earlier tests have let go of
     n_before = len(os.listdir("/proc/self/fd"))
     cache = before_opening(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == n_before
-    cache.drop([FileRange(tmp_path / "3.pth", 0, 1 << 20)])
+    cache.drop([tensor])
     cache.close()
     assert len(os.listdir("/proc/self/fd")) == n_before
 

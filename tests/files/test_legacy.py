@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.gguf_v1 import GGUFv1
+from treadle.files.gguf_array import GGUFArray, ValueType
+from treadle.files.gguf_v1 import HeaderV1
 from treadle.files.legacy import Legacy
 
 MAGIC = {"GGML": b"lmgg", "GGMF": b"fmgg", "GGJT": b"tjgg"}
@@ -150,13 +151,16 @@ def gguf_v1(magic: bytes = b"GGUF") -> bytes:
 def test_gguf_of_version_1(tmp_path: Path, magic: bytes) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(gguf_v1(magic))
-    file = GGUFv1(path)
+    file = HeaderV1(path)
     assert file.metadata["general.architecture"] == "llama"
     assert file.metadata["n"] == 513
-    assert file.metadata["n"].dtype == np.uint16
+    assert file.types["n"] == ValueType.UINT16
     assert file.metadata["yes"] is True
-    assert file.metadata["words"] == [b"a", "é".encode()]
-    assert file.metadata["xs"].tolist() == [1.5, 2.5, -1.0]
+    words, xs = file.metadata["words"], file.metadata["xs"]
+    assert isinstance(words, GGUFArray)
+    assert isinstance(xs, GGUFArray)
+    assert list(words) == ["a", "é"]
+    assert xs.numpy().tolist() == [1.5, 2.5, -1.0]
     assert file.tensors["w"].shape == (2, 3)
     assert file.tensors["w"].data.view("<f4").tolist() == [0, 1, 2, 3, 4, 5]
     assert file.tensors["v"].data.view("<f2").tolist() == [0, 1, 2, 3]
@@ -175,7 +179,7 @@ def test_any_damage_to_version_1_is_an_error_or_harmless(tmp_path: Path, data: A
     path.write_bytes(raw)
     said = str(path)
     try:
-        for tensor in GGUFv1(path).tensors.values():
+        for tensor in HeaderV1(path).tensors.values():
             assert len(tensor.data) == tensor.n_bytes
     except TreadleError as error:
         said = str(error)
@@ -188,4 +192,4 @@ def test_version_1_cut_short(tmp_path: Path) -> None:
     for n in range(1, len(raw)):
         path.write_bytes(raw[:n])
         with pytest.raises(FileError):
-            GGUFv1(path)
+            HeaderV1(path)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from treadle.errors import FileError
 from treadle.files import safetensors
-from treadle.files.safetensors import DTYPES, INDEX, SINGLE, open_safetensors, read_json
+from treadle.files.safetensors import DTYPES, open_safetensors, read_json
+from treadle.files.splits import INDEX, SINGLE
 
 
 def write(path: Path, header: Any, data: bytes = b"", *, n: int | None = None) -> Path:

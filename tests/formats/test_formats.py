@@ -28,7 +28,6 @@ from treadle.formats import (
     REMOVED,
     Format,
     by_name,
-    dequantize_tensor,
     format,
     type_of,
 )
@@ -342,7 +341,7 @@ def test_a_new_format_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path.write_bytes(gb.gguf([], [gb.info(b"t", [8, 2], 200)], struct.pack("16b", *range(16))))
     tensor = open_gguf(path).tensors["t"]
     assert (tensor.format, tensor.type_name, tensor.n_bytes) == (toy, "TOY", 16)
-    assert np.array_equal(dequantize_tensor(tensor), np.arange(16).reshape(2, 8))
+    assert np.array_equal(tensor.dequantize(), np.arange(16).reshape(2, 8))
     assert by_name("toy") is toy
 
 
@@ -358,11 +357,11 @@ def test_a_real_model_in_every_format(data: Path, name: str) -> None:
     n = 0
     for tensor in model.tensors.values():
         assert tensor.format is not None
-        weights = dequantize_tensor(tensor)
+        weights = tensor.dequantize()
         assert weights.shape == tensor.shape
         rows = tensor.data.reshape(*tensor.shape[:-1], -1)
         assert same_bits(weights, dequantize_by_gguf(tensor.format, rows))
-        x = dequantize_tensor(exact.tensors[tensor.name])
+        x = exact.tensors[tensor.name].dequantize()
         assert np.array_equal(tensor.format.quantize_rows(x).reshape(-1), tensor.data), tensor.name
         n += tensor.type_name == name
     assert n > 30
@@ -375,4 +374,4 @@ def test_a_tensor_in_a_format_that_treadle_lacks(
     model = open_gguf(data / "models" / "babyllama105_pad256" / "mixed_Q4_K_M.gguf")
     tensor = next(t for t in model.tensors.values() if t.format is None)
     with pytest.raises(UnsupportedError, match=tensor.name):
-        dequantize_tensor(tensor)
+        tensor.dequantize()

@@ -22,6 +22,7 @@ from treadle.jit.kernel import symbol, trace
 from treadle.kernels.attention import Attention
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.spec import Spec
 
 AARCH64 = replace(PORTABLE, name="aarch64", triple="aarch64-unknown-linux-gnu")
@@ -83,7 +84,7 @@ FIFTHS = Gemv("Q5_0", "q8", 352, 4, 1)
 STEPS = Gemv("IQ4_NL", "q8", 352, 4, 1)
 HALVES = Gemm("F16", "f32", 172, 2, 4)
 BRAINS = Gemm("BF16", "bf16", 172, 2, 4)
-MATRIX = Gemm("Q8_0", "bf16", 352, 2, 32, matrix=True)
+MATRIX = MatrixGemm("Q8_0", "bf16", 352, 2, 32)
 INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
     "portable": {BLOCKS: ["pmaddwd"], NIBBLES: ["pmaddwd"]},
     "avx2": {BLOCKS: ["vpmaddwd"], NIBBLES: ["vpmaddubsw"], HALVES: ["vcvtph2ps", "vfmadd"]},

@@ -168,6 +168,7 @@ def test_listing(folder: Path) -> None:
     eps = float(np.float32(1e-6))
     assert record.about["fields"] == {
         "act": "f32", "k": 40, "group": 1, "eps": eps, "add": False, "outputs": False, "sub": 32,
+        "centred": False, "weight": True, "bias": False,
     }  # fmt: skip
     state = cache.state()
     assert (state.n_kernels, state.n_bytes, state.n_stale) == (1, path.stat().st_size, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,9 @@ import numpy as np
 
 from treadle.isa.isa import Isa
 from treadle.jit.kernel import load_kernels
-from treadle.kernels.spec import COUNTS, RUN_STATE, Spec
+from treadle.kernels.attention_item import ITEM
+from treadle.kernels.merge import MERGE
+from treadle.kernels.spec import PART, Spec, numbered, run_state
 
 U32 = 2.0**-24  # unit roundoff of f32
 CANARY = 0xA5
@@ -88,49 +90,57 @@ class Run:
     n_tokens: int = 0
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     output_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    rope_global: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    rope_local: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    kv_slots_global: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    kv_slots_local: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    attn_items_global: list[tuple[np.void, np.ndarray]] = field(default_factory=list)
-    attn_items_local: list[tuple[np.void, np.ndarray]] = field(default_factory=list)
-    attn_merges_global: list[np.void] = field(default_factory=list)
-    attn_merges_local: list[np.void] = field(default_factory=list)
+    parts: np.ndarray = field(default_factory=lambda: np.zeros(0, PART))
+    ropes: dict[int, np.ndarray] = field(default_factory=dict)  # by rope table
+    slots: dict[int, np.ndarray] = field(default_factory=dict)  # by pool, as the rest
+    items: dict[int, list[tuple[Any, np.ndarray]]] = field(default_factory=dict)
+    merges: dict[int, list[Any]] = field(default_factory=dict)
+
+    def rope(self, table: int, rope_dims: int) -> np.ndarray:
+        return self.ropes[table].reshape(-1, 2, rope_dims // 2)
+
+    def kv_slots(self, pool: int) -> np.ndarray:
+        return self.slots[pool]
+
+    def attn_items(self, pool: int) -> list[tuple[Any, np.ndarray]]:
+        return self.items[pool]
+
+    def attn_merges(self, pool: int) -> list[Any]:
+        return self.merges[pool]
 
     def __getitem__(self, name: str) -> int:
-        assert name in COUNTS, name
-        return {
-            "one": 1,
-            "n_tokens": self.n_tokens,
-            "n_outputs": len(self.output_rows),
-            "n_attn_items": len(self.attn_items_global),
-            "n_attn_merges": len(self.attn_merges_global),
-            "n_attn_items_local": len(self.attn_items_local),
-            "n_attn_merges_local": len(self.attn_merges_local),
-        }[name]
+        counts = {"n_tokens": self.n_tokens, "n_outputs": len(self.output_rows)}
+        for field_, lists in (("n_attn_items", self.items), ("n_attn_merges", self.merges)):
+            counts |= {numbered(field_, pool): len(made) for pool, made in lists.items()}
+        return counts[name]
 
     def record(self, memory: Memory) -> np.ndarray:
         """What the kernel reads by pointer."""
-        made = memory.array(1, RUN_STATE, name="run")
-        for name in COUNTS[1:]:
-            made[name] = self[name]
+        made = memory.array(1, run_state(4), name="run")
+
+        def away(array: np.ndarray, name: str, start: int = _address(made)) -> int:
+            """Where a copy of it is, as the kernel finds it: bytes behind the record."""
+            return _address(memory.copy(array, name=name)) - start
+
         for name in ("tokens", "output_rows"):
-            made[name] = _address(memory.copy(getattr(self, name).astype(np.int32), name=name))
-        for pool in ("global", "local"):
-            rope, slots = getattr(self, f"rope_{pool}"), getattr(self, f"kv_slots_{pool}")
-            made[f"rope_{pool}"] = _address(memory.copy(rope.astype(np.float32), name="rope"))
-            made[f"kv_slots_{pool}"] = _address(memory.copy(slots.astype(np.int64), name="slots"))
-            records = []
-            for item, pages in getattr(self, f"attn_items_{pool}"):
-                item = item.copy()
-                item["pages"] = _address(memory.copy(pages.astype(np.int64), name="pages"))
-                records.append(item)
-            for name, rows in (
-                ("items", records),
-                ("merges", getattr(self, f"attn_merges_{pool}")),
-            ):
-                values = np.array(rows) if rows else np.zeros(0, np.int64)
-                made[f"attn_{name}_{pool}"] = _address(memory.copy(values, name=name))
+            made[name] = away(getattr(self, name).astype(np.int32), name)
+        made["parts"], made["n_parts"] = away(self.parts, "parts"), len(self.parts)
+        made["n_tokens"], made["n_outputs"] = self["n_tokens"], self["n_outputs"]
+        for i, table in self.ropes.items():
+            made[numbered("rope", i)] = away(table.astype(np.float32), "rope")
+        for i, slots in self.slots.items():
+            made[numbered("kv_slots", i)] = away(slots.astype(np.int64), "slots")
+        for i, items in self.items.items():
+            records = memory.array(len(items), ITEM, name="items")
+            for at, (item, pages) in enumerate(items):
+                records[at] = item
+                here = _address(records[at:])
+                records["pages"][at] = away(pages.astype(np.int64), "pages", here)
+            made[numbered("attn_items", i)] = _address(records) - _address(made)
+            made[numbered("n_attn_items", i)] = len(items)
+        for i, merges in self.merges.items():
+            made[numbered("attn_merges", i)] = away(np.array(merges, MERGE), "merges")
+            made[numbered("n_attn_merges", i)] = len(merges)
         return made
 
 
@@ -142,7 +152,7 @@ def call(
     spec: Spec,
     isa: Isa,
     memory: Memory,
-    args: Sequence[Any],
+    args: Mapping[str, Any],
     run: Run,
     n_items: int,
     *,
@@ -150,11 +160,12 @@ def call(
 ) -> None:
     """Run the whole grid, in uneven ranges and backwards, as threads that race for items might."""
     kernel = _SIGNATURE(load_kernels([spec], isa)[spec.name])
-    slots = [_address(a) if isinstance(a, np.ndarray) else int(a or 0) for a in args]
+    slots = spec.args.slots(args)
+    slots = [_address(a) if isinstance(a, np.ndarray) else int(a or 0) for a in slots]
     packed = memory.copy(np.array(slots, np.int64), name="args")
     record = run.record(memory)
     # As much as was asked for and no more; 64-byte aligned as the runtime's is.
-    scratch = memory.array(-(-spec.scratch // 64) * 64, name="scratch")
+    scratch = memory.array(-(-spec.scratch(isa.lanes) // 64) * 64, name="scratch")
     cuts = sorted({0, n_items, *(n_items * i * i // (pieces * pieces) for i in range(pieces))})
     for begin, end in reversed(list(pairwise(cuts))):
         scratch[:] = 0xFF

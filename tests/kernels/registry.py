@@ -13,6 +13,7 @@ from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Spec
@@ -55,6 +56,14 @@ NORMS = [
     Norm("f32", 2048, 1, EPS, add=True),
     Norm("f32", 5, 1, EPS),
     Norm("f32", 33, 1, EPS, add=True),
+    # LayerNorm; with a bias, without a weight, in every layout.
+    Norm("q8", 352, 6, EPS, centred=True, bias=True),
+    Norm("q8", 2048, 1, EPS, centred=True),
+    Norm("bf16", 172, 32, EPS, centred=True, weight=False, bias=True),
+    Norm("bf16", 44, 6, EPS, outputs=True, centred=True, weight=False),
+    Norm("f32", 5, 1, EPS, centred=True, bias=True),
+    Norm("f32", 33, 1, EPS, add=True, centred=True, bias=True),
+    Norm("f32", 172, 6, EPS, weight=False, bias=True),
 ]
 PACKS = [
     Pack("copy", "q8", 32, 1),
@@ -75,31 +84,47 @@ ROPES = [
     RopeStore("norm", "bf16", 8, 8, 48, 48, 1.0),
     RopeStore("norm", "q8_0", 8, 2, 64, 64, 0.125),
     RopeStore("neox", "f16", 4, 1, 256, 256, 0.0625, eps=EPS),
-    RopeStore("neox", "q8_0", 4, 4, 32, 32, 0.25, eps=EPS, local=True),
-    RopeStore("neox", "bf16", 6, 2, 80, 32, 0.3, local=True),  # 48 dims pass unturned
+    RopeStore("neox", "q8_0", 4, 4, 32, 32, 0.25, eps=EPS, pool=1, table=1),
+    RopeStore("neox", "bf16", 6, 2, 80, 32, 0.3, pool=2),  # 48 dims pass unturned
     RopeStore("norm", "f16", 3, 3, 20, 12, 0.5, eps=1e-5),
+    # Values of fewer dims, and of more; nothing to rotate; queries alone.
+    RopeStore("neox", "f16", 6, 3, 48, 16, 0.5, head_dim_v=20),
+    RopeStore("norm", "q8_0", 4, 2, 32, 32, 0.5, pool=1, head_dim_v=96),
+    RopeStore("neox", "f16", 4, 2, 20, 0, 1.0),
+    RopeStore("neox", "q8_0", 4, 2, 64, 0, 0.125, eps=EPS, head_dim_v=32),
+    RopeStore("neox", "f16", 6, 2, 80, 32, 0.3, eps=EPS, table=1, queries_only=True),
+    RopeStore("norm", "f16", 3, 3, 20, 0, 0.5, queries_only=True),
 ]
 ATTENTIONS = [
     Attention("f16", 8, 2, 64, 1),
     Attention("f16", 4, 4, 8, 4),
     Attention("f16", 20, 1, 16, 1),  # 20 heads on one key head: two groups of 10
-    Attention("f16", 8, 1, 128, 1, 100, True),
+    Attention("f16", 8, 1, 128, 1, 100, 1),
     Attention("f16", 4, 2, 20, 4),
-    Attention("bf16", 6, 2, 80, 2, 40, True),
-    Attention("q8_0", 4, 1, 256, 4, 33, True),
+    Attention("bf16", 6, 2, 80, 2, 40, 2),
+    Attention("q8_0", 4, 1, 256, 4, 33, 1),
     Attention("q8_0", 2, 2, 32, 8),
     Attention("bf16", 3, 3, 48, 3, 1),
+    # Both ways, in a window too; values of fewer dims, and of more.
+    Attention("f16", 4, 2, 64, 4, causal=False),
+    Attention("bf16", 6, 3, 48, 3, 20, 1, head_dim_v=20, causal=False),
+    Attention("f16", 4, 1, 24, 2, head_dim_v=64),
+    Attention("q8_0", 4, 2, 96, 1, 33, head_dim_v=64),
+    Attention("q8_0", 4, 4, 32, 3, head_dim_v=160, causal=False),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [
     Attention("f16", 8, 2, 64, 8, matrix=True),
-    Attention("f16", 4, 1, 256, 16, 100, True, matrix=True),
+    Attention("f16", 4, 1, 256, 16, 100, 1, matrix=True),
     Attention("q8_0", 6, 2, 32, 5, matrix=True),
-    Attention("bf16", 3, 3, 96, 40, 33, True, matrix=True),
+    Attention("bf16", 3, 3, 96, 40, 33, 3, matrix=True),
     Attention("f16", 4, 4, 32, 32, softcap=20.0, matrix=True),
+    Attention("f16", 4, 2, 64, 20, matrix=True, causal=False),
+    Attention("bf16", 6, 2, 96, 9, 21, 1, matrix=True, head_dim_v=64, causal=False),
+    Attention("q8_0", 4, 1, 64, 16, matrix=True, head_dim_v=128),
 ]
 MERGES = [
-    Merge(s.n_groups, s.heads, s.tokens, s.head_dim, s.local)
+    Merge(s.n_groups, s.heads, s.tokens, s.dims_v, s.pool)
     for s in (*ATTENTIONS, *ATTENTIONS_MATRIX)
 ]
 GEMMS = [
@@ -161,16 +186,16 @@ for i, f in enumerate(MLX):  # several arrays a tensor: with every option and nu
 GEMMS += FOLDED
 # On matrix registers: eight vectors fill at least one of them, of whatever width.
 MATRIX = [
-    Gemm("Q8_0", "bf16", 352, 8, 32, matrix=True),
-    Gemm("Q8_0", "bf16", 2048, 8, 32, segments=3, bias=True, matrix=True),
-    Gemm("Q4_K", "bf16", 768, 16, 32, residual=True, matrix=True),
-    Gemm("Q4_K", "bf16", 768, 8, 32, residual=True, kc=256, matrix=True),
-    Gemm("BF16", "bf16", 172, 16, 32, bias=True, kc=64, matrix=True),
-    Gemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True, matrix=True),
+    MatrixGemm("Q8_0", "bf16", 352, 8, 32),
+    MatrixGemm("Q8_0", "bf16", 2048, 8, 32, segments=3, bias=True),
+    MatrixGemm("Q4_K", "bf16", 768, 16, 32, residual=True),
+    MatrixGemm("Q4_K", "bf16", 768, 8, 32, residual=True, kc=256),
+    MatrixGemm("BF16", "bf16", 172, 16, 32, bias=True, kc=64),
+    MatrixGemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True),
 ]
 for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
-    made = {"mr": 8, "nr": 32, "matrix": True, **_options(i, 16)}
-    MATRIX.append(Gemm(f.name, "bf16", 3 * max(f.block, 32), **made))
+    made = {"mr": 8, "nr": 32, **_options(i, 16)}
+    MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
 ALL: list[Spec] = [
     *EMBEDS,

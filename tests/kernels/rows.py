@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from treadle.isa import portable, runnable
 from treadle.isa.isa import Isa
 from treadle.jit.compile import host_features
+from treadle.jit.types import i8
+
+if TYPE_CHECKING:
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
 
 ALL: list[Isa] = runnable(host_features())
 VECTORS: list[Isa] = [row for row in ALL if row.matrix is None]
 # What such registers do must be right on any machine, so they are also made of memory.
 MADE_UP: Isa = replace(VECTORS[-1], name=f"{VECTORS[-1].name}_matrix", matrix=portable.MATRIX)
 MATRICES: list[Isa] = [MADE_UP, *(row for row in ALL if row.matrix)]
+
+
+def _signed_dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """What a machine whose dot takes signed bytes only can do."""
+    assert w_max <= 127
+    return portable.dot4(k, acc, w.bits(i8.like(w.ty)), x, w_max)
+
+
+# As ARM's cores before i8mm have it: no machine here does.
+SIGNED: Isa = replace(
+    VECTORS[-1],
+    name=f"{VECTORS[-1].name}_signed",
+    dot4=_signed_dot4,
+    dot4_least=-128,
+    dot4_top=127,
+)
 
 
 def _distinct() -> list[Isa]:

@@ -25,6 +25,7 @@ from treadle.kernels.attention import Attention
 from treadle.kernels.attention_item import ITEM
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE, Merge
+from treadle.kernels.spec import numbered
 
 PART = 64  # keys of a part, here: small, so that short histories are cut too
 
@@ -50,6 +51,7 @@ class Cache:
         self.spec, page = spec, spec.page
         self.layer_off = 128
         self.page_bytes = self.layer_off + page.layer_bytes
+        self.places = {"page_bytes": self.page_bytes, "layer_off": self.layer_off}
         self.pages: list[np.ndarray] = []
         counts = [-(-(s.history + s.n) // PAGE) for s in BATCH]
         self.pool = np.full(sum(counts) * self.page_bytes, 0xFF, np.uint8)
@@ -62,18 +64,22 @@ class Cache:
                     home = page.head_ref(
                         self.pool, mine[t // PAGE], self.page_bytes, self.layer_off, head
                     )
-                    key, value = rng.standard_normal((2, spec.head_dim)).astype(np.float32)
+                    key, value = (rng.standard_normal(n) for n in (spec.head_dim, spec.dims_v))
                     page.write_ref(home, t % PAGE, key, value)
 
 
 def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run, int]:
     """The work items of BATCH, and the number of partial results."""
-    items, merges, token, n_partials = [], [], 0, 0
+    items: list[Any] = []
+    merges: list[Any] = []
+    token = n_partials = 0
     for sequence, pages in zip(BATCH, cache.pages, strict=True):
         for first in range(0, sequence.n, spec.tokens):
             n, position = min(spec.tokens, sequence.n - first), sequence.history + first
             begin = max(0, position - spec.window + 1) if spec.window else 0
             end = position + n
+            if not spec.causal:
+                end = min(sequence.history + sequence.n, end - 1 + (spec.window or sequence.n))
             cuts = [begin, *range(begin // PART * PART + PART, end, PART), end]
             parts = list(pairwise(cuts))
             if not (split and sequence.split):
@@ -86,9 +92,7 @@ def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run
                 record = (token + first, n, position, b, e, 0, at + i if at >= 0 else -1, 0)
                 items.append((np.array(record, ITEM)[()], pages))
         token += sequence.n
-    suffix = "local" if spec.local else "global"
-    state: dict[str, Any] = {f"attn_items_{suffix}": items, f"attn_merges_{suffix}": merges}
-    return Run(n_tokens=token, **state), n_partials
+    return Run(token, items={spec.pool: items}, merges={spec.pool: merges}), n_partials
 
 
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
@@ -120,20 +124,19 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
 def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     run, n_partials = build_run(spec, cache)
-    n, width = run.n_tokens, spec.n_head * spec.head_dim
-    stride, out_stride = width + 7, width + 3
+    n, width, out_width = run.n_tokens, spec.n_head * spec.head_dim, spec.n_head * spec.dims_v
+    stride, out_stride = width + 7, out_width + 3
     x = rng.standard_normal((n, stride)).astype(np.float32) * spec.head_dim**-0.5
     x[:, width:] = np.nan
-    ints = [stride, out_stride, cache.page_bytes, cache.layer_off]
+    args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
 
     # The twin does not split; that splitting changes nothing is what is tested.
     whole, _ = build_run(spec, cache, split=False)
     expected = np.full((n, out_stride), np.nan)
-    spec.run_ref([x, cache.pool, expected, np.zeros(0), *ints], whole)
+    spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, **args), whole)
     allowed = tolerance(spec, x[:, :width], cache)
 
-    merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.head_dim, spec.local)
-    suffix = "_local" if spec.local else ""
+    merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool)
     for front in (False, True):
         qkv = memory.copy(x, name="qkv", front=front)
         pool = memory.copy(cache.pool, name="pool", front=front)
@@ -141,20 +144,21 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         partials = memory.array(
             n_partials * spec.partial_values, np.float32, name="partials", front=front
         )
-        n_items = run[f"n_attn_items{suffix}"] * spec.n_groups
-        call(spec, isa, memory, [qkv, pool, out, partials, *ints], run, n_items)
-        n_merges = run[f"n_attn_merges{suffix}"] * merge.n_groups
-        call(merge, isa, memory, [partials, out, out_stride], run, n_merges)
-        assert_close(out[:, :width], expected[:, :width], allowed, spec.name)
-        assert np.isnan(out[:, width:]).all()
+        n_items = run[numbered("n_attn_items", spec.pool)] * spec.n_groups
+        parts = {"partials": partials, "out": out}
+        call(spec, isa, memory, {**args, **parts, "qkv": qkv, "pool": pool}, run, n_items)
+        n_merges = run[numbered("n_attn_merges", spec.pool)] * merge.n_groups
+        call(merge, isa, memory, {**parts, "out_stride": out_stride}, run, n_merges)
+        assert_close(out[:, :out_width], expected[:, :out_width], allowed, spec.name)
+        assert np.isnan(out[:, out_width:]).all()
         assert (pool == cache.pool).all()
 
 
-@pytest.mark.parametrize("spec", [ATTENTIONS[0], ATTENTIONS[5], ATTENTIONS[7]], ids=registry.name)
+@pytest.mark.parametrize("spec", [ATTENTIONS[i] for i in (0, 5, 7, 10)], ids=registry.name)
 def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
-    n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.head_dim
-    x = rng.standard_normal((n_tokens, width))
+    n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.dims_v
+    x = rng.standard_normal((n_tokens, spec.n_head * spec.head_dim))
     outs = []
     for split in (False, True):
         run, n_partials = build_run(spec, cache, split=split)
@@ -162,11 +166,11 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
             np.full((n_tokens, width), np.nan),
             np.full(n_partials * spec.partial_values, np.nan),
         )
-        spec.run_ref(
-            [x, cache.pool, out, partials, width, width, cache.page_bytes, cache.layer_off], run
-        )
-        merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.head_dim, spec.local)
-        merge.run_ref([partials, out, width], run)
+        parts = {"out": out, "partials": partials, "out_stride": width}
+        given = spec.args(qkv=x, pool=cache.pool, stride=x.shape[1], **parts, **cache.places)
+        spec.run_ref(given, run)
+        merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool)
+        merge.run_ref(merge.args(**parts), run)
         outs.append(out)
     assert_close(outs[1], outs[0], 1e-12, spec.name)
 
@@ -184,17 +188,12 @@ def test_large_scores_do_not_overflow(
     run, _ = build_run(spec, cache, split=False)
     width = spec.n_head * spec.head_dim
     x = (rng.standard_normal((run.n_tokens, width)) * 1000).astype(np.float32)
-    args = [width, width, cache.page_bytes, cache.layer_off]
+    args = {"stride": width, "out_stride": width, **cache.places}
     expected, out = np.empty((run.n_tokens, width)), memory.array((run.n_tokens, width), np.float32)
-    spec.run_ref([x, cache.pool, expected, np.zeros(0), *args], run)
-    call(
-        spec,
-        isa,
-        memory,
-        [memory.copy(x), memory.copy(cache.pool), out, None, *args],
-        run,
-        run["n_attn_items"] * spec.n_groups,
-    )
+    spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, **args), run)
+    buffers = {"qkv": memory.copy(x), "pool": memory.copy(cache.pool), "out": out}
+    n_items = run["n_attn_items"] * spec.n_groups
+    call(spec, isa, memory, {**args, **buffers}, run, n_items)
     assert_close(out, expected, tolerance(spec, x, cache), spec.name)
 
 
@@ -207,7 +206,7 @@ def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.G
     Values of 1.5 times a power of two make every other product a tie between two floats, which
     anything added to it before would decide.
     """
-    spec = Attention(kv, 4, 2, 32, 4, 150, local=True)
+    spec = Attention(kv, 4, 2, 32, 4, 150, pool=1)
     history, n = 210, 60
     page_bytes = spec.page.layer_bytes
     pool = np.zeros(-(-(history + n) // PAGE) * page_bytes, np.uint8)
@@ -227,9 +226,10 @@ def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.G
             pages[: begin // PAGE] = -(1 << 40)
             record = (first, last - first, position, begin, history + last, 0, -1, 0)
             items.append((np.array(record, ITEM)[()], pages))
-        run = Run(n_tokens=n, attn_items_local=items)
+        run = Run(n_tokens=n, items={1: items})
         out = memory.array((n, width), np.float32)
-        args = [memory.copy(x), memory.copy(pool), out, None, width, width, page_bytes, 0]
+        args = {"qkv": memory.copy(x), "pool": memory.copy(pool), "out": out, "stride": width}
+        args |= {"out_stride": width, "page_bytes": page_bytes, "layer_off": 0}
         call(spec, isa, memory, args, run, len(items) * spec.n_groups)
         outs.append(out)
     for out in outs[1:]:

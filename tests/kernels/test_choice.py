@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from treadle.formats import FORMATS, Format, by_name
 from treadle.isa import ROWS
-from treadle.isa.isa import Isa
+from treadle.isa.isa import Isa, Tiles
 from treadle.jit import cache
 from treadle.jit.kernel import isa_key
 from treadle.kernels import choice
@@ -17,7 +17,6 @@ from treadle.kernels.choice import (
     GEMV_TOKENS,
     SHIPPED,
     SWEPT,
-    VECTOR_TOKENS,
     Table,
     fits,
     matmul,
@@ -25,12 +24,15 @@ from treadle.kernels.choice import (
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import STRIP, Gemv
 from treadle.kernels.matmul import COLUMNS
+from treadle.kernels.matrix import MatrixGemm
 
 ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
 MANY = GEMV_TOKENS[-1] + 1
 Q8_0, Q4_0 = by_name("Q8_0"), by_name("Q4_0")
 VNNI, AMX = ROWS["avx512_vnni"], ROWS["amx_bf16"]
+assert AMX.matrix is not None
+VECTOR_TOKENS, PANEL_BYTES = AMX.matrix.vector_tokens, AMX.matrix.panel_bytes
 PROMPT = VECTOR_TOKENS + 1
 
 
@@ -58,12 +60,29 @@ def test_a_table_is_honoured_where_it_says_something() -> None:
     assert (spec.nr, spec.bias, spec.segments) == (6, True, 3)
 
 
+def test_a_row_says_its_own_tiles() -> None:
+    """A new row is a row alone: here one of 32 registers of 128 bits, which multiplies signed
+    bytes.
+    """
+    tiles = Tiles((4, 5), (3, 4), (2, 4), gemv=((1, 8), (2, 6)), gemv_large=3)
+    row = replace(ROWS["portable"], name="own", regs=32, dot4_least=-128, dot4_top=127, tiles=tiles)
+
+    def shape(w: str, tokens: int) -> tuple[int, int]:
+        spec = matmul(by_name(w), row, 2048, tokens)
+        return spec.mr, spec.nr
+
+    many = {"F32": (4, 5), "Q8_0": (3, 4), "Q4_K": (3, 4), "Q6_K": (2, 4), "Q3_K": (3, 4)}
+    assert {w: shape(w, MANY) for w in many} == many
+    assert [shape("Q8_0", n) for n in GEMV_TOKENS] == [(8, 1), (6, 2), (1, 4)]
+    assert [shape("Q4_K", n) for n in GEMV_TOKENS] == [(3, 1), (3, 2), (1, 4)]
+
+
 def test_matrix_registers_are_for_prompts() -> None:
     """Of formats of bytes, and of BF16; others would lose bits."""
     assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, AMX)} == {"F16", "F32", "F64"}
     few, many = (matmul(Q8_0, AMX, 2048, n) for n in (16, 17))
     assert few == matmul(Q8_0, ROWS["avx512_vbmi"], 2048, 16)
-    assert many == Gemm("Q8_0", "bf16", 2048, 8, 32, matrix=True)
+    assert many == MatrixGemm("Q8_0", "bf16", 2048, 8, 32)
     assert matmul(by_name("F32"), AMX, 2048, 17) == matmul(by_name("F32"), VNNI, 2048, 17)
     assert not any(choice.on_matrix(fmt, VNNI) for fmt in READ)
     assert choice.gemm(Q8_0, AMX, 2048) == many
@@ -80,13 +99,13 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
     spec = matmul(Q8_0, AMX, k, PROMPT)
     assert isinstance(spec, Gemm)
     assert (spec.rows_per_item(AMX.lanes), spec.kc) == (128, kc)
-    assert spec.panel_pitch(AMX.lanes) <= choice.MATRIX_PANEL + 128 * 64
+    assert spec.panel_pitch(AMX.lanes) <= PANEL_BYTES + 128 * 64
     assert fits(spec, AMX)
     both = choice.gated(Q8_0, AMX, k, 4096, "silu", Act("q8", 4096, 8), PROMPT)
     assert both is not None
-    assert both.kc == 0
+    assert isinstance(both.product, MatrixGemm)
     least = both.rows_per_item(AMX.lanes) == 32
-    assert least or 2 * both.panel_pitch(AMX.lanes) <= choice.MATRIX_PANEL + 256 * 64
+    assert least or 2 * both.product.panel_pitch(AMX.lanes) <= PANEL_BYTES + 256 * 64
 
 
 def test_batches_of_a_few_more_have_plans_of_their_own_beside_matrix_registers() -> None:
@@ -97,7 +116,7 @@ def test_batches_of_a_few_more_have_plans_of_their_own_beside_matrix_registers()
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
     table = Table({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"Q8_0": {"mr": 2}})
-    assert matmul(Q8_0, AMX, 2048, PROMPT, table) == Gemm("Q8_0", "bf16", 2048, 2, 32, matrix=True)
+    assert matmul(Q8_0, AMX, 2048, PROMPT, table) == MatrixGemm("Q8_0", "bf16", 2048, 2, 32)
     vectors = Gemm("Q8_0", "q8", 2048, 1, 6)
     assert matmul(Q8_0, AMX, 2048, VECTOR_TOKENS, table) == vectors
     assert matmul(Q8_0, VNNI, 2048, PROMPT, table) == vectors
@@ -169,25 +188,15 @@ def test_a_newer_table_goes_over_an_older() -> None:
     assert old.gemm["Q8_0"] == {"nr": 3}
 
 
-@dataclass(frozen=True)
-class Blocked(Gemm):
-    """A gemm that has every field there is a list of values for."""
-
-    fence: int = 1
-    unroll: int = 4
-    kc: int = 0
-
-
-def test_a_block_as_long_as_k_is_all_of_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "Gemm", Blocked)
+def test_a_block_as_long_as_k_is_all_of_k() -> None:
     table = Table({"Q8_0": {"fence": 8, "kc": 2048}})
     for k, kc in ((1024, 0), (2048, 0), (4096, 2048)):
         spec = matmul(Q8_0, VNNI, k, MANY, table)
-        assert isinstance(spec, Blocked)
+        assert isinstance(spec, Gemm)
         assert (spec.fence, spec.kc) == (8, kc)
 
 
-@pytest.mark.parametrize("spec", [Blocked("F32", "f32", 64, 9, 9), Gemv("F32", "f32", 64, 9, 9)])
+@pytest.mark.parametrize("spec", [Gemm("F32", "f32", 64, 9, 9), Gemv("F32", "f32", 64, 9, 9)])
 def test_every_swept_field_makes_a_kernel_of_its_own(spec: Gemm | Gemv) -> None:
     """In its name, so in the cache: a tuned kernel is never taken for another."""
     variants = [
@@ -222,7 +231,7 @@ def test_what_cannot_be_used_does_not_fit(isa: Isa) -> None:
 
 def test_what_matrix_registers_can_use() -> None:
     def matrix(mr: int, nr: int, isa: Isa = AMX) -> bool:
-        return fits(Gemm("Q8_0", "bf16", 64, mr, nr, matrix=True), isa)
+        return fits(MatrixGemm("Q8_0", "bf16", 64, mr, nr), isa)
 
     assert [mr for mr in range(-1, 2 * COLUMNS) if matrix(mr, 32)] == [
         mr for mr in range(2, COLUMNS // 16 + 1, 2) if COLUMNS % (16 * mr) == 0

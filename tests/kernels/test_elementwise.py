@@ -9,6 +9,7 @@ bf16 (8 bits) within 2**-8 of it.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,11 +88,11 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
     w = fmt.quantize_rows(rng.standard_normal((n_vocab, spec.k)).astype(np.float32))
     expected = np.full((5, stride), np.nan)
     parts = fmt.split(w)
-    spec.run_ref([*parts, expected, stride], run)
+    spec.run_ref(spec.args(w=parts, x=expected, stride=stride), run)
     for front in (False, True):
         x = memory.array((5, stride), np.float32, name="x", front=front)
-        weights = [memory.copy(part, name="w", front=front) for part in parts]
-        call(spec, isa, memory, [*weights, x, stride], run, 5)
+        weights = tuple(memory.copy(part, name="w", front=front) for part in parts)
+        call(spec, isa, memory, {"w": weights, "x": x, "stride": stride}, run, 5)
         # The code times d, plus m, times scale: three roundings, the sum's relative to its larger
         # part.
         size = np.abs(expected[:, : spec.k]) + np.abs(fmt.dequantize_rows(w)).max() * spec.scale
@@ -102,6 +103,23 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
 # -- Norm -----------------------------------------------------------------------------------------
 
 
+def centring_error(spec: Norm, isa: Isa, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What LayerNorm adds for rows ``x``, float64 ``[n, k]``. The mean is off by ``e``: a chain's
+    gamma of the mean size; so each value by ``e`` and a rounding of its own, and the variance by
+    twice as much of the mean distance.
+    """
+    if not spec.centred:
+        return np.zeros_like(x)
+    chain = -(-spec.k // (4 * isa.lanes)) + 2 + isa.lanes.bit_length()
+    e = (chain + 2) * U32 * np.abs(x).mean(-1, keepdims=True)
+    d = np.abs(x - x.mean(-1, keepdims=True))
+    each = e + U32 * d
+    var = (d**2).mean(-1, keepdims=True) + spec.eps
+    off = (each * d).mean(-1, keepdims=True) / var + (each**2).mean(-1, keepdims=True) / var
+    bound: np.ndarray = (each + d * off) / np.sqrt(var) * np.abs(w)
+    return bound
+
+
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", NORMS, ids=registry.name)
 def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
@@ -110,7 +128,12 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     n = run["n_outputs" if spec.outputs else "n_tokens"]
     x = rng.standard_normal((n_tokens, stride)).astype(np.float32) * 3
     x[1] = 0  # a row of zeros has no direction
-    w = rng.standard_normal(spec.k).astype(np.float32)
+    x[3] += 100  # a mean that is large beside the distances from it
+    vectors = {}
+    if spec.weight:
+        vectors["w"] = rng.standard_normal(spec.k).astype(np.float32)
+    if spec.bias:
+        vectors["bias"] = rng.standard_normal(spec.k).astype(np.float32)
     residual = rng.standard_normal((n_tokens, stride)).astype(np.float32)
     x[:, spec.k :] = residual[:, spec.k :] = np.nan
     act = spec.layout()
@@ -120,28 +143,33 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     exact_out = np.full(plain.layout().n_bytes(n), 0xFF, np.uint8)
     if spec.add:
         exact_out = np.full((n, stride), np.nan)
-    plain.run_ref([x, w, exact_out, residual, stride], run)
+    given = {"x": x, **vectors, "residual": residual}
+    plain.run_ref(plain.args(**given, out=exact_out, stride=stride), run)
     exact = exact_out[:, : spec.k] if spec.add else plain.layout().read_ref(exact_out, n)
 
     for front in (False, True):
-        guarded = [
-            memory.copy(a, name=s, front=front) for a, s in ((x, "x"), (w, "w"), (residual, "r"))
-        ]
+        args: dict[str, Any] = {
+            name: memory.copy(a, name=name, front=front) for name, a in given.items()
+        }
         if spec.add:
             out = memory.array((n, stride), np.float32, name="out", front=front)
         else:
             out = memory.array(act.n_bytes(n), name="out", front=front)
         n_items = act.grid(1, "n_outputs" if spec.outputs else "n_tokens").items(run)
-        args = [guarded[0], guarded[1], out, guarded[2], stride]
+        args |= {"out": out, "stride": stride}
         call(spec, isa, memory, args, run, n if spec.add else n_items)
         relative = norm_error(spec.k, isa.lanes) + U32
+        rows_ = x[run.output_rows if spec.outputs else slice(n), : spec.k].astype(np.float64)
+        off = centring_error(spec, isa, rows_, vectors.get("w", np.ones(spec.k)))
+        # A bias and the product it is added to may cancel: the product has the larger error.
+        off = off + relative * np.abs(vectors.get("bias", np.zeros(spec.k)))
         if spec.add:
             before = residual[:n, : spec.k].astype(np.float64)
-            tolerance = np.abs(exact - before) * relative + U32 * np.abs(exact)
+            tolerance = off + np.abs(exact - before) * relative + U32 * np.abs(exact)
             assert_close(out[:, : spec.k], exact, tolerance, spec.name)
             assert np.isnan(out[:, spec.k :]).all()
         else:
-            check_act(out, act, exact, relative, spec.name)
+            check_act(out, act, exact, relative, spec.name, off * (1 + 2.0**-8) + 1e-37)
 
 
 def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
@@ -152,8 +180,9 @@ def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
     residual = memory.copy(rng.standard_normal((3, spec.k)).astype(np.float32))
     expected = np.empty((3, spec.k))
     run = Run(n_tokens=3)
-    spec.run_ref([x, w, expected, residual, spec.k], run)
-    call(spec, isa, memory, [x, w, residual, residual, spec.k], run, 3)
+    args = {"x": x, "w": w, "residual": residual, "stride": spec.k}
+    spec.run_ref(spec.args(**args, out=expected), run)
+    call(spec, isa, memory, {**args, "out": residual}, run, 3)
     assert_close(residual, expected, 1e-5, spec.name)
 
 
@@ -171,7 +200,7 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     act = spec.layout()
     plain = replace(spec, act="f32", group=1)
     exact_out = np.empty(plain.layout().n_bytes(n), np.uint8)
-    plain.run_ref([x, exact_out, stride, up], run)
+    plain.run_ref(plain.args(x=x, out=exact_out, stride=stride, up=up), run)
     exact = plain.layout().read_ref(exact_out, n)
     # e**y is good to 2 u of its own plus, where the machine has no FMA, the reduction's; then 1
     # +, 1 /, and two products. GELU's inner polynomial is rounded before the exponential: |y| <=
@@ -183,7 +212,8 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         rows_ = memory.copy(x, name="x", front=front)
         out = memory.array(act.n_bytes(n), name="out", front=front)
         n_items = act.grid(spec.slices, "n_tokens").items(run)
-        call(spec, isa, memory, [rows_, out, stride, up], run, n_items)
+        args = {"x": rows_, "out": out, "stride": stride, "up": up}
+        call(spec, isa, memory, args, run, n_items)
         check_act(out, act, exact, relative, spec.name, absolute)
 
 
@@ -200,7 +230,8 @@ def test_not_a_number_is_not_lost(
         x = rng.standard_normal((2, 96)).astype(np.float32)
         x[1, place] = bad
         out = memory.array(act.n_bytes(2), name="out")
-        call(spec, isa, memory, [memory.copy(x), out, 96, 0], Run(n_tokens=2), 2)
+        args = {"x": memory.copy(x), "out": out, "stride": 96, "up": 0}
+        call(spec, isa, memory, args, Run(n_tokens=2), 2)
         with np.errstate(invalid="ignore"):
             got = act.read_ref(out, 2)
         assert not np.isfinite(got[1, place])

@@ -56,10 +56,7 @@ class Problem:
 
     def __init__(self, spec: Gated, isa: Isa, rng: np.random.Generator, n: int) -> None:
         self.spec, self.isa, self.n = spec, isa, n
-        names = ("w", "act", "k", "mr", "nr", "segments", "fence", "folded", "matrix")
-        self.products = random(
-            Gemm(**{name: getattr(spec, name) for name in names}), isa, rng, n, [spec.m] * 2
-        )
+        self.products = random(replace(spec.product, segments=2), isa, rng, n, [spec.m] * 2)
         for b in self.products.biases:
             b[:] = 0
         self.products.residual[:] = 0
@@ -82,10 +79,8 @@ class Problem:
         x = memory.copy(raw, name="x", front=front)
         out = memory.array(result.n_bytes(self.n), name="out", front=front)
         chunk = chunk or round_up(self.n, spec.nr)
-        args: list[object] = [x, 0, out, 0, chunk]
-        for w in p.weights:
-            parts = [memory.copy(part, name="w", front=front) for part in spec.fmt.split(w)]
-            args += [*parts, 0, spec.m, 0]
+        args = {"x": x, "y": out, "stride": 0, "tokens": chunk, "rows": [spec.m] * 2}
+        args |= {"column": [0, 0], "w": p.copies(memory, front)}
         n_items = spec.strips([spec.m] * 2, self.isa.lanes) * -(-self.n // chunk)
         call(spec, self.isa, memory, args, Run(n_tokens=self.n), n_items)
         return out
@@ -119,10 +114,8 @@ def test_the_twin_says_the_same(spec: Gated, memory: Memory, rng: np.random.Gene
     layout, out = spec.layout(), np.zeros(plain.result().n_bytes(5), np.uint8)
     x = np.zeros(layout.n_bytes(5), np.uint8)
     layout.write_ref(x, problem.products.x)
-    args: list[object] = [x, None, out, 0, 8]
-    for w in problem.products.weights:
-        args += [*spec.fmt.split(w), None, spec.m, 0]
-    plain.run_ref(args, Run(n_tokens=5))
+    w = [spec.fmt.split(w) for w in problem.products.weights]
+    plain.run_ref(plain.args(x=x, y=out, w=w, rows=[spec.m] * 2), Run(n_tokens=5))
     assert np.allclose(plain.result().read_ref(out, 5), exact, rtol=1e-6, atol=1e-30)
 
 
@@ -149,7 +142,7 @@ def test_what_fills_up_a_group_is_its_last_token(memory: Memory, rng: np.random.
 def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
     """Its activations are laid out for the gemm that it stands for, so both can follow one norm."""
     fmt = by_name(fmt.name)  # type: ignore[attr-defined]
-    for n in (choice.VECTOR_TOKENS, 512):
+    for n in (choice.GEMV_TOKENS[-1] + 1, 512):
         made = choice.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8), n)
         like = choice.matmul(fmt, isa, 2048, n)
         assert isinstance(like, Gemm)

@@ -29,6 +29,7 @@ from treadle.kernels.act import Act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
+from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.spec import round_up
 
 HEIGHTS = (1, 5, 50, 105)
@@ -36,7 +37,13 @@ HEIGHTS = (1, 5, 50, 105)
 
 def on_matrix(spec: Matmul) -> bool:
     """Whether the kernel needs matrix registers."""
-    return isinstance(spec, Gemm) and spec.matrix
+    return isinstance(spec, MatrixGemm)
+
+
+def takes_signed(spec: Matmul) -> bool:
+    """Whether the codes, or what is left after the offset, are signed bytes."""
+    codes = spec.fmt.codes
+    return codes is not None and spec.act == "q8" and codes.top - codes.offset <= 127
 
 
 PAIRS: list[tuple[Matmul, Isa]] = [
@@ -45,6 +52,7 @@ PAIRS: list[tuple[Matmul, Isa]] = [
     for isa in (rows.MATRICES if on_matrix(spec) else rows.VECTORS)
     if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec)
 ]
+PAIRS += [(spec, rows.SIGNED) for spec in (*GEMMS, *GEMVS) if takes_signed(spec)]
 
 
 def cases(keep: Callable[[Matmul], bool] = lambda spec: True) -> pytest.MarkDecorator:
@@ -94,13 +102,15 @@ class Problem:
             return Run(n_tokens=99, output_rows=np.arange(self.n, dtype=np.int32))
         return Run(n_tokens=self.n)
 
-    def _args(
-        self, x: Any, residual: Any, y: Any, chunk: int, weights: Any, biases: Any
-    ) -> list[Any]:
-        args = [x, residual, y, self.stride, chunk]
-        for w, b, m, column in zip(weights, biases, self.heights, self.columns, strict=True):
-            args += [*w, b, m, column]
-        return args
+    def _args(self, **more: Any) -> dict[str, Any]:
+        return {"stride": self.stride, "rows": self.heights, "column": self.columns, **more}
+
+    def copies(self, memory: Memory, front: bool) -> list[tuple[np.ndarray, ...]]:
+        """The weights' arrays, guarded."""
+        return [
+            tuple(memory.copy(part, name="w", front=front) for part in self.spec.fmt.split(w))
+            for w in self.weights
+        ]
 
     def reference(self) -> np.ndarray:
         layout = self.spec.layout()
@@ -109,8 +119,8 @@ class Problem:
         y = np.full((self.n, self.stride), np.nan)
         with np.errstate(invalid="ignore", over="ignore"):
             weights = [self.spec.fmt.split(w) for w in self.weights]
-            args = self._args(x, self.residual, y, 0, weights, self.biases)
-            self.spec.run_ref(args, self.run)
+            args = self._args(x=x, residual=self.residual, y=y, w=weights, bias=self.biases)
+            self.spec.run_ref(self.spec.args(**args), self.run)
         return y
 
     def compute(self, memory: Memory, chunk: int = 0) -> np.ndarray:
@@ -124,17 +134,14 @@ class Problem:
         y = memory.array((n_rows, self.stride), np.float32, name="y", front=self.front)
         residual = np.full(y.shape, np.nan, np.float32)
         residual[: self.n] = self.residual
-        weights = [
-            [memory.copy(part, name="w", front=self.front) for part in spec.fmt.split(w)]
-            for w in self.weights
-        ]
+        weights = self.copies(memory, self.front)
         biases = [memory.array(p, np.float32, name="bias", front=self.front) for p in self.padded]
         for b, values in zip(biases, self.biases, strict=True):
             b[: len(values)] = values
         chunk = chunk or n_rows
         n_items = self.strips * (-(-self.n // chunk) if isinstance(spec, Gemm) else 1)
         kept = memory.copy(residual, name="residual", front=self.front)
-        args = self._args(x, kept, y, chunk, weights, biases)
+        args = self._args(x=x, residual=kept, y=y, tokens=chunk, w=weights, bias=biases)
         call(spec, self.isa, memory, args, self.run, n_items)
         written = y[: self.n].copy()
         for m, padded, column in zip(self.heights, self.padded, self.columns, strict=True):

@@ -23,28 +23,29 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
     n, dims, page = 5, spec.head_dim, spec.page
     k_column = spec.n_head * dims
     v_column = k_column + spec.n_head_kv * dims
-    stride = v_column + spec.n_head_kv * dims + 1
+    stride = v_column + spec.n_head_kv * spec.dims_v + 1
     n_pages, layer_off = 4, 64
     page_bytes = layer_off + 2 * page.layer_bytes
     angles = rng.uniform(0, 100, (n, spec.rope_dims // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     slots = np.array([2 * PAGE + 3, 0, PAGE - 1, 3 * PAGE + 31, PAGE + 7])
-    suffix = "local" if spec.local else "global"
-    state: dict[str, Any] = {f"rope_{suffix}": table, f"kv_slots_{suffix}": slots}
-    run = Run(n_tokens=n, **state)
+    run = Run(n, ropes={spec.table: table}, slots={spec.pool: slots})
     x = rng.standard_normal((n, stride)).astype(np.float32)
-    x[0, v_column : v_column + dims] = 0  # a block of zeros has scale 0
+    x[0, v_column : v_column + spec.dims_v] = 0  # a block of zeros has scale 0
     norms = [(1 + rng.random(dims)).astype(np.float32) for _ in range(2)]
-    ints = [stride, k_column, v_column, page_bytes, layer_off]
+    args: dict[str, Any] = {"stride": stride, "k_column": k_column, "v_column": v_column}
+    args |= {"page_bytes": page_bytes, "layer_off": layer_off}
 
     x_ref = x.astype(np.float64)
     pool_ref = np.full(n_pages * page_bytes, 0xFF, np.uint8)
-    spec.run_ref([x_ref, *norms, pool_ref, *ints], run)
+    weights = dict(zip(("q_norm", "k_norm"), norms, strict=True))
+    spec.run_ref(spec.args(qkv=x_ref, pool=pool_ref, **weights, **args), run)
     for front in (False, True):
         qkv = memory.copy(x, name="qkv", front=front)
         pool = memory.array(n_pages * page_bytes, name="pool", front=front)
-        weights = [memory.copy(w, name="norm", front=front) for w in norms]
-        call(spec, isa, memory, [qkv, *weights, pool, *ints], run, n * spec.n_head_kv)
+        args |= {name: memory.copy(w, name=name, front=front) for name, w in weights.items()}
+        args |= {"qkv": qkv, "pool": pool}
+        call(spec, isa, memory, args, run, n * spec.n_head_kv)
 
         # Norm: gamma of the mean square's chain, halved by the root, and six products; a turn
         # adds three roundings of two terms, and the twin's own table is the f32 one.
@@ -53,7 +54,10 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
         heads = np.abs(q_ref).reshape(n, -1, dims).max(-1).repeat(dims, -1)
         assert_close(q, q_ref, 2 * heads * relative, f"{spec.name}: queries")
         assert (qkv[:, k_column:] == x[:, k_column:]).all(), "keys and values stay where they were"
-        check_pool(spec, page, pool, pool_ref, slots, (page_bytes, layer_off), relative)
+        if spec.queries_only:
+            assert (pool == 0xFF).all()
+        else:
+            check_pool(spec, page, pool, pool_ref, slots, (page_bytes, layer_off), relative)
 
 
 def check_pool(
@@ -99,11 +103,12 @@ def test_f16_pages_clamp(memory: Memory) -> None:
     stride = (spec.n_head + 2 * spec.n_head_kv) * spec.head_dim
     qkv = memory.copy(np.full((1, stride), 1e6, np.float32))
     table = np.stack([np.ones((1, 4)), np.zeros((1, 4))], 1).astype(np.float32)
-    run = Run(n_tokens=1, rope_global=table, kv_slots_global=np.zeros(1, np.int64))
+    run = Run(1, ropes={0: table}, slots={0: np.zeros(1, np.int64)})
     pool = memory.array(spec.page.layer_bytes)
     k_column = spec.n_head * spec.head_dim
     v_column = k_column + spec.n_head_kv * spec.head_dim
-    args = [qkv, None, None, pool, stride, k_column, v_column, spec.page.layer_bytes, 0]
+    args = {"qkv": qkv, "pool": pool, "stride": stride, "k_column": k_column}
+    args |= {"v_column": v_column, "page_bytes": spec.page.layer_bytes, "layer_off": 0}
     call(spec, isa, memory, args, run, spec.n_head_kv)
     for head in range(spec.n_head_kv):
         for part in spec.page.read_ref(spec.page.head_ref(pool, 0, spec.page.layer_bytes, 0, head)):
@@ -112,16 +117,19 @@ def test_f16_pages_clamp(memory: Memory) -> None:
 
 def test_page_layout_refuses() -> None:
     with pytest.raises(UnsupportedError, match="q4_0"):
-        PageLayout("q4_0", 2, 64)
+        PageLayout("q4_0", 2, 64, 64)
     with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 80"):
-        PageLayout("q8_0", 2, 80)
+        PageLayout("q8_0", 2, 64, 80)
+    with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 48"):
+        PageLayout("q8_0", 2, 48, 64)
 
 
 @pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
-def test_page_twin_round_trip(kv: str, rng: np.random.Generator) -> None:
-    page = PageLayout(kv, 1, 64)
+@pytest.mark.parametrize("dims_v", [32, 64, 96])
+def test_page_twin_round_trip(kv: str, dims_v: int, rng: np.random.Generator) -> None:
+    page = PageLayout(kv, 1, 64, dims_v)
     head = np.zeros(page.head_bytes, np.uint8)
-    key, value = rng.standard_normal((2, 64)).astype(np.float32)
+    key, value = (rng.standard_normal(n).astype(np.float32) for n in (64, dims_v))
     page.write_ref(head, 5, key, value)
     for stored, x in zip(page.read_ref(head), (key, value), strict=True):
         assert_close(stored[5], x, np.abs(x).max() * 2.0**-7, kv)

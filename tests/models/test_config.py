@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import FORMATS
-from treadle.models.archs import ARCHS, LAYER_TENSORS
-from treadle.models.config import Config, load_config
+from treadle.models.archs import ARCHS
+from treadle.models.config import Config, Layer
+from treadle.models.graphs.decoder import LAYER_ROWS
+from treadle.models.load import load_config
+from treadle.models.rope import Rope
 
 KEYS: dict[str, Any] = {
     "block_count": 7,
@@ -40,7 +43,7 @@ def fake(arch: str = "llama", optional: tuple[str, ...] = (), **changes: Any) ->
     size |= {"n_k": n_head_kv * head, "n_v": n_head_kv * 12}
     shapes = {"token_embd.weight": (32, 48), "output_norm.weight": (48,)}
     needs = ARCHS[arch].needs if arch in ARCHS else frozenset()
-    for row in LAYER_TENSORS:
+    for row in LAYER_ROWS:
         if not row.optional or row.name in needs or row.name in optional:
             for i in range(7):
                 shapes[f"blk.{i}.{row.name}"] = tuple(size[word] for word in row.shape)
@@ -62,25 +65,23 @@ def tensor(name: str, shape: tuple[int, ...], values: Any = (), ggml_type: int =
 
 def test_defaults_are_llama_cpps() -> None:
     config = load_config(fake())
-    assert (config.n_layer, config.n_embd, config.n_ff, config.n_vocab) == (7, 48, 80, 32)
-    assert (config.n_head, config.n_head_kv, config.head_dim, config.head_dim_v) == (4, 2, 12, 12)
-    assert (config.rope_dims, config.rope_base, config.rope_scaling) == (12, 10000.0, "none")
-    assert (config.rope_scale, config.rope_attn_factor, config.rope_factors) == (1.0, 1.0, None)
+    assert (config.n_layer, config.n_embd, config.n_vocab) == (7, 48, 32)
+    assert config.layers == tuple(Layer(4, 2, 12, 12, 80, kv_from=i) for i in range(7))
+    assert config.ropes == (Rope(12, 10000.0, n_ctx_orig=512),)
     assert (config.embd_scale, config.attn_scale) == (1.0, 1 / math.sqrt(12))
-    assert (config.attn_softcap, config.logit_softcap, config.sliding_window) == (0.0, 0.0, 0)
-    assert config.local_layers == (False,) * 7
+    assert (config.attn_softcap, config.logit_softcap) == (0.0, 0.0)
     assert config.tied
     assert config.optional == frozenset()
     assert config.ignored == ()
-    assert load_config(fake(attention__head_count_kv=None)).n_head_kv == 4
+    assert load_config(fake(attention__head_count_kv=None)).layers[0].n_head_kv == 4
 
 
 def test_gemma3_rows_of_traits() -> None:
     config = load_config(fake("gemma3", attention__sliding_window=64, rope__freq_base=1e6,
                               final_logit_softcapping=30.0))  # fmt: skip
-    assert config.local_layers == (True,) * 5 + (False, True)
-    assert config.sliding_window == 64
-    assert (config.rope_base, config.rope_base_local) == (1e6, 10000.0)
+    assert [layer.window for layer in config.layers] == [64] * 5 + [0, 64]
+    assert [layer.rope for layer in config.layers] == [1] * 5 + [0, 1]
+    assert config.ropes == (Rope(12, 1e6, n_ctx_orig=512), Rope(12, 1e4))
     assert config.embd_scale == math.sqrt(48)
     assert config.logit_softcap == 30.0
     assert config.optional == ARCHS["gemma3"].needs
@@ -108,23 +109,48 @@ def test_gemma3_27b_scales_attention_by_width() -> None:
 )
 def test_sliding_window_pattern(pattern: Any, local: list[int]) -> None:
     changes = {"attention__sliding_window": 64, "attention__sliding_window_pattern": pattern}
-    assert load_config(fake("gemma3", **changes)).local_layers == tuple(map(bool, local))
+    layers = load_config(fake("gemma3", **changes)).layers
+    assert [layer.window for layer in layers] == [64 * flag for flag in local]
+    assert [layer.rope for layer in layers] == local
 
 
 def test_window_of_an_architecture_that_has_none_is_ignored() -> None:
-    config = load_config(fake("qwen2", attention__sliding_window=64))
-    assert config.sliding_window == 0
-    assert not any(config.local_layers)
-    assert load_config(fake("gemma3")).sliding_window == 0
+    for config in (
+        load_config(fake("qwen2", attention__sliding_window=64)),
+        load_config(fake("gemma3")),
+    ):
+        assert not any(layer.window for layer in config.layers)
+        assert len(config.ropes) == 1
+
+
+@pytest.mark.parametrize("scaling", ["linear", "yarn"])
+def test_layers_with_a_window_are_never_stretched(scaling: str) -> None:
+    gguf = fake("gemma3", attention__sliding_window=64, rope__scaling__type=scaling,
+                rope__scaling__factor=8.0, rope__scaling__attn_factor=2.0)  # fmt: skip
+    full, local = load_config(gguf).ropes
+    assert (full.scaling, full.scale, full.attn_factor) == (scaling, 8.0, 2.0)
+    assert local == Rope(12, 10000.0)
 
 
 def test_arrays_of_equal_layers_are_one_number() -> None:
     arrays: dict[str, Any] = {"attention__head_count_kv": [2] * 7, "feed_forward_length": [80] * 7}
     assert load_config(fake(**arrays)) == load_config(fake())
-    with pytest.raises(
-        UnsupportedError, match=r"head_count_kv differs between layers \(from 1 to 2\)"
-    ):
+
+
+def test_layers_may_differ() -> None:
+    n_ff = [16, 32, 48, 64, 80, 96, 112]
+    gguf = fake(feed_forward_length=n_ff)
+    for i, n in enumerate(n_ff):
+        for name, shape in (("gate", (n, 48)), ("up", (n, 48)), ("down", (48, n))):
+            gguf.tensors[f"blk.{i}.ffn_{name}.weight"].shape = shape
+    assert [layer.n_ff for layer in load_config(gguf).layers] == n_ff
+    gguf.tensors["blk.2.ffn_up.weight"].shape = (80, 48)
+    with pytest.raises(FileError, match=r"blk\.2\.ffn_up\.weight: .* \[48, 48\] \(n_ff, n_embd"):
+        load_config(gguf)
+    with pytest.raises(FileError, match=r"blk\.6\.attn_k\.weight"):
         load_config(fake(attention__head_count_kv=[2] * 6 + [1]))
+    with pytest.raises(FileError, match=r"head_count_kv: 3 does not divide 4 heads"):
+        load_config(fake(attention__head_count_kv=[2] * 6 + [3]))
 
 
 @pytest.mark.parametrize(
@@ -139,9 +165,7 @@ def test_arrays_of_equal_layers_are_one_number() -> None:
 )
 def test_rope_scaling(changes: dict[str, Any], scaling: str, scale: float) -> None:
     config = load_config(fake(**changes))
-    assert (config.rope_scaling, config.rope_scale) == (scaling, scale)
-    assert (config.yarn_ext_factor, config.yarn_beta_fast, config.yarn_beta_slow) == (1, 32, 1)
-    assert config.n_ctx_orig == 512
+    assert config.ropes == (Rope(12, 10000.0, scaling=scaling, scale=scale, n_ctx_orig=512),)
 
 
 def test_rope_factors_are_read() -> None:
@@ -150,8 +174,9 @@ def test_rope_factors_are_read() -> None:
         load_config(gguf)
     gguf.tensors["rope_freqs.weight"] = tensor("rope_freqs.weight", (6,), [1, 1, 1, 2, 8, 8])
     config = load_config(gguf)
-    assert config.rope_factors == (1, 1, 1, 2, 8, 8)
-    assert (config.rope_scaling, config.optional) == ("none", frozenset({"rope_freqs.weight"}))
+    assert config.ropes[0].factors == (1, 1, 1, 2, 8, 8)
+    assert config.ropes[0].scaling == "none"
+    assert config.optional == frozenset({"rope_freqs.weight"})
     gguf.tensors["rope_freqs.weight"].data = np.asarray([1, 1, 0, 1, 1, 1], "<f4").view(np.uint8)
     with pytest.raises(FileError, match=r"at byte 64: rope_freqs\.weight"):
         load_config(gguf)
@@ -320,7 +345,7 @@ def test_any_value_gives_a_config_or_a_typed_error(arch: str, changes: dict[str,
     except TreadleError:
         return
     assert isinstance(config, Config)
-    assert config.n_head % config.n_head_kv == 0
+    assert not any(layer.n_head % layer.n_head_kv for layer in config.layers)
     assert math.isfinite(config.attn_scale)
 
 

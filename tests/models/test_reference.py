@@ -12,7 +12,8 @@ import pytest
 from tests.models.hf_tiny import CASES, tiny_models, write_tiny
 from tests.reference import forward, kl_divergence
 from treadle.files.gguf import open_gguf
-from treadle.models.config import load_config
+from treadle.models.load import load_config
+from treadle.models.rope import Rope
 
 # Mean KL from F32 that llama.cpp itself has on this text (data/README.md; F16, BF16: its logits)
 KL_SCALE = {"F16": 1e-7, "BF16": 5e-6, "Q8_0": 7e-5, "Q4_1": 0.0094, "Q4_0": 0.0173}
@@ -52,10 +53,8 @@ def test_the_prompt_feels_what_the_case_is_about(name: str, tmp_path: Path) -> N
         config = load_config(gguf)
         blind = replace(
             config,
-            sliding_window=config.sliding_window and 1000,
-            rope_factors=None,
-            rope_scaling="none",
-            rope_scale=1.0,
+            layers=tuple(replace(layer, window=0) for layer in config.layers),
+            ropes=tuple(Rope(rope.dims, rope.base) for rope in config.ropes),
         )
         assert np.abs(forward(gguf, blind, ids) - expected).max() > 0.1
 

@@ -17,7 +17,8 @@ from treadle.isa import ROWS
 from treadle.jit import cache
 from treadle.runtime import describe as describe_module
 from treadle.runtime import machine, memory, residence
-from treadle.runtime.describe import ModelFile, describe
+from treadle.runtime.describe import describe
+from treadle.runtime.facts import ModelFile
 from treadle.runtime.peaks import Peaks
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -92,7 +93,7 @@ def test_the_golden_report(there: Describe, monkeypatch: pytest.MonkeyPatch) -> 
     ``TREADLE_UPDATE_GOLDEN=1`` writes the file anew.
     """
     versions = {"treadle": "0.1.0", "python": "CPython 3.11.2", "llvm": "22.1.0"}
-    monkeypatch.setattr(describe_module, "_versions", lambda: versions)
+    monkeypatch.setitem(describe_module.SECTIONS, "versions", lambda here: versions.items())
     files = {
         f"{CPU}/online": "0-7",
         **{f"{CPU}/cpu{i}/topology/physical_package_id": "0" for i in range(8)},
@@ -353,10 +354,10 @@ def test_dots_without_an_instruction(there: Describe) -> None:
 def test_a_cpu_that_treadle_has_no_row_for(
     there: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treadle.runtime import reasons
+    from treadle.runtime import facts
 
     monkeypatch.setattr("platform.machine", lambda: "vax")
-    monkeypatch.setitem(reasons.FEATURES, "vax", {"polyf": ("polynomials", ())})
+    monkeypatch.setitem(facts.FEATURES, "vax", {"polyf": ("polynomials", ())})
     about = ModelFile((), acts={"f32"})
     (warning,) = there(features=frozenset({"polyf"}), model=about)["warnings"]
     assert "a row of its own: docs/add-an-isa.md tells how to add one" in warning

@@ -24,7 +24,6 @@ from treadle.runtime.peaks import (
     Stream,
     measure_peaks,
     operands,
-    tile,
 )
 
 ACTS = tuple(peaks.DOTS_PER_VALUE)
@@ -39,14 +38,15 @@ def ids(value: object) -> str:
 def test_dots_against_the_twin(
     isa: Isa, act: str, memory: Memory, rng: np.random.Generator
 ) -> None:
-    spec, rounds, n_items = Dots(act, *tile(isa)), 5, 3
+    spec, rounds, n_items = Dots(act, *isa.tiles.peak), 5, 3
     w = memory.copy(operands(act, spec.mr, isa.lanes, rng))
     x = memory.copy(operands(act, spec.nr, isa.lanes, rng))
     dtype = np.int32 if act == "q8" else np.float32
     out = memory.array((n_items, spec.mr * spec.nr), dtype)
-    call(spec, isa, memory, [w, x, out, rounds], Run(), n_items)
+    args = {"w": w, "x": x, "rounds": rounds}
+    call(spec, isa, memory, {**args, "out": out}, Run(), n_items)
     want = np.zeros(spec.mr * spec.nr, dtype)
-    spec.run_ref([w, x, want, rounds], None)
+    spec.run_ref(spec.args(**args, out=want), None)
     # Operands are below 1, so a sum stays below its terms' number; each addition rounds once.
     depth = rounds * peaks.DOTS_PER_VALUE[act] + math.log2(isa.lanes) + 1
     n_terms = rounds * peaks.DOTS_PER_VALUE[act] * isa.lanes
@@ -62,8 +62,8 @@ def test_streams_against_the_twin(
 ) -> None:
     data = memory.copy(rng.integers(0, 256, 3 * PIECE, np.uint8))
     out, want = memory.array(3, np.int32), np.zeros(3, np.int32)
-    call(Stream(*shape), isa, memory, [data, out], Run(), 3)
-    Stream(*shape).run_ref([data, want], None)
+    call(Stream(*shape), isa, memory, {"data": data, "out": out}, Run(), 3)
+    Stream(*shape).run_ref(Stream.args(data=data, out=want), None)
     np.testing.assert_array_equal(out, want)
 
 
@@ -104,9 +104,10 @@ def test_matrix_dots_against_the_twin(isa: Isa, memory: Memory, rng: np.random.G
     spec, rounds, n_items = MatrixDots(), 5, 3
     a, b = (memory.copy(operands("bf16", 2 * 16, 16, rng)) for _ in range(2))
     out = memory.array((n_items, 2, 2, 16, 16), np.float32)
-    call(spec, isa, memory, [a, b, out, rounds], Run(), n_items)
+    args = {"w": a, "x": b, "rounds": rounds}
+    call(spec, isa, memory, {**args, "out": out}, Run(), n_items)
     want = np.zeros((2, 2, 16, 16))
-    spec.run_ref([a, b, want, rounds], None)
+    spec.run_ref(spec.args(**args, out=want), None)
     for item in out:
         assert_close(item, want, rounds * 32 * U32 * rounds * 32, spec.name)
 
@@ -121,7 +122,7 @@ def test_the_matrix_loop_is_nothing_but_dots() -> None:
 
 @pytest.mark.parametrize(("isa", "act"), CASES, ids=ids)
 def test_the_loop_is_nothing_but_dots(isa: Isa, act: str) -> None:
-    spec = Dots(act, *tile(isa))
+    spec = Dots(act, *isa.tiles.peak)
     loop = hot_loop(emit_assembly(trace(spec, isa), isa))
     known = DOT.get((isa.name, act))
     if known is None:  # a dot is many instructions, or one that this test does not know

@@ -21,7 +21,7 @@ from treadle.jit.builder import Builder
 from treadle.jit.compile import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
-from treadle.kernels.spec import RUN_STATE, Frame, Spec
+from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Team, interrupts_held, step_times
 
@@ -36,10 +36,11 @@ class Relay(Spec):
     """
 
     op: ClassVar[str] = "test_relay"
+    args = Args("x:in out:inout n")
     work: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, out, n = frame.ptr(0), frame.ptr(1), frame.int(2)
+        x, out, n = frame.x, frame.out, frame.n
         with k.loop(frame.end, start=frame.begin) as i:
             with k.loop(self.work):
                 isa.pause(k)
@@ -59,15 +60,15 @@ class Chain:
         self.steps = np.zeros(len(sizes), STEP)
         self.state = np.zeros(1, RUN_STATE)
         self.state["n_tokens"] = 0
-        offset = RUN_STATE.fields["n_tokens"][1]  # type: ignore[index]
+        none = int(self.state["n_tokens"].ctypes.data)
         self.expected = [0]
         source = 0
         for s, (n_items, chunk) in enumerate(sizes):
             out = s + 1
-            addresses = [self.rows[r].ctypes.data for r in (source, out)]
-            self.args[s] = (*addresses, N)
+            x, y = (self.rows[r].ctypes.data for r in (source, out))
+            self.args[s] = Relay.args.slots({"x": x, "out": y, "n": N})
             # No items: n_tokens is 0, so 5 * ceil(0 / 3) of them.
-            count = (n_items, -1, 1) if n_items else (5, offset, 3)
+            count = (n_items, 0, 1) if n_items else (5, none, 3)
             self.steps[s] = (address, self.args[s].ctypes.data, *count, chunk)
             self.expected.append(self.expected[source] + 1 if n_items else 0)
             source = out if n_items else source

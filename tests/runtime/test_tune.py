@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise, product
 from zlib import crc32
 
@@ -145,7 +144,7 @@ def test_a_shipped_kernel_that_is_wrong_loses_too() -> None:
 def test_if_all_are_wrong_nothing_is_kept() -> None:
     timer = FakeTimer(lambda spec, n: 1.0)
     everything = [v.spec for v in sweep_gemm(timer).variants]
-    everything += [choice.gemv(Q8_0, K, n) for n in GEMV_TOKENS]
+    everything += [choice.gemv(Q8_0, VNNI, K, n) for n in GEMV_TOKENS]
     timer.broken = everything
     sweeps, crossed, table = tune(timer, Q8_0, VNNI, K, N, ["gemm"], runs=3)
     assert not sweeps[0].sound
@@ -212,28 +211,18 @@ def test_the_final_finds_out_who_was_only_lucky() -> None:
     assert next(v for v in found.variants if v.shipped).spec.name in twice
 
 
-@dataclass(frozen=True)
-class Blocked(Gemm):
-    """A gemm with every field that there is a list of values for."""
-
-    fence: int = 1
-    unroll: int = 4
-    kc: int = 0
-
-
-def test_fields_are_swept_as_soon_as_a_spec_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages go on from the best tiles, so a field that changes which tile is best is seen."""
+def test_later_stages_start_from_the_best_tiles() -> None:
+    """So a field that changes which tile is best is seen."""
 
     def cost(spec: Matmul, n: int) -> float:
-        assert isinstance(spec, Blocked)
-        near = wanting(mr=1, nr=6, fence=8, unroll=2)(spec, n) + abs(spec.kc - 1024) / 1024
+        assert isinstance(spec, Gemm)
+        near = wanting(mr=1, nr=6, fence=8)(spec, n) + abs(spec.kc - 1024) / 1024
         tile = (spec.mr, spec.nr)
         return near - 2 if tile == (1, 5) and spec.fence == 8 else near
 
-    monkeypatch.setattr(choice, "Gemm", Blocked)
     found = sweep_gemm(FakeTimer(cost))
-    assert fields_of(found) == {"mr": 1, "nr": 5, "fence": 8, "unroll": 2, "kc": 1024}
-    assert found.best.name == "mr 1 nr 5 fence 8 unroll 2 kc 1024"
+    assert fields_of(found) == {"mr": 1, "nr": 5, "fence": 8, "kc": 1024}
+    assert found.best.name == "mr 1 nr 5 fence 8 kc 1024"
     specs = [v.spec for v in found.variants]
     assert len({s.name for s in specs}) == len(specs)
     short = sweep(
@@ -242,11 +231,11 @@ def test_fields_are_swept_as_soon_as_a_spec_has_them(monkeypatch: pytest.MonkeyP
     assert {v.fields["kc"] for v in short.variants} == {0}  # 512 and more are all of K
 
 
-def test_fields_that_a_spec_lacks_are_passed_over() -> None:
+def test_the_fields_that_are_swept() -> None:
     assert set(swept_fields(Gemv("F32", "f32", K, 4, 1))) == {"mr"}
-    assert {"mr", "nr"} <= set(swept_fields(Gemm("F32", "f32", K, 2, 6)))
+    assert set(swept_fields(Gemm("F32", "f32", K, 2, 6))) == {"mr", "nr", "fence", "kc"}
     found = sweep(
-        FakeTimer(wanting(mr=16)), choice.gemv(Q8_0, K, 1), VNNI, 1, runs=1, progress=quiet
+        FakeTimer(wanting(mr=16)), choice.gemv(Q8_0, VNNI, K, 1), VNNI, 1, runs=1, progress=quiet
     )
     assert fields_of(found) == {"mr": 16}
 
@@ -298,7 +287,7 @@ def test_vectors_are_for_as_many_tokens_as_they_win_at(wins: int, vectors: int) 
 
 def test_a_wrong_gemv_has_no_crossover() -> None:
     timer = FakeTimer(crossing(99))
-    timer.broken = [choice.gemv(Q8_0, K, 4)]
+    timer.broken = [choice.gemv(Q8_0, VNNI, K, 4)]
     assert cross(timer, Q8_0, VNNI, K, SHIPPED, runs=1, progress=quiet).tokens == 2
 
 

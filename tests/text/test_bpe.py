@@ -14,9 +14,10 @@ from tokenizers.pre_tokenizers import Sequence, Split
 from tests.text.conftest import Load
 from tests.text.vocabularies import CONTROL, NORMAL, USER_DEFINED, letters, load_bpe
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf_array import string_array
 from treadle.text.bpe import BYTE_OF_LETTER, merge_pairs
 from treadle.text.pretokenizers import PRE_TOKENIZERS
-from treadle.text.vocab import string_array, texts
+from treadle.text.vocab import texts
 
 
 def words(pre: str, text: str) -> list[str]:

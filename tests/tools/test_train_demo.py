@@ -14,7 +14,7 @@ import pytest
 
 from tests.reference import forward
 from treadle.files.gguf import open_gguf
-from treadle.models.config import load_config
+from treadle.models.load import load_config
 from treadle.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,7 +130,7 @@ def test_phases_begin_at_their_share_of_the_steps(tool: Any) -> None:
     assert found[-1].context == recipe.size.n_ctx
 
 
-def test_a_second_stage_grows_out_of_the_first(tool: Any, straight: Path, tmp_path: Path) -> None:
+def test_each_stage_goes_on_from_the_one_before(tool: Any, straight: Path, tmp_path: Path) -> None:
     run(tool, tmp_path, "--steps", "1", "--start", str(straight / "demo.gguf"))
     first, second = (
         json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
@@ -138,6 +138,16 @@ def test_a_second_stage_grows_out_of_the_first(tool: Any, straight: Path, tmp_pa
     )
     assert second["parameters"] > first["parameters"]
     assert second["float32"]["loss"] < first["rounded"]["loss"]  # it went on, not from nothing
+    further = tmp_path / "further"
+    run(tool, further, "--steps", "1", "--start", str(tmp_path / "demo.gguf"))
+    third = json.loads((further / "log.jsonl").read_text().splitlines()[-1])
+    assert third["parameters"] == second["parameters"]
+    assert third["float32"]["loss"] < second["rounded"]["loss"]
+
+
+def test_a_file_of_no_stage_is_refused(tool: Any, straight: Path) -> None:
+    with pytest.raises(SystemExit, match="not the file of an earlier stage"):
+        tool.recipe_of(straight / "demo.gguf", tiny=False)
 
 
 @pytest.mark.usefixtures("tool")

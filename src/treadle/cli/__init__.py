@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType
+
+from treadle.cli.garbage import garbage_kept
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,15 +66,3 @@ def leave_on_signals() -> None:
     for number in filter(None, known):
         if signal.getsignal(number) is signal.SIG_DFL:  # else who started us had reasons
             signal.signal(number, leave)
-
-
-@contextmanager
-def garbage_kept() -> Iterator[None]:
-    """Importing makes a hundred thousand objects, and none of them garbage: looking for some takes
-    9 ms of a start.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -11,17 +11,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import treadle
-from treadle.cli import garbage_kept
+from treadle.cli.garbage import garbage_kept
 from treadle.errors import TreadleError, printable
-from treadle.words import why
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 # What ``treadle --help`` and a shell's completion say of each: they import no command.
 COMMANDS = {
@@ -44,43 +40,25 @@ DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the s
 
 
 class Commands(click.Group):
-    """Imports ``treadle/cli/NAME.py`` only when NAME is asked for, and takes its ``command``."""
+    """Knows a name and a line of help of each; imports ``treadle/cli/NAME.py`` only when NAME is
+    asked for, and takes its ``command``.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name every command, in the order of the help text."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
-        if cmd_name not in COMMANDS:
-            return None
-        with garbage_kept():
-            command: click.Command = import_module(f"treadle.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a line for each."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands that begin so, and our own options."""
-        from click.shell_completion import CompletionItem
-
-        found = [
-            CompletionItem(name, help=text)
-            for name, text in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or say which one was probably meant."""
-        if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
+        """Import the command, or say which one was probably meant."""
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise click.UsageError(unknown_command(args[0]), ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if name:
+            with garbage_kept():
+                command = import_module(f"treadle.cli.{name}").command
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a reader that went away and Ctrl-C become exit codes."""
@@ -129,6 +107,7 @@ def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 @click.command(
     cls=Commands,
+    commands=[click.Command(name, short_help=text) for name, text in COMMANDS.items()],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
@@ -160,13 +139,10 @@ def invoke(argv: Sequence[str] | None) -> int:
         return complain(f"treadle: error: {message}\nSee '{command} --help'.", USAGE)
     except click.ClickException as error:
         return complain(f"treadle: error: {error.format_message()}", error.exit_code)
-    except TreadleError as error:
+    except (TreadleError, OSError) as error:
         from treadle.cli.table import typed
 
         return complain(f"treadle: error: {typed(error)}", FAILED)
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        return complain(f"treadle: error: {place}{why(error)}", FAILED)
     except MemoryError:
         return complain("treadle: error: out of memory", FAILED)
 

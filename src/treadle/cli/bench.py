@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from treadle.card import bytes_by_type
 from treadle.cli.engines import Engine, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import find_model, load_model
 from treadle.cli.progress import ProgressBar
@@ -23,27 +24,20 @@ from treadle.files.target import check_folder, check_not_read, files_of
 TELLING_S = 0.02  # seconds of all repetitions: waking the threads takes some 0.1 ms of each
 
 
-class Numbers(click.ParamType[tuple[int, ...]]):
-    """Whole numbers, separated by commas."""
+def least(n: int) -> Callable[[str], tuple[int, ...]]:
+    """What reads whole numbers of ``n`` or more, separated by commas."""
 
-    name = "numbers"
-
-    def __init__(self, least: int) -> None:
-        self.least = least
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Split at the commas, and check each; one given twice counts once."""
-        if isinstance(value, tuple):
-            return value
+    def numbers(text: str) -> tuple[int, ...]:
         try:
-            numbers = tuple(dict.fromkeys(int(part) for part in value.split(",")))
+            found = tuple(dict.fromkeys(map(int, text.split(","))))  # one given twice counts once
         except ValueError:
-            self.fail(f"'{value}' is not a list of whole numbers, as in 1,2", param, ctx)
-        if min(numbers) < self.least:
-            self.fail(f"{min(numbers)} is less than {self.least}", param, ctx)
-        return numbers
+            what = f"'{text}' is not a list of whole numbers, as in 1,2"
+            raise click.BadParameter(what) from None
+        if min(found) < n:
+            raise click.BadParameter(f"{min(found)} is less than {n}")
+        return found
+
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -104,13 +98,13 @@ class Schedule:
 @click.argument(
     "models", metavar="MODEL...", nargs=-1, required=True, type=click.Path(readable=False)
 )
-@click.option("-p", "--prompt", "n_prompt", type=Numbers(0), default=(512,), help="Tokens to read.")
-@click.option("-n", "--gen", "n_gen", type=Numbers(0), default=(128,), help="Tokens to write.")
-@click.option("-d", "--depth", type=Numbers(0), default=(0,), help="Tokens in the cache before.")
+@click.option("-p", "--prompt", "n_prompt", type=least(0), default="512", help="Tokens to read.")
+@click.option("-n", "--gen", "n_gen", type=least(0), default="128", help="Tokens to write.")
+@click.option("-d", "--depth", type=least(0), default="0", help="Tokens in the cache before.")
 @click.option(
-    "-s", "--sequences", type=Numbers(1), default=(1,), help="Sequences that write together."
+    "-s", "--sequences", type=least(1), default="1", help="Sequences that write together."
 )
-@click.option("-t", "--threads", type=Numbers(1), help="Threads; by default as `doctor` says.")
+@click.option("-t", "--threads", type=least(1), help="Threads; by default as `doctor` says.")
 @click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
 @click.option("--kv", metavar="TYPE", help="Type of the cached keys and values, such as f16.")
 @click.option(
@@ -288,17 +282,9 @@ def evaluate(
             share_of_peak=median(map(Work.share_of_peak, works, times)) if ours else None,
             engine=engine.name,
             model=name,
-            format=format_of(model),
+            format=next(iter(bytes_by_type(model.gguf.tensors.values())), "none"),
             peak=work.bound if ours else None,
             shares=work.shares(middle) if ours else None,
             peaks=usual,
             processor_time_share=timed.share(times, model.n_threads) if ours else None,
         )
-
-
-def format_of(model: Any) -> str:
-    """The type that most bytes of the file's tensors have."""
-    sizes: dict[str, int] = {}
-    for tensor in model.gguf.tensors.values():
-        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
-    return max(sizes, key=lambda name: sizes[name], default="none")

@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.constraint import constraint_options, named, read_constraint
 from treadle.cli.conversation import COMMANDS, Conversation, Turn
-from treadle.cli.options import (
-    ModelCommand,
-    TokenLimit,
-    build_sampling,
-    load_options,
-    sampling_options,
-)
+from treadle.cli.generation_options import GenerationOptions, generation_options
+from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.record import read_record
 from treadle.cli.screen import folded, open_screen
 from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
 from treadle.cli.table import is_styled, typed
 from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
+from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
 
 if TYPE_CHECKING:
@@ -42,12 +37,7 @@ NO_MODEL = (
 
 @click.command(cls=ModelCommand)
 @click.argument("model", required=False, metavar="MODEL")
-@click.option(
-    "-n", "--max-tokens", type=TokenLimit(), metavar="N",
-    help="Most tokens of one answer; -1, the default, for no limit.",
-)  # fmt: skip
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
-@constraint_options
+@generation_options("Most tokens of one answer; -1, the default, for no limit.")
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
 @click.option(
@@ -56,18 +46,14 @@ NO_MODEL = (
 )  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Show Markdown as such, on a terminal.")
 @load_options
-@sampling_options
 def command(
     model: str | None,
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    constraint: dict[str, Path | None],
+    options: GenerationOptions,
     system: str,
     record: str | None,
     when_full: str,
     markdown: bool,
     load: dict[str, Any],
-    sampling: dict[str, Any],
 ) -> None:
     """Talk with MODEL.
 
@@ -80,9 +66,7 @@ def command(
 
     if model is None:
         raise click.UsageError(NO_MODEL)
-    settings = Settings(
-        build_sampling(sampling), max_tokens, stop, read_constraint(constraint), when_full, markdown
-    )
+    settings = Settings(**vars(options), when_full=when_full, markdown=markdown)
     conversation = Conversation(settings=settings)
     if record:
         conversation.system, conversation.messages = read_record(Path(record))
@@ -91,10 +75,8 @@ def command(
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
         chat = Chat(loaded, conversation, progress)
-        try:
+        with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)
-        except SamplingError as error:  # settings that do not fit this vocabulary
-            raise click.UsageError(str(error)) from error
         if loaded.template.builtin:
             note(
                 f"{loaded.path.name} has no chat template: "
@@ -129,8 +111,8 @@ class Chat:
 
     def check(self, settings: Settings) -> None:
         """Raise SamplingError or GrammarError for what this model cannot have. Nothing is run."""
-        with named(settings.constraint):
-            self.model.generate([0], session=self.session, **settings.of_answer())
+        with settings.named():
+            self.model.generate([0], session=self.session, **settings.settings())
 
     def run(self, lines: Lines, *, interactive: bool) -> None:
         """Read, answer, and read again, until the lines end or the person leaves."""
@@ -173,23 +155,16 @@ class Chat:
                 screen.end()
                 note("stopped; the conversation is as it was before")
                 return
-        except ContextFullError as error:
-            self.clean()
-            conversation.unanswered()
-            complain(typed(error))
-            note(f"The message was taken back. {self.remedy()}.")
-            return
-        except FileError:  # the model's file shrank: there is nobody to talk to
-            self.clean()
-            if pieces:
-                screen.end()
-            raise
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             self.clean()
             if pieces:
                 screen.end()
+            if isinstance(error, FileError):  # the model's file shrank: there is nobody to talk to
+                raise
             conversation.unanswered()
-            complain(str(error))
+            complain(typed(error))
+            if isinstance(error, ContextFullError):
+                note(f"The message was taken back. {self.remedy()}.")
             return
         self.n_answered += 1
         screen.end()
@@ -222,7 +197,7 @@ class Chat:
         return self.model.chat(
             conversation.request(n_dropped),
             session=self.session,
-            **conversation.settings.of_answer(),
+            **conversation.settings.settings(),
         )
 
     def fitting(self) -> Generation:
@@ -259,16 +234,8 @@ class Chat:
 
 def turn_of(model: Model, reply: Generation) -> Turn:
     """Take an answer's statistics from its `Generation`."""
-    timings = reply.timings
-    return Turn(
-        n_prompt=timings.n_prompt,
-        n_cached=timings.n_cached,
-        prefill_s=timings.prefill_s,
-        n_generated=timings.n_generated,
-        decode_s=timings.decode_s,
-        n_context=min(len(reply.prompt_ids) + len(reply.ids), model.n_ctx),  # the last is only said
-        n_ctx=model.n_ctx,
-    )
+    n_context = len(reply.prompt_ids) + len(reply.ids)  # the last may only be said
+    return Turn(reply.timings, min(n_context, model.n_ctx), model.n_ctx)
 
 
 def note(text: str) -> None:

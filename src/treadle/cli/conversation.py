@@ -6,18 +6,23 @@ model's turn. The model's answer comes back through `Conversation.answered`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from treadle.cli.record import Message, path_of, read_record, write_record
 from treadle.cli.settings import SETTINGS, Settings, find
+from treadle.cli.table import typed
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
 from treadle.words import why
+
+if TYPE_CHECKING:
+    from treadle.answer import Timings
 
 OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
@@ -37,36 +42,41 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one answer cost, in tokens and seconds."""
+    """What one answer cost."""
 
-    n_prompt: int  # tokens that were read for it
-    n_cached: int  # of the prompt's tokens, those that the cache still held
-    prefill_s: float
-    n_generated: int
-    decode_s: float
+    timings: Timings
     n_context: int  # tokens in the context after it
     n_ctx: int  # tokens that the context can hold
 
     def __str__(self) -> str:
         """Write it as the line below an answer."""
-        wrote = counted(self.n_generated, self.n_decoded, self.decode_s)
-        read = rated(str(self.n_read), self.n_read, self.prefill_s)
-        return f"{wrote}; read {read}; context {self.n_context} of {self.n_ctx}"
+        context = f"context {self.n_context} of {self.n_ctx}"
+        return f"{wrote([self])}; read {read([self])}; {context}"
 
     @property
     def n_read(self) -> int:
         """Tokens of the prompt that the cache did not hold."""
-        return self.n_prompt - self.n_cached
-
-    @property
-    def n_decoded(self) -> int:
-        """Tokens that ``decode_s`` was spent on: the first one comes out of the prefill."""
-        return max(0, self.n_generated - 1)
+        return self.timings.n_prompt - self.timings.n_cached
 
 
-def counted(n: int, n_timed: int, seconds: float) -> str:
-    """Write ``n`` tokens, and the speed of those that were timed: ``5 tokens, 12.0 tokens/s``."""
-    return rated(f"{n} token{'s' * (n != 1)}", n_timed, seconds)
+def wrote(turns: Sequence[Turn]) -> str:
+    """Tokens that were written, and the speed of all but the first of each turn, which comes out of
+    the prompt's run.
+    """
+    n = sum(turn.timings.n_generated for turn in turns)
+    n_timed = sum(max(0, turn.timings.n_generated - 1) for turn in turns)
+    return rated(counted(n), n_timed, sum(turn.timings.decode_s for turn in turns))
+
+
+def read(turns: Sequence[Turn]) -> str:
+    """Tokens that were read, and how fast."""
+    n = sum(turn.n_read for turn in turns)
+    return rated(str(n), n, sum(turn.timings.prefill_s for turn in turns))
+
+
+def counted(n: int) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{n} token{'s' * (n != 1)}"
 
 
 def rated(text: str, n_timed: int, seconds: float) -> str:
@@ -235,31 +245,21 @@ class Conversation:
                 settings = self.settings.changed(name, value.strip())
                 self.check(settings)
                 self.settings = settings
-        except click.UsageError as error:
-            return Outcome(f"{name}: {error.message.rstrip('.')}", failed=True)
-        except TreadleError as error:
-            return Outcome(str(error), failed=True)
-        except ValueError as error:
-            return Outcome(f"{name}: {error}", failed=True)
-        except OSError as error:
-            return Outcome(f"{error.filename}: {why(error)}", failed=True)
+        except (TreadleError, OSError) as error:
+            return Outcome(typed(error), failed=True)
+        except (click.UsageError, ValueError) as error:
+            return Outcome(f"{name}: {str(error).rstrip('.')}", failed=True)
         return Outcome(self.settings.line(SETTINGS[setting.name]))
 
     def stats(self, _: str) -> Outcome:
         """Show the speed and the context used, of the last answer and in all."""
         if not self.turns:
             return Outcome("no answer yet")
-        n_read = sum(turn.n_read for turn in self.turns)
-        n_generated = sum(turn.n_generated for turn in self.turns)
-        n_decoded = sum(turn.n_decoded for turn in self.turns)
-        prefill_s = sum(turn.prefill_s for turn in self.turns)
-        decode_s = sum(turn.decode_s for turn in self.turns)
-        n_cached = sum(turn.n_cached for turn in self.turns)
+        n_cached = sum(turn.timings.n_cached for turn in self.turns)
         return Outcome(
             f"last answer: {self.turns[-1]}\n"
-            f"{len(self.turns)} in all: wrote {counted(n_generated, n_decoded, decode_s)}; "
-            f"read {rated(str(n_read), n_read, prefill_s)}; "
-            f"{n_cached} token{'s' * (n_cached != 1)} of prompts were still in the cache"
+            f"{len(self.turns)} in all: wrote {wrote(self.turns)}; read {read(self.turns)}; "
+            f"{counted(n_cached)} of prompts were still in the cache"
         )
 
     def help(self, _: str) -> Outcome:

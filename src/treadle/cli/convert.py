@@ -5,12 +5,12 @@ from __future__ import annotations
 import mmap
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 
-from treadle.cli.meter import Meter
-from treadle.cli.table import n_bytes, print_json, printable
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import n_bytes, print_json, printable, remark
+from treadle.cli.usage import as_usage
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.target import check_not_read, files_of
 
@@ -18,32 +18,22 @@ TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # what a model of
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
 
 
-class Alignment(click.ParamType[int]):
+def alignment(text: str) -> int:
     """A power of two, or ``page``: what this machine maps at a time."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it."""
-        if value == "page":
-            return mmap.PAGESIZE
-        n = int(value) if str(value).isdecimal() else 0
-        if n < 1 or n & (n - 1) or n >= 1 << 31:
-            self.fail(f"'{value}' is neither a power of two nor 'page'", param, ctx)
-        return n
+    if text == "page":
+        return mmap.PAGESIZE
+    n = int(text) if text.isdecimal() else 0
+    if n < 1 or n & (n - 1) or n >= 1 << 31:
+        raise click.BadParameter(f"'{text}' is neither a power of two nor 'page'")
+    return n
 
 
-class Size(click.ParamType[int]):
+def size(text: str) -> int:
     """A number of bytes: ``500M``, ``2G``."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it."""
-        match = re.fullmatch(r"(\d{1,15})([KMG]?)", str(value).upper())
-        if match is None or not int(match[1]):
-            self.fail(f"'{value}' is no size, such as 500M or 2G", param, ctx)
-        return int(match[1]) * UNITS[match[2]]
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
+    if match is None or not int(match[1]):
+        raise click.BadParameter(f"'{text}' is no size, such as 500M or 2G")
+    return int(match[1]) * UNITS[match[2]]
 
 
 @click.command()
@@ -55,8 +45,14 @@ class Size(click.ParamType[int]):
     metavar="TYPE",
     help="Format of the matrices, such as F16 or Q8_0; as in SRC by default. Vectors become F32.",
 )
-@click.option("--align", type=Alignment(), default="32", help="Of tensors: bytes, or 'page'.  [32]")
-@click.option("--split-max-size", type=Size(), help="Write shards, none larger than this: 2G.")
+@click.option(
+    "--align",
+    type=alignment,
+    default="32",
+    metavar="BYTES",
+    help="Of tensors: bytes, or 'page'.  [32]",
+)
+@click.option("--split-max-size", type=size, help="Write shards, none larger than this: 2G.")
 @click.option(
     "--tokenizer",
     type=click.Path(readable=False),
@@ -97,16 +93,11 @@ def command(
     from treadle.convert.recipe import Options, notes
     from treadle.formats import by_name
 
-    try:
+    with as_usage(UnsupportedError):
         options = Options(
             None if fmt is None else by_name(fmt), align, split_max_size or 0, force, resume,
             allow_nonfinite, settings,
         )  # fmt: skip
-    except UnsupportedError as error:
-        raise click.UsageError(str(error)) from error
-
-    def say(text: str) -> None:
-        click.echo(f"treadle: {printable(text)}", err=True)
 
     if not src or not dst:
         raise click.UsageError(f"{'SRC' if not src else 'DST'} is an empty name")
@@ -121,12 +112,13 @@ def command(
         check_not_read(target, files_of(tokenizer))
         remarks = notes(source, options)
         for note in remarks:
-            say(note)
-        as_it_is = getattr(source, "verbatim", False)  # a GGUF says all that it said before
-        if not as_it_is and source.metadata.keys().isdisjoint(TOKENIZER):
-            say(f"{path} has no tokenizer that treadle knows: {target} cannot read or write text")
-        with Meter(STAGE, "B") as meter:
-            written = convert(source, target, options, progress=meter, say=say, cache=cache)
+            remark(note)
+        if not source.verbatim and source.metadata.keys().isdisjoint(TOKENIZER):
+            remark(
+                f"{path} has no tokenizer that treadle knows: {target} cannot read or write text"
+            )
+        with ProgressBar(STAGE, "B") as meter:
+            written = convert(source, target, options, progress=meter, say=remark, cache=cache)
     finally:
         if source is not None:
             source.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.cli.metadata import described, written
 from treadle.cli.table import heading, print_table, shorten
 from treadle.errors import TreadleError
 
@@ -46,7 +47,7 @@ def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
 
     Returns a function of a tensor's name and its rows: at which of B's is what A has in each.
     """
-    from treadle.models.config import load_config
+    from treadle.models.load import load_config
 
     try:
         config, other = load_config(a), load_config(b)
@@ -54,10 +55,15 @@ def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
         return lambda name, n: None
     if config.arch.rope == other.arch.rope:
         return lambda name, n: None
-    heads = {"attn_q": config.n_head, "attn_k": config.n_head_kv}
+    heads = {
+        f"blk.{i}.attn_{which}.{kind}": n
+        for i, layer in enumerate(config.layers)
+        for which, n in (("q", layer.n_head), ("k", layer.n_head_kv))
+        for kind in ("weight", "bias")
+    }
 
     def order(name: str, n: int) -> Rows | None:
-        n_head = heads.get(name.split(".")[-2]) if name.startswith("blk.") else None
+        n_head = heads.get(name)
         if n_head is None or n % (2 * n_head):
             return None
         rows = np.arange(n).reshape(n_head, -1)
@@ -70,8 +76,6 @@ def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
 
 def compare_metadata(a: GGUF, b: GGUF) -> list[dict[str, Any]]:
     """The keys whose values differ, or that one file alone has (None for the other's value)."""
-    from treadle.cli.inspect import described
-
     out = []
     for key in [*a.metadata, *(key for key in b.metadata if key not in a.metadata)]:
         if content(a.metadata.get(key)) != content(b.metadata.get(key)):
@@ -162,16 +166,13 @@ def errors(
     return {key: float(value) if np.isfinite(value) else None for key, value in found.items()}
 
 
-def print_diff(report: Mapping[str, Any], written: Callable[[object], str]) -> None:
+def print_diff(report: Mapping[str, Any]) -> None:
     """Print it for people: what is the same is only counted."""
     heading(f"{report['a']} (A) and {report['b']} (B)")
     if report["metadata"]:
         print_table(
             ["key", "A", "B"],
-            [
-                (row["key"], *(shown(row[side], written) for side in "ab"))
-                for row in report["metadata"]
-            ],
+            [(row["key"], *(shown(row[side]) for side in "ab")) for row in report["metadata"]],
         )
     else:
         print("the same metadata")
@@ -191,7 +192,7 @@ def print_diff(report: Mapping[str, Any], written: Callable[[object], str]) -> N
     print(f"{same} of {len(report['tensors'])} tensors are identical")
 
 
-def shown(value: object, written: Callable[[object], str]) -> str:
+def shown(value: object) -> str:
     """A metadata value in a column."""
     return MISSING if value is None else shorten(written(value), 80)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import n_bytes, print_json, printable, say, scaled
+from treadle.cli.table import n_bytes, printable, say, scaled, show
 
 if TYPE_CHECKING:
-    from treadle.runtime.describe import ModelFile
+    from treadle.runtime.facts import ModelFile
 
 # How numbers are written whose name ends so; the ending is no part of what people read.
 UNITS: dict[str, Callable[[float], str]] = {
@@ -40,11 +40,7 @@ def command(model: str | None, reload: bool, as_json: bool) -> None:
         raise click.UsageError("--reload needs a MODEL")
     with ProgressBar() as progress:
         report = examine(model, progress, reload=reload)
-    if as_json:
-        print_json(report)
-        return
-    for line in render(report):
-        say(line, indent=" " * hang(line))
+    show(report, as_json, print_report)
 
 
 def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -> dict[str, Any]:
@@ -73,39 +69,38 @@ def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -
 
 def look_at(model: str, progress: ProgressBar) -> ModelFile:
     """Tell what matters of MODEL's files, without reading a weight."""
+    from treadle.card import bytes_by_type
     from treadle.cli.load import find_model
     from treadle.convert.open import open_model
     from treadle.errors import TreadleError
     from treadle.formats import FORMATS
-    from treadle.models.config import load_config
-    from treadle.runtime.describe import ModelFile
+    from treadle.models.load import load_config
+    from treadle.runtime.facts import ModelFile
 
-    gguf = open_model(find_model(model, progress))
-    try:
+    with open_model(find_model(model, progress)) as gguf:
         problem = None
         try:
             load_config(gguf)
         except TreadleError as error:
             problem = str(error)
         tensors = list(gguf.tensors.values())
-        sizes: dict[str, int] = {}
-        for tensor in tensors:
-            sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
+        formats = list(bytes_by_type(tensors))
         lacking = {tensor.type_name for tensor in tensors if tensor.format is None}
-        formats = sorted(sizes, key=lambda name: -sizes[name])
         return ModelFile(
             # a Hugging Face folder's own path is no file, and its tensors name theirs
             files=sorted(p for p in {t.path for t in tensors} | {gguf.path} if p.is_file()),
             formats=formats,
             without_kernel=[name for name in formats if name in lacking],
-            acts={
-                tensor.format.act for tensor in tensors if tensor.format and len(tensor.shape) > 1
-            },
+            acts={t.format.act for t in tensors if t.format and len(t.shape) > 1},
             instead=[row.name for row in FORMATS.values()],
             problem=problem,
         )
-    finally:
-        gguf.close()
+
+
+def print_report(report: Mapping[str, object]) -> None:
+    """Print it for people."""
+    for line in render(report):
+        say(line, indent=" " * hang(line))
 
 
 def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:

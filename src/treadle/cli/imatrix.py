@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.load import find_model, load_model, read_text
-from treadle.cli.meter import Meter
+from treadle.cli.load import load_model, read_text
 from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of
-from treadle.cli.table import print_json, printable
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import printable, show
 from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:
@@ -58,21 +58,18 @@ def command(
     # One of --in-file may be OUT: what it holds goes on in what replaces it.
     check_target(output, files_of(model, file), force=force)
     earlier = [read(other) for other in others]
-    with Meter(STAGE, "tok") as meter:
-        loaded = load_model(
-            str(find_model(model, meter)), meter, threads=threads, context=context
-        )  # fmt: skip
-        try:
-            began = time.perf_counter()
-            matrix = run(loaded, file, context, chunks, process_output, meter)
-            seconds = time.perf_counter() - began
-            own = matrix.n_chunks
-            for other in earlier:
-                matrix = matrix + other
-            names = [n for n, t in loaded.gguf.tensors.items() if is_matrix(n, t.shape)]
-            left_out = missing(matrix, names)
-        finally:
-            loaded.close()
+    with (
+        ProgressBar(STAGE, "tok") as meter,
+        load_model(model, meter, threads=threads, context=context) as loaded,
+    ):
+        began = time.perf_counter()
+        matrix = run(loaded, file, context, chunks, process_output, meter)
+        seconds = time.perf_counter() - began
+        own = matrix.n_chunks
+        for other in earlier:
+            matrix = matrix + other
+        names = [n for n, t in loaded.gguf.tensors.items() if is_matrix(n, t.shape)]
+        left_out = missing(matrix, names)
     matrix.write(output)
     report: dict[str, Any] = {
         "model": str(loaded.path),
@@ -85,14 +82,11 @@ def command(
         "seconds": seconds,
         "tok_s": own * context / seconds,
     }
-    if as_json:
-        print_json(report)
-    else:
-        print_report(report)
+    show(report, as_json, print_report)
 
 
 def run(
-    model: Model, file: str, n_ctx: int, chunks: int | None, with_output: bool, meter: Meter
+    model: Model, file: str, n_ctx: int, chunks: int | None, with_output: bool, meter: ProgressBar
 ) -> ImportanceMatrix:
     """Cut the text and collect."""
     from treadle.imatrix.collect import collect

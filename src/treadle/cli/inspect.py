@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.card import bytes_by_type
 from treadle.cli.load import find_model
+from treadle.cli.metadata import described, written
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import (
     heading,
     n_bytes,
     n_weights,
-    print_json,
     print_table,
     printable,
     say,
-    shorten,
+    show,
 )
 from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF, Tensor
-
-SHOWN = 8  # elements of an array
 
 
 @click.command()
@@ -47,15 +46,9 @@ def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
 
     with ProgressBar() as progress:
         path = find_model(model, progress)
-    gguf = open_model(path)
-    try:
+    with open_model(path) as gguf:
         report = describe(gguf)
-    finally:
-        gguf.close()
-    if as_json:
-        print_json(report)
-    else:
-        print_report(report)
+    show(report, as_json, print_report)
 
 
 def print_difference(a: str, b: str, as_json: bool) -> None:
@@ -68,15 +61,12 @@ def print_difference(a: str, b: str, as_json: bool) -> None:
         paths = [find_model(ref, progress) for ref in (a, b)]
         with open_model(paths[0]) as first, open_model(paths[1]) as second:
             report = compare(first, second, usable_threads()[0], progress)
-    if as_json:
-        print_json(report)
-    else:
-        print_diff(report, written)
+    show(report, as_json, print_diff)
 
 
 def describe(gguf: GGUF) -> dict[str, Any]:
     """Tell all about a file; a Hugging Face folder has no version of GGUF."""
-    from treadle.convert.open import is_hf
+    from treadle.files.splits import is_hf
 
     tensors = list(gguf.tensors.values())
     return {
@@ -84,9 +74,9 @@ def describe(gguf: GGUF) -> dict[str, Any]:
         "version": None if is_hf(gguf.path) else gguf.version,
         "alignment": gguf.alignment,
         "n_bytes": gguf.n_bytes,
-        "n_parameters": sum(n_elements(tensor) for tensor in tensors),
+        "n_parameters": n_elements(tensors),
         "bits_per_weight": bits(tensors),
-        "f16_share": f16_share(tensors),
+        "f16_share": bits(tensors) / 16,
         "formats": count_formats(tensors),
         "metadata": {key: described(value) for key, value in gguf.metadata.items()},
         "tensors": [
@@ -103,62 +93,37 @@ def describe(gguf: GGUF) -> dict[str, Any]:
     }
 
 
-def n_elements(tensor: Tensor) -> int:
-    """Count a tensor's numbers."""
-    count = 1
-    for length in tensor.shape:
-        count *= length
-    return count
+def n_elements(tensors: Iterable[Tensor]) -> int:
+    """How many numbers they hold."""
+    return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 def bits(tensors: list[Tensor]) -> float:
     """Bits a weight takes, over all of these tensors."""
-    return 8 * sum(t.n_bytes for t in tensors) / max(sum(map(n_elements, tensors)), 1)
-
-
-def f16_share(tensors: list[Tensor]) -> float:
-    """Their size, as a share of what they would take as F16."""
-    return bits(tensors) / 16
+    return 8 * sum(t.n_bytes for t in tensors) / max(n_elements(tensors), 1)
 
 
 def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
     """Tell, for each weight format, how much of the file is in it and what that costs."""
-    groups: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.type_name, []).append(tensor)
-    total = sum(tensor.n_bytes for tensor in tensors)
-    rows = [
+    sizes = bytes_by_type(tensors)
+    groups = {name: [t for t in tensors if t.type_name == name] for name in sizes}
+    return [
         {
             "format": name,
             "n_tensors": len(members),
-            "n_parameters": sum(map(n_elements, members)),
-            "n_bytes": (size := sum(t.n_bytes for t in members)),
-            "share": size / max(total, 1),
+            "n_parameters": n_elements(members),
+            "n_bytes": sizes[name],
+            "share": sizes[name] / max(sum(sizes.values()), 1),
             "bits_per_weight": bits(members),
-            "f16_share": f16_share(members),
+            "f16_share": bits(members) / 16,
         }
         for name, members in groups.items()
     ]
-    return sorted(rows, key=lambda row: -int(str(row["n_bytes"])))
-
-
-def described(value: object) -> object:
-    """Make a metadata value fit for JSON: of an array, its type, its length and its beginning."""
-    from treadle.files.gguf import GGUFArray
-
-    if isinstance(value, GGUFArray):
-        first = [described(value[i]) for i in range(min(SHOWN, len(value)))]
-        return {"type": value.type.name.lower(), "length": len(value), "first": first}
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if hasattr(value, "item"):  # a numpy scalar
-        return value.item()
-    return value
 
 
 def find_problems(gguf: GGUF) -> list[str]:
     """List what treadle could not do with this file, each part asked by itself."""
-    from treadle.models.config import load_config
+    from treadle.models.load import load_config
     from treadle.text.tokenizer import load_tokenizer
 
     parts: list[tuple[str, Callable[[GGUF], object]]] = [
@@ -224,23 +189,3 @@ def print_report(report: Mapping[str, Any]) -> None:
     heading("missing or unknown")
     for problem in report["problems"] or ["nothing"]:
         say(printable(problem), indent="  ")
-
-
-def written(value: object) -> str:
-    """Write a metadata value on one line."""
-    if isinstance(value, Mapping):
-        first = ", ".join(shorten(json.dumps(v, ensure_ascii=False), 24) for v in value["first"])
-        dots = ", …" if value["length"] > len(value["first"]) else ""
-        return f"{value['length']} × {value['type']}: [{first}{dots}]"
-    if isinstance(value, float):
-        return shortest(value)
-    return shorten(str(value), 200)
-
-
-def shortest(value: float) -> str:
-    """A number in the fewest digits: most files hold f32, of which Python shows an f64's digits."""
-    import numpy as np
-
-    with np.errstate(over="ignore"):  # a number beyond f32
-        narrow = np.float32(value)
-    return str(narrow) if float(narrow) == value else str(value)

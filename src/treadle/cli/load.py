@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
-from treadle.cli import garbage_kept
-from treadle.cli.table import printable
-from treadle.convert.open import is_hf
+from treadle.cli.garbage import garbage_kept
+from treadle.cli.table import remark
 from treadle.errors import FileError
 from treadle.files.splits import find_model as one_inside
-from treadle.files.splits import missing
+from treadle.files.splits import is_hf, missing
+from treadle.words import listed
 
 if TYPE_CHECKING:
     from treadle.cli.progress import ProgressBar
@@ -40,10 +40,7 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
     if ref.startswith("hf:"):
         from treadle.hub import download
 
-        def say(text: str) -> None:
-            print(f"treadle: {printable(text)}", file=sys.stderr)
-
-        return download(ref, progress=progress, say=say)
+        return download(ref, progress=progress, say=remark)
     if not ref:
         raise FileError("an empty name", path="''", expected="a model's file or folder")
     path = Path(ref)
@@ -91,10 +88,7 @@ def near_names(path: Path) -> str:
 def listing(folder: Path) -> str:
     """Name a few of the models in ``folder``, if it has any."""
     models = sorted(folder.glob("*.gguf"))
-    if not models:
-        return ""
-    more = f" and {len(models) - 5} more" if len(models) > 5 else ""
-    return "; there are " + ", ".join(map(str, models[:5])) + more
+    return "; there are " + listed([*map(str, models)], 5) if models else ""
 
 
 def load_model(
@@ -115,9 +109,8 @@ def load_model(
     trained = model.config.n_ctx_train
     if context is not None and context > trained:
         progress.close()
-        print(
-            f"treadle: warning: a context of {context} tokens: {model.path.name} was "
-            f"trained for {trained}; expect nonsense behind them",
-            file=sys.stderr,
+        remark(
+            f"warning: a context of {context} tokens: {model.path.name} was trained for {trained}; "
+            "expect nonsense behind them"
         )
     return model

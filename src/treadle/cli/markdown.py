@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from treadle.cli.screen import columns, write
-from treadle.cli.table import harmless
+from treadle.cli.table import columns, harmless, write
 
 if TYPE_CHECKING:
     from rich.markdown import Markdown

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from treadle.cli.usage import as_usage
 from treadle.errors import SamplingError
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
@@ -37,21 +38,13 @@ class ModelCommand(click.Command):
                     formatter.write_dl(records)
 
 
-class Bias(click.ParamType[tuple[int, float]]):
+def bias(text: str) -> tuple[int, float]:
     """``ID+BIAS`` or ``ID-BIAS``, as llama.cpp writes it; ``ID-inf`` forbids the token."""
-
-    name = "bias"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        """Split at the first sign."""
-        text = str(value)
-        at = min((i for i in (text.find("+"), text.find("-")) if i > 0), default=0)
-        try:
-            return int(text[:at]), float(text[at:])
-        except ValueError:
-            self.fail(f"'{value}' is not ID+BIAS or ID-BIAS", param, ctx)
+    at = min((i for i in (text.find("+"), text.find("-")) if i > 0), default=0)
+    try:
+        return int(text[:at]), float(text[at:])
+    except ValueError:
+        raise click.BadParameter(f"'{text}' is not ID+BIAS or ID-BIAS") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +54,21 @@ class Knob:
     field: str
     flags: str
     help: str
-    kind: click.ParamType[Any] | type | None = None
+    reader: Callable[[str], Any] | None = None  # of one value, where its type is not enough
     multiple: bool = False
 
+    @property
+    def default(self) -> Any:
+        """The field's."""
+        return getattr(DEFAULT, self.field)
 
+    @property
+    def kind(self) -> Any:
+        """click's type of one value."""
+        return self.reader or type(self.default)
+
+
+DEFAULT = Sampling()
 KNOBS = (
     Knob("temperature", "--temp --temperature", "Above 1 bolder, below 1 safer; 0 is greedy."),
     Knob("top_k", "--top-k", "Keep the k likeliest tokens; 0 keeps all."),
@@ -96,7 +100,7 @@ KNOBS = (
     Knob("mirostat_tau", "--mirostat-ent", "The surprise that mirostat holds."),
     Knob("adaptive_target", "--adaptive-target", "Prefer tokens this likely; below 0 is off."),
     Knob("adaptive_decay", "--adaptive-decay", "How slowly adaptive-p forgets."),
-    Knob("logit_bias", "-l --logit-bias", "ID+BIAS or ID-BIAS; may be repeated.", Bias(), True),
+    Knob("logit_bias", "-l --logit-bias", "ID+BIAS or ID-BIAS; may be repeated.", bias, True),
     Knob("ignore_eos", "--ignore-eos", "Never end before the tokens are used up."),
     Knob(
         "samplers", "--samplers", f"The stages in order, of {', '.join(NAMES[:-1])}.", str
@@ -104,46 +108,41 @@ KNOBS = (
 )  # fmt: skip
 
 
-class TokenLimit(click.ParamType["int | None"]):
+def token_limit(text: Any) -> int | None:
     """A number of tokens, 1 or more; -1 for as many as the text has, which is None."""
-
-    name = "integer"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        """Tell -1 from a number."""
-        limit = int(click.INT.convert(value, param, ctx))
-        if limit < 1 and limit != -1:
-            self.fail(f"{limit} tokens: expected 1 or more, or -1 for no limit", param, ctx)
-        return None if limit == -1 else limit
+    limit = int(click.INT.convert(text, None, None))
+    if limit < 1 and limit != -1:
+        raise click.BadParameter(f"{limit} tokens: expected 1 or more, or -1 for no limit")
+    return None if limit == -1 else limit
 
 
 def sampling_option(knob: Knob) -> Callable[[Function], Function]:
     """Make the click option for one knob; not given, it leaves the field's default alone."""
-    field = next(f for f in dataclasses.fields(Sampling) if f.name == knob.field)
-    settings: dict[str, Any] = {"help": knob.help, "default": None, "cls": SamplingOption}
-    if isinstance(field.default, bool):
-        settings |= {"is_flag": True, "flag_value": True}
-    else:
-        settings["type"] = knob.kind or type(field.default)
-        settings["multiple"] = knob.multiple
-        if isinstance(field.default, (int, float)):
-            settings["help"] += f"  [default: {field.default:g}]"
-        elif field.default is DEFAULT_ORDER:
-            settings["help"] += f"  [default: {';'.join(DEFAULT_ORDER)}]"
-    return click.option(*knob.flags.split(), knob.field, **settings)
+    shown, settings = "", {"type": knob.kind, "multiple": knob.multiple}
+    if knob.kind is bool:
+        settings = {"is_flag": True, "flag_value": True}
+    elif isinstance(knob.default, (int, float)):
+        shown = f"  [default: {knob.default:g}]"
+    elif knob.default == DEFAULT_ORDER:
+        shown = f"  [default: {';'.join(DEFAULT_ORDER)}]"
+    words, text = [*knob.flags.split(), knob.field], knob.help + shown
+    return click.option(*words, help=text, default=None, cls=SamplingOption, **settings)
 
 
 def packed(
-    name: str, fields: Sequence[str], options: Sequence[Callable[[Function], Function]]
+    name: str,
+    fields: Sequence[str],
+    options: Sequence[Callable[[Function], Function]],
+    build: Callable[[dict[str, Any]], Any] = dict,
 ) -> Callable[[Function], Function]:
-    """Make a decorator that adds ``options`` and hands their values over as one dict, ``name``."""
+    """Make a decorator that adds ``options`` and hands over as ``name`` what ``build`` makes of a
+    dict of their values.
+    """
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def gather(**values: Any) -> Any:
-            values[name] = {field: values.pop(field) for field in fields}
+            values[name] = build({field: values.pop(field) for field in fields})
             return function(**values)
 
         decorated: Function = gather
@@ -153,10 +152,6 @@ def packed(
 
     return decorate
 
-
-sampling_options = packed(
-    "sampling", [knob.field for knob in KNOBS], [sampling_option(knob) for knob in KNOBS]
-)
 
 load_options = packed(
     "load",
@@ -185,7 +180,5 @@ def build_sampling(values: dict[str, Any]) -> Sampling:
         given["logit_bias"] = dict(given["logit_bias"])
     if given.get("dry_sequence_breakers") == ("none",):
         given["dry_sequence_breakers"] = ()
-    try:
+    with as_usage(SamplingError):
         return Sampling(**given)
-    except SamplingError as error:
-        raise click.UsageError(str(error)) from error

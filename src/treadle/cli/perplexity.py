@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.load import find_model, load_model, read_text
-from treadle.cli.meter import Meter
-from treadle.cli.table import heading, print_json, print_table
+from treadle.cli.load import load_model, read_text
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import heading, print_table, show
 from treadle.errors import TreadleError
 from treadle.files.target import check_target, files_of
 
@@ -63,7 +63,7 @@ def command(
         check_target(save, files_of(model, reference, file), force=force)
     n_ctx = context or (saved.windows.n_ctx if saved else DEFAULT_CONTEXT)
     with ExitStack() as stack:
-        meter = stack.enter_context(Meter(STAGE, "tok"))
+        meter = stack.enter_context(ProgressBar(STAGE, "tok"))
         loaded = open_model(model, n_ctx, threads, meter, stack)
         other = None
         if reference and saved is None:
@@ -73,10 +73,7 @@ def command(
         result = run(loaded, other, saved, windows, save, meter)
         seconds = time.perf_counter() - began
     report = describe(loaded, file, reference, windows, stride, result.summary(), seconds)
-    if as_json:
-        print_json(report)
-    else:
-        print_report(report)
+    show(report, as_json, print_report)
 
 
 def check_usage(
@@ -93,14 +90,15 @@ def check_usage(
         raise click.UsageError("--save-logits excludes --stride, and saved --kl-from predictions")
 
 
-def open_model(ref: str, n_ctx: int, threads: int | None, meter: Meter, stack: ExitStack) -> Model:
+def open_model(
+    ref: str, n_ctx: int, threads: int | None, meter: ProgressBar, stack: ExitStack
+) -> Model:
     """Load a model with room for the windows that are run at once."""
     from treadle.perplexity import N_SEQUENCES
 
-    path = str(find_model(ref, meter))
-    loaded = load_model(path, meter, threads=threads, context=n_ctx, n_sequences=N_SEQUENCES)
-    stack.callback(loaded.close)
-    return loaded
+    return stack.enter_context(
+        load_model(ref, meter, threads=threads, context=n_ctx, n_sequences=N_SEQUENCES)
+    )
 
 
 def windows_of(
@@ -132,24 +130,26 @@ def bos_of(tokenizer: Any) -> int | None:
 
 
 def run(
-    model: Model, other: Model | None, saved: Any, windows: Windows, save: str | None, meter: Meter
+    model: Model,
+    other: Model | None,
+    saved: Any,
+    windows: Windows,
+    save: str | None,
+    meter: ProgressBar,
 ) -> Measured:
     """Score the windows."""
-    from treadle.perplexity import Beside, SavedWriter, measure
+    from treadle.perplexity import Beside, measure, save_logits
 
-    against: Reference | None = saved
-    if other is not None:
-        against = Beside(other.engine, windows)
+    against: Reference | None = saved if other is None else Beside(other.engine, windows)
 
     def progress(done: int, total: int, so_far: Measured) -> None:
         if meter.wanted and so_far.nll:
             meter.note = f"perplexity {so_far.perplexity:.4f}"
         meter(STAGE, done, total)
 
-    if save is None:
-        return measure(model.engine, windows, against=against, progress=progress)
-    with SavedWriter(save, windows, model.config.n_vocab) as writer:
-        return measure(model.engine, windows, against=against, save=writer, progress=progress)
+    saving = save_logits(save, windows, model.config.n_vocab) if save else nullcontext()
+    with saving as append:
+        return measure(model.engine, windows, against=against, save=append, progress=progress)
 
 
 def describe(

@@ -9,14 +9,14 @@ import click
 
 from treadle.cli.load import load_model
 from treadle.cli.options import load_options
-from treadle.cli.profile import Profile, kinds_of, profile_of, speeds
+from treadle.cli.profile import Profile, facts_of, kinds_of, profile_of
 from treadle.cli.progress import ProgressBar
-from treadle.cli.speed import Peaks, Work, explain_caches, measured_peaks
+from treadle.cli.speed import Peaks, explain_caches, measured_peaks
 from treadle.cli.table import heading, n_bytes, print_json, print_table, say, scaled
 from treadle.errors import TreadleError
 
 ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
-AT_ONCE = 512  # tokens that one run takes at most: session.CHUNK
+AT_ONCE = 512  # tokens that one run takes at most: engine.CHUNK
 AGREES = 0.03  # of the whole: what the steps' sum may differ by before it is explained
 SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 
@@ -78,18 +78,8 @@ def row_of(
     step: Any, parts: list[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
     """Tell one step's facts, and its speed if it was run."""
-    work = Work.of([step], [(parts, 1)], peaks)
-    row = {
-        "label": step.label,
-        "kernel": step.kernel,
-        "shape": list(step.shape),
-        "n_bytes": work.n_bytes,
-        "n_flops": work.ops,
-    }
-    if profile is None:
-        return row
-    seconds = profile.seconds[step.label]
-    return {**row, "share_of_time": seconds / profile.sum_s, **speeds(work, seconds)}
+    row = {"label": step.label, "kernel": step.kernel, "shape": list(step.shape)}
+    return row | facts_of([step], parts, profile, peaks)
 
 
 def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
@@ -109,19 +99,17 @@ def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
 
 def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
     """Write one row for people."""
-    cells = [
-        row["label"],
-        row["kernel"],
-        "×".join(map(str, row["shape"])),
-        n_bytes(row["n_bytes"]),
-        scaled(row["n_flops"]),
-    ]
-    return cells + speed_cells(row) if profile else cells
+    cells = [row["label"], row["kernel"], "×".join(map(str, row["shape"]))]
+    return cells + work_cells(row, profile)
 
 
-def speed_cells(row: dict[str, Any]) -> list[str]:
-    """Write time and speeds; a step of which neither bytes nor operations count has no speed."""
+def work_cells(row: dict[str, Any], profile: bool) -> list[str]:
+    """Write work, and time and speeds: a step without bytes or operations has none of these."""
+    cells = [n_bytes(row["n_bytes"]), scaled(row["n_flops"])]
+    if not profile:
+        return cells
     return [
+        *cells,
         f"{1e6 * row['seconds']:.1f}",
         f"{row['share_of_time']:.1%}",
         scaled(row["bytes_s"], "B/s") if row["n_bytes"] else "",
@@ -137,16 +125,7 @@ def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
     headers = ["kind", "steps ", "bytes ", "operations ", *SPEEDS]
     print_table(
         headers,
-        [
-            [
-                row["kind"],
-                row["n_steps"],
-                n_bytes(row["n_bytes"]),
-                scaled(row["n_flops"]),
-                *speed_cells(row),
-            ]
-            for row in kinds
-        ],
+        [[row["kind"], row["n_steps"], *work_cells(row, True)] for row in kinds],
         optional=("operations ", "bytes "),
     )
     print()

@@ -45,12 +45,10 @@ def draw(results: Sequence[Result], origin: str) -> str:
     top = canvas.head("treadle bench", subtitle(results), origin)
     top = legend(canvas, looks, results, top + 28)
     for name, panel in (("roofline", roofline), ("depth", by_depth), ("models", by_model)):
-        canvas.add(f'<g id="{name}">')
+        begin = len(canvas.lines)
         bottom = panel(canvas, results, looks, top + 44)
-        if bottom is None:
-            canvas.lines.pop()
-        else:
-            canvas.add("</g>")
+        if bottom is not None:
+            canvas.lines[begin:] = [f'<g id="{name}">', *canvas.lines[begin:], "</g>"]
             top = bottom
     return document(canvas.lines, top + MARGIN, f"treadle bench: {subtitle(results)}; {origin}")
 
@@ -148,8 +146,7 @@ def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
         "Roofline: this machine's measured peaks, and the share of them in use",
         "operations per byte read",
         "operations a second",
-        [(tick, f"{tick:g}") for tick in x.ticks()],
-        [(tick, scaled(tick, "op/s").replace(".0 ", " ")) for tick in y.ticks()],
+        y_ticks=[(tick, scaled(tick, "op/s").replace(".0 ", " ")) for tick in y.ticks()],
     )
     draw_roofs(panel, f"{read} {scaled(bandwidth, 'B/s')}", bandwidth, roofs)
     for r, ops_per_byte, ops_s in points:
@@ -210,13 +207,8 @@ def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
     speeds = [s for r in results for s in (r.tok_s_min, r.tok_s_max)]
     y = log_scale(speeds, top + PLOT_HEIGHT, top)
     panel = Panel(canvas, top, PLOT_HEIGHT, x, y)
-    panel.axes(
-        "Speed by depth",
-        "tokens in the cache before",
-        "tokens a second",
-        depth_ticks(depths, x),
-        [(tick, f"{tick:g}") for tick in y.ticks()],
-    )
+    ticks = depth_ticks(depths, x)
+    panel.axes("Speed by depth", "tokens in the cache before", "tokens a second", ticks)
     ends: list[tuple[float, float, str, Look]] = []
     for key, members in lines.items():
         members.sort(key=lambda r: r.depth)
@@ -279,7 +271,7 @@ def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
     )
     panel = Panel(canvas, top, height, x, None)
     title = "Speed by format" if len({r.format for r in results}) > 1 else "Speed by model file"
-    panel.axes(title, "tokens a second", "", [(tick, f"{tick:g}") for tick in x.ticks()])
+    panel.axes(title, "tokens a second")
     at = top
     for members in tests.values():
         at += LINE_PX + 4

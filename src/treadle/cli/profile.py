@@ -80,9 +80,17 @@ def summary_of(stamped: Sequence[Mapping[str, float]], wholes: Sequence[float]) 
     return Profile(seconds, fsum(sorted(wholes)[:n]) / n)
 
 
-def speeds(work: Work, seconds: float) -> dict[str, Any]:
-    """What ``work`` in ``seconds`` comes to, as JSON has it."""
-    return {
+def facts_of(
+    steps: Sequence[Any], parts: Sequence[tuple[int, int]], profile: Profile | None, peaks: Peaks
+) -> dict[str, Any]:
+    """The work of some steps, and its speed if it was run, as JSON has it."""
+    work = Work.of(steps, [(parts, 1)], peaks)
+    facts: dict[str, Any] = {"n_bytes": work.n_bytes, "n_flops": work.ops}
+    if profile is None:
+        return facts
+    seconds = fsum(profile.seconds[step.label] for step in steps)
+    return facts | {
+        "share_of_time": seconds / profile.sum_s,
         "seconds": seconds,
         "bytes_s": work.n_bytes / seconds,
         "ops_s": work.ops / seconds,
@@ -98,17 +106,8 @@ def kinds_of(
     groups: dict[str, list[Any]] = {}
     for step in steps:
         groups.setdefault(part_of(step.kernel), []).append(step)
-    total = profile.sum_s
-    rows = []
-    for kind, members in groups.items():
-        seconds = fsum(profile.seconds[step.label] for step in members)
-        work = Work.of(members, [(parts, 1)], peaks)
-        rows.append({
-            "kind": kind,
-            "n_steps": len(members),
-            "n_bytes": work.n_bytes,
-            "n_flops": work.ops,
-            "share_of_time": seconds / total,
-            **speeds(work, seconds),
-        })  # fmt: skip
+    rows = [
+        {"kind": kind, "n_steps": len(members), **facts_of(members, parts, profile, peaks)}
+        for kind, members in groups.items()
+    ]
     return sorted(rows, key=lambda row: -float(row["seconds"]))

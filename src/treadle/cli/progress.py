@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from treadle.errors import printable
+from treadle.words import scaled
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -25,10 +26,14 @@ class ProgressBar:
 
     ``total`` 0 means unknown. Byte counts (a stage whose name starts with "download") are shown
     as such. It is a context manager as well: leaving it takes a bar off the screen.
+
+    Of the stage ``metered`` the bar shows how many of ``unit`` ("B", "tok") are done in a second,
+    and ``note``: what the work shows so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metered: str | None = None, unit: str = "") -> None:
         self.wanted = sys.stderr.isatty()
+        self.metered, self.unit, self.note = metered, unit, ""
         self._stage = ""
         self._started = 0.0
         self._drawn: RichProgress | None = None
@@ -56,6 +61,10 @@ class ProgressBar:
             self._drawn.start()
         assert self._task is not None
         self._drawn.update(self._task, completed=done, total=total or None)
+        if stage == self.metered:
+            rate = scaled(done / max(time.monotonic() - self._started, 1e-9), f"{self.unit}/s")
+            told = "  ".join(filter(None, (stage, rate, self.note)))
+            self._drawn.update(self._task, description=told)
 
     def close(self) -> None:
         """Take the bar off the screen."""

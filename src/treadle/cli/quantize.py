@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import find_model
-from treadle.cli.meter import Meter
-from treadle.cli.table import n_bytes, print_json, print_table, printable, scaled
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import n_bytes, print_table, printable, remark, scaled, show
+from treadle.cli.usage import as_usage
 from treadle.errors import TreadleError, UnsupportedError
+from treadle.words import listed
 
 if TYPE_CHECKING:
     from treadle.quantize.plan import Recipe
@@ -53,18 +55,16 @@ def command(
     from treadle.files.gguf import open_gguf
     from treadle.imatrix.matrix import read
     from treadle.quantize.plan import find_mix, kind_by_name, make_recipe, parse_rule
-    from treadle.quantize.write import check_target, write
+    from treadle.quantize.write import STAGE, check_target, write
     from treadle.runtime.machine import usable_threads
 
-    try:
+    with as_usage(TreadleError):
         wanted, asked = find_mix(mix), [parse_rule(rule) for rule in rules]
         for name in filter(None, (output_type, embd_type)):
             kind_by_name(name)
-    except (UnsupportedError, TreadleError) as error:
-        raise click.UsageError(str(error)) from error
     if not dst:
         raise click.UsageError("DST is an empty name")
-    with Meter("quantizing", "B") as meter:
+    with ProgressBar(STAGE, "B") as meter:
         gguf = open_gguf(gguf_of(src, meter))
         try:
             matrix = None if imatrix is None else read(imatrix)
@@ -75,24 +75,21 @@ def command(
             began = time.perf_counter()
             if not dry_run:
                 check_target(gguf, Path(dst), force, matrix)
-                for remark in remarks(recipe, matrix):
-                    click.echo(f"treadle: {remark}", err=True)
+                for text in remarks(recipe, matrix):
+                    remark(text)
                 write(
                     gguf, recipe, dst, n_threads=threads or usable_threads()[0], imatrix=matrix,
-                    overwrite=force, allow_requantize=allow_requantize, progress=meter,
+                    overwrite=force, allow_requantize=allow_requantize, progress=meter, say=remark,
                 )  # fmt: skip
             seconds = time.perf_counter() - began
             report = describe(recipe, gguf, dst, None if dry_run else seconds)
             report["remarks"] = remarks(recipe, matrix)
         finally:
             gguf.close()
-    if as_json:
-        print_json(report)
-    else:
-        print_report(report, dry_run)
+    show(report, as_json, print_report)
 
 
-def gguf_of(src: str, meter: Meter) -> Path:
+def gguf_of(src: str, meter: ProgressBar) -> Path:
     """The file that SRC means, which must be GGUF: a folder's tensors have another order."""
     path = find_model(src, meter)
     if path.is_dir() or path.suffix == ".safetensors":
@@ -145,26 +142,21 @@ def remarks(recipe: Recipe, matrix: Any) -> list[str]:
         if target.note:
             groups.setdefault((target.type.name, target.note), []).append(target.tensor.name)
     for (fmt, note), names in groups.items():
-        out.append(f"{fmt} instead, for {note}: {listed(names)}")
+        out.append(f"{fmt} instead, for {note}: {printable(listed(names, SHOWN))}")
     coarse = recipe.wants_imatrix
     if coarse and matrix is None:
         out.append(
             f"{len(coarse)} tensors become very coarse, and no --imatrix says what matters in "
-            f"them: expect little of the model; {listed(coarse)}"
+            f"them: expect little of the model; {printable(listed(coarse, SHOWN))}"
         )
     elif matrix is not None and (without := missing(matrix, coarse)):
-        out.append(f"the importance matrix has nothing for {listed(without)}")
+        out.append(f"the importance matrix has nothing for {printable(listed(without, SHOWN))}")
     return out
 
 
-def listed(names: list[str]) -> str:
-    """Name a few tensors, and say how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(printable, names[:SHOWN])) + more
-
-
-def print_report(report: dict[str, Any], dry_run: bool) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """Print it for people: of a dry run, every tensor."""
+    dry_run = report["seconds"] is None
     if dry_run:
         print_table(
             ["tensor", "shape", "from", "to", "size ", ""],
@@ -175,8 +167,8 @@ def print_report(report: dict[str, Any], dry_run: bool) -> None:
             ],
         )  # fmt: skip
         print()
-        for remark in report["remarks"]:
-            click.echo(f"treadle: {remark}", err=True)
+        for text in report["remarks"]:
+            remark(text)
     counts = ", ".join(f"{n} {fmt}" for fmt, n in report["formats"].items())
     print(f"{report['mix']}: {counts}")
     print(

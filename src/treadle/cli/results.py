@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.cli.speed import BANDWIDTH, CACHES, explain_caches
-from treadle.cli.table import heading, print_table, printable, say, scaled
-
-ENOUGH = 0.9  # of the processor time asked for: with less, speeds are told to be too low
+from treadle.cli.table import heading, print_table, printable, remark, say, scaled
+from treadle.runtime.machine import busy
 
 
 @dataclass(frozen=True)
@@ -115,14 +113,8 @@ def print_speeds(results: Sequence[Result]) -> None:
 def warn_busy(results: Sequence[Result]) -> None:
     """Say on standard error that the machine was busy, where it was."""
     shares = [share for r in results if (share := r.processor_time_share) is not None]
-    if shares and min(shares) < ENOUGH:
-        low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
-        print(
-            f"treadle: the threads got {low if low == high else f'{low} to {high}'} of the "
-            "processor time they asked for: other programs run, so these speeds are too low; "
-            "stop them and run again",
-            file=sys.stderr,
-        )
+    if warning := busy(shares, ", so these speeds are too low; stop them and run again"):
+        remark(warning)
 
 
 def peaks_of(results: Sequence[Result]) -> list[str]:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.constraint import constrained, constraint_options, named, read_constraint
+from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.load import is_model, load_model
-from treadle.cli.options import (
-    ModelCommand,
-    TokenLimit,
-    build_sampling,
-    load_options,
-    sampling_options,
-)
+from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import emit, print_json
+from treadle.cli.table import emit, print_json, remark
+from treadle.cli.usage import as_usage
 from treadle.errors import FileError, SamplingError
 
 if TYPE_CHECKING:
@@ -29,12 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=ModelCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
-@click.option(
-    "-n", "--max-tokens", type=TokenLimit(), metavar="N",
-    help="Most tokens to write; -1, the default, for no limit.",
-)  # fmt: skip
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
-@constraint_options
+@generation_options("Most tokens to write; -1, the default, for no limit.")
 @click.option(
     "--raw", is_flag=True,
     help="Take the prompt byte for byte: no BOS, no control tokens, no newline cut off.",
@@ -46,26 +35,20 @@ if TYPE_CHECKING:
     "by default a terminal gets one line of it.",
 )  # fmt: skip
 @load_options
-@sampling_options
 def command(
     words: tuple[str, ...],
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    constraint: dict[str, Path | None],
+    options: GenerationOptions,
     raw: bool,
     as_json: bool,
     stats: bool | None,
     load: dict[str, Any],
-    sampling: dict[str, Any],
 ) -> None:
     """Complete PROMPT, or standard input, and stream the completion alone.
 
     A single word that is an existing file, ends in .gguf or begins with hf: is MODEL; anything else
     is PROMPT. Without MODEL, the small model that ships inside the package completes Python code.
     """
-    rule = read_constraint(constraint)
     model_ref, prompt = split_words(words)
-    settings = build_sampling(sampling)
     if prompt is None:
         prompt = read_prompt(raw=raw)
     elif not is_utf8(prompt):
@@ -73,25 +56,17 @@ def command(
     with ProgressBar() as progress:
         model = load_model(model_ref, progress, **load)
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
-        with named(rule):
-            try:
-                generation = model.generate(
-                    ids,
-                    max_tokens=max_tokens,
-                    sampling=settings,
-                    stop=stop,
-                    **constrained(rule),
-                )
-            except SamplingError as error:  # settings that do not fit this vocabulary
-                raise click.UsageError(str(error)) from error
+        with options.named():
+            with as_usage(SamplingError):  # settings that do not fit this vocabulary
+                generation = model.generate(ids, **options.settings())
             if as_json:
                 print_json(report(model, prompt, generation))
             else:
-                if progress.wanted and max_tokens != 1:
+                if progress.wanted and options.max_tokens != 1:
                     model.plan()  # what compiles later would draw its bar over the text
                 stream(generation)
     if generation.finish_reason == "context":
-        print(f"treadle: stopped: the context of {model.n_ctx} tokens is full", file=sys.stderr)
+        remark(f"stopped: the context of {model.n_ctx} tokens is full")
     if stats or (stats is None and is_watched() and not as_json):
         show_stats(model, generation, whole=bool(stats))
 
@@ -127,7 +102,7 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
 def read_prompt(*, raw: bool) -> str:
     """Read the prompt from standard input; one newline at its end is the shell's, and is cut."""
     if sys.stdin.isatty():
-        print("treadle: type the prompt; Ctrl-D ends it", file=sys.stderr)
+        remark("type the prompt; Ctrl-D ends it")
     try:
         prompt = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Protocol, TextIO
+from typing import Protocol
 
-from treadle.cli.table import harmless, is_dumb
+from treadle.cli.table import columns, harmless, is_dumb, write
 
 
 class Screen(Protocol):
@@ -67,17 +66,3 @@ def folded(text: str) -> str:
 
     wrap = Wrap(lambda: columns(sys.stderr))
     return wrap.feed(text) + wrap.end()
-
-
-def columns(stream: TextIO) -> int:
-    """Cells of a row of the terminal, as it is now."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
-
-
-def write(text: str) -> None:
-    """Write to standard output, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

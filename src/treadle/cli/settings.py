@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from treadle.cli.constraint import EXISTING, Constraint, constrained, read_constraint
-from treadle.cli.options import KNOBS, TokenLimit, build_sampling
+from treadle.cli.generation_options import EXISTING, FILES, GenerationOptions, read_constraint
+from treadle.cli.options import KNOBS, build_sampling, token_limit
 from treadle.errors import SamplingError
-from treadle.sampling.settings import Sampling
 
 WHEN_FULL = ("refuse", "drop")
 SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
@@ -63,28 +62,15 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(GenerationOptions):
     """How the next answer is made and shown; one that differs is made by ``changed``."""
 
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    constraint: Constraint | None = None
     when_full: str = WHEN_FULL[0]
     markdown: bool = False
 
-    def of_answer(self) -> dict[str, Any]:
-        """Those that ``Model.chat`` takes."""
-        return {
-            "sampling": self.sampling,
-            "max_tokens": self.max_tokens,
-            "stop": self.stop,
-            **constrained(self.constraint),
-        }
-
     def value(self, name: str) -> Any:
         """What is set; of a grammar or a schema its file."""
-        if name in ("grammar", "json_schema"):
+        if name in FILES:
             mine = self.constraint is not None and self.constraint.setting == name
             return self.constraint.file if self.constraint and mine else None
         return getattr(self if name in OWN else self.sampling, name)
@@ -97,7 +83,7 @@ class Settings:
         """
         setting = find(name)
         value = setting.parse(text)
-        if setting.name in ("grammar", "json_schema"):
+        if setting.name in FILES:
             return dataclasses.replace(self, constraint=read_constraint({setting.name: value}))
         if setting.name in OWN:
             return dataclasses.replace(self, **{setting.name: value})
@@ -127,37 +113,33 @@ def quoted(text: str) -> str:
     return shlex.quote(text)
 
 
+def plain(name: str) -> str:
+    """A name that may be written as an option."""
+    return name.lstrip("-").lower().replace("-", "_")
+
+
 def find(name: str) -> Setting:
     """The setting that a name or an option stands for. Raises SamplingError."""
-    plain = name.lstrip("-").lower().replace("-", "_")
-    for setting in SETTINGS.values():
-        if plain in (setting.name, *setting.names):
-            return setting
-    names = [known for setting in SETTINGS.values() for known in (setting.name, *setting.names)]
-    near = get_close_matches(plain, names, n=1, cutoff=0.7)
+    known = {each: s for s in SETTINGS.values() for each in (s.name, *s.names)}
+    if plain(name) in known:
+        return known[plain(name)]
+    near = get_close_matches(plain(name), known, n=1, cutoff=0.7)
     hint = f"did you mean {near[0]}?" if near else "/set lists what there is"
     raise SamplingError(f"no setting is called '{name}'; {hint}")
 
 
 def _of_sampling() -> list[Setting]:
-    fields = {each.name: getattr(Sampling(), each.name) for each in dataclasses.fields(Sampling)}
+    names = ([plain(flag) for flag in knob.flags.split()] for knob in KNOBS)
     return [
-        Setting(
-            knob.field,
-            knob.kind or type(fields[knob.field]),
-            fields[knob.field],
-            knob.multiple,
-            tuple(flag.lstrip("-").replace("-", "_") for flag in knob.flags.split()),
-        )
-        for knob in KNOBS
+        Setting(knob.field, knob.kind, knob.default, knob.multiple, tuple(flags))
+        for knob, flags in zip(KNOBS, names, strict=True)
     ]
 
 
 _OF_CHAT = [
-    Setting("max_tokens", TokenLimit(), None, names=("n",)),
+    Setting("max_tokens", token_limit, None, names=("n",)),
     Setting("stop", str, (), multiple=True),
-    Setting("grammar", EXISTING, None),
-    Setting("json_schema", EXISTING, None),
+    *(Setting(name, EXISTING, None) for name in FILES),
     Setting("when_full", click.Choice(WHEN_FULL), WHEN_FULL[0]),
     Setting("markdown", bool, False),
 ]

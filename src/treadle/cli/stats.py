@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.cli.conversation import counted
+from treadle.cli.conversation import counted, rated, wrote
 from treadle.cli.table import n_bytes, printable
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ def report(model: Model, turn: Turn) -> str:
     lines = {
         "cpu": cpu(model),
         "kernels": kernels(model),
-        "prompt": counted(turn.n_read, turn.n_read, turn.prefill_s) + cached(turn),
-        "text": counted(turn.n_generated, turn.n_decoded, turn.decode_s),
+        "prompt": rated(counted(turn.n_read), turn.n_read, turn.timings.prefill_s) + cached(turn),
+        "text": wrote([turn]),
         "context": f"{turn.n_context} of {turn.n_ctx} tokens",
         "memory": memory(model),
     }
@@ -27,7 +27,8 @@ def report(model: Model, turn: Turn) -> str:
 
 def cached(turn: Turn) -> str:
     """What of the prompt was not read, for the cache had it."""
-    return f", and {turn.n_cached} from the cache" if turn.n_cached else ""
+    n_cached = turn.timings.n_cached
+    return f", and {n_cached} from the cache" if n_cached else ""
 
 
 def cpu(model: Model) -> str:

@@ -13,11 +13,16 @@ from math import ceil, floor, log10
 
 from treadle.cli.table import printable
 
-FONT_PX = 12
-CHAR_PX = 6.4  # of a letter at that size, on average and a little more
+CHAR_PX = 6.4  # of a letter of 12 pixels, on average and a little more
 LINE_PX = 15
 MARK_PX = 5.0  # from a mark's middle to its edge
-SHAPES = ("circle", "diamond", "square", "triangle")
+# Corners of marks around their middle; a circle has none.
+SHAPES: tuple[list[tuple[float, float]], ...] = (
+    [],
+    [(0, -MARK_PX - 1), (MARK_PX + 1, 0), (0, MARK_PX + 1), (-MARK_PX - 1, 0)],
+    [(-MARK_PX, -MARK_PX), (MARK_PX, -MARK_PX), (MARK_PX, MARK_PX), (-MARK_PX, MARK_PX)],
+    [(0, -MARK_PX - 1), (MARK_PX + 1, MARK_PX), (-MARK_PX - 1, MARK_PX)],
+)
 TICKS = 9  # on an axis, at most
 WIDTH, MARGIN = 880, 24
 
@@ -85,6 +90,10 @@ class Scale:
             return Scale(self.low, self.high, self.start, self.end).ticks()
         return found[:: ceil(len(found) / TICKS)]
 
+    def labelled(self) -> list[tuple[float, str]]:
+        """The ticks, and how they are written."""
+        return [(tick, f"{tick:g}") for tick in self.ticks()]
+
 
 def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.5) -> Scale:
     """A logarithmic scale around ``values``, by the factor ``room`` wider at both ends."""
@@ -99,18 +108,22 @@ class Canvas:
     lines: list[str] = field(default_factory=list)
     taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
-    def add(self, line: str) -> None:
-        """One element."""
-        self.lines.append(line)
+    def add(self, name: str, css: str, inside: str | None = None, **at: float | str) -> None:
+        """One element, and what is inside it."""
+        values = {
+            key: value if isinstance(value, str) else f"{value:.1f}" for key, value in at.items()
+        }
+        places = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in values.items())
+        end = "/>" if inside is None else f">{inside}</{name}>"
+        self.lines.append(f'<{name} class="{css}"{places}{end}')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
         """A straight line."""
-        self.add(f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+        self.add("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
 
     def path(self, points: Iterable[tuple[float, float]], css: str) -> None:
         """A line through ``points``."""
-        text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self.add(f'<polyline class="{css}" points="{text}"/>')
+        self.add("polyline", css, points=places(points))
 
     def text(
         self,
@@ -122,25 +135,18 @@ class Canvas:
         turn: float = 0.0,
     ) -> None:
         """Text whose baseline is at ``y``, turned by ``turn`` degrees."""
-        place = f'x="{x:.1f}" y="{y:.1f}"'
-        turned = f' transform="rotate({turn:.1f} {x:.1f} {y:.1f})"' if turn else ""
-        self.add(f'<text class="{css}" {place} text-anchor="{anchor}"{turned}>{safe(text)}</text>')
+        turned = {"transform": f"rotate({turn:.1f} {x:.1f} {y:.1f})"} if turn else {}
+        self.add("text", css, safe(text), x=x, y=y, text_anchor=anchor, **turned)
 
     def mark(self, x: float, y: float, look: Look, tip: str = "") -> None:
         """A point; ``tip`` is shown when pointed at."""
-        css = f"mark {look.css}" + " hollow" * look.hollow
-        title = f"<title>{safe(tip)}</title>" if tip else ""
-        shape, r = SHAPES[look.shape % len(SHAPES)], MARK_PX
-        corners = {
-            "diamond": [(0, -r - 1), (r + 1, 0), (0, r + 1), (-r - 1, 0)],
-            "square": [(-r, -r), (r, -r), (r, r), (-r, r)],
-            "triangle": [(0, -r - 1), (r + 1, r), (-r - 1, r)],
-        }
-        if shape == "circle":
-            self.add(f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="{r}">{title}</circle>')
+        css, r = f"mark {look.css}" + " hollow" * look.hollow, MARK_PX
+        corners = SHAPES[look.shape % len(SHAPES)]
+        if corners:
+            points = places((x + dx, y + dy) for dx, dy in corners)
+            self.add("polygon", css, titled(tip), points=points)
         else:
-            points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners[shape])
-            self.add(f'<polygon class="{css}" points="{points}">{title}</polygon>')
+            self.add("circle", css, titled(tip), cx=x, cy=y, r=r)
         self.taken.append((x - r, y - r, x + r, y + r))
 
     def box(
@@ -148,10 +154,8 @@ class Canvas:
         opacity: float = 1.0, tip: str = "",
     ) -> None:  # fmt: skip
         """A filled rectangle; ``tip`` is shown when pointed at."""
-        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-        faint = f' fill-opacity="{opacity:.3f}"' if opacity < 1 else ""
-        title = f"<title>{safe(tip)}</title>" if tip else ""
-        self.add(f'<rect class="{css}" {place}{faint}>{title}</rect>')
+        faint = {"fill_opacity": f"{opacity:.3f}"} if opacity < 1 else {}
+        self.add("rect", css, titled(tip), x=x, y=y, width=width, height=height, **faint)
 
     def head(self, title: str, subtitle: str, origin: str) -> float:
         """What it is, and where, when and by which version it was measured; gives where it ends."""
@@ -200,18 +204,18 @@ class Panel:
         self,
         title: str,
         x_title: str,
-        y_title: str,
-        x_ticks: Iterable[tuple[float, str]],
+        y_title: str = "",
+        x_ticks: Iterable[tuple[float, str]] = (),
         y_ticks: Iterable[tuple[float, str]] = (),
     ) -> None:
-        """Title, grid, ticks and what the axes count."""
+        """Title, grid, ticks (the scales' own, if none are given) and what the axes count."""
         c, x, top, bottom = self.canvas, self.x, self.top, self.top + self.height
         c.text(MARGIN, top - 20, title, "ink head")
-        for value, text in x_ticks:
+        for value, text in x_ticks or x.labelled():
             c.line(x(value), top, x(value), bottom, "grid")
             c.text(x(value), bottom + 18, text, "muted", "middle")
         if self.y:
-            for value, text in y_ticks:
+            for value, text in y_ticks or self.y.labelled():
                 at = self.y(value)
                 c.line(x.start, at, x.end, at, "grid")
                 c.text(x.start - 8, at + 4, text, "muted", "end")
@@ -241,6 +245,16 @@ def spread(wanted: list[float], gap: float, low: float, high: float) -> list[flo
     return places
 
 
+def places(points: Iterable[tuple[float, float]]) -> str:
+    """Points as SVG lists them."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def titled(tip: str) -> str:
+    """What an element shows when it is pointed at."""
+    return f"<title>{safe(tip)}</title>" if tip else ""
+
+
 def safe(text: str) -> str:
     """Text as XML may hold it, control characters written out."""
     return escape(printable(text))
@@ -250,10 +264,10 @@ def origin(facts: Iterable[str]) -> str:
     """The processor, ``facts``, the date and treadle's version: what a measurement depends on."""
     from datetime import date
 
-    import treadle
     from treadle.runtime.machine import cpu_name
+    from treadle.version import __version__
 
-    parts = [cpu_name(), *facts, date.today().isoformat(), f"treadle {treadle.__version__}"]
+    parts = [cpu_name(), *facts, date.today().isoformat(), f"treadle {__version__}"]
     return " · ".join(parts)
 
 

@@ -7,29 +7,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Literal, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TextIO
 
-from treadle.errors import printable
-from treadle.words import n_bytes, n_weights, scaled
+from treadle.errors import printable as printable
+from treadle.words import n_bytes as n_bytes
+from treadle.words import n_weights as n_weights
+from treadle.words import scaled as scaled
+from treadle.words import why
 
-__all__ = [
-    "emit",
-    "harmless",
-    "heading",
-    "is_dumb",
-    "is_styled",
-    "n_bytes",
-    "n_weights",
-    "print_json",
-    "print_table",
-    "printable",
-    "say",
-    "scaled",
-    "shorten",
-    "terminal_width",
-    "typed",
-]
 CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but of \n, \t, \r before \n
 CONTEXT = re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])")  # of treadle.load
 SHOWN = 1000  # characters of a cell on a terminal
@@ -123,6 +109,14 @@ def terminal_width() -> int | None:
     return get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def columns(stream: TextIO) -> int:
+    """Cells of a row of the terminal that ``stream`` is, as it is now."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
 def say(text: str, indent: str = "") -> None:
     """Print one line; on a terminal, in as many as its width asks for, the later ones indented."""
     width = terminal_width()
@@ -140,6 +134,11 @@ def say(text: str, indent: str = "") -> None:
         print(line)
 
 
+def remark(text: str) -> None:
+    """Write what should be known of the work to standard error."""
+    print(f"treadle: {printable(text)}", file=sys.stderr)
+
+
 def print_json(value: object) -> None:
     """Print one JSON document; bytes that were no UTF-8 become replacement characters in it."""
     text = json.dumps(value, ensure_ascii=False)
@@ -149,6 +148,11 @@ def print_json(value: object) -> None:
     if codecs.lookup(encoding).name != "utf-8":  # it lacks letters, and would show "?" for them
         text = json.dumps(json.loads(text))
     print(text)
+
+
+def show(report: Any, as_json: bool, print_report: Callable[[Any], object]) -> None:
+    """Print a report, for programs or for people."""
+    (print_json if as_json else print_report)(report)
 
 
 def heading(text: str) -> None:
@@ -174,12 +178,21 @@ def harmless(text: str) -> str:
 
 def emit(text: str) -> None:
     """Write a model's words to standard output, at once: exact into a pipe."""
-    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    write(harmless(text) if sys.stdout.isatty() else text)
+
+
+def write(text: str) -> None:
+    """Write to standard output, at once."""
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def typed(error: Exception) -> str:
-    """What an error of the library says, with the command line's flags in place of keywords."""
+    """What an error says: the library's, with the command line's flags in place of keywords, or the
+    system's.
+    """
+    if isinstance(error, OSError):
+        return f"{error.filename}: {why(error)}" if error.filename else why(error)
     return CONTEXT.sub("-c", str(error))
 
 

@@ -32,10 +32,14 @@ class PipedLines:
 
     def read(self) -> str:
         """Return the next entry; EOFError at the end."""
-        entry = next(self._entries, None)
-        if entry is None:
-            raise EOFError
+        return next_entry(self._entries)
+
+
+def next_entry(entries: Iterator[str]) -> str:
+    """The next of them; EOFError at the end."""
+    for entry in entries:
         return entry
+    raise EOFError
 
 
 def join_continued(lines: Iterable[str]) -> Iterator[str]:
@@ -60,17 +64,19 @@ class PlainLines:
 
     def read(self) -> str:
         """Return the next entry; EOFError at the end, KeyboardInterrupt on Ctrl-C."""
-        parts: list[str] = []
         with self._keys.lent(shown=True):
-            while True:
-                print("  " if parts else "> ", end="", file=sys.stderr, flush=True)
-                line = sys.stdin.readline()
-                if not line and not parts:
-                    raise EOFError
-                text = line.rstrip("\r\n")
-                parts.append(text.removesuffix("\\"))
-                if not text.endswith("\\"):
-                    return "\n".join(parts)
+            return next_entry(join_continued(self._typed()))
+
+    def _typed(self) -> Iterator[str]:
+        prompt = "> "
+        while True:
+            print(prompt, end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            if line or prompt != "> ":
+                yield line
+            if not line:
+                return
+            prompt = "  "
 
 
 def open_lines(commands: Iterable[str], keys: Keys) -> Lines:

@@ -36,8 +36,7 @@ def command(model: str, text: str | None, only_ids: bool, as_json: bool, raw: bo
     from treadle.convert.open import open_model
     from treadle.text.tokenizer import load_tokenizer
 
-    gguf = open_model(path)
-    try:
+    with open_model(path) as gguf:
         tokenizer = load_tokenizer(gguf)
         ids = tokenizer.encode(text, bos=False if raw else None, special=not raw)
         if only_ids:
@@ -50,8 +49,6 @@ def command(model: str, text: str | None, only_ids: bool, as_json: bool, raw: bo
                 ["id ", "piece", "bytes"],
                 [(id, json.dumps(piece, ensure_ascii=False), octets) for id, piece, octets in rows],
             )
-    finally:
-        gguf.close()
 
 
 def describe(tokenizer: Any, id: int) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import print_json, say
+from treadle.cli.table import print_json, remark, say
 from treadle.cli.tune_results import Peaks, Result, Shape, print_results, rows_of, sweep_of
 from treadle.files.target import check_folder
 from treadle.formats import FORMATS, by_name
 from treadle.formats.mlx import named
+from treadle.runtime.machine import busy
+from treadle.runtime.tune import CROSSOVER, KERNELS
 
 if TYPE_CHECKING:
     from treadle.formats import Format
-    from treadle.kernels.choice import Table
 
-KERNELS = ("gemm", "matrix", "gemv", "crossover")
-ENOUGH = 0.9  # of the processor time asked for: with less, the least times may be luck
 TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
 
 
@@ -97,7 +95,7 @@ def command(
     doubtful = [] if force else [result for result in results if result.doubt]
     warn(results, [] if dry_run else doubtful)
     sure = [result.table for result in results if result not in doubtful]
-    saved = tuned.save(isa, union(sure)) if sure and not dry_run else None
+    saved = tuned.save(isa, *sure) if sure and not dry_run else None
     about = {"isa": isa.name, "cpu": cpu_name(), "threads": n_threads}
     if as_json:
         print_json(
@@ -128,24 +126,15 @@ def command(
         refuse(doubtful)
 
 
-def union(tables: Sequence[Table]) -> Table:
-    """What all of them say; the later one where two speak of the same."""
-    whole = tables[0]
-    for table in tables[1:]:
-        whole = whole.updated(table)
-    return whole
-
-
 def refuse(doubtful: Sequence[Result]) -> None:
     """Say what was not kept, and why; leaves with exit code 1."""
     by_reason: dict[str, list[str]] = {}
     for result in doubtful:
         by_reason.setdefault(str(result.doubt), []).append(result.format)
     for reason, formats in by_reason.items():
-        print(
-            f"treadle: error: {', '.join(formats)}: not kept: {reason} and measure again, or keep "
-            "it with --force",
-            file=sys.stderr,
+        remark(
+            f"error: {', '.join(formats)}: not kept: {reason} and measure again, or keep it with "
+            "--force"
         )
     raise click.exceptions.Exit(1)
 
@@ -162,7 +151,7 @@ def measure(
     """Sweep every format; give this machine's peaks and the results."""
     from treadle.runtime.peaks import measure_peaks
     from treadle.runtime.trial import Trial
-    from treadle.runtime.tune import CROSSOVER, tune
+    from treadle.runtime.tune import tune
     from treadle.runtime.tuned import tuned_row
 
     for fmt in formats:
@@ -193,28 +182,20 @@ def warn(results: Sequence[Result], refused: Sequence[Result]) -> None:
     its own chance.
     """
     share = min((result.cpu_share for result in results if result not in refused), default=1.0)
-    if share < ENOUGH:
-        print(
-            f"treadle: the threads got {share:.0%} of the processor time they asked for: other "
-            "programs run, so the best may be so by chance; stop them and measure again",
-            file=sys.stderr,
-        )
+    if warning := busy([share], ", so the best may be so by chance; stop them and measure again"):
+        remark(warning)
     for sweep in (s for result in results for s in result.sweeps):
         for variant in sweep.variants:
             if variant.problem is not None:
-                print(
-                    f"treadle: {variant.spec.name} is left alone: {variant.problem}",
-                    file=sys.stderr,
-                )
+                remark(f"{variant.spec.name} is left alone: {variant.problem}")
 
 
 def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
     """Tell what --reset did, or would have done."""
+    there = removed is None and Path(path).is_file()
     if as_json:
-        there = removed is None and Path(path).is_file()
         print_json({"removed": removed and str(removed), "would_remove": path if there else None})
     elif removed is not None:
         print(f"removed {removed}: later runs use what is shipped")
     else:
-        there = Path(path).is_file()
         print(f"would remove {path}" if there else "nothing was tuned here: nothing to remove")

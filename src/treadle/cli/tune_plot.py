@@ -149,7 +149,7 @@ def bars(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
     most = max(max(row["hot_ops_s"], row["cold_ops_s"]) for row in rows) / 1e9
     x = Scale(0, most * 1.02, LEFT, RIGHT)
     panel = Panel(canvas, top, BAR * len(rows), x)
-    panel.axes(title, "GOP/s", "", [(tick, f"{tick:g}") for tick in x.ticks()])
+    panel.axes(title, "GOP/s")
     for i, row in enumerate(rows):
         y = top + i * BAR + (BAR - 2 * THIN) / 2
         name = " ".join(f"{field} {value}" for field, value in row["fields"].items())

@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from treadle.convert.opened import Opened
-from treadle.convert.source import FileRange, SourceTensor
+from treadle.convert.source import Source, SourceTensor
 from treadle.files.gguf import GGUF, Tensor, open_gguf
 from treadle.files.gguf_array import DTYPES, ValueType
 
 
-def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Opened:
+def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Source:
     """A GGUF file with all its shards; errors as ``open_gguf``'s."""
-    gguf = open_gguf(path)
+    return gguf_source(open_gguf(path))
+
+
+def gguf_source(gguf: GGUF) -> Source:
+    """An open file as a source, which closes it."""
     metadata = {key: _typed(gguf, key) for key in gguf.metadata}
     tensors = {name: _tensor(tensor) for name, tensor in gguf.tensors.items()}
-    return Opened(gguf.path, metadata, tensors, [gguf], verbatim=True)
+    return Source(gguf.path, metadata, tensors, [gguf], verbatim=True)
 
 
 def _typed(gguf: GGUF, key: str) -> Any:
@@ -30,11 +33,7 @@ def _typed(gguf: GGUF, key: str) -> Any:
 
 
 def _tensor(tensor: Tensor) -> SourceTensor:
+    origin = f"{tensor.path}: {tensor.name}"
     return SourceTensor(
-        tensor.name,
-        tensor.shape,
-        tensor.ggml_type,
-        lambda: tensor.data,
-        f"{tensor.path}: {tensor.name}",
-        (FileRange(tensor.path, tensor.offset, tensor.n_bytes),),
+        tensor.name, tensor.shape, tensor.ggml_type, lambda: tensor.data, origin, (tensor,)
     )

@@ -1,7 +1,7 @@
 """Hugging Face directories: config.json, tokenizer files, and weights in safetensors.
 
 ``open_hf`` makes of one what the engine runs, in place: weights stay in the mapped files, whatever
-their size. ``HFSource`` makes of one what a converter writes as GGUF.
+their size. ``open_hf_source`` makes of one what a converter writes as GGUF.
 
 GGUF's llama turns neighbouring elements of a head (2i, 2i + 1) where transformers turns
 (i, i + d/2), so a converter reorders the rows of q and k. What runs in place leaves the rows alone
@@ -11,8 +11,9 @@ and says in ``treadle.rope`` how they turn.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,30 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_config import Hyper, read_config
-from treadle.convert.hf_tensors import GGML_TYPE, ROPE_FREQS, Named, layer_of, name_tensors
+from treadle.convert.hf_tensors import GGML_TYPE, Named, layer_of, name_tensors
 from treadle.convert.hf_tokenizer import read_tokenizer
 from treadle.convert.mlx import Packed
-from treadle.convert.open import CONFIG
-from treadle.convert.source import FileRange, SourceTensor
+from treadle.convert.source import (
+    FILE_TYPES,
+    ROPE_FREQS,
+    Bytes,
+    Source,
+    SourceTensor,
+    f32_bytes,
+    f32_tensor,
+)
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
 from treadle.files.safetensors import SafeTensors, find_weights, open_safetensors, read_json
+from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
-from treadle.models.config import ROPE_KEY
+from treadle.models.load import ROPE_KEY
 
 _IN_PLACE = "neox"  # transformers' layout
 _F32 = GGML_TYPE["F32"]
-_FILE_TYPES = {GGML_TYPE["F32"]: 0, GGML_TYPE["F16"]: 1, GGML_TYPE["BF16"]: 32}  # of llama.cpp
 _TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass
@@ -72,9 +78,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         tensors = name_tensors(weights, hyper)
         metadata = {**hyper.metadata, "general.name": folder.resolve().name}
         metadata |= {"general.type": "model"}
-        kind = tensors["token_embd.weight"].ggml_type
-        if kind in _FILE_TYPES:
-            metadata["general.file_type"] = _FILE_TYPES[kind]
+        kind = tensors["token_embd.weight"].tensor.dtype
+        if kind in FILE_TYPES:
+            metadata["general.file_type"] = FILE_TYPES[kind]
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
     except BaseException:
         weights.close()
@@ -150,44 +156,27 @@ def _in_place(named: Named) -> Tensor:
 
 
 def _in_memory(name: str, values: npt.NDArray[np.float32], path: Path) -> Tensor:
-    data = _bytes(values)
+    data = f32_bytes(values)
     return Tensor(name, values.shape, _F32, FORMATS[_F32], len(data), path, 0, data)
-
-
-def _bytes(values: npt.NDArray[np.float32]) -> Bytes:
-    data: Bytes = np.ascontiguousarray(values, "<f4").view(np.uint8)
-    data.flags.writeable = False
-    return data
 
 
 def _shift(named: Named, hyper: Hyper) -> float:
     return hyper.family.norm_shift if "norm" in named.name else 0.0
 
 
-class HFSource:
-    """A directory as a converter's source: GGUF's names, order of rows, and F32 for vectors."""
+def open_hf_source(path: str | os.PathLike[str]) -> Source:
+    """A directory for a converter: GGUF's names, order of rows, and F32 for vectors.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Errors as ``open_hf``'s."""
-        checkpoint = read_checkpoint(path)
-        hyper = checkpoint.hyper
-        self.path = checkpoint.path
-        self.metadata = checkpoint.metadata
-        self._weights = checkpoint.weights
-        self.tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
-        self.notes = _notes(checkpoint.tensors.values())
-        factors = hyper.rope_factors
-        if factors is not None:
-            data = _bytes(factors)
-            origin = f"{self.path / CONFIG}: rope_scaling"
-            self.tensors[ROPE_FREQS] = SourceTensor(
-                ROPE_FREQS, factors.shape, _F32, lambda: data, origin
-            )
-
-    def close(self) -> None:
-        """Let go of the files; views still in use keep theirs mapped."""
-        self.metadata, self.tensors = {}, {}
-        self._weights.close()
+    Errors as ``open_hf``'s.
+    """
+    checkpoint = read_checkpoint(path)
+    hyper = checkpoint.hyper
+    tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
+    if hyper.rope_factors is not None:
+        origin = f"{checkpoint.path / CONFIG}: rope_scaling"
+        tensors[ROPE_FREQS] = f32_tensor(ROPE_FREQS, hyper.rope_factors, origin)
+    notes = _notes(checkpoint.tensors.values())
+    return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
 
 def _notes(tensors: Iterable[Named]) -> list[str]:
@@ -200,46 +189,38 @@ def _notes(tensors: Iterable[Named]) -> list[str]:
     ]
 
 
-def _unpacked(named: Named, packed: Packed, n_head: int) -> SourceTensor:
-    """MLX's weights as numbers: GGUF has no such format."""
+def _source(named: Named, hyper: Hyper) -> SourceTensor:
+    tensor, n_head = named.tensor, _turned_heads(named.name, hyper)
 
-    def read() -> Bytes:
+    def as_stored() -> Bytes:
+        if not n_head:
+            return tensor.data
+        return halves_to_pairs(tensor.data.reshape(tensor.shape[0], -1), n_head).reshape(-1)
+
+    def vector() -> Bytes:
+        values = named.floats(_shift(named, hyper))
+        return f32_bytes(halves_to_pairs(values, n_head) if n_head else values)
+
+    def unpacked(packed: Packed) -> Bytes:
+        """MLX's weights as numbers: GGUF has no such format."""
         blocks = packed.format.join([array.data for array in packed.arrays])
         rows = packed.format.dequantize_rows(blocks.reshape(packed.shape[0], -1))
-        return _bytes(halves_to_pairs(rows, n_head) if n_head else rows).reshape(-1)
+        return f32_bytes(halves_to_pairs(rows, n_head) if n_head else rows)
 
-    places = tuple(FileRange(t.path, t.offset, t.n_bytes) for t in packed.arrays)
-    kind = GGML_TYPE[packed.scales.dtype]
-    return SourceTensor(named.name, packed.shape, _F32, read, named.origin, places, kind)
-
-
-def _source(named: Named, hyper: Hyper) -> SourceTensor:
-    tensor = named.tensor
-    if named.packed is not None:
-        return _unpacked(named, named.packed, _turned_heads(named.name, hyper))
-    place = (FileRange(tensor.path, tensor.offset, tensor.n_bytes),)
-    n_head = _turned_heads(named.name, hyper)
-    read: Callable[[], Bytes]
-    kind = named.ggml_type
-    if len(tensor.shape) == 1:
-        kind = _F32
-
-        def read() -> Bytes:
-            values = named.floats(_shift(named, hyper))
-            return _bytes(halves_to_pairs(values, n_head) if n_head else values)
-
-    elif n_head:
-
-        def read() -> Bytes:
-            rows = tensor.data.reshape(tensor.shape[0], -1)
-            return halves_to_pairs(rows, n_head).reshape(-1)
-
-    else:
-
-        def read() -> Bytes:
-            return tensor.data
-
-    return SourceTensor(named.name, tensor.shape, kind, read, named.origin, place)
+    packed = named.packed
+    if packed is not None:
+        kind = GGML_TYPE[packed.scales.dtype]
+        read = partial(unpacked, packed)
+        return SourceTensor(named.name, packed.shape, _F32, read, named.origin, packed.arrays, kind)
+    is_vector = len(tensor.shape) == 1
+    return SourceTensor(
+        named.name,
+        tensor.shape,
+        _F32 if is_vector else named.ggml_type,
+        vector if is_vector else as_stored,
+        named.origin,
+        (tensor,),
+    )
 
 
 def _turned_heads(name: str, hyper: Hyper) -> int:

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_rope import f32, read_rope
-from treadle.convert.json_keys import POSITION_MAX, Keys
+from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS
-from treadle.models.config import N_LAYER_MAX
+from treadle.models.keys import N_LAYER_MAX
 
 Windowed = list[bool] | None
 
@@ -129,7 +130,7 @@ class Hyper:
 
     family: Family
     metadata: dict[str, Any]  # general.architecture, and keys behind "{arch}."
-    sizes: dict[str, int]  # the words of models.archs.TensorRow.shape
+    sizes: dict[str, int]  # the words of models.structure.TensorRow.shape
     n_layer: int
     n_head: int
     n_head_kv: int
@@ -145,7 +146,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     a quantisation that treadle does not have.
     """
     family, keys = _find_family(config, path)
-    whole = Keys(config, path, {})
+    whole = Keys(config, path)
     packing = find_quantization(whole)
     _refuse_others(whole, keys, family, packing)
     n_layer = keys.integer("num_hidden_layers", hi=N_LAYER_MAX)
@@ -177,9 +178,10 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
             keys.refuse("sliding_window", "treadle has no scaled rope in layers with a window")
         window["rope.freq_base_swa"] = rope["rope.freq_base"]
     made.update({**rope, **window})
-    heads, kv = n_head * head_dim, n_head_kv * head_dim
-    sizes = {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "head_dim": head_dim}
-    sizes |= {"n_q": heads, "n_attn": heads, "n_k": kv, "n_v": kv, "n_rope_freq": head_dim // 2}
+    sizes = widths(
+        {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "n_head": n_head,
+         "n_head_kv": n_head_kv, "head_dim": head_dim}
+    )  # fmt: skip
     tied = keys.flag("tie_word_embeddings", False)
     if family.nested and isinstance(config.get("tie_word_embeddings"), bool):
         tied = config["tie_word_embeddings"]
@@ -199,7 +201,7 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
         )
     family = FAMILIES[name]
     if family.nested and config.get(family.nested) is not None:
-        inner = Keys(config, path, {}).within(family.nested)
+        inner = Keys(config, path).within(family.nested)
         assert inner is not None
         return family, Keys(inner.values, path, family.defaults, inner.prefix)
     return family, Keys(config, path, family.defaults)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert.json_keys import POSITION_MAX, Keys
+from treadle.files.keys import POSITION_MAX, Keys
 
 Factors = npt.NDArray[np.float32]
 
@@ -24,7 +24,7 @@ def read_rope(keys: Keys, own_local: bool, head_dim: int) -> tuple[dict[str, Any
     if full is not None and "full_attention" in full.values:
         local = full.within("sliding_attention")
         full = full.within("full_attention")
-    full = full or keys.within("rope_scaling") or Keys({}, keys.path, {}, keys.prefix)
+    full = full or keys.within("rope_scaling") or Keys({}, keys.path, prefix=keys.prefix)
     theta = keys.number("rope_theta", lo=1.001, hi=1e12)
     made: dict[str, Any] = {
         "rope.freq_base": f32(full.number("rope_theta", theta, lo=1.001, hi=1e12))

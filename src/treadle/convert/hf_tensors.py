@@ -14,7 +14,8 @@ from treadle.convert.mlx import Packed, find_packed
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS
 from treadle.formats.format import NO_GGML
-from treadle.models.archs import ARCHS, LAYER_TENSORS, MODEL_TENSORS
+from treadle.models.archs import ARCHS
+from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
 
 if TYPE_CHECKING:
     from treadle.convert.hf_config import Hyper
@@ -56,9 +57,8 @@ _NOT_WEIGHTS = re.compile(r".*\.rotary_emb\.inv_freq")  # what the configuration
 _NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model)\..*")
 
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
-ROPE_FREQS = "rope_freqs.weight"
 
-_ROWS = {row.name: (i, row) for i, row in enumerate((*MODEL_TENSORS, *LAYER_TENSORS))}
+_ROWS = {row.name: (i, row) for i, row in enumerate((*MODEL_ROWS, *LAYER_ROWS))}
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,12 @@ class Named:
 
         A copy: for norms and biases only.
         """
-        fmt = FORMATS.get(self.ggml_type)
-        data = self.tensor.data
-        values = fmt.dequantize_rows(data) if fmt else data.copy().view("<f8").astype(np.float32)
+        tensor, fmt = self.tensor, FORMATS[self.ggml_type]
+        values = fmt.dequantize_rows(tensor.data)
         if not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
-            size = self.tensor.n_bytes // max(1, len(values))
-            raise FileError(
-                f"element {at} is {values[at]}",
-                path=self.tensor.path,
-                offset=self.tensor.offset + at * size,
-                where=self.tensor.name,
-                expected="finite numbers",
-            )
+            offset = tensor.offset + at * fmt.dtype.itemsize
+            raise tensor.error(f"element {at} is {values[at]}", "finite numbers", offset=offset)
         return values + np.float32(shift)
 
 
@@ -118,8 +111,7 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
         if name is None:
             continue
         if name in found:
-            what = f"is a second {name}, beside {found[name].tensor.name}"
-            raise FileError(what, path=tensor.path, where=tensor.name)
+            raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
         if tensor.name in packed:
             _check_shape(tensor, packed[tensor.name].shape, name, hyper)
             found[name] = Named(name, tensor, NO_GGML, packed[tensor.name])
@@ -173,10 +165,8 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
         known = [*_MODEL, *_HEAD, *_layer_names(hyper)]
         close = difflib.get_close_matches(match["stem"] if match else tensor.name, known, 1, 0.7)
         hint = f" (the closest is {close[0]})" if close and stem is None else ""
-        raise FileError(
-            f"is no tensor of a {hyper.family.arch} model with {hyper.n_layer} layers{hint}",
-            path=tensor.path,
-            where=tensor.name,
+        raise tensor.error(
+            f"is no tensor of a {hyper.family.arch} model with {hyper.n_layer} layers{hint}"
         )
     if stem in _HEAD.values() and hyper.tied:
         return None  # transformers puts the embeddings in its place, whatever it holds
@@ -193,24 +183,20 @@ def _check_shape(tensor: SafeTensor, shape: tuple[int, ...], name: str, hyper: H
     row = _ROWS[layer_of(name)[1]][1]
     expected = tuple(hyper.sizes[word] for word in row.shape)
     if shape != expected:
-        raise FileError(
-            f"shape {list(shape)}",
-            path=tensor.path,
-            where=tensor.name,
-            expected=f"{list(expected)} by config.json ({', '.join(row.shape)})",
-        )
+        said = f"{list(expected)} by config.json ({', '.join(row.shape)})"
+        raise tensor.error(f"shape {list(shape)}", said)
 
 
 def _check_complete(weights: SafeTensors, hyper: Hyper, found: dict[str, Named]) -> None:
     """Every tensor that must be there is; one that some layers have, all have."""
     needs = ARCHS[hyper.family.arch].needs
     in_layers = {rest for layer, rest in map(layer_of, found) if layer >= 0}
-    wanted = [row.name for row in MODEL_TENSORS if not row.optional]
+    wanted = [row.name for row in MODEL_ROWS if not row.optional]
     wanted += [] if hyper.tied else [f"{stem}.weight" for stem in _HEAD.values()]
     for i in range(hyper.n_layer):
         wanted += [
             f"blk.{i}.{row.name}"
-            for row in LAYER_TENSORS
+            for row in LAYER_ROWS
             if not row.optional or row.name in needs or row.name in in_layers
         ]
     for name in wanted:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from treadle.convert.hf_chat import read_templates
 from treadle.convert.hf_pretokenizer import find_pre
 from treadle.convert.hf_special import Specials, added_tokens, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
+from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
-from treadle.text.vocab import TokenType, string_array
+from treadle.text.vocab import TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -107,17 +105,11 @@ def _ids(pieces: Pieces) -> dict[str, int]:
 def _arrays(pieces: Pieces) -> dict[str, Any]:
     found: dict[str, Any] = {
         "tokens": string_array([text or b"" for text in pieces.texts]),
-        "token_type": _numbers(ValueType.INT32, pieces.types),
+        "token_type": number_array(ValueType.INT32, pieces.types),
     }
     if pieces.scores is not None:
-        found["scores"] = _numbers(ValueType.FLOAT32, pieces.scores)
+        found["scores"] = number_array(ValueType.FLOAT32, pieces.scores)
     return found
-
-
-def _numbers(kind: ValueType, values: Sequence[float]) -> GGUFArray:
-    """Numbers as an array of a GGUF file that is not there."""
-    buffer = np.array(values, DTYPES[kind]).view(np.uint8)
-    return GGUFArray(kind, buffer, 0, len(values), np.empty(0, np.int64))
 
 
 # -- SentencePiece --------------------------------------------------------------------------

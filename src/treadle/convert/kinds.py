@@ -7,23 +7,21 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from treadle.convert.gguf import open_gguf_source
 from treadle.convert.legacy import open_gguf_v1, open_legacy
 from treadle.convert.llama2c import open_llama2c
 from treadle.convert.meta import PARAMS, SHARD, open_meta
-from treadle.convert.open import is_hf
 from treadle.convert.source import Source
 from treadle.errors import FileError, TreadleError
 from treadle.files.checkpoint import ZIP_MAGIC
 from treadle.files.legacy import MAGICS
 from treadle.files.llama2c import HEADER, MAGIC, n_bytes_of
 from treadle.files.mistaken import N_HEAD, what_is
-from treadle.files.splits import missing
+from treadle.files.splits import is_hf, missing
 from treadle.words import why
 
-Open = Callable[[Path, Path | None], Any]
+Open = Callable[[Path, Path | None], Source]
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,9 @@ def open_source(path: Path, tokenizer: Path | None = None) -> Source:
     if tokenizer is not None and not kind.own_tokenizer:
         raise FileError(f"{kind.name} has its own tokenizer", path=path)
     try:
-        source: Source = kind.open(path, tokenizer)
+        return kind.open(path, tokenizer)
     except OSError as e:  # a loop of links, a file that went away
         raise FileError(f"cannot be read: {why(e)}", path=e.filename or path) from e
-    return source
 
 
 def find_kind(path: Path) -> Kind:
@@ -103,10 +100,10 @@ def _has_gguf(path: Path, head: bytes) -> bool:
     return head[:4] == b"GGUF" or (path.is_dir() and any(path.glob("*.gguf")))
 
 
-def _open_hf(path: Path, tokenizer: Path | None) -> Any:
-    from treadle.convert.hf import HFSource
+def _open_hf(path: Path, tokenizer: Path | None) -> Source:
+    from treadle.convert.hf import open_hf_source
 
-    return HFSource(path)
+    return open_hf_source(path)
 
 
 KINDS = (

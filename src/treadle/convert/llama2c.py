@@ -13,35 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.convert.opened import EPS, F32, Opened, check_llama, llama_keys, llama_sizes
-from treadle.convert.source import FileRange, SourceTensor
+from treadle.convert.llama import EPS, check_llama, llama_keys
+from treadle.convert.source import F32, Bytes, Source, SourceTensor
 from treadle.convert.spm_keys import fit_vocabulary, read_spm_keys, spelt_with_spaces
 from treadle.errors import FileError
 from treadle.files.llama2c import Llama2c, Llama2cTensor
+from treadle.files.reader import read_head
 from treadle.formats import by_name
-from treadle.words import why
 
 Q8_0 = by_name("Q8_0")
 MAX_BYTES = 64 << 20  # of a tokenizer
 HALF_MAX = float(np.finfo(np.float16).max)
 
-Bytes = npt.NDArray[np.uint8]
 
-
-def open_llama2c(path: Path, tokenizer: Path | None = None) -> Opened:
+def open_llama2c(path: Path, tokenizer: Path | None = None) -> Source:
     """A checkpoint, with the tokenizer given or found beside it. FileError, UnsupportedError."""
     model = Llama2c(path)
     n = model.sizes
     vocabulary = tokenizer or find_tokenizer(path, n["n_vocab"])
     tensors = {t.name: _tensor(t) for t in model.tensors.values()}
-    keys = {word: n[word] for word in n if word not in ("n_layer", "n_ctx")}
-    check_llama(path, tensors, llama_sizes(**keys), n["n_layer"])
+    check_llama(path, tensors, n)
     metadata = llama_keys(path, **n, eps=EPS["llama2"])
     metadata |= read_tokenizer(vocabulary, n["n_vocab"])
     fit_vocabulary(metadata, n["n_vocab"], vocabulary)
-    return Opened(path, metadata, tensors, [model])
+    return Source(path, metadata, tensors, [model])
 
 
 def _tensor(t: Llama2cTensor) -> SourceTensor:
@@ -51,8 +47,7 @@ def _tensor(t: Llama2cTensor) -> SourceTensor:
         (Q8_0.ggml_id, lambda: _as_q8_0(t)),
     ]
     ggml_type, read = reads[bool(fits)]
-    ranges = (FileRange(t.path, t.offset, t.n_bytes),)
-    return SourceTensor(t.name, t.shape, ggml_type, read, f"{t.path}: {t.name}", ranges)
+    return SourceTensor(t.name, t.shape, ggml_type, read, f"{t.path}: {t.name}", (t,))
 
 
 def _dequantized(t: Llama2cTensor) -> Bytes:
@@ -65,7 +60,7 @@ def _as_q8_0(t: Llama2cTensor) -> Bytes:
     scales = t.scales
     if not bool(np.all(np.abs(scales) <= HALF_MAX)):
         what = "a scale beyond 16 bits, or no finite number"
-        raise FileError(what, path=t.path, offset=t.offset, where=t.name, expected="up to 65504")
+        raise t.error(what, "up to 65504", offset=t.offset)
     codes = t.data.view(np.int8).reshape(-1, Q8_0.block)
     blocks = np.empty(len(codes), Q8_0.dtype)
     blocks["qs"] = codes
@@ -91,11 +86,7 @@ def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
 
     ``tokenizer.bin``: the longest piece's length, then ``n_vocab`` x {score:f32 length:i32 bytes}.
     """
-    try:
-        with path.open("rb") as f:
-            raw = f.read(MAX_BYTES + 1)
-    except OSError as e:
-        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a tokenizer") from e
+    raw = read_head(path, MAX_BYTES + 1, "a tokenizer")
     try:
         read = _pieces(raw, n_vocab)
     except (struct.error, ValueError) as e:

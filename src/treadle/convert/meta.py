@@ -8,79 +8,40 @@ everywhere. Pairs of a head turn together as they stand side by side, as GGUF's 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_rope import read_rope
-from treadle.convert.json_keys import POSITION_MAX, Keys
-from treadle.convert.opened import (
-    F32,
-    Opened,
-    as_f32,
-    check_llama,
-    f64_as_f32,
-    llama_keys,
-    llama_sizes,
-)
-from treadle.convert.source import FileRange, SourceTensor
+from treadle.convert.llama import ROWS, check_llama, join, llama_keys, named_pieces
+from treadle.convert.source import ROPE_FREQS, Source, SourceTensor, f32_tensor
 from treadle.convert.spm_keys import fit_vocabulary, read_spm_keys
 from treadle.convert.tiktoken import LLAMA3, LLAMA31, is_tiktoken, read_tiktoken
 from treadle.errors import FileError
 from treadle.files.checkpoint import Checkpoint, CheckpointTensor
+from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.reader import read_head
 from treadle.files.safetensors import read_json
-from treadle.models.config import N_LAYER_MAX
-from treadle.words import why
-
-Bytes = npt.NDArray[np.uint8]
+from treadle.models.keys import N_LAYER_MAX
 
 PARAMS = "params.json"
 SHARD = re.compile(r"consolidated\.(\d+)\.pth")
-ROWS, COLUMNS = 0, 1
-# Meta's stem -> GGUF's, and along which dimension the ranks share it out.
-MODEL = {
-    "tok_embeddings": ("token_embd", COLUMNS),  # Llama 3: rows; its shape tells
-    "norm": ("output_norm", None),
-    "output": ("output", ROWS),
-}
-LAYER = {
-    "attention_norm": ("attn_norm", None),
-    "attention.wq": ("attn_q", ROWS),
-    "attention.wk": ("attn_k", ROWS),
-    "attention.wv": ("attn_v", ROWS),
-    "attention.wo": ("attn_output", COLUMNS),
-    "ffn_norm": ("ffn_norm", None),
-    "feed_forward.w1": ("ffn_gate", ROWS),
-    "feed_forward.w2": ("ffn_down", COLUMNS),
-    "feed_forward.w3": ("ffn_up", ROWS),
-}
-FREQS = re.compile(r"(layers\.\d+\.attention\.inner_attention\.)?rope\.freqs")  # can be computed
+FLOATS = ("Float", "Half", "BFloat16", "Double")  # elements that weights can have
 
 
-def gguf_name(name: str) -> tuple[str, int | None] | None:
-    """GGUF's name for a tensor of Meta's, and how it is shared out; None for other tensors."""
-    stem, _, kind = name.rpartition(".")
-    layer = re.fullmatch(r"layers\.(0|[1-9]\d{0,3})\.(.+)", stem)
-    row = LAYER.get(layer[2]) if layer else MODEL.get(stem)
-    if row is None or kind != "weight":
-        return None
-    return (f"blk.{layer[1]}.{row[0]}.weight" if layer else f"{row[0]}.weight"), row[1]
-
-
-def open_meta(path: Path, tokenizer: Path | None = None) -> Opened:
+def open_meta(path: Path, tokenizer: Path | None = None) -> Source:
     """A folder of Meta's, or one of the .pth files in it. FileError, UnsupportedError."""
     folder = path if path.is_dir() else path.parent
-    params = Keys(read_json(folder / PARAMS), folder / PARAMS, {})
+    params = Keys(read_json(folder / PARAMS), folder / PARAMS)
     shards = [Checkpoint(shard) for shard in find_shards(folder)]
     model = _Model(folder, params, shards)
     keys = model.keys()
     vocabulary = tokenizer or folder / "tokenizer.model"
     keys |= read_vocabulary(vocabulary, scaled=params.flag("use_scaled_rope", False))
     fit_vocabulary(keys, model.n["n_vocab"], vocabulary)
-    return Opened(folder, keys, model.tensors, shards, model.notes)
+    return Source(folder, keys, model.tensors, shards, model.notes)
 
 
 def find_shards(folder: Path) -> list[Path]:
@@ -97,12 +58,7 @@ def find_shards(folder: Path) -> list[Path]:
 
 def read_vocabulary(path: Path, *, scaled: bool) -> dict[str, Any]:
     """Keys of a sentencepiece model or of Llama 3's list; ``scaled``: of Llama 3.1 or later."""
-    try:
-        with path.open("rb") as f:
-            head = f.read(256)
-    except OSError as e:
-        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a tokenizer") from e
-    if is_tiktoken(head):
+    if is_tiktoken(read_head(path, 256, "a tokenizer")):
         return read_tiktoken(path, LLAMA31 if scaled else LLAMA3)
     return read_spm_keys(path)
 
@@ -121,7 +77,10 @@ class _Model:
             "n_layer": params.integer("n_layers", hi=N_LAYER_MAX),
             "head_dim": params.integer("head_dim", max(1, n_embd // n_head)),
         }
-        self.tensors = self._join_all()
+        odd = "is missing, and another shard has it"
+        self.tensors = {
+            name: self._join(name, pieces, axis) for name, axis, pieces in named_pieces(shards, odd)
+        }
         for key, name in (("n_vocab", "token_embd.weight"), ("n_ff", "blk.0.ffn_gate.weight")):
             if name not in self.tensors:
                 raise FileError("is missing", path=folder, where=name, expected="it in the shards")
@@ -130,18 +89,11 @@ class _Model:
         if said not in (None, -1, self.n["n_vocab"]):
             rows = f"{self.n['n_vocab']}, the rows of the embeddings"
             params.fail("vocab_size", f"is {said!r:.60}", rows)
-        sizes = llama_sizes(**{k: v for k, v in self.n.items() if k != "n_layer"})
         self.factors = self._rope()
         if self.factors is not None:
-            made = self.factors
-            self.tensors["rope_freqs.weight"] = SourceTensor(
-                "rope_freqs.weight",
-                made.shape,
-                F32.ggml_id,
-                lambda: made.view(np.uint8),
-                f"{params.path}: use_scaled_rope",
-            )
-        check_llama(folder, self.tensors, sizes, self.n["n_layer"])
+            made = f32_tensor(ROPE_FREQS, self.factors, f"{params.path}: use_scaled_rope")
+            self.tensors[ROPE_FREQS] = made
+        check_llama(folder, self.tensors, self.n)
 
     def keys(self) -> dict[str, Any]:
         eps = self.params.number("norm_eps", lo=0.0, hi=1.0)
@@ -181,29 +133,10 @@ class _Model:
             "high_freq_factor": self.params.number("high_freq_factor", 4.0, lo=1e-3, hi=1e6),
             "original_max_position_embeddings": 8192,
         }
-        keys = Keys({"rope_theta": self._theta(), "rope_scaling": scaling}, self.params.path, {})
+        keys = Keys({"rope_theta": self._theta(), "rope_scaling": scaling}, self.params.path)
         return read_rope(keys, False, self.n["head_dim"])[1]
 
     # -- putting together -------------------------------------------------------------------------
-
-    def _join_all(self) -> dict[str, SourceTensor]:
-        found: dict[str, SourceTensor] = {}
-        first = self.shards[0]
-        for shard in self.shards:
-            for name in shard.tensors.keys() ^ first.tensors.keys():
-                missing = shard if name in first.tensors else first
-                what = "is missing, and another shard has it"
-                raise FileError(what, path=missing.path, where=name)
-        for name in first.tensors:
-            if FREQS.fullmatch(name):
-                continue
-            row = gguf_name(name)
-            if row is None:
-                expected = "the tensors of a llama and no more"
-                raise FileError("surplus", path=first.path, where=name, expected=expected)
-            pieces = [shard.tensors[name] for shard in self.shards]
-            found[row[0]] = self._join(row[0], pieces, row[1])
-        return found
 
     def _join(self, name: str, pieces: list[CheckpointTensor], axis: int | None) -> SourceTensor:
         first = pieces[0]
@@ -212,29 +145,16 @@ class _Model:
             if (piece.shape, piece.kind) != (first.shape, first.kind):
                 what = f"shape {list(piece.shape)} of {piece.kind}"
                 expected = f"{list(first.shape)} of {first.kind}, as in {first.path.name}"
-                raise FileError(what, path=piece.path, where=piece.name, expected=expected)
-            if len(piece.shape) != n_dims or piece.kind not in _KINDS:
+                raise piece.error(what, expected)
+            if len(piece.shape) != n_dims or piece.kind not in FLOATS:
                 what = f"shape {list(piece.shape)} of {piece.kind}"
                 expected = f"{n_dims} dimensions of floats"
-                raise FileError(what, path=piece.path, where=piece.name, expected=expected)
+                raise piece.error(what, expected)
         if name == "token_embd.weight" and first.shape[1] == self.n["n_embd"]:
             axis = ROWS
         kept, copies = self._without_copies(name, pieces) if axis == ROWS else (pieces, [])
-        if axis is None:
-            kept, copies = pieces[:1], [(pieces[0], other) for other in pieces[1:]]
-        shape = list(first.shape)
-        if axis is not None:
-            shape[axis] *= len(kept)
-        ggml_type, wrap = _KINDS[first.kind]
-        tensor = SourceTensor(
-            name,
-            tuple(shape),
-            ggml_type,
-            wrap(lambda: read_joined(kept, axis, copies)),
-            f"{first.path}: {first.name}",
-            tuple(FileRange(piece.path, piece.offset, piece.n_span) for piece in pieces),
-        )
-        return tensor if axis is not None else as_f32(tensor)
+        tensor = join(name, kept, axis, first.ggml_type, copies)
+        return tensor.as_f32() if axis is None or first.kind == "Double" else tensor
 
     def _without_copies(
         self, name: str, pieces: list[CheckpointTensor]
@@ -249,50 +169,3 @@ class _Model:
             return pieces, []  # the check of shapes says what is wrong
         copies = [(pieces[i - i % every], piece) for i, piece in enumerate(pieces) if i % every]
         return pieces[::every], copies
-
-
-class Piece(Protocol):
-    """What one rank, or one part of a file, has of a tensor."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def path(self) -> Path: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def data(self) -> Bytes: ...
-
-
-def read_joined(
-    pieces: Sequence[Piece], axis: int | None, copies: Sequence[tuple[Piece, Piece]]
-) -> Bytes:
-    """All of a tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
-    for first, copy in copies:
-        if not np.array_equal(first.data, copy.data):
-            what = f"differs from {first.path.name}: not shards of one checkpoint"
-            raise FileError(what, path=copy.path, offset=copy.offset, where=copy.name)
-    if len(pieces) == 1:
-        return pieces[0].data
-    if axis == ROWS:
-        return np.concatenate([piece.data for piece in pieces])
-    n_rows = pieces[0].shape[0]
-    return np.concatenate([p.data.reshape(n_rows, -1) for p in pieces], axis=1).reshape(-1)
-
-
-Read = Callable[[], Any]
-
-
-def _as_is(read: Read) -> Read:
-    return read
-
-
-# Elements that weights can have -> the type that read() gives them in.
-_KINDS: dict[str, tuple[int, Callable[[Read], Read]]] = {
-    "Float": (0, _as_is),
-    "Half": (1, _as_is),
-    "BFloat16": (30, _as_is),
-    "Double": (0, f64_as_f32),
-}

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from treadle.convert.json_keys import Keys
-from treadle.errors import FileError, UnsupportedError
+from treadle.errors import UnsupportedError
+from treadle.files.keys import Keys
 from treadle.formats import Format, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
 
@@ -101,24 +101,25 @@ def find_packed(
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         if kind in ("scales", "biases") and f"{module}.weight" not in tensors:
-            _fail(tensor, f"is there without {module}.weight")
+            raise tensor.error(f"is there without {module}.weight")
         if kind != "weight":
             continue
         scales, biases = (tensors.get(f"{module}.{part}") for part in ("scales", "biases"))
         said = found.modules.get(module)
         if scales is None and biases is None:
             if tensor.dtype == CODES:
-                _fail(tensor, "holds packed codes, and has no scales", f"{module}.scales beside it")
-            if said not in (None, False):
+                what = "holds packed codes, and has no scales"
+            elif said not in (None, False):
                 what = f"is not packed, but {found.keys.path.name} says that it is"
-                _fail(tensor, what, f"{module}.scales beside it")
-            continue
+            else:
+                continue
+            raise tensor.error(what, f"{module}.scales beside it")
         if scales is None or biases is None:
             missing, there = ("scales", biases) if scales is None else ("biases", scales)
             assert there is not None
-            _fail(there, f"is there without {module}.{missing}", "both beside packed codes")
+            raise there.error(f"is there without {module}.{missing}", "both beside packed codes")
         if said is False:
-            _fail(tensor, f"is packed, but {found.keys.path.name} says that it is not")
+            raise tensor.error(f"is packed, but {found.keys.path.name} says that it is not")
         packed[name] = _pack(tensor, scales, biases, found, width(tensor))
     return packed
 
@@ -134,12 +135,12 @@ def _pack(
     module = weight.name.removesuffix(".weight")
     group, bits, where = found.settings(module)
     if weight.dtype != CODES:
-        _fail(weight, f"is in {weight.dtype}, beside scales", CODES)
+        raise weight.error(f"is in {weight.dtype}, beside scales", CODES)
     if scales.dtype not in SCALES:
-        _fail(scales, f"is in {scales.dtype}", " or ".join(SCALES))
+        raise scales.error(f"is in {scales.dtype}", " or ".join(SCALES))
     if len(weight.shape) != 2 or len(scales.shape) != 2:
         bad = weight if len(weight.shape) != 2 else scales
-        _fail(bad, f"shape {list(bad.shape)}", "a matrix")
+        raise bad.error(f"shape {list(bad.shape)}", "a matrix")
     if width and not isinstance(found.modules.get(module), Mapping):
         shown = width / max(1, scales.shape[1]), weight.shape[1] * WORD / width
         if shown[0] in GROUPS and shown[1] in BITS:
@@ -149,20 +150,15 @@ def _pack(
     except UnsupportedError as error:
         raise UnsupportedError(f"{found.keys.path}: {where}: {error}") from error
     if biases.dtype != scales.dtype:
-        _fail(biases, f"is in {biases.dtype}", f"{scales.dtype}, as the scales are")
+        raise biases.error(f"is in {biases.dtype}", f"{scales.dtype}, as the scales are")
     m, k = weight.shape[0], scales.shape[1] * group
     if scales.shape[0] != m:
-        _fail(scales, f"shape {list(scales.shape)}", f"{m} rows, as the codes have")
+        raise scales.error(f"shape {list(scales.shape)}", f"{m} rows, as the codes have")
     if weight.shape[1] * WORD != k * bits:
-        _fail(
-            weight,
+        raise weight.error(
             f"shape {list(weight.shape)} does not fit {bits} bits in groups of {group} ({where})",
             f"{k * bits / WORD:g} words a row, for scales of shape {list(scales.shape)}",
         )
     if biases.shape != scales.shape:
-        _fail(biases, f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
+        raise biases.error(f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
     return Packed(weight, scales, biases, fmt, (m, k))
-
-
-def _fail(tensor: SafeTensor, what: str, expected: str | None = None) -> NoReturn:
-    raise FileError(what, path=tensor.path, where=tensor.name, expected=expected)

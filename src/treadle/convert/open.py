@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from treadle.files.gguf import GGUF, open_gguf
-
-CONFIG = "config.json"
-
-
-def is_hf(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a Hugging Face directory, or one of its weight files."""
-    given = Path(os.path.expanduser(path))
-    folder = given if given.is_dir() else given.parent
-    if not os.path.lexists(folder / CONFIG):
-        return False
-    if not given.is_dir():
-        return given.name.endswith((".safetensors", ".safetensors.index.json"))
-    return any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json"))
+from treadle.files.splits import is_hf
 
 
 def open_model(path: str | os.PathLike[str]) -> GGUF:

@@ -13,37 +13,59 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-import treadle
 from treadle.convert.finite import find_nonfinite, is_finite
-from treadle.convert.opened import n_bytes_of
 from treadle.convert.pagecache import PageCache
 from treadle.convert.part import Journal, Part, is_full
-from treadle.convert.recipe import Entry, Options, Shard, mapped_range, plan_shards
-from treadle.convert.source import Source, SourceTensor
+from treadle.convert.recipe import Entry, Options, Shard, plan_shards
+from treadle.convert.source import Bytes, Source, SourceTensor
 from treadle.errors import FileError, TreadleError
 from treadle.files.mapping import mappings_of
 from treadle.files.target import check_room, check_target, files_of
+from treadle.files.tensor import Stored
 from treadle.formats import FORMATS
 from treadle.runtime.sigbus import guard_mappings
+from treadle.version import __version__
 
-Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]
+Change = Callable[[Entry, Bytes, int], Bytes]
 
 STAGE = "converting"  # what the progress bar says
-STRIP = 1 << 22  # weights converted at a time, for each thread
+STRIP = 1 << 18  # weights that a thread takes at a time: its temporaries stay in cache
+AHEAD = 3  # strips that a thread may be ahead of the file
 COPY = 64 << 20  # bytes copied between two reports
 MAX_WORKERS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be written, and how.
+
+    ``encode(entry, rows, begin)`` makes of some rows of a tensor, uint8 [n_bytes] from byte
+    ``begin`` of it, those of the output, uint8 [n_bytes]; ``check`` looks at rows that stay as they
+    are. Both raise FileError. ``asked`` is a digest of what decides the bytes besides the sources,
+    the header and the types.
+    """
+
+    source: Source
+    shards: list[Shard]
+    encode: Change
+    check: Callable[[Entry, Bytes, int], None]
+    asked: bytes
+    workers: int
+    stage: str = STAGE
+    resume: bool = True
 
 
 def convert(
@@ -57,37 +79,77 @@ def convert(
 ) -> list[Path]:
     """Write ``source`` as ``target`` (or as its shards); the paths that were written.
 
-    A run that was killed, or found the disk full, leaves its part beside the target, and the same
-    call continues it. ``cache`` knows what was in memory before ``source`` was opened; it is closed
-    at the end. Raises FileError, which names the tensor, or the file that shrank or was
-    written to meanwhile, and UnsupportedError; the target is then as it was.
+    ``cache`` knows what was in memory before ``source`` was opened; it is closed at the end.
+    Otherwise, and in what it raises, it is as ``write``. UnsupportedError for what cannot be done.
     """
     guard_mappings()
     shards = plan_shards(source, target, options)
     inputs = [*_files(source), *files_of(source.path)]
     for shard in shards:
         check_target(shard.path, inputs, force=options.force)
-    conversion = _Conversion(source, shards, options, progress, say)
-    conversion.cache = cache or PageCache(())
-    conversion.cache.add(part.path for t in source.tensors.values() for part in t.ranges)
+    coder = _Coder(options.allow_nonfinite)
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    work = Work(
+        source, shards, coder.encode, coder.check, str(options.allow_nonfinite).encode(),
+        min(MAX_WORKERS, mine or 1), resume=options.resume,
+    )  # fmt: skip
+    cache = cache or PageCache(())
+    cache.add(part.path for t in source.tensors.values() for part in t.ranges)
     try:
-        return conversion.run()
+        return write(work, progress, say, cache)
     finally:
-        conversion.cache.close()
+        cache.close()
 
 
-class _Conversion:
-    def __init__(
-        self, source: Source, shards: list[Shard], options: Options, progress: Progress, say: Say
-    ) -> None:
-        self.source, self.shards, self.options = source, shards, options
-        self.progress, self.say = progress, say
-        self.n_total = sum(entry.n_bytes for shard in shards for entry in shard.entries)
+class _Coder:
+    """From one format to another; infinities and NaNs are refused, or taken."""
+
+    def __init__(self, allow_nonfinite: bool) -> None:
+        self.allow_nonfinite = allow_nonfinite
+
+    def encode(self, entry: Entry, rows: Bytes, begin: int) -> Bytes:
+        self.check(entry, rows, begin)
+        target, tensor = entry.encode, entry.tensor
+        assert target is not None
+        weights = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
+        made = target.quantize_rows(weights).reshape(-1)
+        if not self.allow_nonfinite and not is_finite(target, made):
+            expected = "a wider type, or --allow-nonfinite"
+            raise tensor.error(f"has weights too large for {target.name}", expected)
+        return made
+
+    def check(self, entry: Entry, rows: Bytes, begin: int) -> None:
+        tensor = entry.tensor
+        fmt = FORMATS.get(tensor.ggml_type)
+        if self.allow_nonfinite or fmt is None or is_finite(fmt, rows):
+            return
+        block = begin // fmt.dtype.itemsize + find_nonfinite(fmt, rows)
+        row, column = divmod(block * fmt.block, tensor.k)
+        what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"
+        what += f" no finite number, in row {row}, column {column}"
+        raise tensor.error(what, "finite weights, or --allow-nonfinite")
+
+
+def write(work: Work, progress: Progress, say: Say, cache: PageCache) -> list[Path]:
+    """Write all shards; their paths.
+
+    A run that was killed, or found the disk full, leaves its part beside the target, and the same
+    work continues it; ``say`` is told. ``progress(stage, done, total)`` counts bytes of the source.
+    What is read is not left in the page cache by the files that ``cache`` has. Raises FileError,
+    which names the tensor, or the file that shrank or was written to meanwhile; the target is then
+    as it was.
+    """
+    return _Writer(work, progress, say, cache).run()
+
+
+class _Writer:
+    def __init__(self, work: Work, progress: Progress, say: Say, cache: PageCache) -> None:
+        self.work, self.source, self.shards = work, work.source, work.shards
+        self.progress, self.say, self.cache = progress, say, cache
+        entries = [entry for shard in work.shards for entry in shard.entries]
+        self.n_total = sum(entry.tensor.n_bytes for entry in entries)
         self.n_done = 0
-        self.cache = PageCache(())
-        self.mapped = mappings_of(_files(source))
-        mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.workers = min(MAX_WORKERS, mine or 1)
+        self.mapped = mappings_of(_files(work.source))
 
     def run(self) -> list[Path]:
         parts: list[Part] = []
@@ -104,7 +166,7 @@ class _Conversion:
                 part.close(discard_empty=True)
 
     def _run(self, parts: list[Part]) -> list[Path]:
-        journal = Journal(parts, self._job(), resume=self.options.resume)
+        journal = Journal(parts, self._job(), resume=self.work.resume)
         if journal.discarded:
             self.say("an unfinished part of another conversion was discarded")
         n_tensors = sum(len(shard.entries) for shard in self.shards)
@@ -146,7 +208,7 @@ class _Conversion:
 
     def _job(self) -> str:
         """A digest of all that decides the bytes: sources, headers, and how weights change."""
-        digest = hashlib.sha256(f"{treadle.__version__} {self.options.allow_nonfinite}".encode())
+        digest = hashlib.sha256(f"{__version__} ".encode() + self.work.asked)
         for path in _files(self.source):
             about = path.stat()
             told = (str(path.absolute()), about.st_size, about.st_mtime_ns, about.st_ino)
@@ -160,48 +222,49 @@ class _Conversion:
 
     def _check_room(self, parts: list[Part]) -> None:
         """Better now than after hours. Blocks that can be shared with the source need no room."""
-        folder = self.shards[0].path.parent
+        first = self.shards[0]
+        folder = first.path.parent
         about, here = os.statvfs(folder), os.stat(folder).st_dev
-        shared = self.options.alignment % about.f_frsize == 0 and any(
+        shared = first.layout.alignment % about.f_frsize == 0 and any(
             path.stat().st_dev == here for path in _files(self.source)
         )
+        shared = shared and not any(e.encode for shard in self.shards for e in shard.entries)
         need = sum(part.n_bytes - os.fstat(part.fd).st_blocks * 512 for part in parts)
         if not shared:
-            check_room(self.shards[0].path, need)
+            check_room(first.path, need)
 
     # -- tensors ------------------------------------------------------------------------------
 
     def _write_all(self, parts: list[Part], journal: Journal) -> None:
         index = 0
-        with ThreadPoolExecutor(self.workers) as pool:
+        with ThreadPoolExecutor(self.work.workers) as pool:
             for shard, part in zip(self.shards, parts, strict=True):
                 part.write(np.frombuffer(shard.layout.header, np.uint8), 0)
                 for entry in shard.entries:
-                    self.progress(STAGE, self.n_done, self.n_total)
+                    self._advance(0)
                     if index not in journal.done:
                         self.cache.expect(entry.tensor.ranges)
                         self._write(entry, part, shard.layout.offsets[entry.tensor.name], pool)
                         self.cache.drop(entry.tensor.ranges)
-                        self.mapped.check()
                         journal.add(index, entry.n_bytes)
                     else:
-                        self.n_done += entry.n_bytes
+                        self.n_done += entry.tensor.n_bytes
                     index += 1
-        self.progress(STAGE, self.n_done, self.n_total)
+        self._advance(0)
 
     def _write(self, entry: Entry, part: Part, at: int, pool: ThreadPoolExecutor) -> None:
         tensor = entry.tensor
         data = tensor.read()
-        if data.dtype != np.uint8 or data.nbytes != n_bytes_of(tensor):
-            raise self._error(tensor, f"{data.nbytes} bytes of {data.dtype}")
+        if data.dtype != np.uint8 or data.nbytes != tensor.n_bytes:
+            raise tensor.error(f"{data.nbytes} bytes of {data.dtype}")
         data = data.reshape(-1)
         if entry.encode is None:
             self._copy(entry, data, part, at)
             return
-        for piece in self._encoded(entry, data, pool):
-            part.write(piece, at)
-            at += len(piece)
-            self._advance(len(piece))
+        for n_read, made in self._encoded(entry, data, pool):
+            part.write(made, at)
+            at += len(made)
+            self._advance(n_read)
 
     def _copy(self, entry: Entry, data: Bytes, part: Part, at: int) -> None:
         """Bytes that stay the same: by the kernel, when they lie in a file in one piece."""
@@ -209,11 +272,11 @@ class _Conversion:
         files = (file.reopen() for file in self.mapped.files if lies and file.path == lies.path)
         fd = next(files, None)
         start = lies.offset if lies else 0
-        step = COPY // entry.row_bytes * entry.row_bytes or entry.row_bytes
+        step = COPY // entry.tensor.row_bytes * entry.tensor.row_bytes or entry.tensor.row_bytes
         try:
             for begin in range(0, len(data), step):
                 strip = data[begin : begin + step]
-                self._check(entry, strip, begin)
+                self.work.check(entry, strip, begin)
                 if fd is None or not part.copy(fd, start + begin, len(strip), at + begin):
                     part.write(strip, at + begin)
                 self._advance(len(strip))
@@ -221,29 +284,23 @@ class _Conversion:
             if fd is not None:
                 os.close(fd)
 
-    def _encoded(self, entry: Entry, data: Bytes, pool: ThreadPoolExecutor) -> Iterator[Bytes]:
-        """The tensor in its new format, strip by strip; some strips ahead, each in a thread."""
-        source, target = FORMATS[entry.tensor.ggml_type], entry.encode
-        assert target is not None
-        k = entry.tensor.shape[-1] if entry.tensor.shape else 1
-        step = max(1, STRIP // max(k, 1)) * entry.row_bytes
+    def _encoded(
+        self, entry: Entry, data: Bytes, pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[int, Bytes]]:
+        """The tensor in its new format, strip by strip, and how many bytes each was made of; some
+        strips ahead, each in a thread.
+        """
+        step = max(1, STRIP // max(entry.tensor.k, 1)) * entry.tensor.row_bytes
 
-        def encode(begin: int) -> Bytes:
+        def encode(begin: int) -> tuple[int, Bytes]:
             strip = data[begin : begin + step]
-            self._check(entry, strip, begin)
-            rows = source.dequantize_rows(strip.reshape(-1, entry.row_bytes))
-            made = target.quantize_rows(rows).reshape(-1)
-            if not self.options.allow_nonfinite and not is_finite(target, made):
-                expected = "a wider type, or --allow-nonfinite"
-                what = f"has weights too large for {target.name}"
-                raise self._error(entry.tensor, what, expected)
-            return made
+            return len(strip), self.work.encode(entry, strip, begin)
 
-        ahead: deque[Future[Bytes]] = deque()
+        ahead: deque[Future[tuple[int, Bytes]]] = deque()
         try:
             for begin in range(0, len(data), step):
                 ahead.append(pool.submit(encode, begin))
-                if len(ahead) > self.workers:
+                if len(ahead) > AHEAD * self.work.workers:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
@@ -251,25 +308,28 @@ class _Conversion:
             for future in ahead:
                 future.cancel()
 
-    def _check(self, entry: Entry, strip: Bytes, begin: int) -> None:
-        fmt = FORMATS.get(entry.tensor.ggml_type)
-        if self.options.allow_nonfinite or fmt is None or is_finite(fmt, strip):
-            return
-        block = begin // fmt.dtype.itemsize + find_nonfinite(fmt, strip)
-        k = entry.tensor.shape[-1] if entry.tensor.shape else 1
-        row, column = divmod(block * fmt.block, k)
-        what = f"holds a weight that is no finite number, in row {row}, column {column}"
-        if fmt.block > 1:
-            what = f"has a block whose scale is no finite number, in row {row}, column {column}"
-        raise self._error(entry.tensor, what, "finite weights, or --allow-nonfinite")
-
     def _advance(self, n_bytes: int) -> None:
+        self.mapped.check()
         self.n_done += n_bytes
-        self.progress(STAGE, self.n_done, self.n_total)
+        self.progress(self.work.stage, self.n_done, self.n_total)
 
-    def _error(self, tensor: SourceTensor, what: str, expected: str | None = None) -> FileError:
-        path = tensor.ranges[0].path if tensor.ranges else self.source.path
-        return FileError(what, path=path, where=tensor.name, expected=expected)
+
+def mapped_range(tensor: SourceTensor, data: Bytes) -> Stored | None:
+    """Where in a file the bytes of ``data`` lie just so; None for bytes that were made.
+
+    A tensor says what it reads, but not whether it changes that: so ``data`` itself is asked
+    whether it is a view of the mapping, and of that place in it.
+    """
+    if len(tensor.ranges) != 1 or tensor.ranges[0].n_bytes != data.nbytes:
+        return None
+    base: Any = data
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not data.flags.c_contiguous:
+        return None
+    start = np.frombuffer(base, np.uint8)
+    offset = data.ctypes.data - start.ctypes.data
+    return tensor.ranges[0] if offset == tensor.ranges[0].offset else None
 
 
 def _files(source: Source) -> list[Path]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import ctypes.util
 import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.convert.source import FileRange
+from treadle.files.mapping import resident_pages
+from treadle.files.tensor import Stored
 
 PAGE = mmap.PAGESIZE
 SMALL = 1 << 20  # bytes: files not worth the trouble
@@ -39,13 +38,13 @@ class PageCache:
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     self._files[path] = _Cached(path)
 
-    def expect(self, ranges: Iterable[FileRange]) -> None:
+    def expect(self, ranges: Iterable[Stored]) -> None:
         """These are read next: the system may fetch them while others are worked on."""
         for part in ranges:
             if part.path in self._files:
                 _advise(part.path, [(part.offset, part.n_bytes)], os.POSIX_FADV_WILLNEED)
 
-    def drop(self, ranges: Iterable[FileRange]) -> None:
+    def drop(self, ranges: Iterable[Stored]) -> None:
         """These have been read, and are not read again."""
         for part in ranges:
             if part.path in self._files:
@@ -93,7 +92,10 @@ class _Cached:
             self.n_bytes = about.st_size
             self.device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}"
             self.inode = str(about.st_ino)
-            self.resident = resident_pages(fd, self.n_bytes)
+            self.resident = np.zeros(0, np.bool_)
+            if self.n_bytes:
+                with mmap.mmap(fd, self.n_bytes, access=mmap.ACCESS_READ) as mapped:
+                    self.resident = resident_pages(mapped)
         finally:
             os.close(fd)
 
@@ -121,30 +123,6 @@ class _Cached:
             start = int(fields[2], 16)  # in the file
             lo, hi = max(begin, start), min(end, start + high - low)
             if lo < hi:
-                _libc().madvise(low + lo - start, hi - lo, mmap.MADV_DONTNEED)
-
-
-def resident_pages(fd: int, n_bytes: int) -> npt.NDArray[np.bool_]:
-    """For each page of an open file, bool [n_pages]: is it in memory? OSError where none can say.
-
-    Reads nothing. For a file that the caller may neither write nor owns, Linux says yes throughout.
-    """
-    n_pages = -(-n_bytes // PAGE)
-    flags = np.zeros(n_pages, np.uint8)
-    if n_pages == 0:
-        return flags.view(np.bool_)
-    with mmap.mmap(fd, n_bytes, access=mmap.ACCESS_READ) as mapped:
-        view = np.frombuffer(mapped, np.uint8)
-        failed = _libc().mincore(view.ctypes.data, n_bytes, flags.ctypes.data)
-        del view
-    if failed:
-        raise OSError(ctypes.get_errno(), "mincore")
-    return (flags & 1).view(np.bool_)
-
-
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    for name in ("mincore", "madvise"):
-        last = ctypes.c_void_p if name == "mincore" else ctypes.c_int
-        getattr(libc, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t, last]
-    return libc
+                madvise = ctypes.CDLL(None).madvise
+                madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+                madvise(low + lo - start, hi - lo, mmap.MADV_DONTNEED)

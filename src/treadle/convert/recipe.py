@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterable, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.opened import F32, n_bytes_of, set_key
-from treadle.convert.source import FileRange, Source, SourceTensor
+from treadle.convert.source import F32, FILE_TYPES, Source, SourceTensor
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter, Layout
+from treadle.files.splits import shard_name
 from treadle.formats import FORMATS, Format, type_of
 
-# general.file_type, which says what most weights are in, by the name of the format.
-FILE_TYPES = {
-    "F32": 0, "F16": 1, "BF16": 32,
-    "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9,
-    "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18,
-    "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26,
-    "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
-}  # fmt: skip
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
+OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment")
 
 
 @dataclass(frozen=True)
@@ -51,10 +44,18 @@ class Entry:
     """A tensor of the output. ``encode`` None: its bytes are the source's."""
 
     tensor: SourceTensor
-    ggml_type: int
     encode: Format | None
-    n_bytes: int  # in the output
-    row_bytes: int  # in the source
+
+    @property
+    def ggml_type(self) -> int:
+        """Of the output."""
+        return self.tensor.ggml_type if self.encode is None else self.encode.ggml_id
+
+    @property
+    def n_bytes(self) -> int:
+        """In the output."""
+        tensor, fmt = self.tensor, self.encode
+        return tensor.n_bytes if fmt is None else tensor.n_rows * fmt.row_bytes(tensor.k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,20 +71,30 @@ def plan_shards(source: Source, target: Path, options: Options) -> list[Shard]:
     """Decide on every tensor's type and place. UnsupportedError for what cannot be done."""
     entries = plan_entries(source, options.type)
     metadata = build_metadata(source, options, entries)
-    groups = split(entries, options)
+    return lay_out(target, metadata, entries, options.alignment, options.split_max)
+
+
+def lay_out(
+    target: Path,
+    metadata: Mapping[str, Any],
+    entries: list[Entry],
+    alignment: int,
+    split_max: int = 0,
+) -> list[Shard]:
+    """The file, or its shards. FileError for what would not be a sound one."""
+    groups = split(entries, alignment, split_max)
     shards = []
     for no, group in enumerate(groups):
-        path = target
-        keys = metadata
+        path, keys = target, metadata
         if len(groups) > 1:
-            stem = target.name.removesuffix(".gguf")
-            path = target.with_name(f"{stem}-{no + 1:05d}-of-{len(groups):05d}.gguf")
-            keys = (metadata if no == 0 else {}) | {
+            path = target.with_name(shard_name(target.name.removesuffix(".gguf"), no, len(groups)))
+            keys = {
+                **(metadata if no == 0 else {}),
                 "split.no": np.uint16(no),
                 "split.tensors.count": np.int32(len(entries)),
                 "split.count": np.uint16(len(groups)),
             }
-        writer = GGUFWriter(path, options.alignment)
+        writer = GGUFWriter(path, alignment)
         for key, value in keys.items():
             writer.add(key, value, _empty_type(value))
         for entry in group:
@@ -103,30 +114,29 @@ def _empty_type(value: Any) -> ValueType | None:
 def plan_entries(source: Source, wanted: Format | None) -> list[Entry]:
     """What each tensor becomes: matrices ``wanted``, vectors F32; without it, what they are."""
     _check_rows(source, wanted)
-    entries = []
-    for tensor in source.tensors.values():
-        kind, target = type_of(tensor.ggml_type), wanted
-        if kind is None:
-            raise UnsupportedError(f"{tensor.origin}: ggml type {tensor.ggml_type} has no size")
-        if wanted is None and tensor.written is not None:
-            target = FORMATS[tensor.written]
-        if wanted is not None and not is_matrix(tensor):
-            own = FORMATS.get(tensor.ggml_type)  # whole numbers and the like stay what they are
-            target = F32 if own is not None and own.block == 1 else None
-        n_bytes = n_bytes_of(tensor)
-        k = tensor.shape[-1] if tensor.shape else 1
-        row_bytes = max(1, k // kind.block * kind.n_bytes)
-        if target is None or target.ggml_id == tensor.ggml_type:
-            entries.append(Entry(tensor, tensor.ggml_type, None, n_bytes, row_bytes))
-            continue
-        if tensor.ggml_type not in FORMATS:
-            what = f"treadle cannot read {kind.name} weights yet, and so not change their type"
-            raise UnsupportedError(f"{tensor.origin}: {what}")
-        n_rows = n_bytes // row_bytes
-        entries.append(
-            Entry(tensor, target.ggml_id, target, n_rows * target.row_bytes(k), row_bytes)
-        )
-    return entries
+
+    def choose(tensor: SourceTensor) -> Format | None:
+        if wanted is None:
+            return None if tensor.written is None else FORMATS[tensor.written]
+        if is_matrix(tensor):
+            return wanted
+        own = FORMATS.get(tensor.ggml_type)  # whole numbers and the like stay what they are
+        return F32 if own is not None and own.block == 1 else None
+
+    return [entry_of(tensor, choose(tensor)) for tensor in source.tensors.values()]
+
+
+def entry_of(tensor: SourceTensor, wanted: Format | None) -> Entry:
+    """The tensor in the format ``wanted``, None for its own. UnsupportedError where that cannot be
+    read.
+    """
+    kind = tensor.kind
+    if wanted is None or wanted.ggml_id == tensor.ggml_type:
+        return Entry(tensor, None)
+    if tensor.ggml_type not in FORMATS:
+        what = f"treadle cannot read {kind.name} weights yet, and so not change their type"
+        raise UnsupportedError(f"{tensor.origin}: {what}")
+    return Entry(tensor, wanted)
 
 
 def is_matrix(tensor: SourceTensor) -> bool:
@@ -142,13 +152,12 @@ def _check_rows(source: Source, wanted: Format | None) -> None:
         raise UnsupportedError(f"treadle reads {wanted.name}, but has no quantiser for it")
     matrices = [tensor for tensor in source.tensors.values() if is_matrix(tensor)]
     for tensor in matrices:
-        k = tensor.shape[-1]
-        if k % wanted.block:
-            near = nearest_format(wanted, (m.shape[-1] for m in matrices))
+        if tensor.k % wanted.block:
+            near = nearest_format(wanted, (m.k for m in matrices))
             raise UnsupportedError(
-                f"{tensor.origin}: {wanted.name} cannot hold rows of {k} weights, which its blocks "
-                f"of {wanted.block} do not divide; the nearest format that fits every matrix is "
-                f"{near.name}"
+                f"{tensor.origin}: {wanted.name} cannot hold rows of {tensor.k} weights, which its "
+                f"blocks of {wanted.block} do not divide; the nearest format that fits every "
+                f"matrix is {near.name}"
             )
 
 
@@ -168,14 +177,18 @@ def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
 
 
 def build_metadata(source: Source, options: Options, entries: list[Entry]) -> dict[str, Any]:
-    """The source's keys, without what is true of its files alone, and what is true of this one."""
-    own = ("split.no", "split.count", "split.tensors.count", "general.alignment")
-    metadata = {key: value for key, value in source.metadata.items() if key not in own}
-    if not getattr(source, "verbatim", False) or options.type is not None:
+    """The source's keys, and what is true of this file."""
+    metadata = kept_metadata(source)
+    if not source.verbatim or options.type is not None:
         metadata.update(_types(entries))
     for text in options.settings:
         set_key(metadata, text)
     return metadata
+
+
+def kept_metadata(source: Source) -> dict[str, Any]:
+    """The source's keys, without what is true of its files alone."""
+    return {key: value for key, value in source.metadata.items() if key not in OF_FILES}
 
 
 def notes(source: Source, options: Options) -> list[str]:
@@ -183,8 +196,8 @@ def notes(source: Source, options: Options) -> list[str]:
 
     A GGUF file that is passed on says all that it said before.
     """
-    said = list(getattr(source, "notes", ()))
-    if not getattr(source, "verbatim", False):
+    said = list(source.notes)
+    if not source.verbatim:
         said += read_otherwise(build_metadata(source, options, []), source.tensors)
     return said
 
@@ -206,36 +219,55 @@ def _types(entries: list[Entry]) -> dict[str, Any]:
     return found
 
 
+def set_key(metadata: dict[str, Any], text: str) -> None:
+    """Apply ``KEY=VALUE`` to GGUF metadata; the value keeps the type that the key has."""
+    key, equals, word = text.partition("=")
+    if not equals or not key:
+        raise UnsupportedError(f"--set {text!r:.80}: not KEY=VALUE")
+    metadata[key] = _value(key, metadata.get(key), word)
+
+
+def _value(key: str, before: Any, word: str) -> Any:
+    """``word`` as the type of the key's value until now; a new key's is told by the word."""
+    try:
+        value: Any = json.loads(word)
+    except (ValueError, RecursionError):
+        value = word
+    if before is None:
+        return value if isinstance(value, (bool, int, float)) else word
+    if isinstance(before, str):
+        return word
+    kind, whole = type(before), isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(before, (bool, np.bool_)):
+        name, fits = "true or false", isinstance(value, bool)
+    elif isinstance(before, np.integer):
+        least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+        name, fits = f"{kind.__name__}, from {least} to {most}", whole and least <= value <= most
+    elif isinstance(before, int):
+        name, fits = "an integer", whole
+    elif isinstance(before, (float, np.floating)):
+        largest = float(np.finfo(kind).max)
+        fits = whole or isinstance(value, float)
+        name, fits = "a number", fits and not largest < abs(value) < math.inf
+    else:
+        name, fits = "an array, which --set cannot replace", False
+    if not fits:
+        raise UnsupportedError(f"--set {key}={word:.60}: the key is {name}")
+    return kind(value)
+
+
 # -- places ---------------------------------------------------------------------------------------
 
 
-def split(entries: list[Entry], options: Options) -> list[list[Entry]]:
+def split(entries: list[Entry], alignment: int, split_max: int) -> list[list[Entry]]:
     """Groups of tensors in their order, each at most ``split_max`` bytes where one tensor is."""
     groups: list[list[Entry]] = [[]]
     n_bytes = 0
     for entry in entries:
-        padded = -(-entry.n_bytes // options.alignment) * options.alignment
-        if options.split_max and groups[-1] and n_bytes + padded > options.split_max:
+        padded = -(-entry.n_bytes // alignment) * alignment
+        if split_max and groups[-1] and n_bytes + padded > split_max:
             groups.append([])
             n_bytes = 0
         groups[-1].append(entry)
         n_bytes += padded
     return groups
-
-
-def mapped_range(tensor: SourceTensor, data: npt.NDArray[np.uint8]) -> FileRange | None:
-    """Where in a file the bytes of ``data`` lie just so; None for bytes that were made.
-
-    A tensor says what it reads, but not whether it changes that: so ``data`` itself is asked
-    whether it is a view of the mapping, and of that place in it.
-    """
-    if len(tensor.ranges) != 1 or tensor.ranges[0].n_bytes != data.nbytes:
-        return None
-    base: Any = data
-    while isinstance(base, (np.ndarray, memoryview)):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap) or not data.flags.c_contiguous:
-        return None
-    start = np.frombuffer(base, np.uint8)
-    offset = data.ctypes.data - start.ctypes.data
-    return tensor.ranges[0] if offset == tensor.ranges[0].offset else None

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from treadle.errors import FileError
+from treadle.files.reader import read_head
 from treadle.text.bpe import BYTE_OF_LETTER
 from treadle.text.vocab import TokenType
-from treadle.words import why
 
 MAX_BYTES = 64 << 20
 N_SPECIAL = 256
@@ -66,11 +66,7 @@ def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> list[bytes]:
-    try:
-        with path.open("rb") as f:
-            raw = f.read(MAX_BYTES + 1)
-    except OSError as e:
-        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a tokenizer") from e
+    raw = read_head(path, MAX_BYTES + 1, "a tokenizer")
     tokens: list[bytes] = []
     for line in raw.split(b"\n"):
         if not line.strip():

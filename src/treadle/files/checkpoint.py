@@ -13,7 +13,6 @@ functions below. Storages are found by their members' offsets and stay in the fi
 
 from __future__ import annotations
 
-import contextlib
 import math
 import struct
 import zipfile
@@ -24,9 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import FileError, UnsupportedError
-from treadle.files.mapping import map_file
+from treadle.errors import UnsupportedError
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
+from treadle.files.reader import Mapped
+from treadle.files.tensor import Stored
 from treadle.words import why
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,10 +37,10 @@ MAX_DIMS = 8
 
 
 class StorageType(NamedTuple):
-    """An element of a storage: its bytes, and ggml's number for it (None where it has none)."""
+    """An element of a storage: its bytes, and ggml's number for it (-1 where it has none)."""
 
     n_bytes: int
-    ggml_type: int | None
+    ggml_type: int
 
 
 STORAGES: dict[str, StorageType] = {
@@ -52,9 +52,9 @@ STORAGES: dict[str, StorageType] = {
     "ShortStorage": StorageType(2, 25),
     "IntStorage": StorageType(4, 26),
     "LongStorage": StorageType(8, 27),
-    "ByteStorage": StorageType(1, None),
-    "BoolStorage": StorageType(1, None),
-    "ComplexFloatStorage": StorageType(8, None),
+    "ByteStorage": StorageType(1, -1),
+    "BoolStorage": StorageType(1, -1),
+    "ComplexFloatStorage": StorageType(8, -1),
 }
 
 
@@ -72,16 +72,16 @@ class _View(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class CheckpointTensor:
+class CheckpointTensor(Stored):
     """One tensor of a checkpoint; its bytes are a view of the mapped file wherever they can be."""
 
     name: str
     shape: tuple[int, ...]
     kind: str  # of STORAGES, without "Storage"
-    ggml_type: int | None  # None: ggml has no such elements
+    ggml_type: int  # -1: ggml has no such elements
     path: Path
     offset: int  # absolute, of the first element
-    n_span: int  # bytes from the first element to the end of the last
+    n_bytes: int  # from the first element to the end of the last
     _elements: npt.NDArray[Any] = field(repr=False)  # [shape], a view with the tensor's strides
 
     @property
@@ -90,14 +90,12 @@ class CheckpointTensor:
         return np.ascontiguousarray(self._elements).reshape(-1).view(np.uint8)
 
 
-class Checkpoint:
+class Checkpoint(Mapped):
     """The tensors of one file, by name. FileError or UnsupportedError for what it is not."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._map = map_file(path, "a PyTorch checkpoint")
-        self.file: Bytes = np.frombuffer(self._map, np.uint8)
-        if self._map[:4] != ZIP_MAGIC:
+        super().__init__(path, "a PyTorch checkpoint")
+        if self.map[:4] != ZIP_MAGIC:
             raise UnsupportedError(
                 f"{path}: not a zip archive: a checkpoint of PyTorch before 1.6 (2020) or another "
                 "file; load it with torch there and save it again"
@@ -118,13 +116,6 @@ class Checkpoint:
         for name, view in self._views(described).items():
             self.tensors[name] = self._place(name, view, members, root)
 
-    def close(self) -> None:
-        """Let go of the file; views still in use keep it mapped."""
-        self.tensors = {}
-        self.file = np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):
-            self._map.close()
-
     # -- the archive ------------------------------------------------------------------------
 
     def _members(self) -> dict[str, tuple[str, int, int]]:
@@ -133,35 +124,31 @@ class Checkpoint:
             with zipfile.ZipFile(self.path) as archive:
                 infos = archive.infolist()
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error) as e:
-            raise self._error(f"is a damaged zip archive: {e}") from None
+            raise self.error(f"is a damaged zip archive: {e}") from None
         except OSError as e:
-            raise self._error(f"cannot be read: {why(e)}") from e
+            raise self.error(f"cannot be read: {why(e)}") from e
         found: dict[str, tuple[str, int, int]] = {}
         for info in infos:
             name = info.filename
             if name in found:
-                raise self._error("is in the archive twice", where=name)
+                raise self.error("is in the archive twice", where=name)
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                raise self._error("is compressed or encrypted", where=name, expected="it stored")
+                raise self.error("is compressed or encrypted", where=name, expected="it stored")
             found[name] = (name, self._data_offset(info), info.file_size)
         return found
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
         """Where the bytes of a member begin: behind its local header, which has its own lengths."""
         at = info.header_offset
-        head = self._map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""
+        head = self.map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""
         if len(head) < LOCAL_HEADER or head[:4] != ZIP_MAGIC:
-            raise self._error("has no header of its own", offset=max(at, 0), where=info.filename)
+            raise self.error("has no header of its own", offset=max(at, 0), where=info.filename)
         n_name, n_extra = struct.unpack_from("<HH", head, 26)
         start: int = at + LOCAL_HEADER + n_name + n_extra
         end = start + info.file_size
         if info.file_size != info.compress_size or end > len(self.file):
-            raise self._error(
-                f"cut short: the file has {len(self.file)} bytes",
-                offset=at,
-                where=info.filename,
-                expected=str(end),
-            )
+            what = f"cut short: the file has {len(self.file)} bytes"
+            raise self.error(what, at, info.filename, str(end))
         return start
 
     def _root(self, members: dict[str, tuple[str, int, int]]) -> str:
@@ -169,29 +156,27 @@ class Checkpoint:
         roots = [name.removesuffix("data.pkl") for name in pickles if name.count("/") <= 1]
         if len(roots) != 1:
             what = "has no data.pkl" if not roots else f"has {len(roots)} of data.pkl"
-            raise self._error(what, expected="a checkpoint that torch.save wrote")
+            raise self.error(what, expected="a checkpoint that torch.save wrote")
         return roots[0]
 
     def _read(self, member: tuple[str, int, int]) -> bytes:
         name, at, n = member
         if n > MAX_BYTES:
             what = f"{n} bytes"
-            raise self._error(what, offset=at, where=name, expected=f"at most {MAX_BYTES}")
-        return self._map[at : at + n]
+            raise self.error(what, offset=at, where=name, expected=f"at most {MAX_BYTES}")
+        return self.map[at : at + n]
 
     # -- the tensors ------------------------------------------------------------------------
 
     def _views(self, described: Any) -> dict[str, _View]:
         if type(described) is not dict:
             what = f"describes a {type(described).__name__}"
-            raise self._error(what, where="data.pkl", expected="tensors by name")
+            raise self.error(what, where="data.pkl", expected="tensors by name")
         for name, view in described.items():
             if type(view) is not _View or type(name) is not str or not name.isprintable():
-                raise self._error(
-                    f"is a {type(view).__name__}",
-                    where=f"{name!r:.100}",
-                    expected="a tensor, as in a checkpoint of weights alone",
-                )
+                what = f"is a {type(view).__name__}"
+                expected = "a tensor, as in a checkpoint of weights alone"
+                raise self.error(what, where=f"{name!r:.100}", expected=expected)
         return described
 
     def _place(
@@ -201,29 +186,21 @@ class Checkpoint:
         member = members.get(f"{root}data/{view.storage.key}")
         if member is None:
             what = f"its storage {view.storage.key!r:.60} is not in the archive"
-            raise self._error(what, where=name)
+            raise self.error(what, where=name)
         _, start, n_bytes = member
         if 0 in view.shape:
-            raise self._error(f"shape {list(view.shape)} has no elements", where=name)
+            raise self.error(f"shape {list(view.shape)} has no elements", where=name)
         last = view.offset + sum(
             (n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)
         )
         n_span = (last + 1 - view.offset) * kind.n_bytes
         if (last + 1) * kind.n_bytes > n_bytes:
-            raise self._error(
-                f"reaches beyond its storage, which has {n_bytes} bytes",
-                offset=start,
-                where=name,
-                expected=f"{(last + 1) * kind.n_bytes} bytes",
-            )
+            what = f"reaches beyond its storage, which has {n_bytes} bytes"
+            raise self.error(what, start, name, f"{(last + 1) * kind.n_bytes} bytes")
         # More elements than the span holds (a stride of 0) would let a small file ask for a lot.
         if math.prod(view.shape) * kind.n_bytes > n_span:
-            raise self._error(
-                f"shape {list(view.shape)} repeats the {n_span} bytes of its storage",
-                offset=start,
-                where=name,
-                expected="each element once",
-            )
+            what = f"shape {list(view.shape)} repeats the {n_span} bytes of its storage"
+            raise self.error(what, start, name, "each element once")
         offset = start + view.offset * kind.n_bytes
         elements: npt.NDArray[Any] = np.ndarray(
             view.shape,
@@ -242,16 +219,6 @@ class Checkpoint:
             n_span,
             elements,
         )
-
-    def _error(
-        self,
-        message: str,
-        *,
-        offset: int | None = None,
-        where: str | None = None,
-        expected: str | None = None,
-    ) -> FileError:
-        return FileError(message, path=self.path, offset=offset, where=where, expected=expected)
 
 
 # -- what the pickle may ask for ------------------------------------------------------------------

@@ -37,12 +37,8 @@ class GGUF:
         for header in headers:
             for name, tensor in header.tensors.items():
                 if name in self.tensors:
-                    raise FileError(
-                        f"is in {self.tensors[name].path.name} as well",
-                        path=header.path,
-                        where=name,
-                        expected="each tensor in one shard",
-                    )
+                    what = f"is in {self.tensors[name].path.name} as well"
+                    raise tensor.error(what, "each tensor in one shard")
                 self.tensors[name] = tensor
         self._maps = Mappings(header.map for header in headers)
 

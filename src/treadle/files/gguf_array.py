@@ -128,3 +128,17 @@ class GGUFArray(Sequence[Scalar]):
 
 
 Value = Scalar | GGUFArray
+
+
+def string_array(strings: Sequence[bytes]) -> GGUFArray:
+    """Strings as an array of a GGUF file that is not there."""
+    heads = np.cumsum([0, *(len(s) + 8 for s in strings)], dtype=np.int64)
+    payload = b"".join(len(s).to_bytes(8, "little") + s for s in strings)
+    buffer = np.frombuffer(payload, np.uint8)
+    return GGUFArray(ValueType.STRING, buffer, 0, len(strings), heads)
+
+
+def number_array(type: ValueType, numbers: Sequence[float]) -> GGUFArray:
+    """Numbers as such an array."""
+    buffer = np.array(numbers, DTYPES[type]).view(np.uint8)
+    return GGUFArray(type, buffer, 0, len(numbers), np.empty(0, np.int64))

@@ -6,9 +6,6 @@
     n_kv      x  key:string type:u32 value
     n_tensors x  name:string n_dims:u32 dims:u64[n_dims] type:u32 offset:u64
     padding to the alignment, then the tensors' bytes at their offsets
-
-Every count, length and offset is held against what is left of the file before anything is
-looped over or allocated by it.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ import numpy as np
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
-from treadle.files.gguf_strings import Bytes, Offsets, StringTooLong, string_heads
-from treadle.files.mapping import map_file
+from treadle.files.gguf_strings import Offsets, StringTooLong, string_heads
 from treadle.files.mistaken import N_HEAD, what_is
+from treadle.files.reader import Reader
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, REMOVED, GGMLType, type_of
 
@@ -40,7 +37,6 @@ LEGACY = {  # what else a model file may begin with
     b"PK\x03\x04": "a PyTorch checkpoint (or zip archive), not a GGUF file; convert it first",
 }
 GGMF_VERSION = b"\x01\0\0\0"  # llama.cpp's only one; others took the same letters
-MIN_KV, MIN_INFO = 13, 24  # bytes of the smallest metadata entry and tensor description
 
 _NO_HEADS: Offsets = np.empty(0, np.int64)
 
@@ -56,18 +52,20 @@ class _Info(NamedTuple):
     offset: int  # from the start of the tensor data
 
 
-class Header:
+class Header(Reader):
     """One file, mapped read-only: its metadata and tensors. FileError or UnsupportedError."""
 
+    word = 8  # bytes of a count, a length or a dimension
+    min_kv, min_info = 13, 24  # bytes of the smallest metadata entry and tensor description
+    last_type = ValueType.FLOAT64
+
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.map = map_file(path, "a GGUF file")
-        self.file: Bytes = np.frombuffer(self.map, np.uint8)
+        super().__init__(path, "a GGUF file")
         self.metadata: dict[str, Value] = {}
         self.types: dict[str, ValueType] = {}  # of an array: its elements'
         self.header_only = False
-        self._pos = 0
-        n_tensors, n_kv = self._read_head()
+        self._read_magic()
+        n_tensors, n_kv = self._read_counts()
         for _ in range(n_kv):
             self._read_kv()
         self.alignment = self._alignment()
@@ -75,7 +73,7 @@ class Header:
         for _ in range(n_tensors):
             info = self._read_info()
             if info.name in infos:
-                raise self._error("appears twice", offset=info.at, where=info.name)
+                raise self.error("appears twice", info.at, info.name)
             infos[info.name] = info
         self.tensors = self._place(list(infos.values()))
 
@@ -83,16 +81,15 @@ class Header:
         """A small non-negative integer of the metadata."""
         value = self.metadata.get(key, default)
         if type(value) is not int or not 0 <= value < 1 << 31:
-            raise FileError(
-                f"is {value!r}", path=self.path, where=key, expected="an integer below 2**31"
-            )
+            expected = "an integer below 2**31"
+            raise FileError(f"is {value!r}", path=self.path, where=key, expected=expected)
         return value
 
     # -- the parts, in file order -------------------------------------------------------
 
-    def _read_head(self) -> tuple[int, int]:
+    def _read_magic(self) -> None:
         what = what_is(self.map[:N_HEAD])
-        magic = self._take(4, "magic") if what is None or len(self.file) >= 4 else b""
+        magic = self.take(4, "magic") if what is None or len(self.file) >= 4 else b""
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
                 raise UnsupportedError(
@@ -103,8 +100,8 @@ class Header:
             if _is_llama2c(self.path, bytes(self.file[:256])):
                 made = "`treadle convert` makes a GGUF of it"
                 raise UnsupportedError(f"{self.path}: a llama2.c checkpoint; {made}")
-            raise self._error(f"not a GGUF file: {what or f'it starts with {magic!r}'}", offset=0)
-        self.version = self._u32("version")
+            raise self.error(f"not a GGUF file: {what or f'it starts with {magic!r}'}", offset=0)
+        self.version = self.uint("version")
         if self.version & 0xFFFF == 0:
             raise UnsupportedError(f"{self.path}: a big-endian GGUF, which treadle does not read")
         if self.version == 1:
@@ -114,27 +111,29 @@ class Header:
             )
         if self.version not in (2, 3):
             raise UnsupportedError(f"{self.path}: GGUF version {self.version} (treadle reads 2, 3)")
-        n_tensors = self._count("tensor count", MIN_INFO)
-        n_kv = self._count("metadata count", MIN_KV)
+
+    def _read_counts(self) -> tuple[int, int]:
+        n_tensors = self.count("tensor count", self.min_info, self.word)
+        n_kv = self.count("metadata count", self.min_kv, self.word)
         for n, what in ((n_tensors, "tensors"), (n_kv, "metadata keys")):
             if n > MAX_ENTRIES:
                 raise UnsupportedError(f"{self.path}: {n} {what} (treadle takes {MAX_ENTRIES})")
         return n_tensors, n_kv
 
     def _read_kv(self) -> None:
-        at = self._pos
+        at = self.at
         key = self._name("metadata key", MAX_KEY)
         if key in self.metadata:
-            raise self._error("appears twice", offset=at, where=key)
+            raise self.error("appears twice", at, key)
         kind = self._value_type(key)
         if kind is ValueType.ARRAY:
             kind, self.metadata[key] = self._array(key)
         elif kind is ValueType.STRING:
-            self.metadata[key] = decode(self._take(self._count(key, 1), key))
+            self.metadata[key] = decode(self.take(self.count(key, 1, self.word), key))
         elif kind is ValueType.BOOL:
-            self.metadata[key] = self._take(1, key) != b"\0"
+            self.metadata[key] = self.take(1, key) != b"\0"
         else:
-            raw = self._take(DTYPES[kind].itemsize, key)
+            raw = self.take(DTYPES[kind].itemsize, key)
             self.metadata[key] = np.frombuffer(raw, DTYPES[kind])[0].item()
         self.types[key] = kind
 
@@ -142,55 +141,48 @@ class Header:
         kind = self._value_type(key)
         if kind is ValueType.ARRAY:
             raise UnsupportedError(f"{self.path}: {key}: an array of arrays")
-        n = self._count(key, 8 if kind is ValueType.STRING else DTYPES[kind].itemsize)
-        start = self._pos
-        if kind is not ValueType.STRING:
-            self._pos += n * DTYPES[kind].itemsize
-            return kind, GGUFArray(kind, self.file, start, n, _NO_HEADS)
+        if kind is ValueType.STRING:
+            return kind, self._strings(key, self.count(key, self.word, self.word))
+        n, start = self.count(key, DTYPES[kind].itemsize, self.word), self.at
+        self.at += n * DTYPES[kind].itemsize
+        return kind, GGUFArray(kind, self.file, start, n, _NO_HEADS)
+
+    def _strings(self, key: str, n: int) -> GGUFArray:
         try:
-            heads = string_heads(self.file, start, n)
+            heads = string_heads(self.file, self.at, n)
         except StringTooLong as e:
-            raise self._error(
-                f"string {e.index} of {n} does not end within the file",
-                offset=e.offset,
-                where=key,
-                expected=f"at most {len(self.file) - e.offset} bytes with its length",
-            ) from None
-        self._pos = int(heads[-1])
-        return kind, GGUFArray(kind, self.file, start, n, heads)
+            what = f"string {e.index} of {n} does not end within the file"
+            expected = f"at most {len(self.file) - e.offset} bytes with its length"
+            raise self.error(what, e.offset, key, expected) from None
+        start, self.at = self.at, int(heads[-1])
+        return GGUFArray(ValueType.STRING, self.file, start, n, heads)
 
     def _alignment(self) -> int:
-        value = self.metadata.get("general.alignment", 32)
+        key, expected = "general.alignment", "a power of two below 2**32"
+        value = self.metadata.get(key, 32)
         if type(value) is not int or not 0 < value < 1 << 32 or value & (value - 1):
-            raise FileError(
-                f"is {value!r}",
-                path=self.path,
-                where="general.alignment",
-                expected="a power of two below 2**32",
-            )
+            raise FileError(f"is {value!r}", path=self.path, where=key, expected=expected)
         return value
 
     def _read_info(self) -> _Info:
-        at = self._pos
+        at = self.at
         name = self._name("tensor name", MAX_NAME)
-        n_dims = self._u32(name)
+        n_dims = self.uint(name)
         if n_dims > 4:
-            raise self._error(f"has {n_dims} dimensions", where=name, expected="4 or fewer")
-        shape = tuple(self._u64(name) for _ in range(n_dims))[::-1]
+            raise self.error(f"has {n_dims} dimensions", where=name, expected="4 or fewer")
+        shape = tuple(self.uint(name, self.word) for _ in range(n_dims))[::-1]
         n = math.prod(shape)
         if max(n, *shape, 0) > MAX_ELEMENTS:
-            raise self._error(f"shape {shape}", where=name, expected="under 2**63 elements")
-        ggml_type = self._u32(name)
+            raise self.error(f"shape {shape}", where=name, expected="under 2**63 elements")
+        ggml_type = self.uint(name)
         layout = self._layout(name, ggml_type)
         k = shape[-1] if shape else 1
         if k % layout.block:
-            raise self._error(
-                f"rows of {k} weights in {layout.name}",
-                where=name,
-                expected=f"a multiple of its block, {layout.block}",
-            )
+            what = f"rows of {k} weights in {layout.name}"
+            expected = f"a multiple of its block, {layout.block}"
+            raise self.error(what, where=name, expected=expected)
         n_bytes = n // layout.block * layout.n_bytes
-        return _Info(at, name, shape, ggml_type, n_bytes, offset=self._u64(name))
+        return _Info(at, name, shape, ggml_type, n_bytes, offset=self.uint(name, 8))
 
     def _layout(self, name: str, ggml_type: int) -> GGMLType:
         layout = type_of(ggml_type)
@@ -199,43 +191,29 @@ class Header:
         if ggml_type in REMOVED:
             old, why = REMOVED[ggml_type]
             raise UnsupportedError(f"{self.path}: {name}: type {ggml_type} is {old}: {why}")
-        raise self._error(f"ggml type {ggml_type}", where=name, expected="a type that ggml has")
+        raise self.error(f"ggml type {ggml_type}", where=name, expected="a type that ggml has")
 
     def _place(self, infos: list[_Info]) -> dict[str, Tensor]:
         """Check where the tensors lie: aligned, inside the file, apart from each other."""
-        size, data_at = len(self.file), _align(self._pos, self.alignment)
+        size, data_at = len(self.file), _align(self.at, self.alignment)
         self.header_only = size <= data_at and any(info.n_bytes for info in infos)
         end, before = 0, ""
         for info in sorted(infos, key=lambda info: (info.offset, info.n_bytes)):
             if info.offset % self.alignment:
-                raise self._error(
-                    f"offset {info.offset}",
-                    offset=info.at,
-                    where=info.name,
-                    expected=f"a multiple of {self.alignment}",
-                )
+                expected = f"a multiple of {self.alignment}"
+                raise self.error(f"offset {info.offset}", info.at, info.name, expected)
             if info.n_bytes and info.offset < end:
-                raise self._error(
-                    f"offset {info.offset} lies inside {before}",
-                    offset=info.at,
-                    where=info.name,
-                    expected=f"at least {end}",
-                )
+                what = f"offset {info.offset} lies inside {before}"
+                raise self.error(what, info.at, info.name, f"at least {end}")
             if info.n_bytes:
                 end, before = info.offset + info.n_bytes, info.name
-            if not self.header_only and data_at + info.offset + info.n_bytes > size:
-                raise self._error(
-                    f"cut short: the file has {size} bytes",
-                    offset=data_at + info.offset,
-                    where=info.name,
-                    expected=f"{data_at + info.offset + info.n_bytes}",
-                )
+            if not self.header_only:
+                self.check_inside(data_at + info.offset, info.n_bytes, info.name)
         # Some writers do not pad the last tensor; a padding in part is a file cut short.
         padded = data_at + _align(end, self.alignment)
         if not self.header_only and end and data_at + end < size < padded:
-            raise self._error(
-                "cut short in the last padding", offset=size, expected=f"{padded} bytes"
-            )
+            what = "cut short in the last padding"
+            raise self.error(what, size, expected=f"{padded} bytes")
         return {
             info.name: Tensor(
                 info.name,
@@ -252,59 +230,17 @@ class Header:
 
     # -- fields -------------------------------------------------------------------------
 
-    def _take(self, n: int, where: str) -> bytes:
-        left = len(self.file) - self._pos
-        if n > left:
-            raise self._error(f"cut short: {left} bytes left", where=where, expected=f"{n} bytes")
-        self._pos += n
-        return self.map[self._pos - n : self._pos]
-
-    def _u32(self, where: str) -> int:
-        return int.from_bytes(self._take(4, where), "little")
-
-    def _u64(self, where: str) -> int:
-        return int.from_bytes(self._take(8, where), "little")
-
-    def _count(self, where: str, item_bytes: int) -> int:
-        """A count of things of at least ``item_bytes`` each, which must fit into the file."""
-        at = self._pos
-        n = self._u64(where)
-        most = (len(self.file) - self._pos) // item_bytes
-        if n > most:
-            raise self._error(f"a count of {n}", offset=at, where=where, expected=f"at most {most}")
-        return n
-
     def _name(self, what: str, most: int) -> str:
-        at = self._pos
-        n = self._u64(what)
+        at, n = self.at, self.uint(what, self.word)
         if n > most:
-            raise self._error(f"{n} bytes long", offset=at, where=what, expected=f"at most {most}")
-        raw = self._take(n, what)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise self._error(f"{raw[:80]!r}", offset=at, where=what, expected="UTF-8") from None
+            raise self.error(f"{n} bytes long", at, what, f"at most {most}")
+        return self.text(n, what, at)
 
     def _value_type(self, key: str) -> ValueType:
-        at = self._pos
-        number = self._u32(key)
-        try:
-            return ValueType(number)
-        except ValueError:
-            raise self._error(
-                f"value type {number}", offset=at, where=key, expected="0 to 12"
-            ) from None
-
-    def _error(
-        self,
-        message: str,
-        *,
-        offset: int | None = None,
-        where: str | None = None,
-        expected: str | None = None,
-    ) -> FileError:
-        at = self._pos if offset is None else offset
-        return FileError(message, path=self.path, offset=at, where=where, expected=expected)
+        at, number = self.at, self.uint(key)
+        if number > self.last_type:
+            raise self.error(f"value type {number}", at, key, f"0 to {self.last_type}")
+        return ValueType(number)
 
 
 def _align(n: int, alignment: int) -> int:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
-from treadle.files.target import check_room, check_target, room
+from treadle.files.target import check_room, check_target, new_file
 from treadle.formats import FORMATS, GGML_TYPES, Format, type_of
-from treadle.words import why
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 MAX_NAME = 63  # bytes: what ggml reads, one less than the specification allows
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
-Data: TypeAlias = Buffer | Callable[[], Buffer | Iterable[Buffer]]
+Data: TypeAlias = Buffer | Callable[[], Buffer]
 
 
 class _Entry(NamedTuple):
@@ -40,6 +38,7 @@ class Layout(NamedTuple):
     header: bytes
     offsets: dict[str, int]  # absolute
     n_bytes: int  # of the file, the padding of the last tensor included
+    alignment: int
 
 
 class GGUFWriter:
@@ -88,7 +87,7 @@ class GGUFWriter:
 
         ``fmt`` is a Format, its name, or a ggml type number (for bytes that treadle cannot
         read but can pass on). ``data`` is an array or bytes, or a callable that returns
-        these, or an iterator of pieces of them; it is called once, while writing.
+        these; it is called once, while writing.
         """
         ggml_type = _ggml_type(fmt)
         kind = type_of(ggml_type)
@@ -105,33 +104,16 @@ class GGUFWriter:
         n_bytes = int(np.prod(dims, dtype=object)) // kind.block * kind.n_bytes
         self._tensors[name] = _Entry(name, dims, ggml_type, n_bytes, data)
 
-    def write(self, check: Callable[[], object] = lambda: None) -> None:
-        """Write the file: beside its place first, then moved into it, so never seen in part.
-
-        ``check`` is called when all is written: what it raises leaves the target as it was.
-        """
-        import secrets  # brings OpenSSL along, and readers of files need none of it
-
+    def write(self) -> None:
+        """Write the file: beside its place first, then moved into it, so never seen in part."""
         check_target(self.path, force=True)
         layout = self.layout()
-        n_bytes = layout.n_bytes
-        check_room(self.path, n_bytes)
-        part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-        try:
-            with part.open("xb") as f:
-                f.write(layout.header)
-                for entry in self._tensors.values():
-                    self._write_tensor(f, entry)
-                    self._pad(f)
-                f.flush()
-                os.fsync(f.fileno())
-            check()
-            part.replace(self.path)
-        except OSError as e:
-            lacks = f" ({room(self.path, n_bytes)})" if e.errno == errno.ENOSPC else ""
-            raise FileError(f"cannot be written: {why(e)}{lacks}", path=self.path) from e
-        finally:
-            part.unlink(missing_ok=True)
+        check_room(self.path, layout.n_bytes)
+        with new_file(self.path, layout.n_bytes) as f:
+            f.write(layout.header)
+            for entry in self._tensors.values():
+                f.write(self._bytes_of(entry))
+                f.write(bytes(-f.tell() % self._alignment))
 
     def layout(self) -> Layout:
         """What ``write`` would lay down where; for those who write the tensors themselves."""
@@ -142,7 +124,7 @@ class GGUFWriter:
         for entry in self._tensors.values():
             offsets[entry.name] = end
             end += -(-entry.n_bytes // self._alignment) * self._alignment
-        return Layout(header, offsets, end)
+        return Layout(header, offsets, end, self._alignment)
 
     def _header(self) -> bytes:
         out = bytearray(b"GGUF")
@@ -157,23 +139,16 @@ class GGUFWriter:
             offset += -(-entry.n_bytes // self._alignment) * self._alignment
         return bytes(out)
 
-    def _pad(self, f: IO[bytes]) -> None:
-        f.write(bytes(-f.tell() % self._alignment))
-
-    def _write_tensor(self, f: IO[bytes], entry: _Entry) -> None:
+    def _bytes_of(self, entry: _Entry) -> bytes | bytearray | memoryview:
         data = entry.data() if callable(entry.data) else entry.data
-        pieces: Iterable[Buffer]
-        pieces = [data] if isinstance(data, (bytes, bytearray, memoryview, np.ndarray)) else data
-        n = 0
-        for piece in pieces:
-            if isinstance(piece, np.ndarray):
-                own = FORMATS[entry.ggml_type].dtype if entry.ggml_type in FORMATS else np.uint8
-                if piece.dtype not in (np.uint8, own):  # weights still to be quantised, say
-                    raise self._error(f"data of {piece.dtype}", entry.name, f"{own} or uint8")
-                piece = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
-            n += f.write(piece)
-        if n != entry.n_bytes:
-            raise self._error(f"{n} bytes of data", entry.name, f"{entry.n_bytes} bytes")
+        if isinstance(data, np.ndarray):
+            own = FORMATS[entry.ggml_type].dtype if entry.ggml_type in FORMATS else np.uint8
+            if data.dtype not in (np.uint8, own):  # weights still to be quantised, say
+                raise self._error(f"data of {data.dtype}", entry.name, f"{own} or uint8")
+            data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        if len(data) != entry.n_bytes:
+            raise self._error(f"{len(data)} bytes of data", entry.name, f"{entry.n_bytes} bytes")
+        return data
 
     def _error(self, message: str, where: str, expected: str | None = None) -> FileError:
         return FileError(message, path=self.path, where=where, expected=expected)

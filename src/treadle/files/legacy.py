@@ -13,19 +13,15 @@ does not say what its blocks are: ``SINCE`` tells from which version on they are
 
 from __future__ import annotations
 
-import contextlib
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.errors import FileError, UnsupportedError
-from treadle.files.mapping import map_file
-from treadle.formats import REMOVED, type_of
-
-Bytes = npt.NDArray[np.uint8]
+from treadle.errors import UnsupportedError
+from treadle.files.reader import Reader
+from treadle.files.tensor import Tensor
+from treadle.formats import FORMATS, REMOVED, type_of
 
 MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT"}
 VERSIONS = {"GGML": (0,), "GGMF": (1,), "GGJT": (1, 2, 3)}
@@ -46,37 +42,16 @@ WHY = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class LegacyTensor:
-    """One tensor; ``data`` is a view of the mapped file."""
-
-    name: str
-    shape: tuple[int, ...]  # slowest dimension first
-    ggml_type: int
-    n_bytes: int
-    path: Path
-    offset: int  # absolute
-    file: Bytes = field(repr=False)
-
-    @property
-    def data(self) -> Bytes:
-        """uint8 [n_bytes], read-only, zero copy."""
-        return self.file[self.offset : self.offset + self.n_bytes]
-
-
-class Legacy:
+class Legacy(Reader):
     """One file: ``sizes``, the vocabulary (``scores`` None where it has none), the tensors."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._map = map_file(path, "a GGML file")
-        self.file: Bytes = np.frombuffer(self._map, np.uint8)
-        self._at = 0
-        magic = self._take(4, "magic")
+        super().__init__(path, "a GGML file")
+        magic = self.take(4, "magic")
         if magic not in MAGICS:
-            raise self._error(f"starts with {magic!r}", 0, expected="GGML, GGMF or GGJT")
+            raise self.error(f"starts with {magic!r}", 0, expected="GGML, GGMF or GGJT")
         self.kind = MAGICS[magic]
-        self.version = self._u32("version") if self.kind != "GGML" else 0
+        self.version = self.uint("version") if self.kind != "GGML" else 0
         if self.version not in VERSIONS[self.kind]:
             raise UnsupportedError(
                 f"{path}: {self.kind} version {self.version} is no llama: treadle reads "
@@ -85,61 +60,50 @@ class Legacy:
             )
         self.layout = self.version if self.kind == "GGJT" else 0
         self.sizes = {name: self._size(name) for name in SIZES}
-        self._u32("ftype")  # each tensor says it for itself
+        self.uint("ftype")  # each tensor says it for itself
         if self.sizes["n_embd"] % self.sizes["n_head"]:
             what = f"{self.sizes['n_head']} does not divide n_embd, {self.sizes['n_embd']}"
-            raise self._error(what, where="n_head")
+            raise self.error(what, where="n_head")
         self.pieces: list[bytes] = []
         self.scores: list[float] | None = None if self.kind == "GGML" else []
         self._read_vocabulary()
-        self.tensors: dict[str, LegacyTensor] = {}
-        while self._at < len(self.file):
+        self.tensors: dict[str, Tensor] = {}
+        while self.at < len(self.file):
             self._read_tensor()
-
-    def close(self) -> None:
-        """Let go of the file; views still in use keep it mapped."""
-        self.tensors, self.file = {}, np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):
-            self._map.close()
 
     def _read_vocabulary(self) -> None:
         for i in range(self.sizes["n_vocab"]):
             where = f"piece {i}"
-            self.pieces.append(self._take(self._u32(where), where))
+            self.pieces.append(self.take(self.uint(where), where))
             if self.scores is not None:
-                score = float(np.frombuffer(self._take(4, where), "<f4")[0])
+                score = float(np.frombuffer(self.take(4, where), "<f4")[0])
                 if not math.isfinite(score):
-                    raise self._error(f"a score of {score}", where=where)
+                    raise self.error(f"a score of {score}", where=where)
                 self.scores.append(score)
 
     def _read_tensor(self) -> None:
-        at = self._at
-        n_dims, n_name, ggml_type = (self._u32("tensor") for _ in range(3))
+        at = self.at
+        n_dims, n_name, ggml_type = (self.uint("tensor") for _ in range(3))
         if not 1 <= n_dims <= 2 or not 1 <= n_name <= 256:
             what = f"{n_dims} dimensions, a name of {n_name} bytes"
-            raise self._error(what, at, "tensor", "a tensor of a llama")
-        shape = tuple(self._u32("tensor") for _ in range(n_dims))[::-1]
-        raw = self._take(n_name, "tensor name")
-        try:
-            name = raw.decode()
-        except UnicodeDecodeError:
-            raise self._error(f"{raw[:80]!r}", at, "tensor name", "UTF-8") from None
+            raise self.error(what, at, "tensor", "a tensor of a llama")
+        shape = tuple(self.uint("tensor") for _ in range(n_dims))[::-1]
+        name = self.text(n_name, "tensor name", at)
         if name in self.tensors or not name.isprintable():
-            raise self._error("appears twice, or is no name", at, repr(name)[:100])
+            raise self.error("appears twice, or is no name", at, repr(name)[:100])
         kind = type_of(ggml_type)
         self._check_layout(name, ggml_type)
         if kind is None or shape[-1] % kind.block or 0 in shape:
-            raise self._error(f"shape {list(shape)} in type {ggml_type}", at, name)
+            raise self.error(f"shape {list(shape)} in type {ggml_type}", at, name)
         n_bytes = math.prod(shape) // kind.block * kind.n_bytes
         if self.kind == "GGJT":
-            self._at = -(-self._at // ALIGNMENT) * ALIGNMENT
-        if self._at + n_bytes > len(self.file):
-            what = f"cut short: the file has {len(self.file)} bytes"
-            raise self._error(what, self._at, name, str(self._at + n_bytes))
-        self.tensors[name] = LegacyTensor(
-            name, shape, ggml_type, n_bytes, self.path, self._at, self.file
+            self.at = -(-self.at // ALIGNMENT) * ALIGNMENT
+        self.check_inside(self.at, n_bytes, name)
+        fmt = FORMATS.get(ggml_type)
+        self.tensors[name] = Tensor(
+            name, shape, ggml_type, fmt, n_bytes, self.path, self.at, self.file
         )
-        self._at += n_bytes
+        self.at += n_bytes
 
     def _check_layout(self, name: str, ggml_type: int) -> None:
         kind = type_of(ggml_type)
@@ -149,38 +113,15 @@ class Legacy:
         since = SINCE.get(ggml_type)
         if since is None:
             what = f"ggml type {ggml_type}"
-            raise self._error(what, where=name, expected="a type of these files")
+            raise self.error(what, where=name, expected="a type of these files")
         if self.layout < since and kind is not None:
             raise UnsupportedError(
                 f"{self.path}: {name}: {kind.name} of {self.kind} version {self.version}: "
                 f"{WHY[since]}; convert the model's F16 or F32 file"
             )
 
-    # -- fields -------------------------------------------------------------------------
-
-    def _take(self, n: int, where: str) -> bytes:
-        left = len(self.file) - self._at
-        if n > left:
-            what = f"cut short: {left} bytes left"
-            raise self._error(what, where=where, expected=f"{n} bytes")
-        self._at += n
-        return self._map[self._at - n : self._at]
-
-    def _u32(self, where: str) -> int:
-        return int.from_bytes(self._take(4, where), "little")
-
     def _size(self, name: str) -> int:
-        n = self._u32(name)
+        n = self.uint(name)
         if not 1 <= n <= SIZE_MAX:
-            raise self._error(f"is {n}", self._at - 4, name, f"1 to {SIZE_MAX}")
+            raise self.error(f"is {n}", self.at - 4, name, f"1 to {SIZE_MAX}")
         return n
-
-    def _error(
-        self,
-        what: str,
-        offset: int | None = None,
-        where: str | None = None,
-        expected: str | None = None,
-    ) -> FileError:
-        at = self._at if offset is None else offset
-        return FileError(what, path=self.path, offset=at, where=where, expected=expected)

@@ -12,9 +12,9 @@ together.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.mapping import map_file
+from treadle.files.reader import Mapped
+from treadle.files.tensor import Stored
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -56,7 +57,7 @@ NEWER = (ATTN_NORM, FFN_NORM, NORM, EMBD, *ATTENTION, *FFN)
 
 
 @dataclass(frozen=True, eq=False)
-class Llama2cTensor:
+class Llama2cTensor(Stored):
     """One tensor; with ``group`` weights to a scale it is int8 codes, else f32."""
 
     name: str  # GGUF's
@@ -80,57 +81,35 @@ class Llama2cTensor:
         return self.file[at : self.offset + self.n_bytes].view("<f4")
 
 
-class Llama2c:
+class Llama2c(Mapped):
     """The tensors of one checkpoint by GGUF name, and ``sizes`` of its header."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._map = map_file(path, "a llama2.c checkpoint")
-        self.file: Bytes = np.frombuffer(self._map, np.uint8)
-        header = read_header(self._map[:HEADER], path)
+        super().__init__(path, "a llama2.c checkpoint")
+        header = read_header(self.map[:HEADER], path)
         self.version, self.group, self.tied, self.sizes = header
-        words = self.sizes | {
-            "n_kv": self.sizes["n_head_kv"] * (self.sizes["n_embd"] // self.sizes["n_head"]),
-            "n_half": self.sizes["n_embd"] // self.sizes["n_head"] // 2,
-        }
         self.tensors: dict[str, Llama2cTensor] = {}
         self._at = HEADER if self.version else 4 * len(SIZES)
-        kinds = (NEWER if self.version else LEGACY) + (() if self.tied else (OUTPUT,))
-        for stem, shape in kinds:
-            n_layers = self.sizes["n_layer"] if stem.startswith(".") else 1
-            for i in range(n_layers):
-                name = f"blk.{i}{stem}.weight" if stem.startswith(".") else f"{stem}.weight"
-                self._add(name, tuple(words[word] for word in shape), kept=bool(stem))
+        for stem, shape, count in kinds_of(header):
+            for i in range(count):
+                layer = f"blk.{i}" if stem.startswith(".") else ""
+                self._add(f"{layer}{stem}.weight", shape, kept=bool(stem))
         if self._at != len(self.file):
             what = f"{len(self.file) - self._at} bytes after the last tensor"
-            raise FileError(what, path=path, offset=self._at, expected="the end of the file")
+            raise self.error(what, self._at, expected="the end of the file")
 
     def _add(self, name: str, shape: tuple[int, ...], *, kept: bool) -> None:
         n = math.prod(shape)
         group = self.group if len(shape) > 1 else 0
         if group and n % group:
             what = f"{n} weights in groups of {group}"
-            raise FileError(what, path=self.path, where=name, expected="whole groups")
+            raise self.error(what, where=name, expected="whole groups")
         n_bytes = n + n // group * 4 if group else 4 * n
-        if self._at + n_bytes > len(self.file):
-            raise FileError(
-                f"cut short: the file has {len(self.file)} bytes",
-                path=self.path,
-                offset=self._at,
-                where=name or "frequencies",
-                expected=str(self._at + n_bytes),
-            )
+        self.check_inside(self._at, n_bytes, name if kept else "frequencies")
         if kept:
-            self.tensors[name] = Llama2cTensor(
-                name, shape, group, self.path, self._at, n_bytes, self.file
-            )
+            at, file = self._at, self.file
+            self.tensors[name] = Llama2cTensor(name, shape, group, self.path, at, n_bytes, file)
         self._at += n_bytes
-
-    def close(self) -> None:
-        """Let go of the file; views still in use keep it mapped."""
-        self.tensors, self.file = {}, np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):
-            self._map.close()
 
 
 Header = tuple[int, int, bool, dict[str, int]]
@@ -162,15 +141,17 @@ def read_header(head: bytes, path: Path) -> Header:
     return version, group, tied, sizes
 
 
+def kinds_of(header: Header) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Stem, shape and number of each kind of tensors, in the file's order."""
+    version, _, tied, n = header
+    head_dim = n["n_embd"] // n["n_head"]
+    words = n | {"n_kv": n["n_head_kv"] * head_dim, "n_half": head_dim // 2}
+    for stem, shape in (NEWER if version else LEGACY) + (() if tied else (OUTPUT,)):
+        count = n["n_layer"] if stem.startswith(".") else 1
+        yield stem, tuple(words[word] for word in shape), count
+
+
 def n_bytes_of(head: bytes, path: Path) -> int:
     """How large a legacy checkpoint with this header is: what tells one from other files."""
-    _, _, tied, n = read_header(head, path)
-    words = n | {
-        "n_kv": n["n_head_kv"] * (n["n_embd"] // n["n_head"]),
-        "n_half": n["n_embd"] // n["n_head"] // 2,
-    }
-    total = 4 * len(SIZES)
-    for stem, shape in (*LEGACY, *(() if tied else (OUTPUT,))):
-        count = n["n_layer"] if stem.startswith(".") else 1
-        total += 4 * count * math.prod(words[word] for word in shape)
-    return total
+    kinds = kinds_of(read_header(head, path))
+    return 4 * (len(SIZES) + sum(count * math.prod(shape) for _, shape, count in kinds))

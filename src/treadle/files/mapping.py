@@ -9,6 +9,7 @@ and notes it in ``FAULTS``; who has used what was read asks ``check``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import mmap
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.words import why
@@ -178,6 +180,23 @@ def map_file(path: Path, expected: str) -> MappedFile:
         with contextlib.suppress(OSError):
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
+
+
+def resident_pages(mapped: mmap.mmap) -> npt.NDArray[np.bool_]:
+    """For each page of a mapped file, bool [n_pages]: is it in memory? Reads nothing.
+
+    Raises OSError where the system cannot say. For a file that the caller may neither write nor
+    owns, Linux says yes throughout.
+    """
+    flags = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+    try:
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+    except (TypeError, AttributeError) as error:  # Windows
+        raise OSError("mincore") from error
+    begin = np.frombuffer(mapped, np.uint8).ctypes.data
+    if mincore(*map(ctypes.c_void_p, (begin, len(mapped), flags.ctypes.data))):
+        raise OSError(ctypes.get_errno(), "mincore")
+    return (flags & 1).view(np.bool_)
 
 
 def _state(about: os.stat_result) -> tuple[int, ...]:

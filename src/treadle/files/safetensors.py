@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
-from treadle.files.mapping import Mappings, map_file
+from treadle.files.mapping import Mappings
 from treadle.files.mistaken import N_HEAD, what_is
-from treadle.words import why
+from treadle.files.reader import Mapped, read_head
+from treadle.files.splits import INDEX, SINGLE
+from treadle.files.tensor import Stored
 
 Bytes = npt.NDArray[np.uint8]
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 MAX_HEADER = 100_000_000  # bytes; the reference implementation's limit
 MAX_JSON = 256 << 20  # bytes of any other JSON file of a model
 MAX_ELEMENTS = (1 << 63) - 1
@@ -61,21 +60,16 @@ DTYPES: dict[str, int] = {  # bits of an element
 
 
 @dataclass(frozen=True, eq=False)
-class SafeTensor:
-    """One tensor of a file; ``data`` is a view of the mapping, which reading faults in."""
+class SafeTensor(Stored):
+    """One tensor of a file; reading its ``data`` faults it in."""
 
     name: str
     dtype: str  # a key of DTYPES
     shape: tuple[int, ...]  # slowest dimension first
     n_bytes: int
     path: Path
-    offset: int  # absolute, in path
-    file: Bytes = field(repr=False)  # uint8 of the whole file, read-only and mapped
-
-    @property
-    def data(self) -> Bytes:
-        """uint8 [n_bytes], read-only, zero copy; not always aligned to its elements."""
-        return self.file[self.offset : self.offset + self.n_bytes]
+    offset: int
+    file: Bytes = field(repr=False)
 
 
 class SafeTensors:
@@ -87,18 +81,14 @@ class SafeTensors:
     def __init__(self, path: Path, files: list[_File]) -> None:
         self.path = path
         self.paths = [file.path for file in files]
-        self.n_bytes = sum(len(file.bytes) for file in files)
+        self.n_bytes = sum(len(file.file) for file in files)
         self.metadata = files[0].metadata if files else {}
         self.tensors: dict[str, SafeTensor] = {}
         for file in files:
             for name, tensor in file.tensors.items():
                 if name in self.tensors:
-                    raise FileError(
-                        f"is in {self.tensors[name].path.name} as well",
-                        path=file.path,
-                        where=name,
-                        expected="each tensor in one file",
-                    )
+                    what = f"is in {self.tensors[name].path.name} as well"
+                    raise tensor.error(what, "each tensor in one file")
                 self.tensors[name] = tensor
         self.maps = Mappings(file.map for file in files)
 
@@ -164,7 +154,7 @@ def _open_shards(index: Path) -> SafeTensors:
     for name, tensor in model.tensors.items():
         if name not in weight_map:
             what = f"is not in {index.name}"
-            raise FileError(what, path=tensor.path, where=name, expected="an entry for each tensor")
+            raise tensor.error(what, "an entry for each tensor")
     return model
 
 
@@ -187,13 +177,9 @@ def _shard_name(index: Path, name: str, shard: Any) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. FileError unless it is one, whole, and of a sane size."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FileError("not a regular file", path=path, expected="a JSON file")
-        with path.open("rb") as f:
-            raw = f.read(MAX_JSON + 1)
-    except (OSError, ValueError) as e:
-        raise FileError(f"cannot be opened: {why(e)}", path=path, expected="a JSON file") from e
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileError("not a regular file", path=path, expected="a JSON file")
+    raw = read_head(path, MAX_JSON + 1, "a JSON file")
     if len(raw) > MAX_JSON:
         raise FileError("too large", path=path, expected=f"at most {MAX_JSON} bytes of JSON")
     return parse_json(raw, path)
@@ -226,25 +212,23 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
     return value
 
 
-class _File:
+class _File(Mapped):
     """One file, mapped: its tensors, each checked against the file before it is believed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.map = map_file(path, "a safetensors file")
-        self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
-        size = len(self.bytes)
+        super().__init__(path, "a safetensors file")
+        size = len(self.file)
         if size < 8:
-            raise self._error(f"cut short: {size} bytes", expected="8 bytes of length")
+            raise self.error(f"cut short: {size} bytes", 0, expected="8 bytes of length")
         n = int.from_bytes(self.map[:8], "little")
         if self.map[8:9] != b"{" and (what := what_is(self.map[:N_HEAD])):
-            raise self._error(f"not a safetensors file: {what}")
+            raise self.error(f"not a safetensors file: {what}", 0)
         if n > min(MAX_HEADER, size - 8):
             most = min(MAX_HEADER, size - 8)
-            raise self._error(f"a header of {n} bytes", expected=f"at most {most}")
+            raise self.error(f"a header of {n} bytes", 0, expected=f"at most {most}")
         raw = self.map[8 : 8 + n]
         if raw[:1] != b"{":
-            raise self._error(f"a header that begins with {raw[:1]!r}", 8, expected="'{'")
+            raise self.error(f"a header that begins with {raw[:1]!r}", 8, expected="'{'")
         header = parse_json(raw, path, 8)
         self.metadata = self._read_metadata(header.pop("__metadata__", {}))
         self._start = 8 + n
@@ -253,34 +237,34 @@ class _File:
 
     def _read_metadata(self, value: Any) -> dict[str, str]:
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-            raise self._error("is something else", 8, "__metadata__", "strings by name")
+            raise self.error("is something else", 8, "__metadata__", "strings by name")
         return value
 
     def _read(self, name: str, entry: Any) -> SafeTensor:
         if not name.isprintable():  # lone surrogates among them, which no terminal takes
-            raise self._error(f"a tensor called {name!r:.200}", 8, expected="a printable name")
+            raise self.error(f"a tensor called {name!r:.200}", 8, expected="a printable name")
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             found = sorted(entry) if isinstance(entry, dict) else entry
             what = f"is described by {found!r:.100}"
-            raise self._error(what, 8, name, "dtype, shape and data_offsets")
+            raise self.error(what, 8, name, "dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise self._error(f"dtype {dtype!r:.60}", 8, name, f"one of {', '.join(DTYPES)}")
+            raise self.error(f"dtype {dtype!r:.60}", 8, name, f"one of {', '.join(DTYPES)}")
         if not _are_sizes(shape) or len(shape) > MAX_DIMS:
-            raise self._error(f"shape {shape!r:.100}", 8, name, "a list of sizes")
+            raise self.error(f"shape {shape!r:.100}", 8, name, "a list of sizes")
         if not _are_sizes(offsets) or len(offsets) != 2:
-            raise self._error(f"data_offsets {offsets!r:.100}", 8, name, "[begin, end]")
+            raise self.error(f"data_offsets {offsets!r:.100}", 8, name, "[begin, end]")
         begin, end = offsets
         bits = math.prod(shape) * DTYPES[dtype]
         if bits % 8 or bits // 8 != end - begin:
             what = f"data_offsets {offsets!r:.100} for shape {shape!r:.100} of {dtype}"
-            raise self._error(what, 8, name, f"{bits // 8} bytes" if bits % 8 == 0 else "bytes")
-        room = len(self.bytes) - self._start
+            raise self.error(what, 8, name, f"{bits // 8} bytes" if bits % 8 == 0 else "bytes")
+        room = len(self.file) - self._start
         if end > room:
             what = f"cut short: the data end at {self._start + room}"
-            raise self._error(what, self._start + min(begin, room), name, str(self._start + end))
+            raise self.error(what, self._start + min(begin, room), name, str(self._start + end))
         at = self._start + begin
-        return SafeTensor(name, dtype, tuple(shape), end - begin, self.path, at, self.bytes)
+        return SafeTensor(name, dtype, tuple(shape), end - begin, self.path, at, self.file)
 
     def _check_layout(self) -> None:
         """No two tensors share a byte, and no byte is nobody's."""
@@ -289,16 +273,11 @@ class _File:
             if tensor.offset != end:
                 how = "lies inside" if tensor.offset < end else "leaves a gap after"
                 what = f"data_offsets begin at {tensor.offset - self._start}, which {how} {before}"
-                raise self._error(what, tensor.offset, tensor.name, str(end - self._start))
+                raise self.error(what, tensor.offset, tensor.name, str(end - self._start))
             end, before = tensor.offset + tensor.n_bytes, tensor.name
-        if end != len(self.bytes):
-            what = f"{len(self.bytes) - end} bytes after the last tensor"
-            raise self._error(what, end, expected="the end of the file")
-
-    def _error(
-        self, what: str, offset: int = 0, where: str | None = None, expected: str | None = None
-    ) -> FileError:
-        return FileError(what, path=self.path, offset=offset, where=where, expected=expected)
+        if end != len(self.file):
+            what = f"{len(self.file) - end} bytes after the last tensor"
+            raise self.error(what, end, expected="the end of the file")
 
 
 def _are_sizes(value: Any) -> bool:

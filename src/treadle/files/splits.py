@@ -7,20 +7,38 @@ import re
 from pathlib import Path
 
 from treadle.errors import FileError
-from treadle.words import why
+from treadle.words import listed, why
 
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-
-
+# A Hugging Face directory: its configuration, and its weights in one file or by an index.
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 SHOWN = 5  # names in a message
+
+
+def shard_name(stem: str, no: int, count: int) -> str:
+    """What shard ``no`` (from 0) of ``count`` is called."""
+    return f"{stem}-{no + 1:05d}-of-{count:05d}.gguf"
 
 
 def shard_path(path: Path, no: int, count: int) -> Path | None:
     """Shard ``no`` (from 0) beside ``path``; None when that is not named as a shard."""
-    match = _SHARD.fullmatch(path.name)
+    match = SHARD.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         return None
-    return path.with_name(f"{match['stem']}-{no + 1:05d}-of-{count:05d}.gguf")
+    return path.with_name(shard_name(match["stem"], no, count))
+
+
+def is_hf(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a Hugging Face directory, or one of its weight files."""
+    given = Path(os.path.expanduser(path))
+    folder = given if given.is_dir() else given.parent
+    if not os.path.lexists(folder / CONFIG):
+        return False
+    if not given.is_dir():
+        return given.name.endswith((".safetensors", ".safetensors.index.json"))
+    return any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json"))
 
 
 def find_model(path: str | os.PathLike[str]) -> Path:
@@ -38,8 +56,7 @@ def find_model(path: str | os.PathLike[str]) -> Path:
             return firsts[0]
         if not firsts:
             raise FileError("is a folder without a GGUF file", path=given)
-        more = f" and {len(firsts) - SHOWN} more" if len(firsts) > SHOWN else ""
-        found = ", ".join(p.name for p in firsts[:SHOWN]) + more
+        found = listed([p.name for p in firsts], SHOWN)
         raise FileError(f"is a folder of several models: name one of {found}", path=given)
     if os.path.exists(given):
         return given
@@ -47,7 +64,7 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     firsts = [
         p
         for p in given.parent.glob("*-00001-of-*.gguf")
-        if (match := _SHARD.fullmatch(p.name)) and match["stem"] == stem
+        if (match := SHARD.fullmatch(p.name)) and match["stem"] == stem
     ]
     if len(firsts) == 1:
         return firsts[0]
@@ -70,14 +87,14 @@ def missing(path: Path) -> str:
 
 def shards_beside(path: Path) -> list[Path]:
     """The shards of the set that ``path`` is one of, or the stem of; none for any other file."""
-    match = _SHARD.fullmatch(path.name)
+    match = SHARD.fullmatch(path.name)
     stem = match["stem"] if match else path.name.removesuffix(".gguf")
     if not match and path.exists():
         return []
     shards = path.parent.glob("*-of-*.gguf")
-    return [p for p in shards if (m := _SHARD.fullmatch(p.name)) and m["stem"] == stem]
+    return [p for p in shards if (m := SHARD.fullmatch(p.name)) and m["stem"] == stem]
 
 
 def _is_first(path: Path) -> bool:
-    match = _SHARD.fullmatch(path.name)
+    match = SHARD.fullmatch(path.name)
     return match is None or int(match["no"]) == 1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from treadle.errors import FileError
 from treadle.files.splits import shards_beside
-from treadle.words import n_bytes
+from treadle.words import n_bytes, why
 
 Name: TypeAlias = str | os.PathLike[str]
 
@@ -71,6 +73,31 @@ def check_room(path: Name, need: int) -> None:
 def room(path: Name, need: int) -> str:
     """What a file of ``need`` bytes needs, and what the disk has."""
     return f"{n_bytes(need)} needed, {n_bytes(shutil.disk_usage(Path(path).parent).free)} free"
+
+
+@contextmanager
+def new_file(path: Name, need: int = 0) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` when ``with`` ends: whole, or not at all.
+
+    It is written beside it. Raises FileError where the system refuses; ``need`` is then how many
+    bytes it was to have, for a disk that is full.
+    """
+    import secrets  # brings OpenSSL along, and readers of files need none of it
+
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as e:
+        lacks = f" ({room(path, need)})" if need and e.errno == errno.ENOSPC else ""
+        raise FileError(f"cannot be written: {why(e)}{lacks}", path=path) from e
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def files_of(*sources: Name | None) -> list[Path]:

@@ -15,8 +15,30 @@ from treadle.formats import Format, type_of
 Bytes = npt.NDArray[np.uint8]
 
 
+class Stored:
+    """What a tensor of any file has: its bytes are a view of the mapped file."""
+
+    name: str
+    shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
+    path: Path
+    offset: int  # absolute, in path
+    n_bytes: int  # in the file
+    file: Bytes  # uint8 of the whole file, read-only and mapped
+
+    @property
+    def data(self) -> Bytes:
+        """uint8 [n_bytes], read-only, zero copy; not always aligned to its elements."""
+        return self.file[self.offset : self.offset + self.n_bytes]
+
+    def error(
+        self, what: str, expected: str | None = None, *, offset: int | None = None
+    ) -> FileError:
+        """A FileError about this tensor."""
+        return FileError(what, path=self.path, offset=offset, where=self.name, expected=expected)
+
+
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(Stored):
     """One tensor of a file. Nothing of its data is read before ``data`` is."""
 
     name: str
@@ -39,15 +61,10 @@ class Tensor:
     @property
     def data(self) -> Bytes:
         """uint8 [n_bytes], read-only, zero copy; FileError when the file is a header alone."""
-        data = self.file[self.offset : self.offset + self.n_bytes]
+        data = super().data
         if len(data) != self.n_bytes:
-            raise FileError(
-                "the file ends with its header: there is no tensor data",
-                path=self.path,
-                offset=self.offset,
-                where=self.name,
-                expected=f"{self.n_bytes} bytes",
-            )
+            what = "the file ends with its header: there is no tensor data"
+            raise self.error(what, f"{self.n_bytes} bytes", offset=self.offset)
         return data
 
     @property
@@ -61,11 +78,20 @@ class Tensor:
 
         Raises UnsupportedError when treadle has no such format.
         """
+        fmt = self._known()
+        *rows, k = self.shape or (1,)
+        blocks: npt.NDArray[Any] = self.data.view(fmt.dtype)
+        return blocks.reshape(*rows, k // fmt.block) if self.shape else blocks.reshape(())
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """All weights, float32 of its shape; UnsupportedError when treadle has no such format."""
+        fmt = self._known()
+        return fmt.dequantize_rows(fmt.join(self.arrays)).reshape(self.shape)
+
+    def _known(self) -> Format:
         if self.format is None:
             raise UnsupportedError(f"{self.name}: treadle cannot read {self.type_name} weights yet")
-        *rows, k = self.shape or (1,)
-        blocks: npt.NDArray[Any] = self.data.view(self.format.dtype)
-        return blocks.reshape(*rows, k // self.format.block) if self.shape else blocks.reshape(())
+        return self.format
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from treadle.errors import UnsupportedError
 from treadle.formats.bf16 import BF16
 from treadle.formats.f16 import F16
 from treadle.formats.f32 import F32
 from treadle.formats.f64 import F64
-from treadle.formats.format import F32Array, Format
+from treadle.formats.format import Format
 from treadle.formats.ggml_types import GGML_TYPES, REMOVED, GGMLType
 from treadle.formats.iq1_m import IQ1_M
 from treadle.formats.iq1_s import IQ1_S
@@ -38,9 +36,6 @@ from treadle.formats.q8_0 import Q8_0
 from treadle.formats.tq1_0 import TQ1_0
 from treadle.formats.tq2_0 import TQ2_0
 
-if TYPE_CHECKING:
-    from treadle.files.gguf import Tensor
-
 __all__ = [
     "FORMATS",
     "GGML_TYPES",
@@ -48,7 +43,6 @@ __all__ = [
     "Format",
     "GGMLType",
     "by_name",
-    "dequantize_tensor",
     "mlx",
     "type_of",
 ]
@@ -107,10 +101,3 @@ def type_of(ggml_id: int) -> GGMLType | None:
     if fmt is not None:
         return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize)
     return GGML_TYPES.get(ggml_id)
-
-
-def dequantize_tensor(tensor: Tensor) -> F32Array:
-    """All weights of ``tensor``, float32 of its shape; UnsupportedError without a format row."""
-    if tensor.format is None:
-        raise UnsupportedError(f"{tensor.name}: treadle cannot read {tensor.type_name} weights yet")
-    return tensor.format.dequantize_rows(tensor.format.join(tensor.arrays)).reshape(tensor.shape)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from treadle.formats.format import Blocks, F32Array, Format
+from treadle.formats.format import Blocks, Builder, F32Array, Format, Isa, Val
 from treadle.jit.types import f32, u16, u32
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 
 def dequantize(blocks: Blocks) -> F32Array:

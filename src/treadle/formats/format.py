@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa as Isa
+    from treadle.jit.builder import Builder as Builder
+    from treadle.jit.values import Val as Val
+else:  # for annotations alone: who reads a file needs no compiler
+    Isa = Builder = Val = Any
+
 F32Array = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]
 
 Emit = Callable[..., Any]  # a function of the kernel language: takes the builder first
+Field = Callable[..., Val]  # gives a field's bytes by its name
 
 NO_GGML = -1  # the ``ggml_id`` of formats that ggml does not have
 STRIP = 1 << 18  # weights a strip: the float32 temporaries of the numpy code stay in cache

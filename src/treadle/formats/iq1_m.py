@@ -7,53 +7,46 @@ Two bytes of ``scales`` are a word: four scales, then 4 bits of d, which has no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Isa, Val
 from treadle.formats.iq1_s import LADDER, SCALES, SHARES
 from treadle.formats.kernel_grids import ORDER, eights, high_bits, odd_steps, shifted
 from treadle.formats.kernel_scales import repeat
-from treadle.formats.scale_search import Coder, fit, flat
-from treadle.formats.shifted import DOWN, Shifted, points
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.scale_search import Coder
+from treadle.formats.shifted import DOWN, Shifted, values
 from treadle.jit.types import u16
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("qs", "u1", (32,)), ("qh", "u1", (16,)), ("scales", "u1", (8,))])
 
 CODER = Coder(16, LADDER, Shifted(8).encode, SCALES, SHARES)
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def scale(blocks: Blocks) -> F32Array:
+    """d, put together from the tops of four words."""
+    tops = np.ascontiguousarray(blocks["scales"]).view("<u2") >> np.uint16(12)
+    d: F32Array = bits.join(tops, 4, 4, "<u2").view("<f2").astype(np.float32)
+    return d
+
+
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and shifted points."""
     code = blocks["qs"] | bits.split(blocks["qh"], 2, 4).astype(np.uint16) << np.uint16(8)
-    y = points()[code].reshape(*blocks.shape, 16, 16)
     words = np.ascontiguousarray(blocks["scales"]).view("<u2")
-    half = bits.join(words >> np.uint16(12), 4, 4, "<u2").view("<f2")  # [..., 1]
-    scale = bits.split(words, 4, 3).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        d = half.astype(np.float32) * (1 + 2 * scale)
-        w: F32Array = d[..., None] * y
-    return w.reshape(*blocks.shape, 256)
+    return LADDER[bits.split(words, 4, 3)], values(code)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    found = fit(*flat(x, weights), CODER)
-    out = np.empty(len(found.d), LAYOUT)
+def write(out: Blocks, found: Any) -> None:
+    """The same and d, into blocks."""
     out["qs"] = found.codes & 255
     out["qh"] = bits.join(found.codes >> 8, 2, 4, "u1")
     half = bits.split(found.d.astype("<f2").view("<u2")[:, None], 4, 4)
     words = bits.join(found.steps, 4, 3, "<u2") | half << np.uint16(12)
     out["scales"] = np.ascontiguousarray(words).view(np.uint8)
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -77,4 +70,13 @@ def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 CODES = Codes(unpack, 16, 25, run=8, order=ORDER, sub=16, scales=scales)
-IQ1_M = Format("IQ1_M", 29, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ1_M = Format(
+    "IQ1_M",
+    29,
+    256,
+    LAYOUT,
+    with_steps(read, scale),
+    searched(LAYOUT, CODER.run, write),
+    "q8",
+    CODES,
+)

@@ -7,23 +7,18 @@ shift's sign.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Isa, Val
 from treadle.formats.kernel_grids import ORDER, eights, odd_steps, shifted
 from treadle.formats.kernel_scales import repeat
-from treadle.formats.scale_search import Coder, fit, flat
-from treadle.formats.shifted import DOWN, Shifted, points
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.scale_search import Coder
+from treadle.formats.shifted import DOWN, Shifted, values
 from treadle.jit.types import u16
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (32,)), ("qh", "<u2", (8,))])
 
@@ -35,29 +30,20 @@ SHARES = np.concatenate([1 / LADDER, 1 / np.geomspace(2.5, 24, 12)]).astype(np.f
 CODER = Coder(32, LADDER, Shifted(32).encode, SCALES, SHARES)
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and shifted points."""
     high = bits.split(blocks["qh"], 4, 3)
     down = np.repeat(blocks["qh"] >> np.uint16(15), 4, axis=-1)
     code = blocks["qs"] | high << np.uint16(8) | down << np.uint16(11)
-    y = points()[code].reshape(*blocks.shape, 8, 32)
-    scale = (blocks["qh"] >> np.uint16(12) & np.uint16(7)).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        d = blocks["d"].astype(np.float32)[..., None] * (1 + 2 * scale)
-        w: F32Array = d[..., None] * y
-    return w.reshape(*blocks.shape, 256)
+    return LADDER[blocks["qh"] >> np.uint16(12) & np.uint16(7)], values(code)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    found = fit(*flat(x, weights), CODER)
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
     index, down = found.codes % DOWN, found.codes[:, ::4] // DOWN
-    out = np.empty(len(found.d), LAYOUT)
-    out["d"] = found.d
     out["qs"] = index & 255
     out["qh"] = bits.join(index >> 8, 4, 3, "<u2")
     out["qh"] |= (found.steps | down.astype(np.uint8) << np.uint8(3)).astype(np.uint16) << 12
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -77,4 +63,6 @@ def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 CODES = Codes(unpack, 16, 25, run=8, order=ORDER, scales=scales)
-IQ1_S = Format("IQ1_S", 19, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ1_S = Format(
+    "IQ1_S", 19, 256, LAYOUT, with_steps(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

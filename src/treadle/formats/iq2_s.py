@@ -7,12 +7,12 @@ half of its ``qs``). Scales are nibbles, the low one first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits, signs
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Val
 from treadle.formats.grids import IQ2_S as GRID
 from treadle.formats.iq2_xxs import LADDER, SCALES, SHARES
 from treadle.formats.kernel_grids import (
@@ -25,13 +25,9 @@ from treadle.formats.kernel_grids import (
     put_on,
 )
 from treadle.formats.nearest import Nearest
-from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.scale_search import Coder
 from treadle.jit.types import u16
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype(
     [
@@ -43,31 +39,21 @@ LAYOUT = np.dtype(
     ]
 )
 
-CODER = Coder(16, LADDER, Nearest(GRID, 5).encode, SCALES, SHARES)
+CODER = Coder(16, LADDER, Nearest(GRID, 5).encode, SCALES, SHARES, "any")
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and points."""
     high = bits.split(blocks["qh"], 4, 2).astype(np.uint16)
-    q = signs.put_on(GRID.points[blocks["qs"] | high << np.uint16(8)], blocks["signs"], 16)
-    scale = bits.split(blocks["scales"], 2, 4).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        d = blocks["d"].astype(np.float32)[..., None] * (np.float32(0.5) + scale)
-        return (d[..., None] * np.float32(0.25) * q).reshape(*blocks.shape, 256)
+    points = GRID.points[blocks["qs"] | high << np.uint16(8)]
+    return LADDER[bits.split(blocks["scales"], 2, 4)], signs.put_on(points, blocks["signs"])
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    rows, w = flat(x, weights)
-    magnitude, sign = signs.take_off(rows, w, even=False)
-    found = fit(magnitude, w, CODER)
-    out = np.empty(len(rows), LAYOUT)
-    out["d"] = found.d
-    out["qs"] = found.codes & 255
-    out["signs"] = sign
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["qs"], out["signs"] = found.codes & 255, found.signs
     out["qh"] = bits.join(found.codes >> 8, 4, 2, "u1")
     out["scales"] = bits.join(found.steps, 2, 4, "u1")
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -78,4 +64,6 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 
 CODES = Codes(unpack, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
-IQ2_S = Format("IQ2_S", 22, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ2_S = Format(
+    "IQ2_S", 22, 256, LAYOUT, with_steps(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

@@ -6,12 +6,12 @@ index, then 7 of signs. Scales are nibbles, the low one first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits, signs
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Val
 from treadle.formats.grids import IQ2_XS as GRID
 from treadle.formats.iq2_xxs import LADDER, SCALES, SHARES
 from treadle.formats.kernel_grids import (
@@ -23,39 +23,26 @@ from treadle.formats.kernel_grids import (
     put_on,
 )
 from treadle.formats.nearest import Nearest
-from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.scale_search import Coder
 from treadle.jit.types import u8, u16
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,)), ("scales", "u1", (8,))])
 
-CODER = Coder(16, LADDER, Nearest(GRID, 5).encode, SCALES, SHARES)
+CODER = Coder(16, LADDER, Nearest(GRID, 5).encode, SCALES, SHARES, "even")
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and points."""
     sign = signs.even_signs()[blocks["qs"] >> np.uint16(9)]
-    q = signs.put_on(GRID.points[blocks["qs"] & np.uint16(511)], sign, 16)
-    scale = bits.split(blocks["scales"], 2, 4).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        d = blocks["d"].astype(np.float32)[..., None] * (np.float32(0.5) + scale)
-        return (d[..., None] * np.float32(0.25) * q).reshape(*blocks.shape, 256)
+    points = GRID.points[blocks["qs"] & np.uint16(511)]
+    return LADDER[bits.split(blocks["scales"], 2, 4)], signs.put_on(points, sign)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    rows, w = flat(x, weights)
-    magnitude, sign = signs.take_off(rows, w, even=True)
-    found = fit(magnitude, w, CODER)
-    out = np.empty(len(rows), LAYOUT)
-    out["d"] = found.d
-    out["qs"] = found.codes.astype(np.uint16) | sign.astype(np.uint16) << np.uint16(9)
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["qs"] = found.codes.astype(np.uint16) | found.signs.astype(np.uint16) << np.uint16(9)
     out["scales"] = bits.join(found.steps, 2, 4, "u1")
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -66,4 +53,6 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 
 CODES = Codes(unpack, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
-IQ2_XS = Format("IQ2_XS", 17, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ2_XS = Format(
+    "IQ2_XS", 17, 256, LAYOUT, with_steps(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

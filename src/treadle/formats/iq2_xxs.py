@@ -7,12 +7,12 @@ scale.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits, signs
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Isa, Val
 from treadle.formats.grids import IQ2_XXS as GRID
 from treadle.formats.kernel_grids import (
     ORDER,
@@ -23,14 +23,9 @@ from treadle.formats.kernel_grids import (
     sevens,
 )
 from treadle.formats.nearest import Nearest
-from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.scale_search import Coder
 from treadle.jit.types import u32
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,))])
 
@@ -39,34 +34,24 @@ LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,))])
 LADDER = (np.arange(16, dtype=np.float32) + np.float32(0.5)) / np.float32(4)
 SCALES = np.concatenate([np.geomspace(0.5, 1.8, 16) / 43, [1 / 25, 1 / 8]]).astype(np.float32)
 SHARES = np.concatenate([1 / LADDER, 8 / np.geomspace(4, 50, 12)]).astype(np.float32)
-CODER = Coder(32, LADDER, Nearest(GRID, 5).encode, SCALES, SHARES)
+CODER = Coder(32, LADDER, Nearest(GRID, 5).encode, SCALES, SHARES, "even")
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and points."""
     words = np.ascontiguousarray(blocks["qs"]).view("<u4").reshape(*blocks.shape, 8, 2)
-    index = bits.split(words[..., 0], 4, 8)
     sign = signs.even_signs()[bits.split(words[..., 1], 4, 7)]
-    q = signs.put_on(GRID.points[index], sign, 32)
-    scale = (words[..., 1] >> np.uint32(28)).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        d = blocks["d"].astype(np.float32)[..., None] * (np.float32(0.5) + scale)
-        return (d[..., None] * np.float32(0.25) * q).reshape(*blocks.shape, 256)
+    points = GRID.points[bits.split(words[..., 0], 4, 8)]
+    return LADDER[words[..., 1] >> np.uint32(28)], signs.put_on(points, sign)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    rows, w = flat(x, weights)
-    magnitude, sign = signs.take_off(rows, w, even=True)
-    found = fit(magnitude, w, CODER)
-    words = np.empty((len(rows), 8, 2), "<u4")
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    words = np.empty((len(out), 8, 2), "<u4")
     words[..., 0] = bits.join(found.codes, 4, 8, "<u4")
-    words[..., 1] = bits.join(sign & np.uint8(127), 4, 7, "<u4")
+    words[..., 1] = bits.join(found.signs & np.uint8(127), 4, 7, "<u4")
     words[..., 1] |= found.steps.astype(np.uint32) << np.uint32(28)
-    out = np.empty(len(rows), LAYOUT)
-    out["d"] = found.d
     out["qs"] = words.reshape(-1, 16).view("<u2")
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -84,4 +69,6 @@ def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 CODES = Codes(unpack, 64, 107, run=8, order=ORDER, scales=scales)
-IQ2_XXS = Format("IQ2_XXS", 16, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ2_XXS = Format(
+    "IQ2_XXS", 16, 256, LAYOUT, with_steps(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

@@ -7,12 +7,12 @@ nibbles, the low one first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits, signs
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Val
 from treadle.formats.grids import IQ3_S as GRID
 from treadle.formats.kernel_grids import (
     ORDER,
@@ -23,13 +23,9 @@ from treadle.formats.kernel_grids import (
     put_on,
 )
 from treadle.formats.nearest import Nearest
-from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.scale_search import Coder
 from treadle.jit.types import u32
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype(
     [
@@ -50,31 +46,22 @@ CODER = Coder(
     encode=Nearest(GRID, 16).encode,
     scales=np.concatenate([np.geomspace(0.6, 1.5, 14) / 15, ENDS]).astype(np.float32),
     shares=np.concatenate([1 / LADDER, 1 / np.geomspace(4, 50, 12)]).astype(np.float32),
+    signs="any",
 )
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and points."""
     high = bits.split(blocks["qh"], 8, 1).astype(np.uint16)
-    q = signs.put_on(GRID.points[blocks["qs"] | high << np.uint16(8)], blocks["signs"], 32)
-    scale = 1 + 2 * bits.split(blocks["scales"], 2, 4).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        d = blocks["d"].astype(np.float32)[..., None] * scale
-        return (d[..., None] * q).reshape(*blocks.shape, 256)
+    points = GRID.points[blocks["qs"] | high << np.uint16(8)]
+    return LADDER[bits.split(blocks["scales"], 2, 4)], signs.put_on(points, blocks["signs"])
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    rows, w = flat(x, weights)
-    magnitude, sign = signs.take_off(rows, w, even=False)
-    found = fit(magnitude, w, CODER)
-    out = np.empty(len(rows), LAYOUT)
-    out["d"] = found.d
-    out["qs"] = found.codes & 255
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["qs"], out["signs"] = found.codes & 255, found.signs
     out["qh"] = bits.join(found.codes >> 8, 8, 1, "u1")
-    out["signs"] = sign
     out["scales"] = bits.join(found.steps, 2, 4, "u1")
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -89,4 +76,6 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 
 CODES = Codes(unpack, 16, 31, run=8, order=ORDER, scales=nibble_scales(1))
-IQ3_S = Format("IQ3_S", 21, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ3_S = Format(
+    "IQ3_S", 21, 256, LAYOUT, with_steps(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

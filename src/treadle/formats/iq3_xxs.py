@@ -7,12 +7,12 @@ these words as the end of its ``qs``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits, signs
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Isa, Val
 from treadle.formats.grids import IQ3_XXS as GRID
 from treadle.formats.kernel_grids import (
     ORDER,
@@ -24,14 +24,9 @@ from treadle.formats.kernel_grids import (
     sevens,
 )
 from treadle.formats.nearest import Nearest
-from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.scale_search import Coder
 from treadle.jit.types import u32
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (64,)), ("scales_and_signs", "<u4", (8,))])
 
@@ -44,31 +39,22 @@ CODER = Coder(
     encode=Nearest(GRID, 16).encode,
     scales=np.concatenate([np.geomspace(0.6, 1.5, 14) / 62, ENDS]).astype(np.float32),
     shares=np.concatenate([1 / LADDER, 4 / np.geomspace(4, 50, 12)]).astype(np.float32),
+    signs="even",
 )
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and points."""
     words = blocks["scales_and_signs"]
     sign = signs.even_signs()[bits.split(words, 4, 7)]
-    q = signs.put_on(GRID.points[blocks["qs"]], sign, 32)
-    scale = (words >> np.uint32(28)).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        d = blocks["d"].astype(np.float32)[..., None] * (np.float32(0.5) + scale)
-        return (d[..., None] * np.float32(0.5) * q).reshape(*blocks.shape, 256)
+    return LADDER[words >> np.uint32(28)], signs.put_on(GRID.points[blocks["qs"]], sign)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    rows, w = flat(x, weights)
-    magnitude, sign = signs.take_off(rows, w, even=True)
-    found = fit(magnitude, w, CODER)
-    out = np.empty(len(rows), LAYOUT)
-    out["d"] = found.d
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
     out["qs"] = found.codes
-    sevens = bits.join(sign & np.uint8(127), 4, 7, "<u4")
+    sevens = bits.join(found.signs & np.uint8(127), 4, 7, "<u4")
     out["scales_and_signs"] = sevens | found.steps.astype(np.uint32) << np.uint32(28)
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -85,4 +71,6 @@ def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 CODES = Codes(unpack, 64, 126, run=8, order=ORDER, scales=scales)
-IQ3_XXS = Format("IQ3_XXS", 18, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ3_XXS = Format(
+    "IQ3_XXS", 18, 256, LAYOUT, with_steps(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

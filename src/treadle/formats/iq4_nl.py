@@ -5,20 +5,16 @@ Byte j of ``qs`` holds weight j in its low nibble and weight j + 16 in its high 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Val
 from treadle.formats.nibbles import looked_up
-from treadle.formats.rounding import join_nibbles, split_nibbles
-from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.numbers import searched, with_scale
+from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.scale_search import Coder
 from treadle.formats.uneven import STEPS, TABLE, encode
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 
@@ -34,20 +30,14 @@ CODER = Coder(
 )
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 32]."""
-    q = STEPS[split_nibbles(blocks["qs"])]
-    with np.errstate(invalid="ignore"):
-        return blocks["d"].astype(np.float32)[..., None] * q
+def read(blocks: Blocks) -> Any:
+    """Steps."""
+    return STEPS[split_bits(blocks["qs"], 4, 16)]
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 32], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    found = fit(*flat(x, weights), CODER)
-    out = np.empty(len(found.d), LAYOUT)
-    out["d"] = found.d
-    out["qs"] = join_nibbles(found.codes)
-    return out.reshape(x.shape[:-1])
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["qs"] = join_bits(found.codes, 4, 16)
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -56,4 +46,6 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 
 CODES = Codes(unpack, 128, 241, run=16, order=((0,), (1,)))
-IQ4_NL = Format("IQ4_NL", 20, 32, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ4_NL = Format(
+    "IQ4_NL", 20, 32, LAYOUT, with_scale(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

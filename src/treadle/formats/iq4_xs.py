@@ -6,24 +6,19 @@ low 4 bits are a nibble of ``scales_l`` (low one first), its high 2 bits a pair 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import bits
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Isa, Val
 from treadle.formats.kernel_scales import halves, repeat
 from treadle.formats.nibbles import looked_up
-from treadle.formats.rounding import join_nibbles, split_nibbles
-from treadle.formats.scale_search import Coder, fit, flat
+from treadle.formats.numbers import searched, with_steps
+from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.scale_search import Coder
 from treadle.formats.uneven import STEPS, TABLE, encode
 from treadle.jit.types import f32, i32, u8, u16, u32
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype(
     [("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", (4,)), ("qs", "u1", (128,))]
@@ -40,27 +35,18 @@ CODER = Coder(
 )
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and steps."""
     low = bits.split(blocks["scales_l"], 2, 4)
     high = bits.split(blocks["scales_h"][..., None], 8, 2).astype(np.uint8)
-    scale = (low | high << np.uint8(4)).astype(np.float32) - np.float32(32)
-    q = STEPS[split_nibbles(blocks["qs"].reshape(*blocks.shape, 8, 16))]
-    with np.errstate(invalid="ignore"):  # a scale of infinity times zero
-        d = blocks["d"].astype(np.float32)[..., None] * scale
-        w: F32Array = d[..., None] * q
-    return w.reshape(*blocks.shape, 256)
+    return CODER.ladder[low | high << np.uint8(4)], STEPS[split_bits(blocks["qs"], 4, 16)]
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256], and the weights of its errors, -> blocks [...]; scale_search says how."""
-    found = fit(*flat(x, weights), CODER)
-    out = np.empty(len(found.d), LAYOUT)
-    out["d"] = found.d
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
     out["scales_l"] = bits.join(found.steps & np.uint8(15), 2, 4, "u1")
     out["scales_h"] = bits.join(found.steps >> np.uint8(4), 8, 2, "<u2")[:, 0]
-    out["qs"] = join_nibbles(found.codes.reshape(-1, 8, 32)).reshape(-1, 128)
-    return out.reshape(x.shape[:-1])
+    out["qs"] = join_bits(found.codes, 4, 16)
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -89,4 +75,6 @@ CODES = Codes(
     order=(tuple(range(0, 16, 2)), tuple(range(1, 16, 2))),
     scales=scales,
 )
-IQ4_XS = Format("IQ4_XS", 23, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+IQ4_XS = Format(
+    "IQ4_XS", 23, 256, LAYOUT, with_steps(read), searched(LAYOUT, CODER.run, write), "q8", CODES
+)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,21 +17,18 @@ from treadle.formats.k_search import (
     F16_MAX,
     ZERO,
     Columns,
-    beside_f16,
-    flat,
+    Search,
+    State,
     near_f16,
     or_huge,
     over,
     pick,
-    strips,
     wide_f16,
 )
 
 U8Array = npt.NDArray[np.uint8]
 
 ONE = np.float32(1)
-STEPS = (0, -1, 1)  # how far a descent looks from each integer
-ROUNDS = 2
 MORE = np.float32(1 + 3e-6)  # so that of equals the first stays: codes that fit to the last bit
 BESIDE = tuple((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)
 EXACT = ((0.0, 0.0), (0.0, -1.0))  # what fits two values, and three in a row, without a minimum
@@ -44,16 +42,6 @@ class Offset(NamedTuple):
     sc: U8Array  # [n, n_sub]
     m: U8Array  # [n, n_sub]
     q: U8Array  # [n, block]
-
-
-class State(NamedTuple):
-    """What a strip's super-blocks are quantised with, and the error that makes."""
-
-    error: F32Array  # [n]
-    d: F32Array  # [n]
-    dmin: F32Array  # [n]
-    sc: F32Array  # [n_sub * n], whole numbers
-    m: F32Array  # [n_sub * n], whole numbers
 
 
 @dataclass(frozen=True)
@@ -73,25 +61,9 @@ class OffsetSearch:
     starts: tuple[tuple[float, float], ...]
 
     def run(self, x: F32Array, weights: F32Array | None) -> Offset:
-        """The super-blocks of float32 [..., block]; ``weights`` as x, or None.
-
-        A NaN makes ``d`` NaN, and what f16 scales cannot reach makes it infinite.
-        """
-        x, weights = flat(x, weights)
-        n = len(x)
-        out = Offset(
-            np.empty(n, np.float32),
-            np.empty(n, np.float32),
-            np.empty((n, self.n_sub), np.uint8),
-            np.empty((n, self.n_sub), np.uint8),
-            np.empty(x.shape, np.uint8),
-        )
-        with np.errstate(all="ignore"):
-            for part, columns, spoilt in strips(x, weights, self.n_sub, F16_MAX * self.top):
-                found = Strip(self, columns).search()
-                out.d[part], out.dmin[part] = found.d + spoilt, found.dmin
-                out.sc[part], out.m[part], out.q[part] = found.sc, found.m, found.q
-        return out
+        """The super-blocks of float32 [n, block]; ``weights`` as x, or None."""
+        found: Offset = Strip.run(self, x, weights, F16_MAX * self.top)
+        return found
 
 
 def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
@@ -99,16 +71,17 @@ def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
     return EXACT + tuple((float(p), float(q)) for p in points for q in points)
 
 
-class Strip:
+class Strip(Search):
     """The search over one strip."""
 
+    beside, beside_steps = BESIDE, (0,)
+
     def __init__(self, how: OffsetSearch, columns: Columns) -> None:
-        self.how, self.c = how, columns
+        super().__init__(how, columns)
         self.levels, self.top = np.float32(how.levels), np.float32(how.top)
         self.sign = self.facing()
         self.w = columns.weight()
         self.sum_x = columns.xw.sum(axis=0)
-        self.sum_xx = columns.dot(columns.x, columns.xw)
 
     def facing(self) -> F32Array:
         """[n]: -1 for super-blocks that are negated, which they are from here on.
@@ -126,47 +99,38 @@ class Strip:
                 c.xw *= c.spread(sign)
         return sign
 
-    def search(self) -> Offset:
-        """The strip's super-blocks, found."""
+    def starts(self) -> Iterator[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
+        """From several scales near those that the largest sub-blocks ask for."""
         c = self.c
         scale, low = self.fit()
-        best: State | None = None
         scale_max, low_max = c.largest(scale), c.largest(low)
         for i, j in self.how.starts:
             d = wide_f16(scale_max, self.how.top - i)
             dmin = wide_f16(low_max, self.how.top - j)
             sc = np.minimum(np.rint(scale * c.spread(over(d))), self.top)
             m = np.minimum(np.rint(low * c.spread(over(dmin))), self.top)
-            best = self.better(best, self.look(d, dmin, sc, m, (0,)))
-        for _ in range(ROUNDS):
-            assert best is not None
-            d, dmin = (near_f16(a) for a in self.refit(best))
-            best = self.better(best, self.look(d, dmin, best.sc, best.m, STEPS))
-        assert best is not None
-        if c.is_close(best.error, self.sum_xx):
-            best = self.polish(best)
-        for i, j in BESIDE:
-            d, dmin = beside_f16(best.d, i), beside_f16(best.dmin, j)
-            best = self.better(best, self.look(d, dmin, best.sc, best.m, (0,)))
+            yield (d, dmin), (sc, m)
+
+    def made(self, best: State) -> Offset:
+        """The super-blocks as numbers."""
+        c = self.c
         q = c.rows(self.codes(best).astype(np.uint8))
-        sc8, m8 = (a.reshape(-1, c.n).T.astype(np.uint8) for a in (best.sc, best.m))
-        return Offset(best.d * self.sign, best.dmin * self.sign, sc8, m8, q)
+        sc, m = (a.reshape(-1, c.n).T.astype(np.uint8) for a in best.integers)
+        d, dmin = (scale * self.sign for scale in best.scales)
+        return Offset(d, dmin, sc, m, q)
 
     def polish(self, best: State) -> State:
         """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
         c, top = self.c, self.how.top
-        d, dmin = self.refit(best)
-        sc, m = best.sc, best.m
-        sc_max, m_max = c.largest(sc), c.largest(m)
+        fitted, integers = self.refit(best), best.integers
+        largest = [c.largest(a) for a in integers]
         for _ in range(2):
-            for i in range(top // 2, top + 1):
-                new = near_f16(d * sc_max / np.float32(i))
-                new_sc = np.rint(sc * c.spread(np.float32(i) * over(sc_max)))
-                best = self.better(best, self.look(new, best.dmin, new_sc, best.m, (0,)))
-            for i in range(top // 2, top + 1):
-                new = near_f16(dmin * m_max / np.float32(i))
-                new_m = np.rint(m * c.spread(np.float32(i) * over(m_max)))
-                best = self.better(best, self.look(best.d, new, best.sc, new_m, (0,)))
+            for at in (0, 1):  # the scale, then the minimum
+                for i in range(top // 2, top + 1):
+                    scales, tried = list(best.scales), list(best.integers)
+                    scales[at] = near_f16(fitted[at] * largest[at] / np.float32(i))
+                    tried[at] = np.rint(integers[at] * c.spread(np.float32(i) * over(largest[at])))
+                    best = self.better(best, self.look(tuple(scales), tuple(tried), (0,)))
         return best
 
     def fit(self) -> tuple[F32Array, F32Array]:
@@ -198,11 +162,11 @@ class Strip:
         return slope, np.maximum(-(low + shift / w), ZERO)
 
     def look(
-        self, d: F32Array, dmin: F32Array, sc: F32Array, m: F32Array, steps: tuple[int, ...]
+        self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> State:
         """The best of all integers ``steps`` away from these, for given f16 scales."""
-        c = self.c
-        d_all, dmin_all = c.spread(d), c.spread(dmin)
+        c, (sc, m) = self.c, integers
+        d_all, dmin_all = map(c.spread, scales)
         least: F32Array | None = None
         for i in steps:
             new_sc = np.minimum(np.maximum(sc + np.float32(i), ZERO), self.top)
@@ -221,18 +185,18 @@ class Strip:
                     least = np.minimum(error, least)
                     best_sc, best_m = pick(less, new_sc, best_sc), pick(less, new_m, best_m)
         assert least is not None
-        return State(c.total(least), d, dmin, best_sc, best_m)
+        return State(c.total(least), scales, (best_sc, best_m))
 
     def codes(self, state: State) -> F32Array:
         """[length, n_sub * n], in scratch ``a``."""
-        c = self.c
-        unit = ONE / or_huge(state.sc * c.spread(state.d))
-        np.add(c.x, state.m * c.spread(state.dmin), out=c.a)
+        c, (sc, m), (d, dmin) = self.c, state.integers, state.scales
+        unit = ONE / or_huge(sc * c.spread(d))
+        np.add(c.x, m * c.spread(dmin), out=c.a)
         return c.rounded(np.multiply(c.a, unit, out=c.a), ZERO, self.levels)
 
-    def refit(self, state: State) -> tuple[F32Array, F32Array]:
+    def refit(self, state: State) -> tuple[F32Array, ...]:
         """d and dmin [n], not rounded, by least squares from integers and codes."""
-        c, sc, m = self.c, state.sc, state.m
+        c, (sc, m) = self.c, state.integers
         code = self.codes(state)
         qx = c.dot(code, c.xw)
         weighted = c.weighted(code)
@@ -246,19 +210,6 @@ class Strip:
         two = det > 1e-9 * sq_sq * m_m  # else one of the two is not there, or they are parallel
         d = np.where(two, sq_x * m_m - sq_m * m_x, sq_x) / np.where(two, det, sq_sq)
         dmin = np.where(two, sq_m * sq_x - sq_sq * m_x, -m_x) / np.where(two, det, m_m)
-        d, dmin = np.where(sq_sq > 0, d, state.d), np.where(m_m > 0, dmin, state.dmin)
+        d = np.where(sq_sq > 0, d, state.scales[0])
+        dmin = np.where(m_m > 0, dmin, state.scales[1])
         return d.astype(np.float32), dmin.astype(np.float32)
-
-    def better(self, best: State | None, new: State) -> State:
-        """Of each super-block the one of less error."""
-        if best is None:
-            return new
-        less = new.error < best.error
-        every = self.c.spread(less)
-        return State(
-            np.minimum(new.error, best.error),
-            pick(less, new.d, best.d),
-            pick(less, new.dmin, best.dmin),
-            pick(every, new.sc, best.sc),
-            pick(every, new.m, best.m),
-        )

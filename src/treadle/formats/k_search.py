@@ -18,8 +18,8 @@ down the first axis, at the speed of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ F16_MAX = 65504.0
 ZERO = np.float32(0)
 HUGE = np.float32(2.0**30)  # times half, more than f16 scales reach; its square is a float32
 LEAST = np.float32(1e-4)  # the importance of what has none, to the mean
+STEPS = (0, -1, 1)  # how far a descent looks from each integer
+ROUNDS = 2
 
 
 class Columns:
@@ -145,8 +147,8 @@ def pick(better: npt.NDArray[np.bool_], new: Any, old: Any) -> Any:
 
 def strips(
     x: F32Array, weights: F32Array | None, n_sub: int, reach: float
-) -> Iterator[tuple[slice, Columns, F32Array]]:
-    """Super-blocks float32 [n, block] for a search: where they were, columns, and what spoils them.
+) -> Iterator[tuple[Columns, F32Array]]:
+    """Super-blocks float32 [n, block] for a search: columns, and what spoils them.
 
     The last, [n], is to be added to the scale: 0, or NaN for a super-block with a NaN, or infinity
     for one with that or a weight beyond ``reach``. For the search these super-blocks are zeros.
@@ -159,7 +161,7 @@ def strips(
         if spoilt.any():
             part = np.where(spoilt[:, None] == 0, part, ZERO)
         w = None if weights is None else importance(weights[i : i + step])
-        yield slice(i, i + len(part)), Columns(part, w, n_sub), spoilt
+        yield Columns(part, w, n_sub), spoilt
 
 
 def importance(weights: F32Array) -> F32Array:
@@ -174,9 +176,82 @@ def importance(weights: F32Array) -> F32Array:
     return np.where(mean > 0, w / mean, np.float32(1)) + LEAST
 
 
-def flat(x: F32Array, weights: F32Array | None) -> tuple[F32Array, F32Array | None]:
-    """Any shape of blocks as [n, block]."""
-    x = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
-    if weights is not None:
-        weights = np.ascontiguousarray(np.broadcast_to(weights.reshape(x.shape), x.shape))
-    return x, weights
+class State(NamedTuple):
+    """What a strip's super-blocks are quantised with, and the error that makes."""
+
+    error: F32Array  # [n]
+    scales: tuple[F32Array, ...]  # [n] each
+    integers: tuple[F32Array, ...]  # [n_sub * n] each, whole numbers
+
+
+class Search:
+    """The descent over one strip; a kind of search says where it starts, and what it looks at."""
+
+    beside: tuple[tuple[int, ...], ...]  # moves from f16 scales to others, at last
+    beside_steps: tuple[int, ...]  # and how far from the integers it looks then
+
+    def __init__(self, how: Any, columns: Columns) -> None:
+        self.how, self.c = how, columns
+
+    @classmethod
+    def run(cls, how: Any, x: F32Array, weights: F32Array | None, reach: float) -> Any:
+        """The super-blocks of float32 [n, block]; ``weights`` as x, or None.
+
+        A NaN makes ``d`` NaN, and what f16 scales cannot reach, weights beyond ``reach``, infinite.
+        """
+        parts = []
+        with np.errstate(all="ignore"):
+            for columns, spoilt in strips(x, weights, how.n_sub, reach):
+                found = cls(how, columns).search()
+                parts.append(found._replace(d=found.d + spoilt))
+        return type(found)(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def search(self) -> Any:
+        """The strip's super-blocks, found."""
+        best: State | None = None
+        for scales, integers in self.starts():
+            best = self.better(best, self.look(scales, integers, (0,)))
+        assert best is not None
+        for _ in range(ROUNDS):
+            scales = tuple(map(near_f16, self.refit(best)))
+            best = self.better(best, self.look(scales, best.integers, STEPS))
+        if self.c.is_close(best.error, self.c.dot(self.c.x, self.c.xw)):
+            best = self.polish(best)
+        for moves in self.beside:
+            scales = tuple(map(beside_f16, best.scales, moves))
+            best = self.better(best, self.look(scales, best.integers, self.beside_steps))
+        return self.made(best)
+
+    def better(self, best: State | None, new: State) -> State:
+        """Of each super-block the one of less error."""
+        if best is None:
+            return new
+        less = new.error < best.error
+        every = self.c.spread(less)
+        return State(
+            np.minimum(new.error, best.error),
+            tuple(pick(less, *both) for both in zip(new.scales, best.scales, strict=True)),
+            tuple(pick(every, *both) for both in zip(new.integers, best.integers, strict=True)),
+        )
+
+    def starts(self) -> Iterable[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
+        """Scales and integers to begin with."""
+        raise NotImplementedError
+
+    def look(
+        self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
+    ) -> State:
+        """The best of all integers ``steps`` away from these, for given f16 scales."""
+        raise NotImplementedError
+
+    def refit(self, state: State) -> tuple[F32Array, ...]:
+        """The scales, not rounded, by least squares from integers and codes."""
+        raise NotImplementedError
+
+    def polish(self, best: State) -> State:
+        """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
+        raise NotImplementedError
+
+    def made(self, best: State) -> Any:
+        """The super-blocks as numbers, not yet packed."""
+        raise NotImplementedError

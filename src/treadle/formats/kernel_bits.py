@@ -7,11 +7,8 @@ ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+from treadle.formats.format import Builder, Val
 
 
 def cut(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:

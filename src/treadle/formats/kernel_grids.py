@@ -7,20 +7,14 @@ Everything is done for 64 weights at a time, which are 8 or 16 points.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.formats.grids import IQ1
+from treadle.formats.format import Builder, Field, Isa, Val
+from treadle.formats.grids import IQ1, Grid
 from treadle.formats.kernel_bits import count_ones, spread, window
-from treadle.formats.kernel_scales import Field, halves, repeat
+from treadle.formats.kernel_scales import halves, repeat
 from treadle.jit.types import f32, i8, i32, u8, u16, u32, u64
-
-if TYPE_CHECKING:
-    from treadle.formats.grids import Grid
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 BYTES = 64
 # Runs of 8 codes in vectors of 64: the first of every four, then the second ones and so on. Eights

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from treadle.formats.format import Builder, Field, Isa, Val
 from treadle.formats.kernel_bits import cut
 from treadle.jit.types import f16, f32, i32, u8, u32
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
-
-Field = Callable[..., "Val"]
 
 
 def halves(k: Builder, isa: Isa, *fields: Val) -> Val:

@@ -15,21 +15,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
 from treadle.formats import bf16
-from treadle.formats.format import NO_GGML, Blocks, Codes, F32Array, Format
-from treadle.formats.kernel_scales import Field, repeat
+from treadle.formats.format import (
+    NO_GGML,
+    Blocks,
+    Builder,
+    Codes,
+    F32Array,
+    Field,
+    Format,
+    Isa,
+    Val,
+)
+from treadle.formats.kernel_scales import repeat
 from treadle.jit.types import f16, f32, u8, u16, u32
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)

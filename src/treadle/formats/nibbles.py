@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+from treadle.formats.format import Builder, Field, Val
 
 
-def nibbles(k: Builder, field: Callable[[str], Val]) -> list[Val]:
+def nibbles(k: Builder, field: Field) -> list[Val]:
     """Codes 0..15: the low nibbles of ``qs``, then the high ones."""
     qs = field("qs")
     return [qs & 15, qs >> 4]
 
 
-def looked_up(k: Builder, field: Callable[..., Val], table: Sequence[int]) -> list[Val]:
+def looked_up(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
     """The same, as places in a table of 16 numbers."""
     qs = field("qs")
     return [k.lookup(table, v) for v in (qs, qs >> 4)]

@@ -7,22 +7,14 @@ looks at the top bit's sign: with it set, the exponent's lower four bits still c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Isa, Val
 from treadle.formats.fp4 import TABLE, VALUES, nearest
 from treadle.formats.nibbles import looked_up
 from treadle.formats.packing import join_bits, split_bits
 from treadle.jit.types import f16, u16
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "u1", (4,)), ("qs", "u1", (32,))])
 

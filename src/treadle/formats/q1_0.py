@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Val
 from treadle.formats.kernel_bits import spread
 from treadle.formats.kernel_scales import shared
+from treadle.formats.numbers import with_scale
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 128]."""
-    sign = split_bits(blocks["qs"], 1, 1).astype(np.float32) * np.float32(2) - np.float32(1)
-    with np.errstate(invalid="ignore"):  # a scale that is a signalling NaN
-        return sign * blocks["d"].astype(np.float32)[..., None]
+def read(blocks: Blocks) -> Any:
+    """Codes 0 and 2."""
+    return split_bits(blocks["qs"], 1, 1) << np.uint8(1)
 
 
 def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
@@ -47,4 +41,4 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 
 CODES = Codes(unpack, 1, 2, scales=shared(4), run=128)
-Q1_0 = Format("Q1_0", 41, 128, LAYOUT, dequantize, quantize, "q8", CODES)
+Q1_0 = Format("Q1_0", 41, 128, LAYOUT, with_scale(read, 1), quantize, "q8", CODES)

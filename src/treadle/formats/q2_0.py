@@ -6,42 +6,29 @@ for models trained to ternary weights: it never writes code 3, and nor does this
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Val
 from treadle.formats.kernel_scales import shared
+from treadle.formats.numbers import searched, with_scale
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.rounding import to_f16
+from treadle.formats.rounding import Rounded
 from treadle.formats.tq2_0 import ternary
 from treadle.jit.types import u8, u32
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 64]."""
-    q = split_bits(blocks["qs"], 2, 1).astype(np.float32) - np.float32(1)
-    with np.errstate(invalid="ignore"):  # a scale of infinity times a quant of zero
-        return q * blocks["d"].astype(np.float32)[..., None]
+def read(blocks: Blocks) -> Any:
+    """Codes."""
+    return split_bits(blocks["qs"], 2, 1)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 64] -> blocks [...]; the importance ``weights`` change nothing.
-
-    A NaN makes the scale NaN, an infinity or more than 65519 makes it infinite.
-    """
-    out = np.empty(x.shape[:-1], LAYOUT)
-    d, q = ternary(x)
-    out["d"] = to_f16(d)
-    out["qs"] = join_bits(q, 2, 1)
-    return out
+def write(out: Blocks, found: Rounded) -> None:
+    """The same, into blocks."""
+    out["qs"] = join_bits(found.q, 2, 1)
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -53,4 +40,6 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 
 CODES = Codes(unpack, 1, 3, scales=shared(2), run=64)
-Q2_0 = Format("Q2_0", 42, 64, LAYOUT, dequantize, quantize, "q8", CODES)
+Q2_0 = Format(
+    "Q2_0", 42, 64, LAYOUT, with_scale(read, 1), searched(LAYOUT, ternary, write), "q8", CODES
+)

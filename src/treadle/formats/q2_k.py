@@ -6,22 +6,16 @@ Byte i of ``scales`` holds a sub-block's scale in its low nibble and its minimum
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Isa, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.kernel_scales import TWO_BITS, times, two_bits, two_factors
+from treadle.formats.numbers import searched, with_steps
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.rounding import to_f16
 from treadle.jit.types import f32, i32, u16
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("scales", "u1", (16,)), ("qs", "u1", (64,)), ("d", "<f2"), ("dmin", "<f2")])
 
@@ -34,29 +28,16 @@ SEARCH = OffsetSearch(
 )
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
-    scales = (blocks["scales"] & np.uint8(15)).astype(np.float32)
-    minima = (blocks["scales"] >> np.uint8(4)).astype(np.float32)
-    q = split_bits(blocks["qs"], 2, 32).astype(np.float32).reshape(*blocks.shape, 16, 16)
-    d, dmin = (blocks[f].astype(np.float32)[..., None] for f in ("d", "dmin"))
-    with np.errstate(invalid="ignore"):  # infinities times zero, and their differences
-        w = (d * scales)[..., None] * q - (dmin * minima)[..., None]
-    return w.reshape(*blocks.shape, 256)
+def read(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales, codes and minimums."""
+    both = blocks["scales"]
+    return both & np.uint8(15), split_bits(blocks["qs"], 2, 32), both >> np.uint8(4)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256] -> blocks [...] of least squared error, times ``weights`` as x if given.
-
-    A NaN makes ``d`` NaN, and an infinity or a weight beyond 65504 * 15 makes it infinite: either
-    way the whole block reads as NaN.
-    """
-    found = SEARCH.run(x, weights)
-    out = np.empty(len(found.d), LAYOUT)
-    out["d"], out["dmin"] = to_f16(found.d), to_f16(found.dmin)
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
     out["scales"] = found.sc | found.m << np.uint8(4)
     out["qs"] = join_bits(found.q, 2, 32)
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -89,4 +70,6 @@ FOLDED = Codes(
 CODES = Codes(
     unpack, 0, 3, run=8, order=TWO_BITS, sub=16, scales=scales, minimums=True, folded=FOLDED
 )
-Q2_K = Format("Q2_K", 10, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+Q2_K = Format(
+    "Q2_K", 10, 256, LAYOUT, with_steps(read), searched(LAYOUT, SEARCH.run, write), "q8", CODES
+)

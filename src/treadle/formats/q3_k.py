@@ -8,23 +8,17 @@ j, j + 4, j + 8 and j + 12.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Isa, Val
 from treadle.formats.k_signed import SignedSearch
 from treadle.formats.kernel_bits import cut
 from treadle.formats.kernel_scales import TWO_BITS, halves, repeat, times, two_bits
+from treadle.formats.numbers import searched, with_steps
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.rounding import to_f16
 from treadle.jit.types import f32, i32, u8, u16, u32
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype(
     [("hmask", "u1", (32,)), ("qs", "u1", (64,)), ("scales", "u1", (12,)), ("d", "<f2")]
@@ -40,34 +34,21 @@ SEARCH = SignedSearch(
 )
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales and codes, with their signs."""
     packed = blocks["scales"]
-    scales = split_bits(packed[..., :8], 4, 8) | split_bits(packed[..., 8:], 2, 4) << np.uint8(4)
+    sc = split_bits(packed[..., :8], 4, 8) | split_bits(packed[..., 8:], 2, 4) << np.uint8(4)
     q = split_bits(blocks["qs"], 2, 32) | split_bits(blocks["hmask"], 1, 32) << np.uint8(2)
-    w = (q.astype(np.float32) - np.float32(4)).reshape(*blocks.shape, 16, 16)
-    d = blocks["d"].astype(np.float32)[..., None]
-    with np.errstate(invalid="ignore"):  # infinities times zero
-        scaled: F32Array = d * (scales.astype(np.float32) - np.float32(32))
-        return (scaled[..., None] * w).reshape(*blocks.shape, 256)
+    return sc.view(np.int8) - np.int8(32), q.view(np.int8) - np.int8(4)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256] -> blocks [...] of least squared error, times ``weights`` as x if given.
-
-    A NaN makes ``d`` NaN, and an infinity or a weight beyond 65504 * 32 * 4 makes it infinite:
-    either way the whole block reads as NaN.
-    """
-    found = SEARCH.run(x, weights)
-    out = np.empty(len(found.d), LAYOUT)
-    out["d"] = to_f16(found.d)
-    scales = (found.sc + np.int8(32)).view(np.uint8)
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    scales, q = (found.sc + np.int8(32)).view(np.uint8), (found.q + np.int8(4)).view(np.uint8)
     out["scales"][:, :8] = join_bits(scales & np.uint8(15), 4, 8)
     out["scales"][:, 8:] = join_bits(scales >> np.uint8(4), 2, 4)
-    q = (found.q + np.int8(4)).view(np.uint8)
     out["qs"] = join_bits(q & np.uint8(3), 2, 32)
     out["hmask"] = join_bits(q >> np.uint8(2), 1, 32)
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -110,4 +91,6 @@ def scales_folded(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 FOLDED = Codes(unpack_folded, 128, 252, run=8, order=TWO_BITS, scales=scales_folded)
 CODES = Codes(unpack, 4, 7, run=8, order=TWO_BITS, sub=16, scales=scales, folded=FOLDED)
-Q3_K = Format("Q3_K", 11, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+Q3_K = Format(
+    "Q3_K", 11, 256, LAYOUT, with_steps(read), searched(LAYOUT, SEARCH.run, write), "q8", CODES
+)

@@ -6,21 +6,17 @@ little-endian.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Val
 from treadle.formats.k_signed import SignedSearch
 from treadle.formats.kernel_bits import spread
 from treadle.formats.nibbles import nibbles
-from treadle.formats.packing import U8Array, join_bits, split_bits
-from treadle.formats.rounding import inverse, to_f16, to_int
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+from treadle.formats.numbers import searched, with_scale
+from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.rounding import Rounded, signed
 
 LAYOUT = np.dtype([("d", "<f2"), ("qh", "u1", (4,)), ("qs", "u1", (16,))])
 
@@ -30,50 +26,29 @@ SEARCH = SignedSearch(
 )
 
 
-def split_five(blocks: Blocks) -> U8Array:
-    """Codes 0..31 [..., 32]; Q5_1 shares it."""
+def read(blocks: Blocks) -> Any:
+    """Codes 0..31; Q5_1 shares it."""
     return split_bits(blocks["qs"], 4, 16) | split_bits(blocks["qh"], 1, 1) << np.uint8(4)
 
 
-def join_five(q: U8Array, out: Blocks) -> None:
-    """Undoes split_five."""
-    out["qs"] = join_bits(q & np.uint8(15), 4, 16)
-    out["qh"] = join_bits(q >> np.uint8(4), 1, 1)
+def write(out: Blocks, found: Rounded) -> None:
+    """The same, into blocks."""
+    out["qs"] = join_bits(found.q & np.uint8(15), 4, 16)
+    out["qh"] = join_bits(found.q >> np.uint8(4), 1, 1)
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 32]."""
-    q = split_five(blocks).astype(np.float32) - np.float32(16)
-    with np.errstate(invalid="ignore"):  # a scale of infinity times a quant of zero
-        return q * blocks["d"].astype(np.float32)[..., None]
+def search(x: F32Array, weights: F32Array | None) -> Rounded:
+    """With ``weights`` the codes of least weighted error, as super-blocks of one sub-block, whose
+    integer is -1 (or 0, without a scale).
 
-
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 32] -> blocks [...]; with ``weights`` as x, those of least weighted error.
-
-    Without, the weight of largest magnitude becomes -16, the end with the longer reach: so ``d``
-    has the sign opposite to that weight's. A NaN makes ``d`` NaN, an infinity infinite or NaN.
+    A NaN makes ``d`` NaN, an infinity infinite or NaN.
     """
-    if weights is not None:
-        return search(x, weights)
-    out = np.empty(x.shape[:-1], LAYOUT)
-    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], axis=-1)[..., 0]
-    d = extreme / np.float32(-16)
-    out["d"] = to_f16(d)
-    with np.errstate(over="ignore", invalid="ignore"):
-        q = to_int(x * inverse(d)[..., None] + np.float32(16.5), 0, 31)
-    join_five(q.view(np.uint8), out)
-    return out
-
-
-def search(x: F32Array, weights: F32Array) -> Blocks:
-    """As super-blocks of one sub-block, whose integer is -1 (or 0, without a scale)."""
+    if weights is None:
+        return signed(x, 16)
     found = SEARCH.run(x, weights)
-    out = np.empty(len(found.d), LAYOUT)
     with np.errstate(invalid="ignore"):  # infinity times 0
-        out["d"] = to_f16(found.d * found.sc[:, 0])
-    join_five((found.q + np.int8(16)).view(np.uint8), out)
-    return out.reshape(x.shape[:-1])
+        d = found.d * found.sc[:, 0]
+    return Rounded(d, (found.q + np.int8(16)).view(np.uint8))
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -89,4 +64,6 @@ def with_fifths(k: Builder, field: Field, at: int) -> list[Val]:
 
 
 CODES = Codes(unpack, 16, 31, run=16, order=((0,), (1,)))
-Q5_0 = Format("Q5_0", 6, 32, LAYOUT, dequantize, quantize, "q8", CODES)
+Q5_0 = Format(
+    "Q5_0", 6, 32, LAYOUT, with_scale(read, 16), searched(LAYOUT, search, write), "q8", CODES
+)

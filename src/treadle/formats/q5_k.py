@@ -6,23 +6,17 @@ byte j of ``qh``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
-from treadle.formats.k_offset import OffsetSearch, product
+from treadle.formats import q4_k
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Val
 from treadle.formats.kernel_bits import cut
 from treadle.formats.kernel_scales import six_bits
+from treadle.formats.numbers import searched, with_steps
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.q4_k import ORDER, scale_codes
-from treadle.formats.rounding import to_f16
-from treadle.formats.scales6 import join_scales
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype(
     [
@@ -34,34 +28,19 @@ LAYOUT = np.dtype(
     ]
 )
 
-SEARCH = OffsetSearch(
-    n_sub=8,
-    levels=31,
-    top=63,
-    grid=product(np.linspace(-1, 0.5, 7)),
-    starts=tuple((float(i), float(j)) for i in range(4) for j in range(3)),
-)
+SEARCH = replace(q4_k.SEARCH, levels=31)
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
-    q = split_bits(blocks["qs"], 4, 32) | split_bits(blocks["qh"], 1, 32) << np.uint8(4)
-    return scale_codes(blocks, q.astype(np.float32))
+def read(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales, codes and minimums."""
+    scales, lower, minimums = q4_k.read(blocks)
+    return scales, lower | split_bits(blocks["qh"], 1, 32) << np.uint8(4), minimums
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256] -> blocks [...] of least squared error, times ``weights`` as x if given.
-
-    A NaN makes ``d`` NaN, and an infinity or a weight beyond 65504 * 63 makes it infinite: either
-    way the whole block reads as NaN.
-    """
-    found = SEARCH.run(x, weights)
-    out = np.empty(len(found.d), LAYOUT)
-    out["d"], out["dmin"] = to_f16(found.d), to_f16(found.dmin)
-    out["scales"] = join_scales(found.sc, found.m)
-    out["qs"] = join_bits(found.q & np.uint8(15), 4, 32)
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    q4_k.write(out, found._replace(q=found.q & np.uint8(15)))
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 32)
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -76,5 +55,7 @@ def unpack(k: Builder, field: Field) -> list[Val]:
     return out
 
 
-CODES = Codes(unpack, 0, 31, run=16, order=ORDER, scales=six_bits, minimums=True)
-Q5_K = Format("Q5_K", 13, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+CODES = Codes(unpack, 0, 31, run=16, order=q4_k.ORDER, scales=six_bits, minimums=True)
+Q5_K = Format(
+    "Q5_K", 13, 256, LAYOUT, with_steps(read), searched(LAYOUT, SEARCH.run, write), "q8", CODES
+)

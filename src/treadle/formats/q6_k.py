@@ -7,23 +7,17 @@ those of weights j, j + 32, j + 64 and j + 96.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Isa, Val
 from treadle.formats.k_signed import SignedSearch
 from treadle.formats.kernel_bits import cut
 from treadle.formats.kernel_scales import halves, repeat
+from treadle.formats.numbers import searched, with_steps
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.rounding import to_f16
 from treadle.jit.types import f32, i8, i32
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype(
     [("ql", "u1", (128,)), ("qh", "u1", (64,)), ("scales", "i1", (16,)), ("d", "<f2")]
@@ -39,29 +33,18 @@ SEARCH = SignedSearch(
 )
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales and codes, with their signs."""
     q = split_bits(blocks["ql"], 4, 64) | split_bits(blocks["qh"], 2, 32) << np.uint8(4)
-    w = (q.astype(np.float32) - np.float32(32)).reshape(*blocks.shape, 16, 16)
-    d = blocks["d"].astype(np.float32)[..., None]
-    with np.errstate(invalid="ignore"):  # infinities times zero
-        scales = d * blocks["scales"].astype(np.float32)
-        return (scales[..., None] * w).reshape(*blocks.shape, 256)
+    return blocks["scales"], q.view(np.int8) - np.int8(32)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256] -> blocks [...] of least squared error, times ``weights`` as x if given.
-
-    A NaN makes ``d`` NaN, and an infinity or a weight beyond 65504 * 128 * 32 makes it infinite:
-    either way the whole block reads as NaN.
-    """
-    found = SEARCH.run(x, weights)
-    out = np.empty(len(found.d), LAYOUT)
-    out["d"], out["scales"] = to_f16(found.d), found.sc
+def write(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
     q = (found.q + np.int8(32)).view(np.uint8)
+    out["scales"] = found.sc
     out["ql"] = join_bits(q & np.uint8(15), 4, 64)
     out["qh"] = join_bits(q >> np.uint8(4), 2, 32)
-    return out.reshape(x.shape[:-1])
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
@@ -93,4 +76,6 @@ ORDER = tuple(
     for i in (0, 1)
 )
 CODES = Codes(unpack, 32, 63, run=8, order=ORDER, sub=16, scales=scales)
-Q6_K = Format("Q6_K", 14, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+Q6_K = Format(
+    "Q6_K", 14, 256, LAYOUT, with_steps(read), searched(LAYOUT, SEARCH.run, write), "q8", CODES
+)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from operator import itemgetter
 
 import numpy as np
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Val
+from treadle.formats.numbers import with_scale
 from treadle.formats.rounding import half_away, inverse, to_f16, to_int
 
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
-
-
 LAYOUT = np.dtype([("d", "<f2"), ("qs", "i1", (32,))])
-
-
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 32]."""
-    d = blocks["d"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # a scale of infinity times a quant of zero
-        return blocks["qs"].astype(np.float32) * d[..., None]
 
 
 def quantize(x: F32Array) -> Blocks:
@@ -35,9 +23,11 @@ def quantize(x: F32Array) -> Blocks:
     return out
 
 
-def unpack(k: Builder, field: Callable[[str], Val]) -> list[Val]:
+def unpack(k: Builder, field: Field) -> list[Val]:
     """Codes ``q + 128``."""
     return [field("qs") ^ 0x80]
 
 
-Q8_0 = Format("Q8_0", 8, 32, LAYOUT, dequantize, quantize, "q8", Codes(unpack, 128, 255))
+Q8_0 = Format(
+    "Q8_0", 8, 32, LAYOUT, with_scale(itemgetter("qs")), quantize, "q8", Codes(unpack, 128, 255)
+)

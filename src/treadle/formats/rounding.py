@@ -7,7 +7,7 @@ weight. Here, as in the ``gguf`` package, it makes the scale NaN and so the whol
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +41,31 @@ def to_f16(x: F32Array) -> npt.NDArray[np.float16]:
         return x.astype("<f2")
 
 
-def split_nibbles(qs: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """[..., n] bytes -> [..., 2 n]: first all low nibbles, then all high ones."""
-    return np.concatenate([qs & np.uint8(15), qs >> np.uint8(4)], axis=-1)
+class Rounded(NamedTuple):
+    """Blocks as numbers, not yet packed: ``w = d * (q - offset)``, or ``w = d * q + m``."""
+
+    d: F32Array  # [n]
+    q: npt.NDArray[np.uint8]  # [n, block]
+    m: F32Array = np.zeros(0, np.float32)  # [n], or none
 
 
-def join_nibbles(q: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """[..., 2 n] values of 0 to 15 -> [..., n] bytes; undoes split_nibbles."""
-    lo, hi = np.split(q.astype(np.uint8), 2, axis=-1)
-    return lo | hi << np.uint8(4)
+def signed(x: F32Array, half: int) -> Rounded:
+    """Codes ``half`` above whole numbers from ``-half`` to ``half - 1``.
+
+    The weight of largest magnitude becomes ``-half``, the end with the longer reach: so ``d`` has
+    the sign opposite to that weight's.
+    """
+    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    d = extreme / np.float32(-half)
+    with np.errstate(over="ignore", invalid="ignore"):
+        q = to_int(x * inverse(d)[..., None] + np.float32(half + 0.5), 0, 2 * half - 1)
+    return Rounded(d, q.view(np.uint8))
+
+
+def above(x: F32Array, top: int) -> Rounded:
+    """Codes from 0, the smallest weight's, to ``top``, the largest's."""
+    m = x.min(axis=-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        d = (x.max(axis=-1) - m) / np.float32(top)
+        q = to_int((x - m[..., None]) * inverse(d)[..., None] + np.float32(0.5), 0, top)
+    return Rounded(d, q.view(np.uint8), m)

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import F32Array
+from treadle.formats.signs import take_off
 
 F64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]
+# d, steps and codes of a Fit.
+Found: TypeAlias = tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8], IntArray]
 
 STRIP = 1 << 16  # weights at once: a dozen temporaries stay in the second-level cache
 F16_MAX = 65504.0
@@ -39,6 +42,7 @@ class Fit(NamedTuple):
     d: npt.NDArray[np.float16]  # [n]
     steps: npt.NDArray[np.uint8]  # [n, sub-blocks]: rungs of the ladder
     codes: IntArray  # [n, ...]: as the coder gives them
+    signs: npt.NDArray[np.uint8]  # [n, block / 8]: none where codes have them
 
 
 @dataclass(frozen=True)
@@ -54,48 +58,44 @@ class Coder:
     encode: Callable[[F32Array, F32Array | None, bool], tuple[IntArray, F32Array]]
     scales: F32Array  # tried for a sub-block: shares of its largest magnitude
     shares: F32Array  # tried for d: shares of its sub-blocks' largest scale
+    # Codes are of magnitudes; of eight signs any is there, or only an even number of minus signs.
+    signs: Literal["", "any", "even"] = ""
+
+    def run(self, x: F32Array, weights: F32Array | None) -> Fit:
+        """The block of least ``sum weights * (x - w) ** 2`` that is found, for each of x.
+
+        A block with a NaN or an infinity gets a scale of NaN: never silently a number. One that
+        f16 cannot scale is met as well as it can be: too large weights are cut, too small ones
+        are zero.
+        """
+        weights = None if weights is None else relative(weights)
+        signs = np.zeros((len(x), 0), np.uint8)
+        if self.signs:
+            x, signs = take_off(x, weights, even=self.signs == "even")
+        strips, step = [], STRIP // x.shape[1]
+        for i in range(0, len(x), step):
+            w = None if weights is None else weights[i : i + step]
+            with np.errstate(all="ignore"):
+                strips.append(fit(x[i : i + step], w, self))
+        d, steps, codes = map(np.concatenate, zip(*strips, strict=True))
+        return Fit(d, steps, codes, signs)
 
 
-def flat(x: F32Array, weights: F32Array | None) -> tuple[F32Array, F32Array | None]:
-    """[..., block] -> [n, block]; weights that broadcast to it likewise, made fit to work with.
+def relative(weights: F32Array) -> F32Array:
+    """Weights [n, block] made fit to work with.
 
     What is not a positive number weighs nothing; where all of a block weigh nothing, they weigh the
     same. Their mean is one, and none is quite zero, lest a sub-block have no best scale.
     """
-    n = x.shape[-1]
-    if weights is None:
-        return x.reshape(-1, n), None
-    w = np.broadcast_to(weights, x.shape).reshape(-1, n)
     with np.errstate(all="ignore"):
-        w = np.where(np.isfinite(w) & (w > 0), w, np.float32(0))
+        w = np.where(np.isfinite(weights) & (weights > 0), weights, np.float32(0))
         w = w / w.max(axis=1, keepdims=True)
         mean = w.mean(axis=1, keepdims=True)
-        w = np.where(mean > 0, w / mean, np.float32(1)) + np.float32(1e-6)
-    return x.reshape(-1, n), w
+        return np.where(mean > 0, w / mean, np.float32(1)) + np.float32(1e-6)
 
 
-def fit(x: F32Array, weights: F32Array | None, coder: Coder) -> Fit:
-    """The block of least ``sum weights * (x - w) ** 2`` that is found, for each of [n, block].
-
-    Weights are as ``flat`` gives them. A block with a NaN or an infinity gets a scale of NaN: never
-    silently a number. One that f16 cannot scale is met as well as it can be: too large weights are
-    cut, too small ones are zero.
-    """
-    n, block = x.shape
-    if not n:
-        d, steps, codes = fit(np.zeros((1, block), np.float32), None, coder)
-        return Fit(d[:0], steps[:0], codes[:0])
-    strips = []
-    step = STRIP // block
-    for i in range(0, n, step):
-        w = None if weights is None else weights[i : i + step]
-        with np.errstate(all="ignore"):
-            strips.append(fit_strip(x[i : i + step], w, coder))
-    return Fit(*map(np.concatenate, zip(*strips, strict=True)))
-
-
-def fit_strip(x: F32Array, weights: F32Array | None, coder: Coder) -> Fit:
-    """``fit`` of a strip."""
+def fit(x: F32Array, weights: F32Array | None, coder: Coder) -> Found:
+    """A strip of [n, block]; weights are ``relative``."""
     sound: npt.NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=-1))
     x = np.where(sound[:, None], x, np.float32(0))
     # To about one, so that no square over- or underflows; by a power of two, which is exact.
@@ -103,7 +103,7 @@ def fit_strip(x: F32Array, weights: F32Array | None, coder: Coder) -> Fit:
     x = x * np.ldexp(np.float32(1), -exponent)[:, None]
     d, steps, codes = Search(x, weights, exponent, coder).run()
     d[~sound] = np.nan
-    return Fit(d, steps, codes)
+    return d, steps, codes
 
 
 class Trial(NamedTuple):
@@ -127,7 +127,7 @@ class Search:
         self.x = x.reshape(-1, coder.sub)
         self.w = None if weights is None else weights.reshape(self.x.shape)
 
-    def run(self) -> Fit:
+    def run(self) -> Found:
         """The strip's blocks."""
         own = self.own_scales()
         largest = np.take_along_axis(own, np.abs(own).argmax(axis=1)[:, None], axis=1)[:, 0]
@@ -142,7 +142,7 @@ class Search:
         assert best is not None
         best = better(best, self.look(self.refit(best), best.steps))
         half = np.ldexp(best.d, self.exponent).astype(np.float16)
-        return Fit(half, best.steps.astype(np.uint8), best.codes.reshape(len(half), -1))
+        return half, best.steps.astype(np.uint8), best.codes.reshape(len(half), -1)
 
     def own_scales(self) -> F64Array:
         """[n, subs]: each sub-block's best scale, were it free."""

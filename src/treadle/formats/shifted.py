@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from treadle.formats.format import F32Array
 from treadle.formats.grids import IQ1
@@ -24,6 +26,11 @@ def points() -> F32Array:
     """[2 * DOWN, 8]: what the codes stand for."""
     grid = IQ1.points.astype(np.float32)
     return np.concatenate([grid + SHIFT, grid - SHIFT])
+
+
+def values(codes: npt.NDArray[Any]) -> F32Array:
+    """[..., n] codes -> [..., 8 n]: what they stand for."""
+    return points().take(codes, axis=0).reshape(*codes.shape[:-1], codes.shape[-1] * 8)
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,7 @@ def take_off(
     return magnitude.reshape(x.shape), signs.reshape(len(x), x.shape[1] // 8)
 
 
-def put_on(points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8], sub: int) -> F32Array:
-    """Points [..., n, dim] and sign bytes [..., n * dim / 8] -> float32 [..., subs, sub]."""
-    lead = signs.shape[:-1]
-    eights = points.reshape(*signs.shape, 8) * plus_minus()[signs]
-    return eights.reshape(*lead, signs.shape[-1] * 8 // sub, sub).astype(np.float32)
+def put_on(points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
+    """Points [..., n, dim] and sign bytes [..., n * dim / 8] -> [..., n * dim]."""
+    eights: npt.NDArray[np.int16] = points.reshape(*signs.shape, 8) * plus_minus()[signs]
+    return eights.reshape(*signs.shape[:-1], signs.shape[-1] * 8)

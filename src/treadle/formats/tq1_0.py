@@ -8,21 +8,17 @@ of 16 bytes, and ``qh``, four bytes of four digits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Builder, Codes, Field, Format, Val
 from treadle.formats.kernel_scales import shared
-from treadle.formats.rounding import to_f16
+from treadle.formats.numbers import searched, with_scale
+from treadle.formats.rounding import Rounded
 from treadle.formats.tq2_0 import ternary
 from treadle.jit.types import u8
-
-if TYPE_CHECKING:
-    from treadle.formats.kernel_scales import Field
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LAYOUT = np.dtype([("qs", "u1", (48,)), ("qh", "u1", (4,)), ("d", "<f2")])
 
@@ -35,35 +31,26 @@ def powers(n: int) -> npt.NDArray[np.uint8]:
     return np.array([3**i for i in range(n)], np.uint8)[:, None]
 
 
-def dequantize(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 256]."""
+def read(blocks: Blocks) -> Any:
+    """Codes."""
     digits = []
     for field, part, n in GROUPS:
         rest = blocks[field][..., None, part] * powers(n)  # modulo 256
         front = rest.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
         digits.append(front.reshape(*blocks.shape, n * rest.shape[-1]))
-    q = np.concatenate(digits, axis=-1).astype(np.float32) - np.float32(1)
-    with np.errstate(invalid="ignore"):  # a scale of infinity times a quant of zero
-        return q * blocks["d"].astype(np.float32)[..., None]
+    return np.concatenate(digits, axis=-1)
 
 
-def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 256] -> blocks [...]; the importance ``weights`` change nothing.
-
-    A NaN makes the scale NaN, an infinity or more than 65519 makes it infinite.
-    """
-    out = np.empty(x.shape[:-1], LAYOUT)
-    d, q = ternary(x)
-    out["d"] = to_f16(d)
+def write(out: Blocks, found: Rounded) -> None:
+    """The same, into blocks."""
     first = 0
     for field, part, n in GROUPS:
         width = part.stop - part.start
-        digits = q[..., first : first + n * width].reshape(*q.shape[:-1], n, width)
+        digits = found.q[:, first : first + n * width].reshape(-1, n, width)
         first += n * width
         number = (digits * powers(5)[::-1][:n].astype(np.uint16)).sum(axis=-2)
         # Rounded up, so that multiplying with 3^i never falls just short of a digit.
         out[field][..., part] = (number * 256 + 242) // 243
-    return out
 
 
 def front(k: Builder, v: Val) -> Val:
@@ -91,4 +78,6 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 
 CODES = Codes(unpack, 1, 2, run=64, order=((0,), (1,), (2,), (3,)), scales=shared(8))
-TQ1_0 = Format("TQ1_0", 34, 256, LAYOUT, dequantize, quantize, "q8", CODES)
+TQ1_0 = Format(
+    "TQ1_0", 34, 256, LAYOUT, with_scale(read, 1), searched(LAYOUT, ternary, write), "q8", CODES
+)

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from treadle.files.splits import CONFIG, INDEX
 from treadle.hub.name import HubName
 
 
@@ -44,9 +45,9 @@ def is_whole(name: HubName, found: Mapping[str, int]) -> bool:
     A download that was interrupted leaves some of its shards.
     """
     prefix = f"{name.path}/" if name.path else ""
-    if prefix + "config.json" not in found:
+    if prefix + CONFIG not in found:
         return False
-    index = prefix + "model.safetensors.index.json"
+    index = prefix + INDEX
     folder = snapshot(name)
     if index not in found or folder is None:
         return any(path.endswith(".safetensors") for path in found)

@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.splits import CONFIG, INDEX
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
 from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
 from treadle.models.archs import ARCHS
 from treadle.runtime.memory import usable_memory
+from treadle.words import listed
 from treadle.words import n_bytes as size
 
 ProgressCallback = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 
-CONFIG = "config.json"
 BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it is there
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json", "model.safetensors.index.json"),
+    *("chat_template.jinja", "chat_template.json", INDEX),
 )
 USUAL = "Q4_K_M"  # what other programs take
 SHOWN = 10  # models that an error names
@@ -88,9 +89,9 @@ def choose(name: HubName, offers: list[Offer]) -> Offer:
     wanted = tagged(offers, name.tag)
     same = one_model(wanted, name.repo)
     if not wanted:
-        raise FileError(f"has no {name.tag}; {listed(name, offers)}", path=str(name))
+        raise FileError(f"has no {name.tag}; {choices(name, offers)}", path=str(name))
     if not same:
-        raise FileError(f"holds several models; {listed(name, wanted)}", path=str(name))
+        raise FileError(f"holds several models; {choices(name, wanted)}", path=str(name))
     if name.tag and len(same) == 1:
         return same[0]  # asked for by name: mapped, it runs even where it does not fit
     n_free = free_bytes()
@@ -101,7 +102,7 @@ def choose(name: HubName, offers: list[Offer]) -> Offer:
         if n_free is None or smallest[0].needs <= n_free:
             need = "only types of less than 3 bits fit, which lose much"
         what = f"{size(n_free or 0)} of memory are free, and {need}"
-        raise FileError(f"{what}; {listed(name, smallest)}", path=str(name))
+        raise FileError(f"{what}; {choices(name, smallest)}", path=str(name))
     return found
 
 
@@ -131,13 +132,12 @@ def reason(name: HubName, chosen: Offer, offers: list[Offer]) -> str:
     return text
 
 
-def listed(name: HubName, offers: list[Offer]) -> str:
+def choices(name: HubName, offers: list[Offer]) -> str:
     """Name a few models with their sizes, and how to ask for one."""
     several = len({offer.stem for offer in offers}) > 1 or not all(o.tag for o in offers)
-    shown = [f"{o.paths[0] if several else o.tag} ({size(o.n_bytes)})" for o in offers[:SHOWN]]
-    more = f" and {len(offers) - SHOWN} more" if len(offers) > SHOWN else ""
+    shown = [f"{o.paths[0] if several else o.tag} ({size(o.n_bytes)})" for o in offers]
     form = f"{name.root}/FILE" if several else f"{name.root}:{offers[0].tag}"
-    return f"there are {', '.join(shown)}{more}: name one as {form}"
+    return f"there are {listed(shown, SHOWN)}: name one as {form}"
 
 
 def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
@@ -225,8 +225,7 @@ def near(name: HubName) -> str:
         return f"; did you mean {' or '.join(stems[stem] for stem in found)}?"
     if not models:
         return "; the repository has no .gguf file"
-    more = f" and {len(models) - 8} more" if len(models) > 8 else ""
-    return "; there are " + ", ".join(models[:8]) + more
+    return "; there are " + listed(models, 8)
 
 
 def fetch_folder(

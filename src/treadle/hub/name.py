@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from treadle.errors import FileError
+from treadle.files.splits import SHARD, shard_name
 
-SHARD = re.compile(r"^(?P<stem>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
 MAX_SHARDS = 1000  # far above any real model: a name alone must not ask for 99,999 downloads
 FORMS = "hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M or hf:OWNER/REPO/FILE.gguf"
 WEBSITES = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "//")
@@ -36,17 +36,17 @@ class HubName:
 
     def shards(self) -> list[str]:
         """List the paths of all the shards of a split model; of any other file, its own path."""
-        match = SHARD.match(self.path)
+        match = SHARD.fullmatch(self.path)
         if match is None:
             return [self.path]
         count = int(match["count"])
-        if not 1 <= int(match["index"]) <= count <= MAX_SHARDS:
+        if not 1 <= int(match["no"]) <= count <= MAX_SHARDS:
             raise FileError(
                 "the shard's number does not fit its name",
                 path=str(self),
                 expected=f"1 to the shard count, at most {MAX_SHARDS} shards",
             )
-        return [f"{match['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+        return [shard_name(match["stem"], i, count) for i in range(count)]
 
 
 def parse(ref: str) -> HubName:

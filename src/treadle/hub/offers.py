@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from treadle.hub.name import SHARD
+from treadle.files.splits import SHARD, shard_name
 
 QUALITY = (
     *("Q8_0", "Q6_K_XL", "Q6_K_L", "Q6_K"),
@@ -70,12 +70,11 @@ def find_offers(files: Mapping[str, int]) -> list[Offer]:
     offers = []
     for path in models:
         paths: tuple[str, ...] = (path,)
-        if match := SHARD.match(path):
+        if match := SHARD.fullmatch(path):
             count = int(match["count"])
-            if int(match["index"]) != 1 or count > len(models):
+            if int(match["no"]) != 1 or count > len(models):
                 continue
-            stem = match["stem"]
-            paths = tuple(f"{stem}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1))
+            paths = tuple(shard_name(match["stem"], i, count) for i in range(count))
             if not all(shard in models for shard in paths):
                 continue
         tag, stem = tag_of(path)
@@ -86,7 +85,7 @@ def find_offers(files: Mapping[str, int]) -> list[Offer]:
 
 def tag_of(path: str) -> tuple[str, str]:
     """The type that a path states, in capitals, and the rest of it, which names the model."""
-    match = SHARD.match(path)
+    match = SHARD.fullmatch(path)
     bare = match["stem"] if match else path[: -len(".gguf")]
     found = [m["tag"].upper() for m in TAG.finditer(bare)]
     stem = re.sub(r"[-._/]+", "-", TAG.sub("", bare)).strip("-").lower()

@@ -8,7 +8,7 @@ own plans stay as they are, so a normal run costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.batch import Part
+from treadle.batch import Part, Run
 from treadle.engine import OUTPUTS
 from treadle.errors import TreadleError
 from treadle.imatrix.matrix import Entry, ImportanceMatrix
-from treadle.jit.kernel import load_kernels
 from treadle.kernels.act import Act
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
-from treadle.kernels.matmul import Matmul, W, X
+from treadle.kernels.matmul import Matmul
 from treadle.kernels.spec import Grid
-from treadle.plan import Buffer, Const, Plan, Step
-from treadle.runtime.runner import STEP
-from treadle.runtime.threads import Memory, interrupts_held
+from treadle.plan import Buffer, Plan, Step
+from treadle.runtime.threads import interrupts_held
 
 if TYPE_CHECKING:
+    from treadle.device import Device
     from treadle.engine import Engine
 
 Progress = Callable[[int, int], None]
@@ -48,20 +47,12 @@ class Tap:
 
 
 @dataclass(eq=False)
-class Sums:
-    """Of one tap: squares, float64 ``[K]``, of so many rows."""
-
-    squares: npt.NDArray[np.float64]
-    n_rows: int = 0
-
-
-@dataclass(eq=False)
 class Collector:
-    """Sums over all that is run through it."""
+    """Entries, by tensor, of all that is run through it."""
 
     engine: Engine
     with_output: bool = False
-    sums: dict[str, Sums] = field(default_factory=dict)  # by tensor
+    entries: dict[str, Entry] = field(default_factory=dict)
     _plans: dict[int, _Tapped] = field(default_factory=dict)  # by the engine's plan
 
     def run(self, window: list[int], pool: ThreadPoolExecutor) -> None:
@@ -86,20 +77,20 @@ class Collector:
                 seq.close()
 
     def _run(self, parts: list[Part], pool: ThreadPoolExecutor) -> None:
-        whole, run, team = self.engine.steps(parts)
-        tapped = self._plans.setdefault(id(whole), _Tapped(whole, self.engine))
-        at = 0
+        whole, run = self.engine.steps(parts)
+        tapped = self._plans.setdefault(id(whole), _Tapped(whole, run, self.engine.device))
+        at, device = 0, self.engine.device
         for tap in tapped.taps:
-            team.run(tapped.address(at), tap.step + 1 - at, int(run.state.ctypes.data))
+            device.run(tapped.program, range(at, tap.step + 1))
             at = tap.step + 1
             if n_rows := run[tap.count]:
                 self._add(tap, tapped.rows(tap, n_rows), pool)
         if at < len(tapped.plan):
-            team.run(tapped.address(at), len(tapped.plan) - at, int(run.state.ctypes.data))
+            device.run(tapped.program, range(at, len(tapped.plan)))
         self.engine.check_files()
 
     def _add(self, tap: Tap, rows: npt.NDArray[np.float32], pool: ThreadPoolExecutor) -> None:
-        cuts = np.linspace(0, rows.shape[1], self.engine.n_threads + 1, dtype=int)
+        cuts = np.linspace(0, rows.shape[1], self.engine.device.n_threads + 1, dtype=int)
         parts = pool.map(lambda a, b: _squares(rows[:, a:b]), cuts[:-1], cuts[1:])
         squares = np.concatenate(list(parts))
         if not np.isfinite(squares).all():
@@ -107,17 +98,10 @@ class Collector:
                 f"what enters {tap.tensors[0]} is not finite: the model's file is damaged, or its "
                 "activations overflow"
             )
+        found = Entry(squares[None], np.array([float(len(rows))]))
         for name in tap.tensors:
-            sums = self.sums.setdefault(name, Sums(np.zeros(len(squares))))
-            sums.squares += squares
-            sums.n_rows += len(rows)
-
-    def entries(self) -> dict[str, Entry]:
-        """What was collected, as an importance matrix holds it."""
-        return {
-            name: Entry(sums.squares[None], np.array([float(sums.n_rows)]))
-            for name, sums in self.sums.items()
-        }
+            own = self.entries.get(name)
+            self.entries[name] = found if own is None else own + found
 
 
 def collect(
@@ -136,7 +120,7 @@ def collect(
     total)`` counts tokens.
     """
     collector = Collector(engine, with_output)
-    with ThreadPoolExecutor(engine.n_threads, "imatrix") as pool:
+    with ThreadPoolExecutor(engine.device.n_threads, "imatrix") as pool:
         for i, row in enumerate(windows):
             ids: list[int] = row.tolist()
             if bos is not None:
@@ -144,30 +128,24 @@ def collect(
             collector.run(ids, pool)
             if progress is not None:
                 progress((i + 1) * len(ids), windows.size)
-    return ImportanceMatrix(collector.entries(), (dataset,), len(windows), windows.shape[1])
+    return ImportanceMatrix(collector.entries, (dataset,), len(windows), windows.shape[1])
 
 
 class _Tapped:
     """A copy of a plan with its taps, compiled, and with memory of its own."""
 
-    def __init__(self, plan: Plan, engine: Engine) -> None:
+    def __init__(self, plan: Plan, run: Run, device: Device) -> None:
         self.source = plan  # kept, so that its id stays its own
         steps, self.taps = _with_taps(plan)
         self.plan = replace(plan, steps=steps, offsets={}, arena_bytes=0)
         self.plan.place()
-        self.arena = Memory(self.plan.arena_bytes)
-        kernels = load_kernels(self.plan.specs(), engine.isa, engine.progress)
-        self._records, self._args = self.plan.table(kernels, self.arena.address, STEP)
-
-    def address(self, step: int) -> int:
-        """Of a step's record."""
-        return int(self._records.ctypes.data) + step * STEP.itemsize
+        self._arena = device.memory(self.plan.arena_bytes)
+        self.program = device.ready(self.plan, self._arena, run.memory)
 
     def rows(self, tap: Tap, n: int) -> npt.NDArray[np.float32]:
         """What the tap shows, float32 ``[n, K]``: a view, until the next step is run."""
-        at = self.plan.offsets[tap.buffer]
-        rows = self.arena.bytes[at : at + n * tap.act.row_bytes].view(np.float32)
-        return rows.reshape(n, -1)[:, : tap.act.k]
+        rows = self._arena.read(self.plan.offsets[tap.buffer], n * tap.act.row_bytes)
+        return rows.view(np.float32).reshape(n, -1)[:, : tap.act.k]
 
 
 def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap]]:
@@ -176,9 +154,8 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap]]:
     counts: dict[Buffer, str] = {}
     for step in plan.steps:
         if isinstance(step.spec, Matmul):
-            x = step.args[X]
-            assert isinstance(x, Buffer)
-            tensors.setdefault(x, []).extend(_weights(step))
+            x = step.args["x"]
+            tensors.setdefault(x, []).extend(w[0].name for w in step.args["w"])
             counts[x] = step.spec.count
     steps: list[Step] = []
     taps: list[Tap] = []
@@ -196,15 +173,6 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap]]:
     return steps, taps
 
 
-def _weights(step: Step) -> Iterator[str]:
-    """Names of the matrices that a product multiplies by."""
-    assert isinstance(step.spec, Matmul)
-    for segment in range(step.spec.segments):
-        weight = step.args[step.spec.slot(segment, W)]
-        assert isinstance(weight, Const)
-        yield weight.name
-
-
 def _split(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
     """A kernel that makes ``made`` of products, as one that makes plain floats and one that packs
     them: products are not for doing twice.
@@ -218,17 +186,10 @@ def _split(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
     plain = replace(
         step,
         spec=replace(spec, to=act.kind, to_group=act.group, to_sub=act.sub),
-        args=tuple(tap if arg is made else arg for arg in step.args),
-        writes=(tap,),
+        args={**step.args, "y": tap},
     )
-    packed = Step(
-        label=f"{step.label}.pack",
-        spec=pack,
-        args=(tap, made, act.row_bytes // 4, 0),
-        reads=(tap,),
-        writes=(made,),
-        grid=result.grid(pack.slices, "n_tokens"),
-    )
+    args = {"x": tap, "out": made, "stride": act.row_bytes // 4, "up": 0}
+    packed = Step(f"{step.label}.pack", pack, args, result.grid(pack.slices, "n_tokens"))
     return [plain, packed], act, tap
 
 
@@ -242,13 +203,10 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
     n_rows = made.n_bytes // spec.layout().row_bytes
     tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
     again = Step(
-        label=f"{step.label}.tap",
-        spec=replace(spec, act=act.kind, group=act.group),
-        args=tuple(tap if arg is made else arg for arg in step.args),
-        reads=step.reads,
-        writes=(tap,),
-        grid=Grid(step.grid.base // spec.layout().grid(1, step.grid.count).base, step.grid.count),
-        chunk=step.chunk,
+        f"{step.label}.tap",
+        replace(spec, act=act.kind, group=act.group),
+        {**step.args, "out": tap},
+        Grid(step.grid.base // spec.layout().grid(1, step.grid.count).base, step.grid.count),
     )
     return [step, again], act, tap
 

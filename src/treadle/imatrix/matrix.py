@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFArray, GGUFWriter, ValueType, open_gguf
-from treadle.formats import dequantize_tensor
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 KIND = "imatrix"  # general.type
@@ -145,7 +144,7 @@ def _floats(gguf: GGUF, name: str) -> npt.NDArray[np.float64]:
         )
     if not tensor.n_bytes:
         raise FileError("is empty", path=gguf.path, where=name, expected="a number for each column")
-    return dequantize_tensor(tensor).astype(np.float64)
+    return tensor.dequantize().astype(np.float64)
 
 
 def _checked(

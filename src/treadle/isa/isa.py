@@ -28,6 +28,25 @@ class Matrix:
     load: Op
     store: Op
     dot_bf16: Op
+    vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
+    panel_rows: int = 128  # of weights, at most
+    panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How much a kernel takes at a time: what the registers hold, or what was measured.
+
+    A gemm's tile is vectors of rows, then tokens. On bytes it keeps i32 sums of a block beside
+    the f32 sums; of the latter some may spill, and twice as often where a scale is for 16 values.
+    """
+
+    floats: tuple[int, int] = (2, 5)
+    bytes: tuple[int, int] = (2, 2)  # a scale for every 32 values
+    bytes16: tuple[int, int] = (2, 2)  # a scale for every 16 values
+    gemv: tuple[tuple[int, int], ...] = ((1, 4), (2, 4), (4, 2))  # tokens, rows walked together
+    gemv_large: int = 2  # rows at most, of blocks of 256: from memory two are faster, by up to 17 %
+    peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide a dot's latency
 
 
 @dataclass(frozen=True)
@@ -35,18 +54,18 @@ class Isa:
     """One instruction set. An op has one meaning, written in ``portable.py``; a row may replace how
     it is emitted.
 
-    ``dot4(k, acc, w, x, w_max)``: ``acc[i] += sum of w[4i..4i+3] * x[4i..4i+3]``, w unsigned bytes
-    of at most ``w_max``, x signed bytes in -127..127, acc i32. ``dot_bf16(k, acc, a, b)``: ``acc[i]
-    += a[2i] b[2i] + a[2i+1] b[2i+1]`` in f32, or None where the machine has no such instruction
-    (bf16 weights are then widened to f32). ``pause(k)``: a hint to the core that it is in a loop
-    that waits. ``lookup(k, table, index)``: lane i is byte ``index[i] % 16`` (u8) of the
-    ``table`` of 16 numbers; at least 16 lanes. ``gather(k, table, index, ty)``: lane i is element
-    ``index[i]`` (an integer, never negative) of ``ty``'s scalars at ``table``. ``cut(k, v, shift,
-    width, to)``, ``window(k, v, at)`` and ``spread(k, v, at, to)``: as ``formats/kernel_bits.py``
-    says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``narrow_bf16(k,
-    x)``: bits of the nearest bf16, ``i16 * n``, ties to even; for |x| < 2**-126 perhaps zero.
-    ``reciprocal(k, x)``: ``1 / x`` in f32 to 2 units in the last place, for 2**-126 <= |x| <=
-    2**126, and NaN for NaN. ``matrix``: matrix registers, or None.
+    ``dot4(k, acc, w, x, w_max)``: ``acc[i] += sum of w[4i..4i+3] * x[4i..4i+3]``, w ``u8`` of at
+    most ``w_max``, or ``i8`` where ``dot4_least`` is negative, x ``i8`` in -127..127, acc i32.
+    ``dot_bf16(k, acc, a, b)``: ``acc[i] += a[2i] b[2i] + a[2i+1] b[2i+1]`` in f32, or None where
+    the machine has no such instruction (bf16 weights are then widened to f32). ``pause(k)``: a hint
+    to the core that it is in a loop that waits. ``lookup(k, table, index)``: lane i is byte
+    ``index[i] % 16`` (u8) of the ``table`` of 16 numbers; at least 16 lanes. ``gather(k, table,
+    index, ty)``: lane i is element ``index[i]`` (an integer, never negative) of ``ty``'s scalars at
+    ``table``. ``cut(k, v, shift, width, to)``, ``window(k, v, at)`` and ``spread(k, v, at, to)``:
+    as ``formats/kernel_bits.py`` says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32
+    * n``. ``narrow_bf16(k, x)``: bits of the nearest bf16, ``i16 * n``, ties to even; for |x| <
+    2**-126 perhaps zero. ``reciprocal(k, x)``: ``1 / x`` in f32 to 2 units in the last place, for
+    2**-126 <= |x| <= 2**126, and NaN for NaN. ``matrix``: matrix registers, or None.
     """
 
     name: str
@@ -68,8 +87,10 @@ class Isa:
     window: Op
     spread: Op
     matrix: Matrix | None = None
+    tiles: Tiles = Tiles()
     fused: bool = False  # multiply-add rounds once, in hardware
-    dot4_top: int = 255  # the largest w that dot4 takes at full speed
+    dot4_least: int = 0  # the smallest w that dot4 takes: -128 where it multiplies signed bytes
+    dot4_top: int = 255  # the largest that it takes at full speed
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster
     triple: str = ""  # empty: this process's own
     abi: str = ""

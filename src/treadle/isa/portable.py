@@ -129,8 +129,7 @@ MATRIX_BYTES = 1024  # of one register
 
 
 def matrix_begin(k: Builder, p: Val) -> None:
-    """The registers are memory of the function's own."""
-    k.registers = k.room(8 * MATRIX_BYTES)
+    """The registers are memory of the function's own: nobody is to be asked."""
 
 
 def matrix_end(k: Builder) -> None:
@@ -138,8 +137,7 @@ def matrix_end(k: Builder) -> None:
 
 
 def _row(k: Builder, r: int, i: Val) -> Val:
-    assert k.registers is not None
-    return k.registers + MATRIX_BYTES * r + i * 64
+    return k.room(8 * MATRIX_BYTES, "registers") + MATRIX_BYTES * r + i * 64
 
 
 def matrix_zero(k: Builder, r: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.isa import amx, portable
+from treadle.isa.isa import Tiles
 from treadle.jit.types import bf16, f16, f32, i8, i16, u8, u16
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ AVX2_VNNI = replace(
     dot4=dot4_vnni,
     dot4_top=255,
 )
+WIDE = Tiles(floats=(2, 12), bytes=(2, 8), bytes16=(2, 6), peak=(4, 6))  # of 32 registers
 # x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
 AVX512 = replace(
     AVX2,
@@ -201,6 +203,8 @@ AVX512 = replace(
     gather=gather,
     reciprocal=reciprocal,
     regs=32,
+    # Without VNNI a dot holds both halves of w and x: 8 tokens run at 89 GOP/s, 4 at 143.
+    tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4)),
 )
 AVX512_VNNI = replace(
     AVX512,
@@ -209,6 +213,7 @@ AVX512_VNNI = replace(
     features="-prefer-256-bit,+avx512vnni",
     dot4=dot4_vnni,
     dot4_top=255,
+    tiles=WIDE,
 )
 # One instruction for whatever order LLVM has to put bytes in, and for any bits in bytes.
 AVX512_VBMI = replace(

@@ -37,7 +37,6 @@ class Builder:
         self.isa = isa
         self.function = function
         self.module = function.module
-        self.registers: Val | None = None  # where the portable matrix registers are
         # Slots go to a block of their own, so that a slot made inside a loop is made once.
         self._entry = function.append_basic_block("entry")
         start = function.append_basic_block("start")
@@ -79,10 +78,13 @@ class Builder:
         made.v = init
         return made
 
-    def room(self, n_bytes: int) -> Val:
-        """A pointer to memory that lasts as long as the function runs."""
-        made = self._slots.alloca(ir.ArrayType(ir.IntType(8), n_bytes))
-        made.align, made.type = 64, ptr.ir  # bytes, whatever is put there
+    def room(self, n_bytes: int, name: str = "") -> Val:
+        """A pointer to memory that lasts as long as the function runs; of one name there is one."""
+        slots = self._entry.instructions
+        made = next((slot for slot in slots if name and slot.name == name), None)
+        if made is None:
+            made = self._slots.alloca(ir.ArrayType(ir.IntType(8), n_bytes), name=name)
+            made.align, made.type = 64, ptr.ir  # bytes, whatever is put there
         return Val(self, made, ptr)
 
     def i64(self, x: int) -> Val:

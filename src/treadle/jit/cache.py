@@ -166,13 +166,18 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
     target = path_of(name, isa_key)
     body = code + json.dumps({"name": name, "isa_key": isa_key, **(about or {})}).encode()
     footer = _FOOTER.pack(len(code), len(body) - len(code), hashlib.sha256(body).digest(), MAGIC)
-    import tempfile  # only who compiles needs it
+    write_whole(target, body + footer)
 
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that its user alone can read, whole or not at all. Raises OSError."""
+    import tempfile  # only who writes needs it
+
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(body + footer)
-        os.replace(temporary, target)
+            file.write(data)
+        os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treadle.kernels.spec import LINE
+
 if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
 # How many bytes ahead lines are asked for, into the second-level cache, which can wait for more of
 # them at once than the first, and later into the first (``Ahead``).
 FAR, NEAR = 32768, 8192
-LINE = 64
 
 
 class Ahead:

@@ -14,7 +14,6 @@ query gets does not depend on those that share its tile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,8 +24,8 @@ from treadle.jit.types import ptr
 from treadle.kernels.attention_item import ITEM, LOWEST, SPAN
 from treadle.kernels.attention_matrix import MatrixTile, matrix_scratch
 from treadle.kernels.attention_vector import VectorTile
-from treadle.kernels.kv import PAGE, PageLayout
-from treadle.kernels.spec import Frame, Spec
+from treadle.kernels.kv import PAGE, Paged
+from treadle.kernels.spec import Args, Frame, numbered
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -34,28 +33,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Attention(Spec):
-    """``tokens`` query tokens a tile. Arguments: ``qkv, pool, out, partials, stride, out_stride,
-    page_bytes, layer_off``.
+class Attention(Paged):
+    """``tokens`` query tokens a tile. Items: work items x head groups.
 
-    ``partials`` is f32 ``[n_partials, n_groups, rows, head_dim + 2]`` (O, then m and l). Items:
-    work items x head groups.
+    ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]`` (O, then m and l). Without
+    ``causal`` queries see the keys behind them too, as far as their item's go.
     """
 
     op: ClassVar[str] = "attention"
+    args = Args("qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off")
     kv: str
     n_head: int
     n_head_kv: int
     head_dim: int
     tokens: int
     window: int = 0
-    local: bool = False
+    pool: int = 0
     softcap: float = 0.0  # scores become ``softcap * tanh(score / softcap)``
-    matrix: bool = False  # on matrix registers: head_dim a multiple of 32, many rows
-
-    @property
-    def page(self) -> PageLayout:
-        return PageLayout(self.kv, self.n_head_kv, self.head_dim)
+    matrix: bool = False  # on matrix registers: dims a multiple of 32, many rows
+    head_dim_v: int = 0  # of a value; 0: head_dim
+    causal: bool = True
 
     @property
     def heads(self) -> int:
@@ -76,13 +73,12 @@ class Attention(Spec):
     @property
     def partial_values(self) -> int:
         """f32 values of one item's partial results, all groups."""
-        return self.n_groups * self.rows * (self.head_dim + 2)
+        return self.n_groups * self.rows * (self.dims_v + 2)
 
-    @property
-    def scratch(self) -> int:
+    def scratch(self, lanes: int) -> int:
         if self.matrix:
             return matrix_scratch(self)
-        return 4 * self.rows * (2 * self.head_dim + SPAN * PAGE) + 256
+        return 4 * self.rows * (self.head_dim + self.dims_v + SPAN * PAGE) + 256
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         """Every visible key and its value once, for the tiles of a batch find them in cache; a
@@ -91,14 +87,14 @@ class Attention(Spec):
         end = n_before + n_tokens
         reach = self.window or end
         n_keys = min(end, n_tokens - 1 + reach)
-        n_seen = sum(min(reach, position + 1) for position in range(n_before, end))
+        ahead = 1 if self.causal else reach  # where the first key that is not seen lies
+        n_seen = sum(min(end, p + ahead) - max(0, p + 1 - reach) for p in range(n_before, end))
         n_bytes = n_keys * self.page.layer_bytes // PAGE
-        return n_bytes, 4 * n_seen * self.n_head * self.head_dim
+        return n_bytes, 2 * n_seen * self.n_head * (self.head_dim + self.dims_v)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        suffix = "_local" if self.local else "_global"
-        items = frame.run(f"attn_items{suffix}", ptr)
-        n_items = frame.run("n_attn_items" + suffix.replace("_global", ""))
+        items = frame.run(numbered("attn_items", self.pool), ptr)
+        n_items = frame.run(numbered("n_attn_items", self.pool))
         tile = MatrixTile if self.matrix else VectorTile
         if self.matrix:
             assert isa.matrix is not None, isa.name
@@ -110,20 +106,20 @@ class Attention(Spec):
         if isa.matrix and self.matrix:
             isa.matrix.end(k)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        qkv, pool, out, partials, stride, out_stride, page_bytes, layer_off = arrays[:8]
-        items = run.attn_items_local if self.local else run.attn_items_global
-        dims, per = self.head_dim, self.n_head // self.n_head_kv
-        q_all, out_all = qkv.reshape(-1, stride), out.reshape(-1, out_stride)
-        for item, pages in items:
+    def run_ref(self, args: Any, run: Any) -> None:
+        dims, dims_v, per = self.head_dim, self.dims_v, self.n_head // self.n_head_kv
+        q_all, out_all = args.qkv.reshape(-1, args.stride), args.out.reshape(-1, args.out_stride)
+        for item, pages in run.attn_items(self.pool):
             first, last = int(item["key_begin"]), int(item["key_end"])
             keys = np.arange(first // PAGE * PAGE, -(-last // PAGE) * PAGE)
             for head in range(self.n_head):
                 cached = [
                     self.page.read_ref(
-                        self.page.head_ref(pool, int(pages[p]), page_bytes, layer_off, head // per)
+                        self.page.head_ref(
+                            args.pool, int(page), args.page_bytes, args.layer_off, head // per
+                        )
                     )
-                    for p in range(first // PAGE, -(-last // PAGE))
+                    for page in pages[first // PAGE : -(-last // PAGE)]
                 ]
                 keep = (keys >= first) & (keys < last)
                 kk = np.concatenate([c[0] for c in cached])[keep]
@@ -135,19 +131,17 @@ class Attention(Spec):
                     if self.softcap:
                         score = self.softcap * np.tanh(score / self.softcap)
                     kept = keys[keep]
-                    hidden = kept > pos
+                    hidden = (kept > pos) & self.causal
                     if self.window:
-                        hidden |= kept <= pos - self.window
+                        hidden |= abs(kept - pos) >= self.window
                     score = np.where(hidden, -np.inf, score)
                     m = max(score.max(), LOWEST)
                     p = np.exp(score - m)
                     if item["partial"] < 0:
-                        out_all[token, head * dims : (head + 1) * dims] = p @ vv / p.sum()
+                        out_all[token, head * dims_v : (head + 1) * dims_v] = p @ vv / p.sum()
                     else:
-                        shape = (-1, self.n_groups, self.rows, dims + 2)
                         group, member = divmod(head, self.heads)
-                        row = partials[: partials.size // self.partial_values * self.partial_values]
-                        row = row.reshape(shape)[
-                            int(item["partial"]), group, t * self.heads + member
-                        ]
-                        row[:dims], row[dims], row[dims + 1] = p @ vv, m * math.LOG2_E, p.sum()
+                        row = args.partials[int(item["partial"]) * self.partial_values :]
+                        row = row[: self.partial_values].reshape(self.n_groups, self.rows, -1)
+                        row = row[group, t * self.heads + member]
+                        row[:dims_v], row[dims_v:] = p @ vv, (m * math.LOG2_E, p.sum())

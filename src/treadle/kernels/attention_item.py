@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.jit.types import i64, ptr
+from treadle.jit.types import i64
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 SPAN = 4  # pages whose scores are kept: what is done for each row is done for so many keys
 SPLIT = 512  # keys of one item while decoding
+# pages: where the sequence's table of pages begins, in bytes behind the item itself.
 ITEM_FIELDS = "token n_tokens position key_begin key_end pages partial pad"
 ITEM = np.dtype([(name, "i8") for name in ITEM_FIELDS.split()])
-QKV, POOL, OUT, PARTIALS, STRIDE, OUT_STRIDE, PAGE_BYTES, LAYER_OFF = range(8)  # arguments
 LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf - inf is NaN
 
 
@@ -33,15 +34,15 @@ class Item:
         assert ITEM.fields is not None
         at = {name: int(field[1]) for name, field in ITEM.fields.items()}
         self.item = {name: k.load(item, i64, offset=off, align=8) for name, off in at.items()}
-        self.pages = k.load(item, ptr, offset=at["pages"], align=8)
+        self.pages = item + self.item["pages"]
 
     def page(self, p: Val) -> Val:
         """Where the sequence's p-th page keeps this layer and head."""
         k, spec = self.k, self.spec
-        page_bytes, layer_off = self.frame.int(PAGE_BYTES), self.frame.int(LAYER_OFF)
+        page_bytes, layer_off = self.frame.page_bytes, self.frame.layer_off
         head = self.group * spec.heads // (spec.n_head // spec.n_head_kv) * spec.page.head_bytes
         page = k.load(self.pages, i64, offset=p * 8, align=8) * page_bytes
-        return self.frame.ptr(POOL) + (layer_off + head) + page
+        return self.frame.pool + (layer_off + head) + page
 
     def token(self, t: Operand) -> Val:
         """Token ``t`` of the tile; past its end, the last one again."""
@@ -49,18 +50,33 @@ class Item:
 
     def query(self, t: Operand, g: Operand) -> Val:
         """Where token t's query of the group's g-th head is."""
-        row = (self.item["token"] + self.token(t)) * (self.frame.int(STRIDE) * 4)
+        row = (self.item["token"] + self.token(t)) * (self.frame.stride * 4)
         head = self.group * self.spec.heads + g
-        return self.frame.ptr(QKV) + row + head * (self.spec.head_dim * 4)
+        return self.frame.qkv + row + head * (self.spec.head_dim * 4)
+
+    def each_dim(
+        self, per: int, step: int, query: Callable[[Val], None], result: Callable[[Val], None]
+    ) -> None:
+        """Emit ``query(d)`` over a query's dims and ``result(d)`` over a result's, in one loop as
+        far as both go; ``d`` counts ``per`` dims, in steps of ``step``.
+        """
+        ends = self.spec.head_dim // per, self.spec.dims_v // per
+        with self.k.loop(min(ends), step=step) as d:
+            query(d)
+            result(d)
+        for end, emit in zip(ends, (query, result), strict=True):
+            if end > min(ends):
+                with self.k.loop(end, start=min(ends), step=step) as d:
+                    emit(d)
 
     def result(self, t: Operand, g: Operand) -> Val:
         """Where its result goes."""
-        row = (self.item["token"] + self.token(t)) * (self.frame.int(OUT_STRIDE) * 4)
+        row = (self.item["token"] + self.token(t)) * (self.frame.out_stride * 4)
         head = self.group * self.spec.heads + g
-        return self.frame.ptr(OUT) + row + head * (self.spec.head_dim * 4)
+        return self.frame.out + row + head * (self.spec.dims_v * 4)
 
     def partial(self, r: Operand) -> Val:
         """Where row ``r`` goes, where the item is a part of a history."""
-        spec, row_bytes = self.spec, (self.spec.head_dim + 2) * 4
+        spec, row_bytes = self.spec, (self.spec.dims_v + 2) * 4
         record = (self.item["partial"] * spec.n_groups + self.group) * (spec.rows * row_bytes)
-        return self.frame.ptr(PARTIALS) + (record + self.k.val(r, i64) * row_bytes)
+        return self.frame.partials + (record + self.k.val(r, i64) * row_bytes)

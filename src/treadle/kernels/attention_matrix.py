@@ -23,8 +23,8 @@ from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention_item import LOWEST, SPAN, Item
 from treadle.kernels.kv import PAGE
-from treadle.kernels.matrix import EDGE, LINE, REGISTER, SIDE
-from treadle.kernels.spec import Frame, round_up
+from treadle.kernels.matrix import EDGE, REGISTER, SIDE
+from treadle.kernels.spec import LINE, Frame, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,21 +53,22 @@ class Places:
     m: int
     total: int
     keys: int
+    keys_low: int
     values: int
-    page_low: int  # of keys and of values
+    values_low: int
     end: int
 
     @classmethod
     def of(cls, spec: Attention) -> Places:
         """For this kernel."""
-        rows, dims = round_up(spec.rows, EDGE), spec.head_dim
-        q, p, pages = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims
-        sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims, 4 * rows, 4 * rows]
+        rows, dims, dims_v = round_up(spec.rows, EDGE), spec.head_dim, spec.dims_v
+        q, p, keys, values = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims, 2 * KEYS * dims_v
+        sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims_v, 4 * rows, 4 * rows]
         at = [LINE]  # behind what the registers are set up by
-        for size in (*sizes, 2 * pages, 2 * pages):
+        for size in (*sizes, 2 * keys, 2 * values):
             at.append(round_up(at[-1] + size, LINE))
         o, m, total = at[3:6]
-        return cls(at[0], q, at[1], at[2], p, o, m, total, at[6], at[7], pages, at[8])
+        return cls(at[0], q, at[1], at[2], p, o, m, total, at[6], keys, at[7], values, at[8])
 
 
 def matrix_scratch(spec: Attention) -> int:
@@ -82,7 +83,7 @@ class MatrixTile(Item):
         self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val
     ) -> None:
         super().__init__(k, isa, spec, frame, item, group)
-        assert spec.head_dim % BLOCK == 0, spec.name
+        assert spec.head_dim % BLOCK == spec.dims_v % BLOCK == 0, spec.name
         self.at, self.scratch = Places.of(spec), frame.scratch
         self.n_pairs = round_up(spec.rows, EDGE) // EDGE  # of registers of rows
         # What is kept in bf16 has no low part.
@@ -101,7 +102,7 @@ class MatrixTile(Item):
                 with k.loop(n_pages) as i:
                     self._scores(pair, i)
                 self._softmax(pair, first * PAGE)
-                with k.loop(self.spec.head_dim // EDGE) as column:
+                with k.loop(self.spec.dims_v // EDGE) as column:
                     self._values(pair, column, n_pages)
         self._store()
 
@@ -131,17 +132,22 @@ class MatrixTile(Item):
 
     def _load_queries(self) -> None:
         """The tile's queries, and nothing yet for its results."""
-        k, dims, at = self.k, self.spec.head_dim, self.at
+        k, dims, dims_v, at = self.k, self.spec.head_dim, self.spec.dims_v, self.at
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         with k.loop(self.spec.rows) as r:
             query = self.query(*self._rows(r))
             to = self.scratch + (at.q + r // SIDE * (2 * dims * SIDE) + r % SIDE * LINE)
-            with k.loop(dims // BLOCK) as b:
+
+            def load(b: Val, query: Val = query, to: Val = to) -> None:
                 x = k.load(query, f32 * BLOCK, offset=b * (4 * BLOCK)) * factor
                 for part, offset in zip(self._narrow(x), (0, at.q_low), strict=True):
                     k.store(to + b * REGISTER, part, offset=offset)
-                o = self.scratch + (at.o + (r * dims + b * BLOCK) * 4)
-                k.store(o, k.zero(x.ty))
+
+            def clear(b: Val, r: Val = r) -> None:
+                o = self.scratch + (at.o + (r * dims_v + b * BLOCK) * 4)
+                k.store(o, k.zero(f32 * BLOCK))
+
+            self.each_dim(BLOCK, 1, load, clear)
             k.store(self.scratch + at.m, k.const(LOWEST, f32), offset=r * 4)
             k.store(self.scratch + at.total, k.const(0.0, f32), offset=r * 4)
 
@@ -150,7 +156,7 @@ class MatrixTile(Item):
         zeros: what lies there may be anything.
         """
         k, spec, at = self.k, self.spec, self.at
-        fmt, dims, home = spec.page.fmt, spec.head_dim, self.page(p)
+        fmt, dims, dims_v, home = spec.page.fmt, spec.head_dim, spec.dims_v, self.page(p)
         lanes = f32 * SIDE
 
         def store(to: Val, rows: list[Val], low: int) -> None:
@@ -158,7 +164,7 @@ class MatrixTile(Item):
                 if self.low or not offset:
                     k.store(to, part, offset=offset)
 
-        scales = home + spec.page.codes_bytes
+        scales = home + spec.page.codes_bytes(dims)
         with k.loop(dims // 2) as pair:
             to = self.scratch + (at.keys + i * (2 * PAGE * dims))
             to = to + (pair // SIDE * (2 * REGISTER) + pair % SIDE * LINE)
@@ -172,28 +178,28 @@ class MatrixTile(Item):
                     block = pair // (BLOCK // 2) * PAGE + half * SIDE
                     d = k.load(scales, lanes, offset=block * 4)
                     rows = [row * d for row in rows]
-                store(to + half * REGISTER, rows, at.page_low)
+                store(to + half * REGISTER, rows, at.keys_low)
         home = home + spec.page.v_off
-        scales = home + spec.page.codes_bytes
+        scales = home + spec.page.codes_bytes(dims_v)
         n_keys = self.item["key_end"] - p * PAGE
-        values = self.scratch + (at.values + i * (2 * PAGE * dims))
+        values = self.scratch + (at.values + i * (2 * PAGE * dims_v))
         with k.loop(PAGE // 2) as pair:
             keys = [pair * 2 + j for j in BOTH]
             masks = [
                 k.splat(k.select(key < n_keys, k.const(-1, i32), k.const(0, i32)), i32 * SIDE)
                 for key in keys
             ]
-            with k.loop(dims // SIDE, step=BLOCK // SIDE) as first:
+            with k.loop(dims_v // SIDE, step=BLOCK // SIDE) as first:
                 for c in (first + i for i in range(BLOCK // SIDE)):
                     rows = []
                     for key, mask in zip(keys, masks, strict=True):
-                        at_row = home + (key * dims + c * SIDE) * fmt.n_bytes
+                        at_row = home + (key * dims_v + c * SIDE) * fmt.n_bytes
                         row = fmt.load(k, self.isa, at_row, SIDE)
                         if fmt.scaled:
-                            place = (key * (dims // BLOCK) + c // (BLOCK // SIDE)) * 4
+                            place = (key * (dims_v // BLOCK) + c // (BLOCK // SIDE)) * 4
                             row = row * k.splat(k.load(scales, f32, offset=place), lanes)
                         rows.append((row.bits(mask.ty) & mask).bits(lanes))
-                    store(values + (c * REGISTER + pair * LINE), rows, at.page_low)
+                    store(values + (c * REGISTER + pair * LINE), rows, at.values_low)
 
     # -- products -------------------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class MatrixTile(Item):
             keys = self.scratch + (at.keys + i * (2 * PAGE * dims) + b * (2 * REGISTER))
             self._multiply(
                 lambda part, m: (q + (part * at.q_low + m * (2 * dims * SIDE)), LINE),
-                lambda part, n: (keys + (part * at.page_low + n * REGISTER), LINE),
+                lambda part, n: (keys + (part * at.keys_low + n * REGISTER), LINE),
             )
         to = self.scratch + (at.s + i * (4 * PAGE))
         for m, n in product(BOTH, BOTH):
@@ -243,7 +249,7 @@ class MatrixTile(Item):
 
     def _values(self, pair: Val, column: Val, n_pages: Val) -> None:
         """O += P V, of 32 rows and 32 dims."""
-        k, at, dims, matrix = self.k, self.at, self.spec.head_dim, self.isa.matrix
+        k, at, dims, matrix = self.k, self.at, self.spec.dims_v, self.isa.matrix
         assert matrix is not None
         home = self.scratch + (at.o + pair * (4 * EDGE * dims) + column * (4 * EDGE))
         o = [(home + (m * (4 * SIDE * dims) + n * LINE), 4 * dims) for m, n in product(BOTH, BOTH)]
@@ -254,7 +260,7 @@ class MatrixTile(Item):
             values = self.scratch + (at.values + i * (2 * PAGE * dims) + column * (2 * REGISTER))
             self._multiply(
                 lambda part, m: (p + (part * at.p_low + m * (LINE * SIDE * SPAN)), LINE * SPAN),
-                lambda part, n: (values + (part * at.page_low + n * REGISTER), LINE),
+                lambda part, n: (values + (part * at.values_low + n * REGISTER), LINE),
             )
         for c, place in enumerate(o):
             matrix.store(k, c, *place)
@@ -273,7 +279,9 @@ class MatrixTile(Item):
             from_ = item["key_begin"]
             if spec.window:
                 from_ = k.max(from_, here - (spec.window - 1))
-            upto = k.min(here, item["key_end"] - 1)
+            upto = item["key_end"] - 1
+            if spec.causal or spec.window:
+                upto = k.min(here if spec.causal else here + (spec.window - 1), upto)
             low, high = (k.splat(v.to(i32), iota.ty) for v in (from_, upto))
             scores = []
             for c in range(0, KEYS, SIDE):
@@ -299,13 +307,13 @@ class MatrixTile(Item):
                 both = k.concat(powers[2 * j], powers[2 * j + 1])
                 for part, offset in zip(self._narrow(both), (0, at.p_low), strict=True):
                     k.store(to, part, offset=offset + LINE * j)
-            with k.if_(new > old), k.loop(spec.head_dim, step=SIDE) as d:
-                o = self.scratch + (at.o + (r * spec.head_dim + d) * 4)
+            with k.if_(new > old), k.loop(spec.dims_v, step=SIDE) as d:
+                o = self.scratch + (at.o + (r * spec.dims_v + d) * 4)
                 k.store(o, k.load(o, ty) * correction)
 
     def _store(self) -> None:
         """The results, or the parts of them."""
-        k, at, dims = self.k, self.at, self.spec.head_dim
+        k, at, dims = self.k, self.at, self.spec.dims_v
         with k.loop(self.spec.rows) as r:
             m, total = (k.load(self.scratch + (p + r * 4), f32) for p in (at.m, at.total))
             whole = self.item["partial"] < 0
@@ -321,7 +329,7 @@ class MatrixTile(Item):
                     k.store(to, total, offset=4 * dims + 4)
 
     def _copy(self, r: Val, to: Val, factor: Val) -> None:
-        k, dims = self.k, self.spec.head_dim
+        k, dims = self.k, self.spec.dims_v
         with k.loop(dims, step=SIDE) as d:
             o = k.load(self.scratch + (self.at.o + (r * dims + d) * 4), factor.ty)
             k.store(to, o * factor, offset=d * 4)

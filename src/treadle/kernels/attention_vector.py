@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import gcd
 from typing import TYPE_CHECKING
 
 from treadle.jit import math
@@ -33,7 +34,7 @@ class VectorTile(Item):
         rows, dims = spec.rows, spec.head_dim
         self.q = frame.scratch
         self.o = self.q + 4 * rows * dims
-        self.p = self.o + 4 * rows * dims
+        self.p = self.o + 4 * rows * spec.dims_v
         self.stat = f32 * max(4, 1 << (rows - 1).bit_length())  # a lane for each row's m and l
 
     def run(self) -> None:
@@ -68,15 +69,20 @@ class VectorTile(Item):
 
     def _load_queries(self) -> None:
         """The tile's queries side by side in scratch, and zeros for its output."""
-        k, dims = self.k, self.spec.head_dim
-        width = widest(self.isa.lanes, dims)
+        k, dims, dims_v = self.k, self.spec.head_dim, self.spec.dims_v
+        width = widest(self.isa.lanes, gcd(dims, dims_v))
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         for r, t, g in self._rows():
             row = self.query(t, g)
-            with k.loop(dims, step=width) as d:
+
+            def query(d: Val, r: int = r, row: Val = row) -> None:
                 q = k.load(row, f32 * width, offset=d * 4) * factor
                 k.store(self.q, q, offset=d * 4 + r * dims * 4)
-                k.store(self.o, k.zero(f32 * width), offset=d * 4 + r * dims * 4)
+
+            def result(d: Val, r: int = r) -> None:
+                k.store(self.o, k.zero(f32 * width), offset=d * 4 + r * dims_v * 4)
+
+            self.each_dim(1, width, query, result)
 
     def _scores(self, home: Val, key: Val, at: Val, tops: list[Var]) -> None:
         """P = masked Q K^T of one page, kept ``at`` bytes into the span's; raises ``tops``."""
@@ -104,7 +110,7 @@ class VectorTile(Item):
                             row[c].v = k.fma(q, key_, row[c].v)
 
             if fmt.scaled:
-                scales = home + spec.page.codes_bytes
+                scales = home + spec.page.codes_bytes(dims)
                 with k.loop(dims // BLOCK) as b:
                     part = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
                     dots(b * BLOCK, BLOCK, part)
@@ -129,9 +135,13 @@ class VectorTile(Item):
         lowest = k.const(float("-inf"), f32 * lanes)
         for r, t, _ in self._rows():
             here = k.splat((self.item["position"] + self.token(t)).to(i32), iota.ty)
-            seen = inside & (position <= here)
-            if self.spec.window:
-                seen = seen & (position > here - self.spec.window)
+            seen, window = inside, self.spec.window
+            if self.spec.causal:
+                seen = seen & (position <= here)
+            elif window:
+                seen = seen & (position < here + window)
+            if window:
+                seen = seen & (position > here - window)
             assert seen.ty.scalar == boolean
             score = rows[r]
             if self.spec.softcap:
@@ -176,14 +186,14 @@ class VectorTile(Item):
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
         """O = O c + P V. Keys past the last one are not read: what lies there may be anything."""
         k, isa, spec = self.k, self.isa, self.spec
-        width = widest(isa.lanes, BLOCK if spec.page.fmt.scaled else spec.head_dim)
-        vectors = spec.head_dim // width
+        width = widest(isa.lanes, BLOCK if spec.page.fmt.scaled else spec.dims_v)
+        vectors = spec.dims_v // width
         at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
         while vectors % at_once:
             at_once -= 1
         with k.loop(vectors, step=at_once) as column:
             places = [
-                [(column + i) * (4 * width) + r * spec.head_dim * 4 for i in range(at_once)]
+                [(column + i) * (4 * width) + r * spec.dims_v * 4 for i in range(at_once)]
                 for r in range(spec.rows)
             ]
             sums = [
@@ -207,8 +217,8 @@ class VectorTile(Item):
     def _add_page(self, home: Val, n_keys: Val, p: Val, column: Val, sums: list[list[Var]]) -> None:
         """One page's P V, in the vectors of V from ``column`` on."""
         k, spec = self.k, self.spec
-        fmt, dims, width = spec.page.fmt, spec.head_dim, sums[0][0].ty.lanes
-        scales = home + spec.page.codes_bytes
+        fmt, dims, width = spec.page.fmt, spec.dims_v, sums[0][0].ty.lanes
+        scales = home + spec.page.codes_bytes(dims)
         with k.loop(n_keys) as j:
             values = []
             for i in range(len(sums[0])):
@@ -224,7 +234,7 @@ class VectorTile(Item):
                     total.v = k.fma(k.splat(weight, v.ty), v, total.v)
 
     def _store(self, m: Val, total: Val) -> None:
-        k, spec, dims = self.k, self.spec, self.spec.head_dim
+        k, spec, dims = self.k, self.spec, self.spec.dims_v
         width = widest(self.isa.lanes, dims)
         with k.if_else(self.item["partial"] < 0) as (whole, part):
             with whole:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from treadle.jit.types import f16, f32, i16, i32, u8
 from treadle.kernels.act import BLOCK
-from treadle.kernels.ahead import LINE
+from treadle.kernels.spec import LINE
 
 if TYPE_CHECKING:
     from treadle.formats import Format

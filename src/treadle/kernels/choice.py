@@ -7,7 +7,7 @@ machine's own, which whoever builds a plan hands in: nothing here reads a file o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.act import BLOCK
@@ -15,7 +15,7 @@ from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
-from treadle.kernels.matrix import EDGE
+from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
 
@@ -26,29 +26,17 @@ if TYPE_CHECKING:
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
-# On matrix registers a tile of few tokens is mostly empty, and packing to bf16 takes longer than
-# to bytes: up to this many tokens vectors are faster, in plans of their own.
-VECTOR_TOKENS = 16
-# Tiles that beat the formula's. Without VNNI a dot holds both halves of w and x: 8 tokens run at
-# 89 GOP/s, 4 at 143.
-MEASURED = {("avx512", "q8"): (2, 4)}
-# Rows that a gemv walks together, by activation kind and tokens.
-GEMV_ROWS = {"q8": {1: 4, 2: 4, 4: 2}, "f32": {1: 4, 2: 4, 4: 2}}
-# Of blocks this large, fewer: from cache four rows are faster, from memory two, by up to 17 %.
-LARGE_BLOCK, LARGE_BLOCK_ROWS = 256, 2
-
-# Rows of a panel for matrix registers, and its bytes, at most.
-MATRIX_ROWS, MATRIX_PANEL = 128, 1 << 20
+LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 
 Fields = Mapping[str, int]
 
 # What `treadle tune` tries, by kernel: fields that change its speed and not its meaning, and their
 # values. Fields of one stage are tried in all combinations; a later stage starts from the best of
-# those before. A field that the kernel's spec does not have is passed over.
+# those before.
 SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
     "gemm": (
         {"mr": (1, 2, 4, 8), "nr": (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24)},
-        {"fence": (0, 1, 2, 4, 8), "unroll": (1, 2, 4, 8)},
+        {"fence": (0, 1, 2, 4, 8)},
         {"kc": (0, 512, 1024, 2048, 4096)},
     ),
     "matrix": ({"mr": (2, 4, 8), "kc": (0, 1024, 2048, 4096)},),
@@ -79,21 +67,22 @@ class Table:
         """Whether they do so in every format: then no tile is written past the last token."""
         return all(self.is_gemv(w, tokens) for w in (*self.gemv_tokens, ""))
 
-    def is_matrix(self, w: str, tokens: int) -> bool:
+    def is_matrix(self, w: str, isa: Isa, tokens: int) -> bool:
         """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` on matrix
         registers, where these serve it.
         """
-        return tokens > self.vector_tokens.get(w, VECTOR_TOKENS)
+        unit = isa.matrix
+        return unit is not None and tokens > self.vector_tokens.get(w, unit.vector_tokens)
 
     def updated(self, newer: Table) -> Table:
         """This table with what another says put over it."""
         return Table(
-            {**self.gemm, **newer.gemm},
-            {**self.gemv, **newer.gemv},
-            {**self.gemv_tokens, **newer.gemv_tokens},
-            {**self.matrix, **newer.matrix},
-            {**self.vector_tokens, **newer.vector_tokens},
+            **{name: {**said, **newer.items()[name]} for name, said in self.items().items()}
         )
+
+    def items(self) -> dict[str, Mapping[Any, Any]]:
+        """What it says, by field: one by format, or by format and tokens."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 SHIPPED = Table()
@@ -104,24 +93,22 @@ def matmul(
 ) -> Matmul:
     """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more)."""
     if table.is_gemv(fmt.name, tokens):
-        return gemv(fmt, k, tokens, table, **fields)
-    return gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, tokens), **fields)
+        return gemv(fmt, isa, k, tokens, table, **fields)
+    return gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, isa, tokens), **fields)
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many."""
-    return (*GEMV_TOKENS, VECTOR_TOKENS) if isa.matrix else GEMV_TOKENS
+    return (*GEMV_TOKENS, isa.matrix.vector_tokens) if isa.matrix else GEMV_TOKENS
 
 
-def gemv(fmt: Format, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
+def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
     """The product that reads the blocks as they are."""
-    act = gemv_act(fmt)
-    own = table.gemv.get((fmt.name, tokens), {})
-    rows = GEMV_ROWS[act].get(tokens, 1)
+    rows = dict(isa.tiles.gemv).get(tokens, 1)
     if fmt.block >= LARGE_BLOCK:
-        rows = min(rows, LARGE_BLOCK_ROWS)
-    chosen: dict[str, Any] = {"mr": rows, **own}
-    return Gemv(fmt.name, act, k, nr=tokens, **chosen, **fields)
+        rows = min(rows, isa.tiles.gemv_large)
+    chosen: dict[str, Any] = {"mr": rows, **table.gemv.get((fmt.name, tokens), {})}
+    return Gemv(fmt.name, gemv_act(fmt), k, nr=tokens, **chosen, **fields)
 
 
 def gemm(
@@ -131,18 +118,20 @@ def gemm(
     where they serve the format.
     """
     if matrix and on_matrix(fmt, isa):
-        kc = matrix_kc(k)
-        shape: dict[str, Any] = {"mr": matrix_rows(kc or k) // isa.lanes, "kc": kc}
-        shape |= {"act": "bf16", "nr": EDGE, "matrix": True, **table.matrix.get(fmt.name, {})}
+        kc = matrix_kc(isa, k)
+        shape: dict[str, Any] = {"mr": matrix_rows(isa, kc or k) // isa.lanes, "kc": kc}
+        shape |= {"act": "bf16", "nr": EDGE, **table.matrix.get(fmt.name, {})}
+        kind: type[Gemm] = MatrixGemm
     else:
         act, folded = gemm_act(fmt, isa), folds(fmt, isa)
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes.sub if codes else BLOCK)
         shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
         shape |= table.gemm.get(fmt.name, {})
+        kind = Gemm
     if shape.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
         shape["kc"] = 0
-    return Gemm(fmt.name, k=k, **shape, **fields)
+    return kind(fmt.name, k=k, **shape, **fields)
 
 
 def gated(
@@ -161,17 +150,20 @@ def gated(
     """
     if m % BLOCK:
         return None
-    like = gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, tokens))
-    same = ("mr", "nr", "fence", "folded", "matrix")
-    chosen = {name: getattr(like, name) for name in same}
-    if like.matrix:
-        chosen["mr"] = min(like.mr, matrix_rows(k, 2) // isa.lanes)  # two panels an item
+    like = gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, isa, tokens))
+    mr, matrix = like.mr, isinstance(like, MatrixGemm)
+    if matrix:
+        mr = min(mr, matrix_rows(isa, k, 2) // isa.lanes)  # two panels an item
     return Gated(
         fmt.name,
         like.act,
         k,
-        **chosen,
+        mr,
+        like.nr,
         segments=2,
+        fence=like.fence,
+        folded=like.folded,
+        matrix=matrix,
         fn=fn,
         m=m,
         to=out.kind,
@@ -199,19 +191,21 @@ def on_matrix(fmt: Format, isa: Isa) -> bool:
     return isa.matrix is not None and (fmt.codes is not None or fmt.act == "bf16")
 
 
-def matrix_rows(k: int, n_panels: int = 1) -> int:
+def matrix_rows(isa: Isa, k: int, n_panels: int = 1) -> int:
     """Rows of a panel, or of several of an item: they lie in the second-level cache beside the
     tokens that they meet.
     """
+    assert isa.matrix is not None, isa.name
     rows = EDGE
-    while rows < MATRIX_ROWS and n_panels * 2 * rows * k * 2 <= MATRIX_PANEL:
+    while rows < isa.matrix.panel_rows and n_panels * 2 * rows * k * 2 <= isa.matrix.panel_bytes:
         rows *= 2
     return rows
 
 
-def matrix_kc(k: int) -> int:
+def matrix_kc(isa: Isa, k: int) -> int:
     """Values of K in a panel of all the rows there may be: equal parts; 0 for all of them."""
-    most = MATRIX_PANEL // (2 * MATRIX_ROWS)
+    assert isa.matrix is not None, isa.name
+    most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows)
     n_parts = -(-k // most)
     return round_up(-(-k // n_parts), LARGE_BLOCK) if n_parts > 1 else 0
 
@@ -223,21 +217,15 @@ def folds(fmt: Format, isa: Isa) -> bool:
 
 
 def tile(isa: Isa, act: str, sub: int = BLOCK) -> tuple[int, int]:
-    """Vectors of rows and tokens of a tile: what the register file holds.
-
-    q8 keeps i32 sums of a block beside the f32 sums, so it has about half the registers. Some of
-    the f32 sums spill; where every 16 values have a scale (``sub``) that happens twice as often.
-    """
-    if (isa.name, act) in MEASURED:
-        return MEASURED[isa.name, act]
-    if isa.regs >= 32:
-        return (2, 12) if act != "q8" else (2, 8) if sub == BLOCK else (2, 6)
-    return (2, 2) if act == "q8" else (2, 5)
+    """Vectors of rows and tokens of a tile, where ``sub`` values share a scale."""
+    if act != "q8":
+        return isa.tiles.floats
+    return isa.tiles.bytes if sub == BLOCK else isa.tiles.bytes16
 
 
 def family(spec: Matmul) -> str:
     """What a spec is to SWEPT: its ``op``, or "matrix"."""
-    return "matrix" if isinstance(spec, Gemm) and spec.matrix else spec.op
+    return "matrix" if isinstance(spec.product, MatrixGemm) else spec.op
 
 
 def fits(spec: Matmul, isa: Isa) -> bool:
@@ -258,8 +246,7 @@ def narrowed(spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int) -
     matrix registers: their panels are large. No sum is taken otherwise for it.
     """
     while (
-        isinstance(spec, Gemm)
-        and spec.matrix
+        family(spec) == "matrix"
         and spec.rows_per_item(lanes) > EDGE
         and spec.strips(heights, lanes) < n_threads
     ):
@@ -271,7 +258,7 @@ def tokens_per_item(spec: Matmul, strips: int, n_tokens: int, n_threads: int) ->
     """Tokens that an item handles: all, or part of them where ``strips`` of rows are few for so
     many threads, at the price of packing a panel more than once.
     """
-    if not isinstance(spec, Gemm):
+    if not isinstance(spec.product, Gemm):
         return spec.nr
     cuts = max(1, min(-(-n_tokens // (8 * spec.nr)), -(-n_threads * 4 // strips)))
     return round_up(-(-n_tokens // cuts), spec.nr)

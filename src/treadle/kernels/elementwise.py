@@ -4,7 +4,7 @@ reader wants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,9 +17,10 @@ from treadle.jit.types import f32, i32, ptr
 from treadle.kernels.act import BLOCK, Act, emit_store
 from treadle.kernels.blocks import At, load_weights
 from treadle.kernels.panel import load_floats
-from treadle.kernels.spec import Frame, Spec
+from treadle.kernels.spec import Args, Frame, Spec
 
 if TYPE_CHECKING:
+    from treadle.formats import Format
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
@@ -34,20 +35,22 @@ SCALES_BYTES = 64  # scratch for the scales of the rows that a norm writes at on
 
 @dataclass(frozen=True)
 class Embed(Spec):
-    """``x[n] = scale * W[tokens[n]]``. Arguments: ``w [n_vocab, k]`` (as many as a tensor of the
-    format has arrays), ``x [N, stride], stride``. Items: tokens.
-    """
+    """``x[n] = scale * W[tokens[n]]``: ``w [n_vocab, k]``, ``x [N, stride]``. Items: tokens."""
 
     op: ClassVar[str] = "embed"
+    args = Args("w:tensor x:out stride")
     w: str
     k: int
     scale: float = 1.0
 
+    @property
+    def fmt(self) -> Format:
+        return by_name(self.w)
+
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        fmt = by_name(self.w)
-        n_arrays = len(fmt.strides)
-        weights = At(fmt, tuple(frame.ptr(i) for i in range(n_arrays)))
-        x, stride = frame.ptr(n_arrays), frame.int(n_arrays + 1)
+        fmt = self.fmt
+        weights = At(fmt, frame.each("w"))
+        x, stride = frame.x, frame.stride
         tokens = frame.run("tokens", ptr)
         with k.loop(frame.end, start=frame.begin) as n:
             row = weights.row(k.load(tokens, i32, offset=n * 4).to(n.ty), self.k)
@@ -68,28 +71,28 @@ class Embed(Spec):
                     value = load_floats(k, isa, fmt, row, k.i64(full), BLOCK, rest)
                     k.store_first(to + full * BLOCK * 4, value * self.scale, rest)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        fmt = by_name(self.w)
-        n_arrays = len(fmt.strides)
-        x, stride = arrays[n_arrays : n_arrays + 2]
+    def run_ref(self, args: Any, run: Any) -> None:
+        fmt = self.fmt
         parts = [
             w.reshape(-1, self.k // fmt.block * n)[run.tokens]
-            for w, n in zip(arrays, fmt.strides, strict=False)
+            for w, n in zip(args.w, fmt.strides, strict=True)
         ]
         rows = fmt.dequantize_rows(fmt.join(parts).reshape(len(run.tokens), -1))
-        x.reshape(-1, stride)[: len(rows), : self.k] = rows.astype(np.float64) * self.scale
+        x = args.x.reshape(-1, args.stride)
+        x[: len(rows), : self.k] = rows.astype(np.float64) * self.scale
 
 
 @dataclass(frozen=True)
 class Norm(Spec):
     """RMS norm: ``out = x * w / sqrt(mean(x**2) + eps)``, written as activations of kind ``act``.
 
-    With ``add`` the result is added to the residual stream instead: ``out = residual + norm(x)``,
-    f32. With ``outputs`` the rows are the run's outputs. Arguments: ``x, w, out, residual,
-    x_stride``. Items: rows.
+    With ``centred`` LayerNorm (Ba and others, 2016): of ``x - mean(x)``. With ``add`` the result is
+    added to the residual stream instead: ``out = residual + norm(x)``, f32. With ``outputs`` the
+    rows are the run's outputs. Items: rows.
     """
 
     op: ClassVar[str] = "norm"
+    args = Args("x:in w:const? out:out residual:in? stride bias:const?")
     act: str
     k: int
     group: int
@@ -97,18 +100,21 @@ class Norm(Spec):
     add: bool = False
     outputs: bool = False
     sub: int = BLOCK  # of the activations
+    centred: bool = False
+    weight: bool = True  # else w is left out
+    bias: bool = False  # is added at the end
 
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub)
 
-    @property
-    def scratch(self) -> int:
-        return SCALES_BYTES + self.layout().store_scratch
+    def scratch(self, lanes: int) -> int:
+        return (1 + self.centred) * SCALES_BYTES + self.layout().store_scratch
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, w, out, residual, stride = (*(frame.ptr(i) for i in range(4)), frame.int(4))
+        x, w, out, residual, stride = frame.x, frame.w, frame.out, frame.residual, frame.stride
         act, lanes = self.layout(), isa.lanes
         n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
+        bias = frame.bias if self.bias else w
         full, rest = divmod(self.k, BLOCK)
 
         def row_of(n: Val) -> Val:
@@ -120,24 +126,36 @@ class Norm(Spec):
         with k.loop(frame.end, start=frame.begin) as item:
             first = item * act.together
             with k.loop(act.together) as t:
-                mean = mean_square(k, row_of(first + t), self.k, lanes)
-                k.store(frame.scratch + t * 4, 1.0 / k.sqrt(mean + self.eps))
+                row, mean = row_of(first + t), None
+                if self.centred:
+                    mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
+                    k.store(frame.scratch + t * 4, mean, offset=SCALES_BYTES)
+                square = mean_square(k, row, self.k, lanes, mean)
+                k.store(frame.scratch + t * 4, 1.0 / k.sqrt(square + self.eps))
 
             def block(b: Val, count: int, first: Val = first) -> None:
                 at = b * (BLOCK * 4)
 
                 def values_of(n: Val) -> list[Val]:
                     row, values = row_of(n), []
-                    scale = k.load(frame.scratch + (n - first) * 4, f32)
+                    place = frame.scratch + (n - first) * 4
+                    scale = k.load(place, f32)
                     for i in range(0, BLOCK, lanes):
                         have = min(max(count - i, 0), lanes)
                         v = k.load_first(row + (at + i * 4), f32 * lanes, have)
-                        g = k.load_first(w + (at + i * 4), f32 * lanes, have)
-                        values.append(v * k.splat(scale, v.ty) * g)
+                        if self.centred:
+                            v = less_mean(k, v, k.load(place, f32, offset=SCALES_BYTES), have)
+                        if self.weight:
+                            g = k.load_first(w + (at + i * 4), f32 * lanes, have)
+                        v = v * k.splat(scale, v.ty)
+                        v = v * g if self.weight else v
+                        if self.bias:
+                            v = v + k.load_first(bias + (at + i * 4), f32 * lanes, have)
+                        values.append(v)
                     return values
 
                 if not self.add:
-                    free = frame.scratch + SCALES_BYTES
+                    free = frame.scratch + (1 + self.centred) * SCALES_BYTES
                     emit_store(k, act, out, first, b, values_of, free)
                     return
                 for i, v in enumerate(values_of(first)):
@@ -152,28 +170,53 @@ class Norm(Spec):
             if rest:
                 block(k.i64(full), rest)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        x, w, out, residual, stride = arrays[:5]
+    def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_outputs" if self.outputs else "n_tokens"])
-        rows = x.reshape(-1, stride)[
+        rows = args.x.reshape(-1, args.stride)[
             run.output_rows if self.outputs else slice(n), : self.k
         ].astype(np.float64)
-        y = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + self.eps) * w[: self.k]
+        if self.centred:
+            rows = rows - rows.mean(-1, keepdims=True)
+        y = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + self.eps)
+        y = y * args.w[: self.k] if self.weight else y
+        y = y + args.bias[: self.k] if self.bias else y
         if self.add:
-            out.reshape(-1, stride)[:n, : self.k] = residual.reshape(-1, stride)[:n, : self.k] + y
+            out, residual = (a.reshape(-1, args.stride)[:n] for a in (args.out, args.residual))
+            out[:, : self.k] = residual[:, : self.k] + y
         else:
-            self.layout().write_ref(out, y)
+            self.layout().write_ref(args.out, y)
 
 
-def mean_square(k: Builder, row: Val, n: int, lanes: int) -> Val:
-    """Mean of ``n`` squares, in four sums of ``lanes`` lanes each."""
+def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = None) -> Val:
+    """Mean of ``n`` squares, of what is above ``mean``."""
+
+    def square(total: Val, v: Val, count: int) -> Val:
+        v = v if mean is None else less_mean(k, v, mean, count)
+        return k.fma(v, v, total)
+
+    return row_mean(k, row, n, lanes, square)
+
+
+def less_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
+    """``v - mean`` in the first ``count`` lanes; behind them 0, as in ``v``."""
+    v, lanes = v - k.splat(mean, v.ty), v.ty.lanes
+    if count == lanes:
+        return v
+    inside = k.const(range(lanes), i32 * lanes) < count
+    return k.select(inside, v, k.zero(v.ty))
+
+
+def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, int], Val]) -> Val:
+    """Mean of ``n`` values or of what is made of them: ``add(total, v, count)`` is ``total`` with
+    the first ``count`` lanes of ``v``, the others being 0; in four sums of ``lanes`` lanes each.
+    """
     sums = [k.var(k.zero(f32 * lanes)) for _ in range(4)]
     step = 4 * lanes
     full, rest = divmod(n, step)
 
     def part(at: Val, i: int, count: int) -> None:
         v = k.load_first(row + (at * (4 * step) + i * lanes * 4), f32 * lanes, count)
-        sums[i].v = k.fma(v, v, sums[i].v)
+        sums[i].v = add(sums[i].v, v, count)
 
     with k.loop(full) as c:
         for i in range(4):
@@ -189,11 +232,12 @@ class Pack(Spec):
     """f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out = f(gate) *
     up``.
 
-    ``fn`` is "copy", "silu" or "gelu". Arguments: ``x, out, x_stride, up_column``. Items: rows
-    times slices of SLICE values.
+    ``fn`` is "copy", "silu" or "gelu"; ``up`` is the column where up begins. Items: rows times
+    slices of SLICE values.
     """
 
     op: ClassVar[str] = "pack"
+    args = Args("x:in out:out stride up")
     fn: str
     act: str
     k: int
@@ -203,8 +247,7 @@ class Pack(Spec):
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub)
 
-    @property
-    def scratch(self) -> int:
+    def scratch(self, lanes: int) -> int:
         return self.layout().store_scratch
 
     @property
@@ -212,7 +255,7 @@ class Pack(Spec):
         return -(-self.k // SLICE)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, out, stride, up = frame.ptr(0), frame.ptr(1), frame.int(2), frame.int(3)
+        x, out, stride, up = frame.x, frame.out, frame.stride, frame.up
         act, lanes = self.layout(), isa.lanes
         full, rest = divmod(self.k, BLOCK)
         n_rows = frame.run("n_tokens")
@@ -249,14 +292,12 @@ class Pack(Spec):
                 with k.if_(part.eq(self.slices - 1)):
                     block(k.i64(full), rest)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        x, out, stride, up = arrays[:4]
-        n = int(run["n_tokens"])
-        rows = x.reshape(-1, stride)[:n].astype(np.float64)
+    def run_ref(self, args: Any, run: Any) -> None:
+        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])].astype(np.float64)
         y = rows[:, : self.k]
         if self.fn != "copy":
-            y = activated(self.fn, y) * rows[:, up : up + self.k]
-        self.layout().write_ref(out, y)
+            y = activated(self.fn, y) * rows[:, args.up : args.up + self.k]
+        self.layout().write_ref(args.out, y)
 
 
 def activated(fn: str, y: F64Array) -> F64Array:

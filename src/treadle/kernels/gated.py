@@ -19,7 +19,8 @@ from treadle.kernels.act import BLOCK, Act, emit_store
 from treadle.kernels.blocks import At
 from treadle.kernels.elementwise import activated
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.matmul import CHUNK, W, X, Y
+from treadle.kernels.matmul import Matmul
+from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
@@ -27,23 +28,36 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-LANES = (4, 8, 16)  # f32 lanes of the rows there are: scratch is sized by them
-
 
 @dataclass(frozen=True)
-class Gated(Gemm):
+class Gated(Matmul):
     """Many tokens, ``fn`` "silu" or "gelu"; both matrices have ``m`` rows, whole blocks.
 
-    Arguments as every product's, ``y`` in the layout of ``result()``; without biases. Items are
-    blocks of rows times chunks of tokens.
+    Without biases; ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of
+    tokens.
     """
 
     op: ClassVar[str] = "gated"
+    fence: int = 1  # these three: which gemm
+    folded: bool = False
+    matrix: bool = False
     fn: str = ""
     m: int = 0
     to: str = ""  # the result's kind, group and sub
     to_group: int = 1
     to_sub: int = BLOCK
+
+    @property
+    def product(self) -> Gemm:
+        kind = MatrixGemm if self.matrix else Gemm
+        shape = self.w, self.act, self.k, self.mr, self.nr
+        return kind(*shape, fence=self.fence, folded=self.folded)
+
+    def layout(self) -> Act:
+        return self.product.layout()
+
+    def rows_per_item(self, lanes: int) -> int:
+        return self.product.rows_per_item(lanes)
 
     def result(self) -> Act:
         """The layout that is written."""
@@ -56,43 +70,40 @@ class Gated(Gemm):
     def strips(self, heights: Sequence[int], lanes: int) -> int:
         return -(-self.m // self.item_rows(lanes))
 
-    @property
-    def scratch(self) -> int:
-        return max(self._places(lanes)[-1] for lanes in LANES)
+    def scratch(self, lanes: int) -> int:
+        return self._places(lanes)[-1]
 
     def _places(self, lanes: int) -> tuple[int, int, int]:
         """Where in scratch the stage is (behind the panels), a tile's values, and its end. What
         ``emit_store`` needs lies behind the values.
         """
-        stage = 2 * (self.item_rows(lanes) // self.rows_per_item(lanes)) * self.panel_pitch(lanes)
-        values = stage + self.stage_bytes + self.sums_bytes
+        product, n_panels = self.product, 2 * (self.item_rows(lanes) // self.rows_per_item(lanes))
+        stage = n_panels * product.panel_pitch(lanes)
+        values = stage + product.stage_bytes(lanes) + product.sums_bytes
         end = values + 2 * 4 * self.item_rows(lanes) * self.nr
         return stage, values, end + self.result().store_scratch
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        act, rows, item_rows = (
-            self.layout(),
-            self.rows_per_item(isa.lanes),
-            self.item_rows(isa.lanes),
-        )
-        n_tokens, chunk = frame.run(self.count), frame.int(CHUNK)
+        act, product = self.layout(), self.product
+        rows, item_rows = self.rows_per_item(isa.lanes), self.item_rows(isa.lanes)
+        n_tokens, chunk = frame.run(self.count), frame.tokens
         n_chunks = (n_tokens + (chunk - 1)) // chunk
-        panels, pitch = 2 * (item_rows // rows), self.panel_pitch(isa.lanes)
+        panels, pitch = 2 * (item_rows // rows), product.panel_pitch(isa.lanes)
         stage, values = (frame.scratch + at for at in self._places(isa.lanes)[:2])
-        with self.registers(k, isa, stage), k.loop(frame.end, start=frame.begin) as item:
+        with product.registers(k, isa, stage), k.loop(frame.end, start=frame.begin) as item:
             first = item // n_chunks * item_rows
             with k.loop(panels) as p:
                 weights = self._matrix(k, frame, p * rows >= item_rows)
                 row = first + p * rows % item_rows
-                self.fill(k, frame.scratch + p * pitch, stage, weights, row, k.i64(self.m))
+                product.fill(k, frame.scratch + p * pitch, stage, weights, row, k.i64(self.m))
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
             with k.loop(stop, start=start, step=self.nr) as token:
-                x = frame.ptr(X) + token // self.nr * act.group_bytes
+                x = frame.x + token // self.nr * act.group_bytes
                 with k.loop(panels) as p:
                     panel, to = frame.scratch + p * pitch, values + p * (4 * rows)
-                    with self.tiles(k, isa, panel, x, stage) as (above, tile):
-                        for column, t, y in tile.results():
+                    with product.tiles(k, isa, panel, x, stage) as (above, sums):
+                        for column, t, y in sums:
                             at = 4 * (2 * item_rows * t + column)
                             k.store(to + above * 4, y, offset=at)
                 # What fills up the last group is the last token once more: see Act.grid.
@@ -103,8 +114,7 @@ class Gated(Gemm):
 
     def _matrix(self, k: Builder, frame: Frame, up: Val) -> At:
         """The gate's weights, or the other matrix's where ``up``."""
-        parts = range(len(self.fmt.strides))
-        gate, other = ([frame.ptr(self.slot(s, W) + i) for i in parts] for s in range(2))
+        gate, other = frame.each("w", 0), frame.each("w", 1)
         return At(self.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True)))
 
     def _activate(
@@ -126,7 +136,7 @@ class Gated(Gemm):
                     results.append(getattr(math, self.fn)(k, gate) * up)
                 return results
 
-            emit_store(k, out, frame.ptr(Y), n, first // BLOCK + b, values_of, free)
+            emit_store(k, out, frame.y, n, first // BLOCK + b, values_of, free)
 
         for b in range(rows // BLOCK):
             if b:  # a panel may reach past the last row
@@ -135,8 +145,6 @@ class Gated(Gemm):
             else:
                 block(b)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        n = int(run[self.count])
-        x = self.layout().read_ref(arrays[X], n)
-        gate, up = (x @ self.weights_ref(arrays, s).T for s in range(2))
-        self.result().write_ref(arrays[Y], activated(self.fn, gate) * up)
+    def run_ref(self, args: Any, run: Any) -> None:
+        gate, up = self.product.products_ref(args, run)
+        self.result().write_ref(args.y, activated(self.fn, gate) * up)

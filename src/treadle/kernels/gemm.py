@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treadle.jit.types import bf16, f32, i8, i32, u8
+from treadle.jit.types import bf16, f32, i8, i32
 from treadle.kernels.act import (
     BLOCK,
     MAGIC,
@@ -35,20 +35,12 @@ from treadle.kernels.act import (
     to_bf16_bits,
 )
 from treadle.kernels.blocks import At
-from treadle.kernels.matmul import CHUNK, Matmul, X, pick_segment
-from treadle.kernels.matrix import (
-    EDGE,
-    SIDE,
-    SUMS_BYTES,
-    MatrixTile,
-    emit_pack_rows,
-    row_pitch,
-)
-from treadle.kernels.out import Out
+from treadle.kernels.matmul import Matmul, pick_segment
+from treadle.kernels.out import Out, Sums
 from treadle.kernels.panel import (
-    Rows,
     code_offset,
     code_top,
+    code_type,
     emit_pack,
     panel_bytes,
     scale_bytes,
@@ -66,7 +58,6 @@ if TYPE_CHECKING:
 # Steps of K from the first to before the last, and what the sums of (m, t) were before.
 Part: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
 STEP = {"q8": 8, "bf16": 4, "f32": 4}  # dwords of K that the loop does at a time
-PANEL_LANES_MAX = 16  # f32 lanes of the widest vectors there is a row for: scratch is sized by them
 
 
 @dataclass(frozen=True)
@@ -74,17 +65,17 @@ class Gemm(Matmul):
     """Many tokens: items are panels of ``mr * lanes`` rows times chunks of tokens.
 
     With ``kc`` all tokens meet that many values of K before any meets the next: so much of a panel
-    stays in the first-level cache (the second, where matrix registers are used, and no more of it
-    is packed), and the sums wait in y meanwhile. ``fence`` is the number of dwords of K after which
-    LLVM may not move a load: it would hoist them all and spill. ``folded``: panels hold codes that
-    scales are multiplied into already. ``matrix``: see ``matrix.py``.
+    stays in the first-level cache, and the sums wait in y meanwhile. ``fence`` is the number of
+    dwords of K after which LLVM may not move a load: it would hoist them all and spill. ``folded``:
+    panels hold codes that scales are multiplied into already.
     """
 
     op: ClassVar[str] = "gemm"
+    resumes: ClassVar[bool] = True  # a tile starts from the sums of the K before; else from zero
+    sums_bytes: ClassVar[int] = 0  # scratch for what ``registers`` and ``tiles`` need
     kc: int = 0  # a multiple of 32; 0: all of K at once
     fence: int = 1  # 0: none
     folded: bool = False  # only q8, and of formats that can
-    matrix: bool = False  # on matrix registers: only bf16, nr 32, mr * lanes a multiple of 32
 
     @property
     def fmt(self) -> Format:
@@ -97,9 +88,9 @@ class Gemm(Matmul):
         assert fmt.codes.folded is not None, fmt.name
         return replace(fmt, codes=fmt.codes.folded)
 
-    def weights_ref(self, arrays: Sequence[Any], segment: int) -> npt.NDArray[np.float64]:
+    def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
         """A segment's weights as a panel holds them, float64 ``[M, K]``."""
-        weights = super().weights_ref(arrays, segment)
+        weights = super().weights_ref(w, rows)
         return from_bf16_bits(to_bf16_bits(weights)) if self.act == "bf16" else weights
 
     def layout(self) -> Act:
@@ -108,31 +99,16 @@ class Gemm(Matmul):
     def rows_per_item(self, lanes: int) -> int:
         return self.mr * lanes
 
-    @property
-    def scratch(self) -> int:
-        return self.panel_pitch(PANEL_LANES_MAX) + self.stage_bytes + self.sums_bytes
+    def scratch(self, lanes: int) -> int:
+        return self.panel_pitch(lanes) + self.stage_bytes(lanes) + self.sums_bytes
 
     def panel_pitch(self, lanes: int) -> int:
         """Scratch for a panel, and for what a tile of it needs."""
-        if self.matrix:
-            return self.mr * lanes * self.row_pitch
         return panel_bytes(self.fmt, self.layout(), self.mr * lanes) + self.lane_bytes
 
-    @property
-    def row_pitch(self) -> int:
-        """Bytes from one row to the next of a panel for matrix registers."""
-        n_values = min(self.kc or self.k, self.k)
-        return row_pitch(round_up(n_values, BLOCK) // PER_DWORD[self.act])
-
-    @property
-    def sums_bytes(self) -> int:
-        """Scratch for what matrix registers hold, and for how they are set up."""
-        return SUMS_BYTES if self.matrix else 0
-
-    @property
-    def stage_bytes(self) -> int:
+    def stage_bytes(self, lanes: int) -> int:
         """Scratch for packing."""
-        return stage_bytes(self.fmt, self.k, PANEL_LANES_MAX) if self.act == "q8" else 0
+        return stage_bytes(self.fmt, self.k, lanes) if self.act == "q8" else 0
 
     @property
     def lane_bytes(self) -> int:
@@ -155,14 +131,9 @@ class Gemm(Matmul):
         part: tuple[Val, Val] | None = None,
     ) -> None:
         """Pack the rows from ``first`` on of ``weights [m, K]`` into ``panel``, and make ready what
-        its tiles need beside it. For matrix registers ``part`` of K, from a step to before another.
+        its tiles need beside it. ``part`` of K, from a step to before another, where tiles do not
+        resume.
         """
-        if self.matrix:
-            values = STEP[self.act] * PER_DWORD[self.act]
-            whole = part or (k.i64(0), k.i64(self.steps))
-            ends = (end * values for end in whole)
-            k.apart("pack", (panel, *weights.parts, first, m, *ends), self._pack_rows)
-            return
         if self.act == "q8":
             magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
             lane_values = panel + panel_bytes(self.fmt, self.layout(), self.mr * k.isa.lanes)
@@ -175,25 +146,18 @@ class Gemm(Matmul):
         rows, act = self.mr * k.isa.lanes, self.layout()
         emit_pack(k, k.isa, self.fmt, act, panel, stage, weights, first, m, rows)
 
-    def _pack_rows(self, k: Builder, panel: Val, *source: Val) -> None:
-        *parts, first, m, begin, end = source
-        rows = Rows(At(self.fmt, tuple(parts)), first, m, self.k)
-        n = self.mr * k.isa.lanes
-        emit_pack_rows(k, k.isa, panel, self.row_pitch, rows, n, begin, end)
-
     @property
     def steps(self) -> int:
         """Rounds of the tile loop over all of K."""
         return self.layout().kd // STEP[self.act]
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        assert isa.lanes <= PANEL_LANES_MAX
         act, rows = self.layout(), self.rows_per_item(isa.lanes)
-        n_tokens, chunk = frame.run(self.count), frame.int(CHUNK)
+        n_tokens, chunk = frame.run(self.count), frame.tokens
         n_chunks = (n_tokens + (chunk - 1)) // chunk
         panel, free = frame.scratch, frame.scratch + self.panel_pitch(isa.lanes)
         kc = self.kc // BLOCK * (BLOCK // PER_DWORD[self.act]) // STEP[self.act] or self.steps
-        in_parts = self.matrix and kc < self.steps
+        in_parts = not self.resumes and kc < self.steps
         with self.registers(k, isa, free), k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item // n_chunks, rows)
             if not in_parts:
@@ -205,11 +169,11 @@ class Gemm(Matmul):
                 if in_parts:
                     self.fill(k, panel, free, seg.weights, seg.first, seg.m, (first, last))
                 with k.loop(stop, start=start, step=self.nr) as token:
-                    x = frame.ptr(X) + token // self.nr * act.group_bytes
+                    x = frame.x + token // self.nr * act.group_bytes
                     out = Out(k, isa, self, frame, seg, token)
                     part = first, last, out.load if again else None
-                    with self.tiles(k, isa, panel, x, free, part) as (row, tile):
-                        out.store(tile.results(), row, again)
+                    with self.tiles(k, isa, panel, x, free, part) as (row, sums):
+                        out.store(sums, row, again, add=again and in_parts)
 
             tokens(k.i64(0), k.i64(min(kc, self.steps)), False)
             if kc < self.steps:
@@ -219,35 +183,19 @@ class Gemm(Matmul):
     @contextmanager
     def registers(self, k: Builder, isa: Isa, free: Val) -> Iterator[None]:
         """Where ``tiles`` may be used; ``free``: scratch of ``sums_bytes``."""
-        if not self.matrix:
-            yield
-            return
-        assert isa.matrix is not None, isa.name
-        isa.matrix.begin(k, free)
         yield
-        isa.matrix.end(k)
 
     @contextmanager
     def tiles(
         self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: Part | None = None
-    ) -> Iterator[tuple[Val, Tile | MatrixTile]]:
-        """Once for each tile of a panel, multiplied: the row that it begins at, and the tile.
+    ) -> Iterator[tuple[Val, Sums]]:
+        """Once for each tile of a panel: the row that it begins at, and its sums.
 
         ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``Tile.multiply``, None for all
         of K.
         """
-        if self.matrix:
-            first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
-            n = (last - first) * STEP[self.act] // SIDE
-            x = x + first * (STEP[self.act] * 4 * EDGE)
-            with k.loop(self.rows_per_item(isa.lanes) // EDGE) as s:
-                strip = panel + s * (EDGE * self.row_pitch)
-                yield s * EDGE, MatrixTile(k, isa, strip, self.row_pitch, x, n, free)
-        else:
-            yield (
-                k.i64(0),
-                Tile(k, isa, self, panel, x, part or (k.i64(0), k.i64(self.steps), None)),
-            )
+        tile = Tile(k, isa, self, panel, x, part or (k.i64(0), k.i64(self.steps), None))
+        yield k.i64(0), tile.results()
 
 
 class Tile:
@@ -280,8 +228,8 @@ class Tile:
                     self._dwords(c * step + u, sums)
         return sums
 
-    def results(self) -> Iterator[tuple[int, int, Val]]:
-        """Row, token, and a vector of rows from there on."""
+    def results(self) -> Sums:
+        """What ``Out`` writes."""
         for t, m in product(range(self.spec.nr), range(self.spec.mr)):
             yield self.isa.lanes * m, t, self.sums[m][t].v
 
@@ -362,7 +310,7 @@ class Tile:
             acc = [list(starts) for _ in range(spec.mr)]
         for step in range(codes.sub // 4):
             kd = piece * (codes.sub // 4) + step
-            weights = [w.bits(u8 * (4 * lanes)) for w in self._weights(kd)]
+            weights = [w.bits(code_type(codes, isa) * (4 * lanes)) for w in self._weights(kd)]
             for t in range(spec.nr):
                 x = self._token(kd, t).bits(i8 * (4 * lanes))
                 for m, w in enumerate(weights):

@@ -18,7 +18,7 @@ from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.ahead import Ahead
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
-from treadle.kernels.matmul import RESIDUAL, Y_STRIDE, Matmul, Segment, X, Y, pick_segment
+from treadle.kernels.matmul import Matmul, Segment, pick_segment
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
@@ -42,14 +42,13 @@ class Gemv(Matmul):
     def rows_per_item(self, lanes: int) -> int:
         return STRIP
 
-    @property
-    def scratch(self) -> int:
+    def scratch(self, lanes: int) -> int:
         return prepared_bytes(self.k) if self.act == "q8" else 0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         # Fewer tokens than nr: the last stands in for the missing ones.
         last, stride = frame.run(self.count) - 1, self.layout().row_bytes
-        tokens = [frame.ptr(X) + k.min(k.i64(t), last) * stride for t in range(self.nr)]
+        tokens = [frame.x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
         dot = Q8(k, isa, self, tokens, frame.scratch).dot if self.act == "q8" else None
         with k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item, STRIP)
@@ -70,15 +69,15 @@ class Gemv(Matmul):
     def _store(
         self, k: Builder, frame: Frame, seg: Segment, first: Val, sums: list[list[Val]]
     ) -> None:
-        stride = frame.int(Y_STRIDE) * 4
+        stride = frame.stride * 4
         for i, row in enumerate(sums):
             at = (seg.column + first + i) * 4
             for t, total in enumerate(row):
                 if seg.bias is not None:
                     total = total + k.load(seg.bias, f32, offset=(first + i) * 4)
                 if self.residual:
-                    total = total + k.load(frame.ptr(RESIDUAL) + stride * t, f32, offset=at)
-                k.store(frame.ptr(Y) + stride * t, total, offset=at)
+                    total = total + k.load(frame.residual + stride * t, f32, offset=at)
+                k.store(frame.y + stride * t, total, offset=at)
 
 
 def _dot_floats(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treadle.jit.types import f32, i8, i32, u8
+from treadle.jit.types import f32, i8, i32
 from treadle.kernels.act import BLOCK, block_sums, correction
 from treadle.kernels.blocks import load_scale_run, scales_of, unpack_codes
 from treadle.kernels.fold import fold_all
@@ -113,6 +113,10 @@ class Blocks:
         assert spec.fmt.codes is not None
         self.k, self.isa, self.spec, self.n = k, isa, spec, n
         self.act, self.fmt, self.codes = spec.layout(), spec.fmt, spec.fmt.codes
+        # Codes that are too large for a dot of signed bytes are made signed, by an addition each.
+        signed = self.codes.top > isa.dot4_top and isa.dot4_least <= -self.codes.offset
+        self.less = self.codes.offset if signed else 0
+        self.offset = self.codes.offset - self.less
         self.n_subs = n * self.fmt.block // self.codes.sub
         self.n_fours = n * self.fmt.block // 4
         self.pieces = self._plan()
@@ -147,8 +151,8 @@ class Blocks:
         d = k.shuffle(d, d, [i // per for i in range(n_subs)]) if per > 1 else d
         start = k.load(token + (base // codes.sub) * 4, i32 * n_subs, offset=act.start_off)
         out += [d] if codes.scales else [k.shuffle(d, d, piece.subs) for piece in self.firsts]
-        if codes.offset:
-            corrected = correction(codes.offset, start)
+        if self.offset:
+            corrected = correction(self.offset, start)
             out += [k.shuffle(corrected, k.zero(start.ty), p.starts) for p in self.firsts]
         if codes.has_m:
             sums = block_sums(k, start, d)
@@ -162,18 +166,19 @@ class Blocks:
         starts = [row.block(b) for row in rows]
         scales = self._scales(starts, operands) if codes.scales else None
         for r, at in enumerate(starts):
-            vectors = [self._cut(v) for v in unpack_codes(k, self.fmt, self._blocks(at))]
+            vectors = [self._cut(v) for v in self._codes(at)]
             for t, given in enumerate(operands):
                 values = iter(given)
                 xs = [next(values) for _ in self.pieces]
                 d = [next(values) for _ in range(1 if scales else len(self.firsts))]
                 dots: dict[tuple[int, ...], Val] = {
-                    p.subs: next(values) if codes.offset else k.zero(i32 * len(p.fours))
+                    p.subs: next(values) if self.offset else k.zero(i32 * len(p.fours))
                     for p in self.firsts
                 }
                 for piece, x in zip(self.pieces, xs, strict=True):
-                    w = vectors[piece.vector][piece.part].bits(u8 * (4 * len(piece.fours)))
-                    dots[piece.subs] = self.isa.dot4(k, dots[piece.subs], w, x, codes.top)
+                    w = vectors[piece.vector][piece.part]
+                    top = codes.top - self.less
+                    dots[piece.subs] = self.isa.dot4(k, dots[piece.subs], w, x, top)
                 for i, (subs, dot) in enumerate(dots.items()):
                     if scales is not None:
                         mine = [r * self.n_subs + sub for sub in subs]
@@ -184,6 +189,11 @@ class Blocks:
                 if codes.m:  # a minimum's product stands in one lane of its block
                     m = self._loaded(at, codes.m, self.pieces[0].subs)
                     self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
+
+    def _codes(self, at: At) -> list[Val]:
+        """The codes of the blocks at ``at``, as the dots take them."""
+        vectors = unpack_codes(self.k, self.fmt, self._blocks(at))
+        return [(v - self.less).bits(i8.like(v.ty)) for v in vectors] if self.less else vectors
 
     def _blocks(self, at: At) -> list[At]:
         return [at.block(i) for i in range(self.n)]

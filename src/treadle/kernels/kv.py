@@ -2,21 +2,22 @@
 
 A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head
 it keeps the keys transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by
-one value of the query with no sum across lanes, then the values ``[PAGE, head_dim]``. ``q8_0`` has
-f32 scales per token and 32 dims behind each.
+one value of the query with no sum across lanes, then the values ``[PAGE, head_dim_v]``. ``q8_0``
+has f32 scales per token and 32 dims behind each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.errors import UnsupportedError
 from treadle.jit.types import f16, f32, i8, i32, u16, u32
 from treadle.kernels.act import BLOCK, to_bf16_bits
+from treadle.kernels.spec import Spec
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -98,36 +99,37 @@ class PageLayout:
     kv: str
     n_head_kv: int
     head_dim: int
+    head_dim_v: int
 
     def __post_init__(self) -> None:
         if self.kv not in KV_FORMATS:
             raise UnsupportedError(f"no KV format {self.kv!r}; there are {', '.join(KV_FORMATS)}")
-        if self.fmt.scaled and self.head_dim % BLOCK:
-            raise UnsupportedError(
-                f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, "
-                f"not {self.head_dim}"
-            )
+        for dims in (self.head_dim, self.head_dim_v):
+            if self.fmt.scaled and dims % BLOCK:
+                raise UnsupportedError(
+                    f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, not {dims}"
+                )
 
     @property
     def fmt(self) -> KVFormat:
         return KV_FORMATS[self.kv]
 
-    @property
-    def codes_bytes(self) -> int:
-        return PAGE * self.head_dim * self.fmt.n_bytes
+    def codes_bytes(self, dims: int) -> int:
+        """Of keys or values of so many dims, without their scales, which lie behind them."""
+        return PAGE * dims * self.fmt.n_bytes
 
-    @property
-    def scales_bytes(self) -> int:
-        return PAGE * self.head_dim // BLOCK * 4 if self.fmt.scaled else 0
+    def part_bytes(self, dims: int) -> int:
+        """With them."""
+        return self.codes_bytes(dims) + (PAGE * dims // BLOCK * 4 if self.fmt.scaled else 0)
 
     @property
     def v_off(self) -> int:
         """Where a head's values start."""
-        return self.codes_bytes + self.scales_bytes
+        return self.part_bytes(self.head_dim)
 
     @property
     def head_bytes(self) -> int:
-        return 2 * self.v_off
+        return self.v_off + self.part_bytes(self.head_dim_v)
 
     @property
     def layer_bytes(self) -> int:
@@ -135,15 +137,8 @@ class PageLayout:
 
     def blank(self, page: np.ndarray, n: int) -> None:
         """Zero what one page ``[page_bytes]`` holds of tokens from ``n`` on, in every layer."""
-        heads, codes = page.reshape(-1, self.head_bytes), self.codes_bytes
-        for off in (0, self.v_off):
-            parts = [(heads[:, off : off + codes], self.fmt.n_bytes)]
-            parts += [(heads[:, off + codes : off + self.v_off], 4)] if self.fmt.scaled else []
-            for part, size in parts:
-                if off == 0:  # keys and their scales lie transposed, [.., PAGE]
-                    part.reshape(len(heads), -1, PAGE, size)[:, :, n:] = 0
-                else:
-                    part.reshape(len(heads), PAGE, -1)[:, n:] = 0
+        for part in self._by_token(page.reshape(-1, self.head_bytes)):
+            part[:, n:] = 0
 
     # -- numpy's view ---------------------------------------------------------------------------
 
@@ -154,34 +149,60 @@ class PageLayout:
         start = page * page_bytes + layer_off + head * self.head_bytes
         return pool[start : start + self.head_bytes]
 
+    def _by_token(self, heads: np.ndarray) -> list[np.ndarray]:
+        """Views ``[.., PAGE, n, bytes]`` of heads' bytes ``[.., head_bytes]``: of keys codes and
+        scales, then of values.
+        """
+        codes, size, lead = self.codes_bytes, self.fmt.n_bytes, heads.shape[:-1]
+        ends = codes(self.head_dim), self.v_off, self.v_off + codes(self.head_dim_v)
+        parts = list(zip(np.split(heads, ends, -1), (size, 4, size, 4), strict=True))
+        made = [part.reshape(*lead, -1, PAGE, n).swapaxes(-3, -2) for part, n in parts[:2]]
+        return made + [part.reshape(*lead, PAGE, -1, n) for part, n in parts[2:]]
+
     def read_ref(self, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of one head, float64 ``[PAGE, head_dim]`` each."""
+        """Keys and values of one head, float64 ``[PAGE, dims]`` each."""
         out = []
-        for off, shape in ((0, (self.head_dim, PAGE)), (self.v_off, (PAGE, self.head_dim))):
-            x = self.fmt.to_numpy(head[off : off + self.codes_bytes]).reshape(shape)
-            x = x.T if off == 0 else x
+        parts = [np.ascontiguousarray(part).reshape(-1) for part in self._by_token(head)]
+        for codes, scales in (parts[:2], parts[2:]):
+            x = self.fmt.to_numpy(codes)
             if self.fmt.scaled:
-                at = off + self.codes_bytes
-                scale = head[at : at + self.scales_bytes].view(np.float32).astype(np.float64)
-                scale = scale.reshape(-1, PAGE).T if off == 0 else scale.reshape(PAGE, -1)
-                x = (x.reshape(PAGE, -1, BLOCK) * scale[:, :, None]).reshape(PAGE, -1)
-            out.append(x)
+                x = x.reshape(-1, BLOCK) * scales.view(np.float32).astype(np.float64)[:, None]
+            out.append(x.reshape(PAGE, -1))
         return out[0], out[1]
 
     def write_ref(self, head: np.ndarray, place: int, key: np.ndarray, value: np.ndarray) -> None:
-        """Write one token's key and value ``[head_dim]``."""
-        for off, x, transposed in ((0, key, True), (self.v_off, value, False)):
-            x = x.astype(np.float32)
+        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]``."""
+        parts = [part[place] for part in self._by_token(head)]
+        for given, codes, scales in ((key, *parts[:2]), (value, *parts[2:])):
+            x = given.astype(np.float32)
             if self.fmt.scaled:
                 blocks = x.reshape(-1, BLOCK)
                 d = np.abs(blocks).max(-1) * np.float32(1 / 127)
                 inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
                 x = (blocks * inverse[:, None]).reshape(-1)
-                at = off + self.codes_bytes
-                scales: Any = head[at : at + self.scales_bytes].view(np.float32)
-                scales = scales.reshape(-1, PAGE).T if transposed else scales.reshape(PAGE, -1)
-                scales[place] = d
-            codes = head[off : off + self.codes_bytes].reshape(-1, self.fmt.n_bytes)
-            index = np.arange(self.head_dim)
-            index = index * PAGE + place if transposed else place * self.head_dim + index
-            codes[index] = self.fmt.from_numpy(x).reshape(-1, self.fmt.n_bytes)
+                scales[:] = d[:, None].view(np.uint8)
+            codes[:] = self.fmt.from_numpy(x).reshape(codes.shape)
+
+
+class Paged(Spec):
+    """A kernel that reads or writes pages."""
+
+    kv: str
+    n_head_kv: int
+    head_dim: int
+    head_dim_v: int
+
+    def __post_init__(self) -> None:
+        """Of one size: written as 0, so that one kernel has one name."""
+        super().__post_init__()
+        if self.head_dim_v == self.head_dim:
+            object.__setattr__(self, "head_dim_v", 0)
+
+    @property
+    def dims_v(self) -> int:
+        """Of a value."""
+        return self.head_dim_v or self.head_dim
+
+    @property
+    def page(self) -> PageLayout:
+        return PageLayout(self.kv, self.n_head_kv, self.head_dim, self.dims_v)

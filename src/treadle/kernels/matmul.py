@@ -1,10 +1,8 @@
 """Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (+ bias) (+ residual)``: what gemm and gemv share.
 
 W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
-y. Arguments: ``x, residual, y, y_stride, chunk`` then for each segment ``w, bias, m, y_column``,
-with a ``w`` for each array that a tensor of the format has; strides and columns in f32 values.
-``chunk`` is the number of tokens an item handles (a multiple of the tile's), so that few rows and
-many cores still make many items.
+y. ``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows
+and many cores still make many items. Strides and columns count f32 values.
 """
 
 from __future__ import annotations
@@ -19,21 +17,20 @@ from treadle.formats import Format, by_name
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.blocks import At
-from treadle.kernels.spec import Frame, Spec
+from treadle.kernels.spec import Args, Frame, Spec
 
 if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-X, RESIDUAL, Y, Y_STRIDE, CHUNK, SEGMENTS = range(6)
-W, BIAS, ROWS, COLUMN = range(4)  # of a segment; see ``Matmul.slot``
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
 @dataclass(frozen=True)
 class Matmul(Spec):
-    """The fields that every matrix product has."""
+    """The fields that every matrix product has, and its arguments."""
 
+    args = Args("x:in residual:in? y:out stride tokens", each="w:tensor bias:const? rows column")
     w: str  # weight format
     act: str  # activation kind
     k: int
@@ -57,23 +54,14 @@ class Matmul(Spec):
         raise NotImplementedError
 
     @property
+    def product(self) -> Matmul:
+        """The gemm or gemv that it is, or is made of."""
+        return self
+
+    @property
     def sub(self) -> int:
         """Codes that share scale and minimum."""
         return self.fmt.codes.sum_sub if self.fmt.codes else BLOCK
-
-    @property
-    def segment_slots(self) -> int:
-        """Arguments of a segment."""
-        return COLUMN + len(self.fmt.strides)
-
-    def slot(self, segment: int, which: int) -> int:
-        """The place of an argument of a segment: of W, that of the first array."""
-        further = len(self.fmt.strides) - 1 if which > W else 0
-        return SEGMENTS + self.segment_slots * segment + which + further
-
-    def segment_args(self, segment: int) -> slice:
-        """The places of all of them."""
-        return slice(self.slot(segment, W), self.slot(segment + 1, W))
 
     def rows_per_item(self, lanes: int) -> int:
         raise NotImplementedError
@@ -83,23 +71,25 @@ class Matmul(Spec):
         rows = self.rows_per_item(lanes)
         return sum(-(-height // rows) for height in heights)
 
-    def weights_ref(self, arrays: Sequence[Any], segment: int) -> np.ndarray:
+    def weights_ref(self, w: Sequence[Any], rows: int) -> np.ndarray:
         """A segment's weights, float64 ``[M, K]``."""
-        *parts, _, m, _ = arrays[self.segment_args(segment)]
-        return self.fmt.dequantize_rows(self.fmt.join(parts).reshape(m, -1)).astype(np.float64)
+        return self.fmt.dequantize_rows(self.fmt.join(w).reshape(rows, -1)).astype(np.float64)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        n = int(run[self.count])
-        x = self.layout().read_ref(arrays[X], n)
-        y = arrays[Y].reshape(-1, arrays[Y_STRIDE])
-        for s in range(self.segments):
-            *_, bias, m, column = arrays[self.segment_args(s)]
-            out = x @ self.weights_ref(arrays, s).T
+    def products_ref(self, args: Any, run: Any) -> list[np.ndarray]:
+        """Each segment's product, ``[N, M]``."""
+        x = self.layout().read_ref(args.x, int(run[self.count]))
+        segments = zip(args.w, args.rows, strict=True)
+        return [x @ self.weights_ref(w, rows).T for w, rows in segments]
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        for i, out in enumerate(self.products_ref(args, run)):
+            n, m = out.shape
+            here = slice(n), slice(args.column[i], args.column[i] + m)
             if self.bias:
-                out += bias[:m]
+                out += args.bias[i][:m]
             if self.residual:
-                out += arrays[RESIDUAL].reshape(-1, arrays[Y_STRIDE])[:n, column : column + m]
-            y[:n, column : column + m] = out
+                out += args.residual.reshape(-1, args.stride)[here]
+            args.y.reshape(-1, args.stride)[here] = out
 
 
 @dataclass
@@ -122,9 +112,8 @@ def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -
     chosen: list[Val] = []
     first = item * rows
     for s in range(spec.segments):
-        m = frame.int(spec.slot(s, ROWS))
-        parts = [frame.ptr(spec.slot(s, W) + i) for i in range(len(spec.fmt.strides))]
-        values = [*parts, frame.ptr(spec.slot(s, BIAS)), m, frame.int(spec.slot(s, COLUMN))]
+        m = frame.each("rows", s)
+        values = [*frame.each("w", s), frame.each("bias", s), m, frame.each("column", s)]
         padded = (m + (rows - 1)) // rows * rows
         if s == 0:
             chosen, here = values, first

@@ -13,13 +13,18 @@ multiplications in 16 cycles, scaling the sums of a block would take longer than
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from treadle.jit.types import f32, i32
-from treadle.kernels.act import BLOCK
+from treadle.kernels.act import BLOCK, PER_DWORD
 from treadle.kernels.blocks import At, load_weights
+from treadle.kernels.gemm import STEP, Gemm, Part
+from treadle.kernels.out import Sums
 from treadle.kernels.panel import Rows, load_floats
+from treadle.kernels.spec import LINE, round_up
 from treadle.kernels.transpose import transpose
 
 if TYPE_CHECKING:
@@ -29,10 +34,71 @@ if TYPE_CHECKING:
 
 SIDE = 16  # rows of a register, and dwords
 EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for
-LINE = 64  # bytes
 REGISTER = LINE * SIDE  # bytes
 SUMS_BYTES = 4 * REGISTER
 AHEAD = 4096  # bytes of the file that packing asks for before it reads them
+
+
+@dataclass(frozen=True)
+class MatrixGemm(Gemm):
+    """On matrix registers: ``act`` "bf16", ``nr`` 32, ``mr * lanes`` a multiple of 32. With ``kc``
+    no more of a panel is packed at once, and what lies in the second-level cache is that.
+    """
+
+    resumes: ClassVar[bool] = False
+    sums_bytes: ClassVar[int] = SUMS_BYTES
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}_matrix"
+
+    def panel_pitch(self, lanes: int) -> int:
+        return self.mr * lanes * self.row_pitch
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from one row of a panel to the next."""
+        n_values = min(self.kc or self.k, self.k)
+        return row_pitch(round_up(n_values, BLOCK) // PER_DWORD[self.act])
+
+    def fill(
+        self,
+        k: Builder,
+        panel: Val,
+        stage: Val,
+        weights: At,
+        first: Val,
+        m: Val,
+        part: tuple[Val, Val] | None = None,
+    ) -> None:
+        values = STEP[self.act] * PER_DWORD[self.act]
+        whole = part or (k.i64(0), k.i64(self.steps))
+        ends = (end * values for end in whole)
+        k.apart("pack", (panel, *weights.parts, first, m, *ends), self._pack)
+
+    def _pack(self, k: Builder, panel: Val, *source: Val) -> None:
+        *parts, first, m, begin, end = source
+        rows = Rows(At(self.fmt, tuple(parts)), first, m, self.k)
+        n = self.mr * k.isa.lanes
+        emit_pack_rows(k, k.isa, panel, self.row_pitch, rows, n, begin, end)
+
+    @contextmanager
+    def registers(self, k: Builder, isa: Isa, free: Val) -> Iterator[None]:
+        assert isa.matrix is not None, isa.name
+        isa.matrix.begin(k, free)
+        yield
+        isa.matrix.end(k)
+
+    @contextmanager
+    def tiles(
+        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: Part | None = None
+    ) -> Iterator[tuple[Val, Sums]]:
+        first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
+        n = (last - first) * STEP[self.act] // SIDE
+        x = x + first * (STEP[self.act] * 4 * EDGE)
+        with k.loop(self.rows_per_item(isa.lanes) // EDGE) as s:
+            strip, row = panel + s * (EDGE * self.row_pitch), s * EDGE
+            yield row, MatrixTile(k, isa, strip, self.row_pitch, x, n, free).results()
 
 
 def row_pitch(n_dwords: int) -> int:
@@ -97,8 +163,8 @@ class MatrixTile:
         for c in range(4):
             matrix.store(k, c, self.sums + c * REGISTER, LINE)
 
-    def results(self) -> Iterator[tuple[int, int, Val]]:
-        """Row, token, and a vector of rows from there on."""
+    def results(self) -> Sums:
+        """What ``Out`` writes."""
         k, lanes = self.k, self.isa.lanes
         for m, t in product(range(2), range(2)):
             at = self.sums + (2 * m + t) * REGISTER

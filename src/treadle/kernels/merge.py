@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +10,7 @@ import numpy as np
 from treadle.jit import math
 from treadle.jit.types import f32, i64, ptr
 from treadle.kernels.attention_item import LOWEST
-from treadle.kernels.spec import Frame, Spec, widest
+from treadle.kernels.spec import Args, Frame, Spec, numbered, widest
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -23,21 +22,20 @@ MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_p
 @dataclass(frozen=True)
 class Merge(Spec):
     """Joins the items of one tile: ``out = sum O_i 2**(m_i - m) / sum l_i 2**(m_i - m)``, in the
-    order of the keys.
-
-    Arguments: ``partials, out, out_stride``. Items: merges x head groups.
+    order of the keys. Items: merges x head groups.
     """
 
     op: ClassVar[str] = "merge"
+    args = Args("partials:in out:out out_stride")
     n_groups: int
     heads: int
     tokens: int
     head_dim: int
-    local: bool = False
+    pool: int = 0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        partials, out, out_stride = frame.ptr(0), frame.ptr(1), frame.int(2)
-        merges = frame.run(f"attn_merges_{'local' if self.local else 'global'}", ptr)
+        partials, out, out_stride = frame.partials, frame.out, frame.out_stride
+        merges = frame.run(numbered("attn_merges", self.pool), ptr)
         rows, dims = self.tokens * self.heads, self.head_dim
         width = widest(isa.lanes, dims)
         floats = f32 * width
@@ -67,22 +65,20 @@ class Merge(Spec):
                         )
                     k.store(row, o.v * k.splat(1.0 / total.v, floats), offset=d * 4)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        partials, out, out_stride = arrays[:3]
+    def run_ref(self, args: Any, run: Any) -> None:
         dims, rows = self.head_dim, self.tokens * self.heads
-        record = self.n_groups * rows * (dims + 2)
-        data = partials[: partials.size // record * record].reshape(
-            -1, self.n_groups, rows, dims + 2
-        )
-        out = out.reshape(-1, out_stride)
-        for merge in run.attn_merges_local if self.local else run.attn_merges_global:
+        record, n_groups = self.n_groups * rows * (dims + 2), self.n_groups
+        data = args.partials[: args.partials.size // record * record]
+        data = data.reshape(-1, n_groups, rows, dims + 2)
+        out = args.out.reshape(-1, args.out_stride)
+        for merge in run.attn_merges(self.pool):
             part = data[int(merge["partial"]) :][: int(merge["n_partials"])].astype(np.float64)
             gain = np.exp2(part[..., dims] - part[..., dims].max(0))
             o = (part[..., :dims] * gain[..., None]).sum(0) / (part[..., dims + 1] * gain).sum(0)[
                 ..., None
             ]
             for t in range(int(merge["n_tokens"])):
-                for group in range(self.n_groups):
+                for group in range(n_groups):
                     column = group * self.heads * dims
                     block = o[group, t * self.heads : (t + 1) * self.heads]
                     out[int(merge["token"]) + t, column : column + block.size] = block.ravel()

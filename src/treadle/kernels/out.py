@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from treadle.jit.types import f32
-from treadle.kernels.matmul import RESIDUAL, Y_STRIDE, Segment, Y, add_bias
+from treadle.kernels.matmul import Matmul, Segment, add_bias
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Operand, Val
-    from treadle.kernels.gemm import Gemm
     from treadle.kernels.spec import Frame
+
+# Row and token in a tile, and a vector of rows from there on.
+Sums: TypeAlias = "Iterator[tuple[int, int, Val]]"
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Out:
 
     k: Builder
     isa: Isa
-    spec: Gemm
+    spec: Matmul
     frame: Frame
     seg: Segment
     token: Val
@@ -33,17 +35,16 @@ class Out:
     def _place(self, row: Operand, t: int) -> Val:
         """Where the panel's row of token t is, in bytes, in y and in the residual."""
         column = self.seg.column + self.seg.first + row
-        return (self.token + t) * (self.frame.int(Y_STRIDE) * 4) + column * 4
+        return (self.token + t) * (self.frame.stride * 4) + column * 4
 
     def load(self, m: int, t: int) -> Val:
         """What y holds."""
-        at = self.frame.ptr(Y) + self._place(self.isa.lanes * m, t)
+        at = self.frame.y + self._place(self.isa.lanes * m, t)
         return self.k.load(at, f32 * self.isa.lanes, align=4)
 
-    def store(self, sums: Iterable[tuple[int, int, Val]], above: Val, again: bool) -> None:
+    def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
         """Write sums, each a vector from some row on (``above`` it others) of some token, with bias
-        and residual; ``again``: on top of what was written before, with which vectors began and
-        matrix registers did not.
+        and residual unless it is written ``again``; ``add``: on top of what y holds.
         """
         k = self.k
         for row_in_tile, t, y in sums:
@@ -53,7 +54,7 @@ class Out:
             if bias is not None and not again:
                 y = y + bias
             if self.spec.residual and not again:
-                y = y + k.load(self.frame.ptr(RESIDUAL) + place, ty, align=4)
-            if again and self.spec.matrix:
-                y = y + k.load(self.frame.ptr(Y) + place, ty, align=4)
-            k.store(self.frame.ptr(Y) + place, y, align=4)
+                y = y + k.load(self.frame.residual + place, ty, align=4)
+            if add:
+                y = y + k.load(self.frame.y + place, ty, align=4)
+            k.store(self.frame.y + place, y, align=4)

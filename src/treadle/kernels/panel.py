@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treadle.jit.types import f32, i32
+from treadle.jit.types import f32, i8, i32, u8
 from treadle.kernels.act import BLOCK, CHUNK, OFFSET, PER_DWORD, Act
 from treadle.kernels.blocks import (
     At,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treadle.formats.format import Codes
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
+    from treadle.jit.types import Ty
     from treadle.jit.values import Operand, Val
 
 
@@ -75,12 +76,19 @@ def is_staged(fmt: Format) -> bool:
 
 
 def code_offset(codes: Codes, isa: Isa) -> int:
-    """What to subtract from a panel's code: OFFSET, which the activations are prepared for, unless
-    there is nothing to subtract or such large codes would be slower.
+    """What to subtract from a panel's code: nothing, or OFFSET, which the activations are prepared
+    for, unless a dot of such codes would be slower.
     """
-    if codes.offset and codes.top + OFFSET - codes.offset <= isa.dot4_top:
-        return OFFSET
+    for offset in (0, OFFSET):
+        more = offset - codes.offset
+        if isa.dot4_least <= more and codes.top + more <= isa.dot4_top:
+            return offset
     return codes.offset
+
+
+def code_type(codes: Codes, isa: Isa) -> Ty:
+    """Of a panel's codes: signed where all that is to be subtracted has been."""
+    return i8 if code_offset(codes, isa) < codes.offset else u8
 
 
 def code_top(codes: Codes, isa: Isa) -> int:

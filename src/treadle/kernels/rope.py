@@ -4,7 +4,6 @@ attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,8 +12,8 @@ import numpy as np
 from treadle.jit.types import f32, ptr
 from treadle.kernels.act import BLOCK
 from treadle.kernels.elementwise import mean_square
-from treadle.kernels.kv import PAGE, PageLayout
-from treadle.kernels.spec import Frame, Spec, widest
+from treadle.kernels.kv import PAGE, Paged
+from treadle.kernels.spec import Args, Frame, numbered, widest
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -23,40 +22,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RopeStore(Spec):
+class RopeStore(Paged):
     """For every token and key/value head: norm (if any) and rotate its queries and its key; put key
     and value into the cache.
 
     Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair;
     pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
-    ``scale`` and stay, f32, where they were. Arguments: ``qkv, q_norm, k_norm, pool, stride,
-    k_column, v_column, page_bytes, layer_off``. Items: tokens x n_head_kv.
+    ``scale`` and stay, f32, where they were. With ``queries_only`` nothing else is done: the layer
+    uses another one's keys and values. Items: tokens x n_head_kv.
     """
 
     op: ClassVar[str] = "rope"
+    args = Args(
+        "qkv:inout q_norm:const? k_norm:const? pool:const? stride k_column:? v_column:?"
+        " page_bytes:? layer_off:?"
+    )
     style: str
     kv: str
     n_head: int
     n_head_kv: int
     head_dim: int
-    rope_dims: int
+    rope_dims: int  # 0: nothing is rotated
     scale: float
     eps: float = 0.0  # of the q/k norm; 0: there is none
-    local: bool = False  # the sliding-window layers' tables and pool
+    pool: int = 0
+    table: int = 0
+    head_dim_v: int = 0  # of a value; 0: head_dim
+    queries_only: bool = False
 
-    @property
-    def page(self) -> PageLayout:
-        return PageLayout(self.kv, self.n_head_kv, self.head_dim)
-
-    @property
-    def scratch(self) -> int:
+    def scratch(self, lanes: int) -> int:
         return 2 * 4 * (self.head_dim + 64)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        names = "local" if self.local else "global"
-        qkv, q_norm, k_norm, pool = (frame.ptr(i) for i in range(4))
-        stride, k_column, v_column, page_bytes, layer_off = (frame.int(i) for i in range(4, 9))
-        tables, slots = frame.run(f"rope_{names}", ptr), frame.run(f"kv_slots_{names}", ptr)
+        qkv, q_norm, k_norm, pool = frame.qkv, frame.q_norm, frame.k_norm, frame.pool
+        stride, k_column, v_column = frame.stride, frame.k_column, frame.v_column
+        page_bytes, layer_off = frame.page_bytes, frame.layer_off
+        tables = frame.run(numbered("rope", self.table), ptr)
+        slots = frame.run(numbered("kv_slots", self.pool), ptr)
         queries = self.n_head // self.n_head_kv
         tmp = frame.scratch
         with k.loop(frame.end, start=frame.begin) as item:
@@ -66,13 +68,14 @@ class RopeStore(Spec):
             with k.loop(queries) as g:
                 q = row + (head * queries + g) * (self.head_dim * 4)
                 self._rotate(k, isa, q, q, table, q_norm, self.scale)
-            at = row + (k_column + head * self.head_dim) * 4
-            self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
-            slot = k.load(slots, n.ty, offset=n * 8)
-            home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
-            self._store(k, isa, tmp, home, slot % PAGE, transposed=True)
-            value = row + (v_column + head * self.head_dim) * 4
-            self._store(k, isa, value, home + self.page.v_off, slot % PAGE, transposed=False)
+            if not self.queries_only:
+                at = row + (k_column + head * self.head_dim) * 4
+                self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
+                slot = k.load(slots, n.ty, offset=n * 8)
+                home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
+                self._store(k, isa, tmp, home, slot % PAGE, self.head_dim, transposed=True)
+                value, home = row + (v_column + head * self.dims_v) * 4, home + self.page.v_off
+                self._store(k, isa, value, home, slot % PAGE, self.dims_v, transposed=False)
 
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
@@ -112,12 +115,12 @@ class RopeStore(Spec):
             k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
 
     def _store(
-        self, k: Builder, isa: Isa, x: Val, home: Val, place: Val, *, transposed: bool
+        self, k: Builder, isa: Isa, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
     ) -> None:
         """One head's key or value, narrowed, into its page."""
-        fmt, dims = self.page.fmt, self.head_dim
+        fmt = self.page.fmt
         width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
-        scales = home + self.page.codes_bytes
+        scales = home + self.page.codes_bytes(dims)
         with k.loop(dims // width) as b:
             v = k.load(x, f32 * width, offset=b * (4 * width))
             if fmt.scaled:
@@ -134,18 +137,17 @@ class RopeStore(Spec):
                 for lane in range(width):
                     k.store(to, k.extract(narrow, lane), offset=lane * PAGE * fmt.n_bytes)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        qkv, q_norm, k_norm, pool, stride, k_column, v_column, page_bytes, layer_off = arrays[:9]
+    def run_ref(self, args: Any, run: Any) -> None:
         n, dims, half = int(run["n_tokens"]), self.head_dim, self.rope_dims // 2
-        rows = qkv.reshape(-1, stride)[:n]
-        tables = (run.rope_local if self.local else run.rope_global).astype(np.float64)
-        slots = run.kv_slots_local if self.local else run.kv_slots_global
+        rows = args.qkv.reshape(-1, args.stride)[:n]
 
         def rotate(x: np.ndarray, weight: Any) -> np.ndarray:
             x = x.astype(np.float64)
             if self.eps:
                 x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight[:dims]
-            y = x.copy()
+            if not half:
+                return x
+            y, tables = x.copy(), run.rope(self.table, self.rope_dims).astype(np.float64)
             ia = np.arange(half) if self.style == "neox" else np.arange(0, 2 * half, 2)
             ib = ia + (half if self.style == "neox" else 1)
             cos, sin = tables[:, None, 0], tables[:, None, 1]
@@ -153,12 +155,17 @@ class RopeStore(Spec):
             y[..., ib] = x[..., ia] * sin + x[..., ib] * cos
             return y
 
-        q = rows[:, : self.n_head * dims].reshape(n, self.n_head, dims)
-        key = rows[:, k_column : k_column + self.n_head_kv * dims].reshape(n, self.n_head_kv, dims)
-        value = rows[:, v_column : v_column + self.n_head_kv * dims].reshape(key.shape)
-        keys = rotate(key, k_norm)
-        rows[:, : self.n_head * dims] = (rotate(q, q_norm) * self.scale).reshape(n, -1)
-        for i, slot in enumerate(slots[:n]):
+        def heads(column: int, n_heads: int, dims: int) -> Any:
+            return rows[:, column : column + n_heads * dims].reshape(n, n_heads, dims)
+
+        q = rotate(heads(0, self.n_head, dims), args.q_norm) * self.scale
+        rows[:, : self.n_head * dims] = q.reshape(n, -1)
+        if self.queries_only:
+            return
+        keys = rotate(heads(args.k_column, self.n_head_kv, dims), args.k_norm)
+        value = heads(args.v_column, self.n_head_kv, self.dims_v)
+        for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
+            page = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off
             for head in range(self.n_head_kv):
-                home = self.page.head_ref(pool, int(slot) // PAGE, page_bytes, layer_off, head)
+                home = self.page.head_ref(*page, head)
                 self.page.write_ref(home, int(slot) % PAGE, keys[i, head], value[i, head])

@@ -4,17 +4,19 @@ A kernel is a pure function of its spec. Its machine code has one signature::
 
     void kernel(const i64 *args, const RunState *run, i64 begin, i64 end, u8 *scratch)
 
-``args`` holds addresses and integers, in the order that the spec's docstring gives. The work is
+``args`` holds addresses and integers, in the order that the spec declares (``Args``). The work is
 a range of items; any thread may take any part of it, so ``kernel`` does items ``begin`` to ``end``
-and shares nothing but its outputs. ``scratch`` is the thread's own memory, ``spec.scratch`` bytes
-of it.
+and shares nothing but its outputs. ``scratch`` is the thread's own memory, ``spec.scratch(lanes)``
+bytes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import chain, repeat, takewhile
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,46 +28,63 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-# What changes from one run to the next. The compiled steps read it by pointer; ``engine.py`` fills
-# it.
-RUN_STATE = np.dtype(
-    [
-        ("n_tokens", "i8"),  # rows of this batch
-        ("n_outputs", "i8"),  # rows of which logits are wanted
-        ("n_attn_items", "i8"),  # attention: work items
-        ("n_attn_merges", "i8"),  # attention: query groups whose keys were split among items
-        ("tokens", "i8"),  # *i32 [n_tokens]
-        ("output_rows", "i8"),  # *i32 [n_outputs]: which rows
-        ("rope_global", "i8"),  # *f32 [n_tokens, 2, rope_dims / 2]: cosines, then sines
-        ("rope_local", "i8"),  # the same for layers with the local rope base
-        (
-            "kv_slots_global",
-            "i8",
-        ),  # *i64 [n_tokens]: slot = page * page_size + place, where to write
-        ("kv_slots_local", "i8"),  # the same in the sliding-window layers' pool
-        ("attn_items_global", "i8"),  # *AttnItem [n_attn_items]
-        ("attn_items_local", "i8"),
-        ("attn_merges_global", "i8"),  # *AttnMerge [n_attn_merges]
-        ("attn_merges_local", "i8"),
-        ("n_attn_items_local", "i8"),
-        ("n_attn_merges_local", "i8"),
-    ]
+# What changes from one run to the next lies in one block: ``batch.py`` writes it, and the compiled
+# steps read it. It begins with these fields, then EACH once for every pool and rope table: those of
+# the second are named ``kv_slots1``, and so on. Counts are numbers; the others say how many bytes
+# behind the block's beginning an array is.
+FIELDS = (
+    "n_tokens",  # rows of this batch
+    "n_outputs",  # rows of which logits are wanted
+    "n_parts",  # sequences in it
+    "tokens",  # i32 [n_tokens]
+    "output_rows",  # i32 [n_outputs]: which rows
+    "parts",  # PART [n_parts]
 )
-COUNTS = (
-    "one",
-    "n_tokens",
-    "n_outputs",
-    "n_attn_items",
-    "n_attn_merges",
-    "n_attn_items_local",
-    "n_attn_merges_local",
+EACH = (
+    "n_attn_items",  # attention: work items
+    "n_attn_merges",  # attention: query groups whose keys were split among items
+    "kv_slots",  # i64 [n_tokens]: slot = page * page_size + place, where to write
+    "attn_items",  # ITEM [n_attn_items]
+    "attn_merges",  # MERGE [n_attn_merges]
+    "rope",  # f32 [n_tokens, 2, rope_dims / 2]: cosines, then sines
 )
+# A sequence's first row, its rows, the first one's position, and the slots of its state: where it
+# is (at position 0 there is none: zeros), and where the one after these tokens goes.
+PART = np.dtype([(name, "i8") for name in ("token", "n_tokens", "position", "state", "next")])
+
+
+def run_state(n: int) -> np.dtype[Any]:
+    """The record of a run with ``n`` pools or rope tables, whichever are more."""
+    each = [numbered(name, i) for i in range(n) for name in EACH]
+    return np.dtype([(name, "i8") for name in (*FIELDS, *each)])
+
+
+def numbered(field: str, index: int) -> str:
+    """The name of an ``EACH`` field of the ``index``-th pool or rope table."""
+    return f"{field}{index or ''}"
+
+
+RUN_STATE = run_state(1)
+
+
+@cache
+def run_offset(field: str) -> int:
+    """Where a field is in the record, in bytes."""
+    if field in FIELDS:
+        return 8 * FIELDS.index(field)
+    stem = field.rstrip("0123456789")
+    index = int(field[len(stem) :] or 0)
+    return 8 * (len(FIELDS) + index * len(EACH) + EACH.index(stem))
+
+
+LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Work items of a step: ``base * ceil(count / per)``, ``count`` a field of RUN_STATE or the
-    constant one.
+    """Work items of a step: ``base * ceil(count / per)``. ``count`` is a field of RUN_STATE, the
+    constant one, or an argument of the step's own: a buffer that begins with the number, i64, which
+    an earlier step has written.
     """
 
     base: int
@@ -78,25 +97,78 @@ class Grid:
         return self.base * -(-n // self.per)
 
 
-class Frame:
-    """A kernel's arguments while it is being built: typed access to ``args`` and to the run's
-    state.
+class Args:
+    """A kernel's arguments in the order of their slots, each as ``name:kind``.
+
+    ``in`` and ``out``: a buffer that the kernel reads, or writes; ``inout``: both. ``const``:
+    memory that outlives the plan, weights or a pool of pages. ``tensor``: a tuple, a slot for each
+    array that a tensor of the spec's format has. Without a kind: an integer. One marked ``?`` may
+    be left out, and the kernel finds 0. Those of ``each`` are lists, a value for each of several
+    tensors, whose slots follow each other.
     """
 
-    def __init__(self, k: Builder, args: Val, run: Val, begin: Val, end: Val, scratch: Val) -> None:
-        self.k, self.args, self._run = k, args, run
+    def __init__(self, once: str = "", each: str = "") -> None:
+        words = [word.partition(":") for word in f"{once} {each}".split()]
+        kinds = self.kinds = {name: kind.rstrip("?") for name, _, kind in words}
+        assert set(kinds.values()) <= {"", "in", "out", "inout", "const", "tensor"}, kinds
+        self.each = tuple(kinds)[len(once.split()) :]
+        self.left_out: dict[str, Any] = dict.fromkeys(kinds)
+        self.required = {name for name, _, kind in words if not kind.endswith("?")}
+        self.reads = tuple(name for name in kinds if "in" in kinds[name])
+        self.writes = tuple(name for name in kinds if "out" in kinds[name])
+        self.buffers, self.tensors = (*self.reads, *self.writes), "tensor" in kinds.values()
+
+    def __call__(self, **given: Any) -> SimpleNamespace:
+        """What is given, as the numpy twin takes it; None for what is left out."""
+        return SimpleNamespace(**{**self.left_out, **given})
+
+    def slots(self, given: Mapping[str, Any]) -> list[Any]:
+        """What is given by name, a value for each slot; None for what is left out."""
+        whole = {**self.left_out, **given}
+        assert len(whole) == len(self.kinds), given
+        if not self.tensors:
+            return list(whole.values())
+        each = zip(*[whole.pop(name) or repeat(None) for name in self.each], strict=False)
+        out: list[Any] = []
+        for value in chain(whole.values(), *each):
+            if type(value) is tuple:
+                out += value
+            else:
+                out.append(value)
+        return out
+
+
+class Frame:
+    """A kernel's arguments while it is being built, each an attribute by its name: an address or an
+    integer; and the run's state.
+    """
+
+    def __init__(
+        self, k: Builder, spec: Spec, args: Val, run: Val, begin: Val, end: Val, scratch: Val
+    ) -> None:
+        self.k, self.spec, self.args, self.block = k, spec, args, run
         self.begin, self.end, self.scratch = begin, end, scratch
 
-    def ptr(self, slot: int) -> Val:
-        return self.k.load(self.args, ptr, align=8, offset=8 * slot)
+    def __getattr__(self, name: str) -> Val:
+        found: Val = self.each(name)
+        return found
 
-    def int(self, slot: int) -> Val:
-        return self.k.load(self.args, i64, align=8, offset=8 * slot)
+    def each(self, name: str, i: int = 0) -> Any:
+        """An argument of the i-th tensor; the tensor itself as a tuple of addresses."""
+        spec: Any = self.spec
+        kinds = spec.args.kinds
+        sizes = {n: len(spec.fmt.strides) if kinds[n] == "tensor" else 1 for n in kinds}
+        ty = ptr if kinds[name] else i64
+        at = sum(sizes[n] for n in takewhile(lambda n: n != name, kinds))
+        at += i * sum(sizes[n] for n in spec.args.each)
+        slots = range(at, at + sizes[name])
+        found = tuple(self.k.load(self.args, ty, align=8, offset=8 * slot) for slot in slots)
+        return found if kinds[name] == "tensor" else found[0]
 
     def run(self, field: str, ty: Ty = i64) -> Val:
-        fields_ = RUN_STATE.fields
-        assert fields_ is not None
-        return self.k.load(self._run, ty, align=8, offset=int(fields_[field][1]))
+        """A count of RUN_STATE; with ``ty`` ptr where an array of it begins."""
+        value = self.k.load(self.block, i64, align=8, offset=run_offset(field))
+        return self.block + value if ty == ptr else value
 
 
 @dataclass(frozen=True)
@@ -106,6 +178,7 @@ class Spec:
     """
 
     op: ClassVar[str]
+    args: ClassVar[Args] = Args()
 
     def __post_init__(self) -> None:
         """Round floats to f32, as constants of the code are: then a name's digits tell all."""
@@ -117,23 +190,24 @@ class Spec:
     @property
     def name(self) -> str:
         """``op_value_value``; a field at its default is left out, True gives the field's own
-        name.
+        name, and False (of one that is True by default) ``not_`` before it.
         """
         parts = [self.op]
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is True:
-                parts.append(field.name)
-            elif value != field.default:
+            if value == field.default:
+                continue
+            if isinstance(value, bool):
+                parts.append(field.name if value else f"not_{field.name}")
+            else:
                 label = "" if isinstance(value, str) else field.name
                 # str: an f-string would write all digits of the f64 that the f32 is.
                 digits = str(np.float32(value)) if isinstance(value, float) else value
                 parts.append(f"{label}{digits}")
         return "_".join(parts)
 
-    @property
-    def scratch(self) -> int:
-        """Bytes of scratch a thread needs."""
+    def scratch(self, lanes: int) -> int:
+        """Bytes of scratch a thread needs, where vectors have ``lanes`` f32 values."""
         return 0
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
@@ -146,16 +220,14 @@ class Spec:
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:
         """Emit the kernel into ``k``'s function, whose arguments these are."""
-        self.build(k, isa, Frame(k, args, run, begin, end, scratch))
+        self.build(k, isa, Frame(k, self, args, run, begin, end, scratch))
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
         raise NotImplementedError
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
-        """The numpy twin: does the whole grid on arrays in the order of the step's reads and
-        writes.
-        """
+    def run_ref(self, args: Any, run: Any) -> None:
+        """The numpy twin: does the whole grid. ``args`` has arrays and numbers, by name."""
         raise NotImplementedError
 
 

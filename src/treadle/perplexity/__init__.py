@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.perplexity.measure import N_SEQUENCES, Beside, Measured, Reference, measure
-from treadle.perplexity.saved import SavedLogits, SavedWriter, is_saved
+from treadle.perplexity.saved import SavedLogits, is_saved, save_logits
 from treadle.perplexity.score import Comparison, Estimate, Summary, summarize
 from treadle.perplexity.windows import Windows, cut
 
@@ -15,11 +15,11 @@ __all__ = [
     "Measured",
     "Reference",
     "SavedLogits",
-    "SavedWriter",
     "Summary",
     "Windows",
     "cut",
     "is_saved",
     "measure",
+    "save_logits",
     "summarize",
 ]

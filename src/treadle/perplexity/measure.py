@@ -26,7 +26,6 @@ from treadle.perplexity.windows import Piece, Windows, schedule
 if TYPE_CHECKING:
     from treadle.engine import Engine
     from treadle.kvcache import Sequence
-    from treadle.perplexity.saved import SavedWriter
 
 N_SEQUENCES = 2  # windows that are in the cache at once: load the model with as many
 
@@ -98,7 +97,7 @@ def measure(
     windows: Windows,
     *,
     against: Reference | None = None,
-    save: SavedWriter | None = None,
+    save: Callable[[Floats], None] | None = None,
     progress: Progress | None = None,
 ) -> Measured:
     """Score ``windows`` with ``engine``; ``against`` is whose predictions to compare with.
@@ -115,7 +114,7 @@ def measure(
             f"{n_vocab}: their predictions cannot be compared"
         )
     out, done, total = Measured(), 0, len(windows) * (windows.n_ctx - 1)
-    with ThreadPoolExecutor(engine.n_threads, "perplexity") as pool:
+    with ThreadPoolExecutor(engine.device.n_threads, "perplexity") as pool:
         for piece, n_tokens, logits in _runs(engine, windows):
             done += n_tokens
             if piece is not None:
@@ -123,7 +122,7 @@ def measure(
                 begin, end = piece.start - windows.first, piece.end - windows.first
                 _score(out, logits, windows, piece.window, slice(begin, end), against, pool)
                 if save is not None:
-                    save.write(logits)
+                    save(logits)
             if progress is not None:
                 progress(done, total, out)
     return out

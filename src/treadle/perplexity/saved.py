@@ -9,19 +9,17 @@ code 0.
 from __future__ import annotations
 
 import os
-import secrets
 import struct
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.mapping import map_file
-from treadle.files.target import check_target
+from treadle.files.target import check_target, new_file
 from treadle.perplexity.score import Floats, normalizer
 from treadle.perplexity.windows import MIN_CONTEXT, Windows
 
@@ -97,61 +95,25 @@ class SavedLogits:
         return FileError(found, path=self.path, expected=expected)
 
 
-class SavedWriter:
-    """Writes such a file, prediction by prediction; it is there when ``with`` ends without an
-    error.
+@contextmanager
+def save_logits(
+    path: str | os.PathLike[str], windows: Windows, n_vocab: int
+) -> Iterator[Callable[[Floats], None]]:
+    """Write such a file: gives what appends predictions, float32 ``[n, n_vocab]``.
+
+    The file is there when ``with`` ends without an error. Raises FileError.
     """
+    path = Path(path)
+    check_target(path, force=True)
+    with new_file(path) as file:
+        file.write(HEAD.pack(MAGIC, windows.n_ctx, n_vocab, len(windows)))
+        file.write(windows.tokens.astype("<i4").tobytes())
 
-    def __init__(self, path: str | os.PathLike[str], windows: Windows, n_vocab: int) -> None:
-        self.path, self.n_vocab = Path(path), n_vocab
-        self._part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-        self._file: IO[bytes] | None = None
-        self._head = HEAD.pack(MAGIC, windows.n_ctx, n_vocab, len(windows))
-        self._tokens = windows.tokens.astype("<i4").tobytes()
-
-    def __enter__(self) -> SavedWriter:
-        check_target(self.path, force=True)
-        try:
-            self._file = self._part.open("xb")
-            self._file.write(self._head + self._tokens)
-        except OSError as error:
-            self._drop()
-            raise self._error(error) from error
-        return self
-
-    def write(self, logits: Floats) -> None:
-        """Append predictions, float32 ``[n, n_vocab]``. Raises FileError."""
-        assert self._file is not None
-        try:
+        def append(logits: Floats) -> None:
             for row in logits:  # one at a time: codes take as much memory as logits
-                self._file.write(encode(row[None]))
-        except OSError as error:
-            raise self._error(error) from error
+                file.write(encode(row[None]))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                assert self._file is not None
-                self._file.close()
-                self._part.replace(self.path)
-        except OSError as failed:
-            raise self._error(failed) from failed
-        finally:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._part.unlink(missing_ok=True)
-        if self._file is not None:
-            with suppress(OSError):  # it flushes once more, and the disk is still full
-                self._file.close()
-
-    def _error(self, error: OSError) -> FileError:
-        return FileError(f"cannot be written: {error.strerror or error}", path=self.path)
+        yield append
 
 
 def encode(logits: Floats) -> bytes:

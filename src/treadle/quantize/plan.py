@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -131,6 +132,7 @@ def parse_rule(text: str) -> Rule:
     return Rule(pattern, kind_by_name(fmt).name)
 
 
+@cache
 def kind_by_name(name: str) -> GGMLType:
     """Size and name of a format, known by treadle or only by ggml. Raises UnsupportedError."""
     for table in (FORMATS, GGML_TYPES):
@@ -162,13 +164,12 @@ def make_recipe(
     Raises UnsupportedError for rows that a format asked for cannot hold, TreadleError for a rule
     that no matrix answers to.
     """
-    kinds = _needed(mix, rules, (output_type, embd_type))
     if output_type is not None:
         tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too
         name = "token_embd" if tied else "output"
-        rules = (*rules, Rule(rf"^{name}\.weight$", kinds[output_type].name))
+        rules = (*rules, Rule(rf"^{name}\.weight$", kind_by_name(output_type).name))
     if embd_type is not None:
-        rules = (*rules, Rule(r"^token_embd\.weight$", kinds[embd_type].name))
+        rules = (*rules, Rule(r"^token_embd\.weight$", kind_by_name(embd_type).name))
     places = _Places(gguf, mix, imatrix is not None)
     unused = set(rules)
     targets = []
@@ -181,11 +182,11 @@ def make_recipe(
         said = [rule for rule in rules if re.search(rule.pattern, tensor.name)]
         unused.difference_update(said)
         if said:
-            targets.append(_exactly(tensor, kinds[said[-1].format], gguf))
+            targets.append(_exactly(tensor, kind_by_name(said[-1].format), gguf))
         elif pure:
-            targets.append(_exactly(tensor, kinds[mix.base], gguf))
+            targets.append(_exactly(tensor, kind_by_name(mix.base), gguf))
         else:
-            targets.append(_nearly(tensor, kinds[mix.format_for(*places(tensor))]))
+            targets.append(_nearly(tensor, kind_by_name(mix.format_for(*places(tensor)))))
     for rule in rules:
         if rule in unused:
             raise TreadleError(
@@ -222,23 +223,6 @@ def _exactly(tensor: Tensor, wanted: GGMLType, gguf: GGUF) -> Target:
             f"blocks of {wanted.block} do not divide; {nearest(wanted, k).name} can"
         )
     return Target(tensor, wanted)
-
-
-class _Kinds(dict[str, GGMLType]):
-    """Formats by name, looked up when first asked for."""
-
-    def __missing__(self, name: str) -> GGMLType:
-        self[name] = kind_by_name(name)
-        return self[name]
-
-
-def _needed(mix: Mix, rules: Iterable[Rule], others: Iterable[str | None]) -> _Kinds:
-    """A table of formats, with all that the user named already found."""
-    kinds = _Kinds()
-    for name in (mix.base, *(rule.format for rule in rules), *others):
-        if name is not None:
-            kinds[name]
-    return kinds
 
 
 class _Places:

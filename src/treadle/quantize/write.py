@@ -1,40 +1,41 @@
-"""Carrying a recipe out: one file read, one written, a strip of rows at a time on every core."""
+"""Carrying a recipe out: a conversion (``convert/output.py``) with a type for each tensor."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert import output
 from treadle.convert.finite import is_finite
+from treadle.convert.gguf import gguf_source
+from treadle.convert.pagecache import PageCache
+from treadle.convert.recipe import QUANTIZATION_VERSION, Entry, entry_of, kept_metadata, lay_out
+from treadle.convert.source import Bytes
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf import GGUF, GGUFWriter
 from treadle.files.target import check_target as check_path
 from treadle.files.target import files_of
-from treadle.formats import Format, by_name
+from treadle.formats import FORMATS, Format, by_name
 from treadle.runtime.sigbus import guard_mappings
 
 if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
     from treadle.files.tensor import Tensor
+    from treadle.imatrix.matrix import Entry as Importances
     from treadle.imatrix.matrix import ImportanceMatrix
-    from treadle.quantize.plan import Recipe, Target
+    from treadle.quantize.plan import Recipe
 
-STRIP = 1 << 18  # weights a thread takes at a time: its temporaries stay in cache
-AHEAD = 3  # strips a thread may be ahead of the file
-QUANTIZATION_VERSION = 2  # of ggml's block layouts: general.quantization_version
-SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+STAGE = "quantizing"
 MAX_STRING = 4096  # bytes of a name that is noted in the file
 
-Progress = Callable[[str, int, int], None]
-Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
@@ -47,11 +48,14 @@ def write(
     imatrix: ImportanceMatrix | None = None,
     overwrite: bool = False,
     allow_requantize: bool = False,
-    progress: Progress | None = None,
+    progress: output.Progress = lambda stage, done, total: None,
+    say: output.Say = lambda text: None,
 ) -> None:
     """Write ``gguf``'s tensors as ``recipe`` says into one new file, whole or not at all.
 
-    ``progress(stage, done, total)`` counts bytes read. Memory is bounded by a few strips a thread.
+    A run that was stopped leaves its part beside ``path``, and the same call continues it; ``say``
+    is told. ``progress(stage, done, total)`` counts bytes read. Memory is bounded by a few strips a
+    thread.
 
     Raises FileError (``path`` exists and ``overwrite`` is false; a weight that is not finite, or
     too large for its format; importances of another shape; a disk that is full; a file that shrank
@@ -65,102 +69,61 @@ def write(
     check_sources(gguf, recipe, allow_requantize)
     if imatrix is not None:
         check_importances(gguf, recipe, imatrix)
-    writer = GGUFWriter(path, gguf.alignment)
-    for key, value in gguf.metadata.items():
-        if key not in SPLIT_KEYS and key != "general.alignment":
-            writer.add(key, value, gguf.types[key])
+    source = gguf_source(gguf)
+    metadata = kept_metadata(source)
     if recipe.file_type is not None:
-        writer.add("general.file_type", recipe.file_type)
+        metadata["general.file_type"] = recipe.file_type
     if recipe.quantized:
-        writer.add("general.quantization_version", QUANTIZATION_VERSION)
+        metadata["general.quantization_version"] = QUANTIZATION_VERSION
     if imatrix is not None:
-        _note_importances(writer, imatrix)
-    total = sum(target.tensor.n_bytes for target in recipe.targets)
-    done = 0
-
-    def count(n_bytes: int) -> None:
-        nonlocal done
-        done += n_bytes
-        if progress is not None:
-            progress("quantizing", done, total)
-
-    with ThreadPoolExecutor(n_threads, "quantize") as pool:
-        for target in recipe.targets:
-            tensor = target.tensor
-            job = _Job(gguf, target, imatrix, pool, AHEAD * n_threads, count)
-            writer.add_tensor(tensor.name, tensor.shape, target.type.name, job.pieces)
-        try:
-            writer.write(lambda: gguf.check(now=True))
-        except FileError:
-            gguf.check(now=True)  # where bytes of the source are gone, writing them fails too
-            raise
+        metadata |= _importance_keys(imatrix)
+    entries = [
+        entry_of(source.tensors[t.tensor.name], by_name(t.type.name) if t.changes else None)
+        for t in recipe.targets
+    ]
+    shards = lay_out(path, metadata, entries, gguf.alignment)
+    known = imatrix.entries if imatrix is not None else {}
+    work = output.Work(
+        source, shards, _encode(known), lambda entry, rows, begin: None, _digest(known), n_threads,
+        STAGE,
+    )  # fmt: skip
+    output.write(work, progress, say, PageCache(()))
 
 
-class _Job:
-    """One tensor on its way; ``pieces`` is called when the file has come to it."""
+def _encode(entries: Mapping[str, Importances]) -> output.Change:
+    """A quantiser of rows, by the importances of their columns where there are some."""
 
-    def __init__(
-        self,
-        gguf: GGUF,
-        target: Target,
-        imatrix: ImportanceMatrix | None,
-        pool: ThreadPoolExecutor,
-        ahead: int,
-        count: Callable[[int], None],
-    ) -> None:
-        self.gguf, self.target, self.pool, self.ahead = gguf, target, pool, ahead
-        self.count, self.imatrix = count, imatrix
-
-    def pieces(self) -> Iterator[Bytes]:
-        """The tensor's bytes in their new format, in order."""
-        tensor, data = self.target.tensor, self.target.tensor.data
-        if not self.target.changes or not data.size:
-            yield data
-            self.count(tensor.n_bytes)
-            return
-        source, fmt = tensor.format, by_name(self.target.type.name)
-        assert source is not None  # check_sources has seen to it
-        k = tensor.shape[-1]
-        rows = data.reshape(-1, source.row_bytes(k))
-        weights = self._weights(fmt, len(rows))
-        step = max(1, STRIP // k)
-
-        def strip(at: int) -> Bytes:
-            x = source.dequantize_rows(rows[at : at + step])
-            try:
-                return quantize_rows(fmt, x, weights and weights(at, at + len(x)))
-            except ValueError as error:  # says what; where is known only here
-                where = f"{tensor.name}: rows {at} to {at + len(x) - 1}"
-                raise FileError(str(error), path=tensor.path, where=where) from error
-
-        waiting: deque[Future[Bytes]] = deque()
-        try:
-            for at in range(0, len(rows), step):
-                waiting.append(self.pool.submit(strip, at))
-                if len(waiting) > self.ahead:
-                    yield self._next(waiting, rows.shape[1])
-            while waiting:
-                yield self._next(waiting, rows.shape[1])
-        finally:
-            for future in waiting:
-                future.cancel()
-
-    def _next(self, waiting: deque[Future[Bytes]], row_bytes: int) -> Bytes:
-        piece = waiting.popleft().result()
-        self.gguf.check()
-        self.count(len(piece) * row_bytes)
-        return piece
-
-    def _weights(self, fmt: Format, n_rows: int) -> Callable[[int, int], Floats] | None:
-        """A function from first and last row to their importances, float32 [n or 1, K]."""
-        entry = self.imatrix and self.imatrix.entries.get(self.target.tensor.name)
-        if not entry or not takes_weights(fmt):
+    @lru_cache(maxsize=2)  # of a tensor and the next: with experts a table is large
+    def table(name: str, quantize: Callable[..., Any]) -> Floats | None:
+        if name not in entries or "weights" not in inspect.signature(quantize).parameters:
             return None
-        table = entry.weights()
-        per = n_rows // len(table)  # rows of one expert's matrix
-        if len(table) == 1:
-            return lambda begin, end: table
-        return lambda begin, end: table[np.arange(begin, end) // per]
+        return entries[name].weights()
+
+    def encode(entry: Entry, rows: Bytes, begin: int) -> Bytes:
+        tensor, fmt = entry.tensor, entry.encode
+        assert fmt is not None
+        x = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
+        at = begin // tensor.row_bytes
+        end = at + len(x)
+        weights = table(tensor.name, fmt.quantize)
+        if weights is not None and len(weights) > 1:
+            per = tensor.n_rows // len(weights)  # rows of one expert's matrix
+            weights = weights[np.arange(at, end) // per]
+        try:
+            return quantize_rows(fmt, x, weights).reshape(-1)
+        except ValueError as error:  # says what; where is known only here
+            raise tensor.error(str(error), where=f"rows {at} to {end - 1}") from error
+
+    return encode
+
+
+def _digest(entries: Mapping[str, Importances]) -> bytes:
+    """Of the importances, which no header tells."""
+    state = hashlib.sha256(b"quantize")
+    for name, entry in entries.items():
+        state.update(name.encode("utf-8", "surrogateescape"))
+        state.update(entry.sums.tobytes() + entry.counts.tobytes())
+    return state.digest()
 
 
 def quantize_rows(fmt: Format, x: Floats, weights: Floats | None = None) -> Bytes:
@@ -181,11 +144,6 @@ def quantize_rows(fmt: Format, x: Floats, weights: Floats | None = None) -> Byte
     if not is_finite(fmt, made):
         raise ValueError(f"holds {np.abs(x).max():g}, which is too large for {fmt.name}")
     return made
-
-
-def takes_weights(fmt: Format) -> bool:
-    """Whether a format's quantiser makes use of importances."""
-    return "weights" in inspect.signature(fmt.quantize).parameters
 
 
 # -- what can be known before a byte is written -------------------------------------------------
@@ -253,14 +211,16 @@ def _importance_shape(tensor: Tensor) -> tuple[int, int]:
     return prod(tensor.shape[:-2]), tensor.shape[-1]
 
 
-def _note_importances(writer: GGUFWriter, imatrix: ImportanceMatrix) -> None:
+def _importance_keys(imatrix: ImportanceMatrix) -> dict[str, Any]:
     """Say in the file what it was quantised with, under llama.cpp's keys."""
+    keys: dict[str, Any] = {}
     if imatrix.path is not None:
-        writer.add("quantize.imatrix.file", str(imatrix.path)[:MAX_STRING])
+        keys["quantize.imatrix.file"] = str(imatrix.path)[:MAX_STRING]
     if imatrix.datasets:
-        writer.add("quantize.imatrix.dataset", imatrix.datasets[0][:MAX_STRING])
-    writer.add("quantize.imatrix.entries_count", len(imatrix.entries))
-    writer.add("quantize.imatrix.chunks_count", imatrix.n_chunks)
+        keys["quantize.imatrix.dataset"] = imatrix.datasets[0][:MAX_STRING]
+    keys["quantize.imatrix.entries_count"] = len(imatrix.entries)
+    keys["quantize.imatrix.chunks_count"] = imatrix.n_chunks
+    return keys
 
 
 def gguf_bytes(recipe: Recipe, gguf: GGUF) -> int:

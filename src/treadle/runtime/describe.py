@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treadle.isa import choose, runnable
 from treadle.jit import cache
 from treadle.jit.compile import compiler_versions, host_features
-from treadle.runtime import machine, memory, residence
-from treadle.runtime.reasons import FEATURES, enabled_by, reasons
+from treadle.runtime import facts, machine, residence
+from treadle.runtime.facts import Here, ModelFile, Told
+from treadle.runtime.peaks import wanted_bytes
 from treadle.runtime.tuned import tuned_row
+from treadle.version import __version__
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -22,17 +24,7 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 
-
-@dataclass(frozen=True)
-class ModelFile:
-    """What a report needs to know of a model: its files, and the formats of its weights."""
-
-    files: Sequence[Path]
-    formats: Sequence[str] = ()  # of its weights, the one with most bytes first
-    without_kernel: Sequence[str] = ()  # those that treadle cannot compute with
-    acts: Set[str] = frozenset()  # "q8", "bf16", "f32": what its weights are multiplied by
-    instead: Sequence[str] = ()  # the formats that treadle has kernels for
-    problem: str | None = None  # why treadle cannot run it at all
+WALKED = 64 << 20  # bytes of a model that the size of its pages matters for
 
 
 def row_in_use() -> Isa:
@@ -51,176 +43,173 @@ def describe(
 ) -> Report:
     """This machine as a dictionary that JSON can hold.
 
-    cpu: name, architecture; features that matter here: used, unused (treadle has no row for them
-    yet), missing (name: what it would give). instruction_set: the row chosen, why, all that can
-    run. threads: how many, which bound it was, all bounds. processors: online, allowed, cores,
-    threads a core, fast cores, quota, governor, load (threads that wanted to run in the last
-    minute). memory: sizes in bytes (usable is what this process may still take, bound the limit
-    that says so), huge pages, NUMA nodes. kernel_cache: folder, kernels in use and their size,
-    files of other versions or damaged, problem (why kernels are not kept), compiling (may new ones
-    be made). tuning: what `treadle tune` measured here, if it did: file,
-    when, formats, problem (why it is not used). model: its files' size, how much of it is in
-    memory and in huge pages, the formats of its weights and those without a kernel, problem (why
-    it cannot be run at all). peaks: as measured, if they were; read_from is "caches"
-    where no larger buffer may be had; processor_time_share is what the threads got of what they
-    asked for. versions. warnings: each reason for lost speed and every
-    fallback in force, with what to do.
+    SECTIONS has its parts; what they say nothing of is left out. warnings: each reason for lost
+    speed and every fallback in force, with what to do; those of the model come first.
 
     The other arguments stand for another machine, for tests. Raises UnsupportedError for a
     ``TREADLE_ISA`` that is unknown or cannot run here.
     """
-    features = host_features() if features is None else features
-    allowed = machine.affinity() if allowed is None else allowed
-    isa = choose(features)
-    report: Report = {
-        "cpu": _cpu(features, proc),
-        "instruction_set": _instruction_set(isa, features),
-        "threads": _threads(allowed, sys_root, proc),
-        "processors": _processors(allowed, sys_root, proc),
-        "memory": _memory(sys_root, proc),
-        "kernel_cache": _kernel_cache(),
-        "tuning": _tuning(isa, proc),
-        "model": _model(model),
-        "peaks": _peaks(peaks),
-        "versions": _versions(),
-    }
-    report = {name: part for name, part in report.items() if part}
-    report["warnings"] = list(
-        reasons(report, isa, features, peaks, model, allowed=allowed, sys_root=sys_root, proc=proc)
+    here = Here(
+        host_features() if features is None else features,
+        machine.affinity() if allowed is None else allowed,
+        model,
+        peaks,
+        sys_root,
+        proc,
     )
+    told = {name: list(section(here)) for name, section in SECTIONS.items()}
+    report: Report = {
+        name: dict(each for each in part if not isinstance(each, str))
+        for name, part in told.items()
+        if part
+    }
+    ranked = sorted(told, key=lambda name: name != "model")
+    report["warnings"] = [each for name in ranked for each in told[name] if isinstance(each, str)]
     return report
 
 
-def _cpu(features: Set[str], proc: Path) -> Report:
-    known = FEATURES.get(platform.machine(), {})
-    used = frozenset().union(*(row.needs for row in runnable(features)))
-    present = [name for name in known if name in features]
-    missing = {
-        name: gives + enabled_by(name)
-        for name, (gives, better) in known.items()
-        if name not in features and not features & set(better)
-    }
-    return {
-        "name": machine.cpu_name(proc),
-        "architecture": platform.machine(),
-        "used": [name for name in present if name in used],
-        "unused": [name for name in present if name not in used],
-        "missing": missing,
-    }
+def of_cache(here: Here) -> Iterator[Told]:
+    """Kernels in use and their size, files of other versions or damaged; problem: why kernels are
+    not kept; compiling: may new ones be made.
+    """
+    state, compiling = cache.state(), os.environ.get("TREADLE_NO_COMPILE") != "1"
+    yield "folder", state.folder
+    yield "kernels", state.n_kernels
+    yield "size_bytes", state.n_bytes
+    yield "old_files", state.n_stale
+    yield "old_size_bytes", state.stale_bytes
+    yield "problem", state.problem
+    if state.problem:
+        then = "every process compiles its kernels" if compiling else "nothing can run"
+        yield f"{state.problem}: {then}; set TREADLE_CACHE to a folder of your own"
+    yield "compiling", compiling
+    if not compiling:
+        yield "TREADLE_NO_COMPILE=1: a kernel that is not in the cache is an error; unset it"
 
 
-def _instruction_set(isa: Isa, features: Set[str]) -> Report:
-    forced = os.environ.get("TREADLE_ISA")
-    return {
-        "chosen": isa.name,
-        "why": "TREADLE_ISA asks for it" if forced else "the best that this CPU can run",
-        "can_run": [row.name for row in runnable(features)],
-    }
+def of_tuning(here: Here) -> Iterator[Told]:
+    """What ``treadle tune`` measured here, if it did; problem: why it is not used."""
+    row = tuned_row(here.isa, proc=here.proc)
+    if row.made is None and row.problem is None:
+        return  # nothing was ever tuned here
+    yield "file", row.path
+    yield "measured", row.made
+    yield "formats", row.formats
+    yield "problem", row.problem
+    if row.problem:
+        yield f"the shipped tiles are used, not this machine's own: {row.problem}"
 
 
-def _threads(allowed: list[int], sys_root: Path, proc: Path) -> Report:
-    cpus, cgroup = sys_root / "devices/system/cpu", sys_root / "fs/cgroup"
-    bounds = machine.thread_bounds(allowed, cpus, cgroup, proc)
-    n, why = min(bounds, key=lambda bound: bound[0])
-    return {"chosen": n, "bound": why, "bounds": {text: count for count, text in bounds}}
-
-
-def _processors(allowed: list[int], sys_root: Path, proc: Path) -> Report:
-    cpus = sys_root / "devices/system/cpu"
-    cores = machine.physical_cores(allowed, cpus)
-    return {
-        "online": len(machine.online(cpus)),
-        "allowed": len(allowed),
-        "cores": len(cores) or None,
-        "threads_a_core": max(map(len, cores.values()), default=None),
-        "fast_cores": len(machine.fast_cores(sorted(cores), cpus)) if cores else None,
-        "quota": machine.cgroup_quota(sys_root / "fs/cgroup", proc),
-        "governor": machine.governor_of(allowed[0], cpus),
-        "load": machine.load_average(proc),
-    }
-
-
-def _memory(sys_root: Path, proc: Path) -> Report:
-    cgroup = sys_root / "fs/cgroup"
-    total, available = memory.host_memory(proc)
-    usable = memory.usable_memory(cgroup, proc)
-    nodes = machine.memory_nodes(sys_root)
-    return {
-        "total_bytes": total,
-        "available_bytes": available,
-        "limit_bytes": memory.memory_limit(cgroup, proc),
-        "usable_bytes": usable and usable.free_bytes,
-        "bound": usable and usable.what,
-        "huge_pages": machine.huge_pages(sys_root),
-        "nodes": nodes,
-        "largest_cache_bytes": machine.cache_bytes(sys_root / "devices/system/cpu"),
-    }
-
-
-def _model(model: ModelFile | None) -> Report:
+def of_model(here: Here) -> Iterator[Told]:
+    """Its files' size, how much of it is in memory and in huge pages, the formats of its weights
+    and those without a kernel; problem: why it cannot be run at all.
+    """
+    model = here.model
     if model is None:
-        return {}
-    return {
-        "files": [str(path) for path in model.files],
-        "size_bytes": sum(path.stat().st_size for path in model.files),
-        "in_memory_bytes": _total(residence.resident_bytes(path) for path in model.files),
-        "in_huge_pages_bytes": _total(residence.huge_bytes(path) for path in model.files),
-        "formats": list(model.formats),
-        "without_kernel": list(model.without_kernel),
-        "problem": model.problem,
-    }
+        return
+    yield "files", [str(path) for path in model.files]
+    if model.problem:
+        yield f"treadle cannot run this model: {model.problem}"
+    if model.without_kernel:
+        yield (
+            f"there is no kernel for {', '.join(model.without_kernel)} weights, so treadle cannot "
+            f"run this file: get the model as {', '.join(model.instead)}"
+        )
+    size = sum(path.stat().st_size for path in model.files)
+    in_memory = _total(residence.resident_bytes(path) for path in model.files)
+    huge = _total(residence.huge_bytes(path) for path in model.files)
+    yield "size_bytes", size
+    yield "in_memory_bytes", in_memory
+    yield "in_huge_pages_bytes", huge
+    resident, files = in_memory or 0, " ".join(shlex.quote(str(path)) for path in model.files)
+    if here.usable and size > here.usable.free_bytes + resident:
+        yield (
+            f"the model ({size / 2**30:.1f} GiB) is larger than the memory there is for it "
+            f"({(here.usable.free_bytes + resident) / 2**30:.1f} GiB, for {here.usable.what}), so "
+            f"each token reads from disk: {here.usable.cure}, or take a smaller format"
+        )
+    elif in_memory is not None and resident < machine.ENOUGH * size:
+        yield (
+            f"{resident / size:.0%} of the model is in memory: its first run reads the other "
+            f"{(size - resident) / 2**30:.1f} GiB from disk; treadle doctor --reload {files} "
+            "does so before"
+        )
+    elif huge is not None and size > WALKED and huge < machine.ENOUGH * size:
+        yield (
+            f"{huge / size:.0%} of the model is in huge pages, the rest in small ones, as copying "
+            "or downloading leaves it, and a token takes up to a tenth longer to find its weights: "
+            f"treadle doctor --reload {files} reads the model anew"
+        )
+    yield "formats", list(model.formats)
+    yield "without_kernel", list(model.without_kernel)
+    yield "problem", model.problem
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
     """Their sum, if all are known."""
     listed = list(sizes)
-    known = [size for size in listed if size is not None]
-    return sum(known) if len(known) == len(listed) else None
+    return None if None in listed else sum(size or 0 for size in listed)
 
 
-def _peaks(peaks: Peaks | None) -> Report:
+def of_peaks(here: Here) -> Iterator[Told]:
+    """As measured, if they were. read_from is "caches" where no larger buffer may be had;
+    processor_time_share is what the threads got of what they asked for.
+    """
+    peaks, load = here.peaks, machine.load_average(here.proc)
     if peaks is None:
-        return {}
-    return {
-        "q8_ops_s": peaks.q8,
-        "bf16_ops_s": peaks.bf16,
-        "f32_ops_s": peaks.f32,
-        "read_bytes_s": peaks.bytes_s,
-        "read_from": "memory" if peaks.from_memory else "caches",
-        "read_buffer_bytes": peaks.buffer_bytes,
-        "processor_time_share": peaks.cpu_share,
-    }
+        return
+    yield "q8_ops_s", peaks.q8
+    yield "bf16_ops_s", peaks.bf16
+    if "bf16" in here.acts and peaks.bf16 is not None and peaks.bf16 < machine.ENOUGH * peaks.f32:
+        rows = reversed(runnable(here.features))
+        plain = next(row for row in rows if not (row.dot_bf16 or row.matrix))
+        yield (
+            f"this CPU's dots of bf16 run at {peaks.bf16 / peaks.f32:.0%} of its rate of f32: for "
+            f"BF16 weights TREADLE_ISA={plain.name} reads prompts faster"
+        )
+    yield "f32_ops_s", peaks.f32
+    yield "read_bytes_s", peaks.bytes_s
+    yield "read_from", "memory" if peaks.from_memory else "caches"
+    yield "read_buffer_bytes", peaks.buffer_bytes
+    wanted, usable = wanted_bytes(here.cpus), here.usable
+    if usable is not None and peaks.buffer_bytes < wanted:
+        largest = machine.cache_bytes(here.cpus)
+        follows = (
+            "so it may be a little too high"
+            if peaks.from_memory
+            else f"and a cache of {largest / 2**20:.0f} MiB holds most of that: it is the speed of "
+            "the caches, not of memory"
+        )
+        yield (
+            f"the reading speed was measured on {peaks.buffer_bytes / 2**20:.1f} MiB, not on "
+            f"{wanted / 2**20:.0f}, {follows}. The reason is {usable.what}: {usable.cure}"
+        )
+    yield "processor_time_share", peaks.cpu_share
+    so = f" (load average {load}), so the peaks are too low; stop them and ask again"
+    if warning := machine.busy([peaks.cpu_share], so):
+        yield warning
 
 
-def _versions() -> Mapping[str, str]:
+def of_versions(here: Here) -> Iterator[Told]:
+    """Of all that results depend on."""
     import numpy as np
 
-    import treadle
-
-    return {
-        "treadle": treadle.__version__,
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        **compiler_versions(),
-        "numpy": np.__version__,
-        "system": f"{platform.system()} {platform.release()}",
-    }
+    yield "treadle", __version__
+    yield "python", f"{platform.python_implementation()} {platform.python_version()}"
+    yield from compiler_versions().items()
+    yield "numpy", np.__version__
+    yield "system", f"{platform.system()} {platform.release()}"
 
 
-def _kernel_cache() -> Report:
-    state = cache.state()
-    return {
-        "folder": state.folder,
-        "kernels": state.n_kernels,
-        "size_bytes": state.n_bytes,
-        "old_files": state.n_stale,
-        "old_size_bytes": state.stale_bytes,
-        "problem": state.problem,
-        "compiling": os.environ.get("TREADLE_NO_COMPILE") != "1",
-    }
-
-
-def _tuning(isa: Isa, proc: Path) -> Report:
-    row = tuned_row(isa, proc=proc)
-    if row.made is None and row.problem is None:
-        return {}  # nothing was ever tuned here
-    return {"file": row.path, "measured": row.made, "formats": row.formats, "problem": row.problem}
+SECTIONS: dict[str, Callable[[Here], Iterator[Told]]] = {
+    "cpu": facts.of_cpu,
+    "instruction_set": facts.of_instructions,
+    "threads": facts.of_threads,
+    "processors": facts.of_processors,
+    "memory": facts.of_memory,
+    "kernel_cache": of_cache,
+    "tuning": of_tuning,
+    "model": of_model,
+    "peaks": of_peaks,
+    "versions": of_versions,
+}

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 SYS, PROC = Path("/sys"), Path("/proc")
 CGROUP, CPUS = SYS / "fs/cgroup", SYS / "devices/system/cpu"
 
 Bound = tuple[int, str]
+
+ENOUGH = 0.9  # a share above this is not worth a warning
+
+
+def busy(shares: Sequence[float], so: str) -> str | None:
+    """What to say of threads that got only these shares of the processor time that they asked for;
+    None where that is enough.
+    """
+    if min(shares, default=1.0) >= ENOUGH:
+        return None
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    got = low if low == high else f"{low} to {high}"
+    return f"the threads got {got} of the processor time they asked for: other programs run{so}"
 
 
 def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Bound:

@@ -17,8 +17,8 @@ import numpy as np
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
 from treadle.kernels.act import from_bf16_bits
-from treadle.kernels.matrix import LINE, REGISTER
-from treadle.kernels.spec import RUN_STATE, Frame, Spec
+from treadle.kernels.matrix import REGISTER
+from treadle.kernels.spec import LINE, RUN_STATE, Args, Frame, Spec
 from treadle.runtime import machine
 from treadle.runtime.memory import usable_memory
 from treadle.runtime.runner import STEP
@@ -66,11 +66,12 @@ class Peaks:
 class Dots(Spec):
     """Nothing but dots, in registers: ``out[item, m, n] = rounds * sum over lanes of w[m] . x[n]``.
 
-    ``mr * nr`` sums, so that none waits for the last. Arguments: ``w [mr, values], x [nr, values],
-    out [items, mr * nr], rounds``, a row of w and x being one vector. Items: repetitions.
+    ``mr * nr`` sums, so that none waits for the last: ``w [mr, values], x [nr, values], out [items,
+    mr * nr]``, a row of w and x being one vector. Items: repetitions.
     """
 
     op: ClassVar[str] = "dots"
+    args = Args("w:in x:in out:out rounds")
     act: str  # "q8", "bf16" or "f32", as in the products' names
     mr: int
     nr: int
@@ -78,7 +79,7 @@ class Dots(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
         lanes, n_bytes = isa.lanes, isa.vector_bits // 8
-        w_at, x_at, out, rounds = frame.ptr(0), frame.ptr(1), frame.ptr(2), frame.int(3)
+        w_at, x_at, out, rounds = frame.w, frame.x, frame.out, frame.rounds
         w_ty, x_ty, sum_ty = self.types(lanes)
         with k.loop(frame.end, start=frame.begin) as item:
             sums = [k.var(k.zero(sum_ty)) for _ in range(self.mr * self.nr)]
@@ -116,39 +117,39 @@ class Dots(Spec):
             made = isa.dot_bf16(k, total, w, x)
         return made
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+    def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin; bf16 operands are u16."""
-        w, x, out, rounds = arrays[:4]
+        w, x, out = args.w, args.x, args.out
         if self.act == "bf16":
             w, x = ((a.astype(np.uint32) << 16).view(np.float32) for a in (w, x))
-        sums = (w.astype(np.float64) @ x.astype(np.float64).T).reshape(-1) * rounds
+        sums = (w.astype(np.float64) @ x.astype(np.float64).T).reshape(-1) * args.rounds
         out[:] = sums if out.dtype == np.float32 else sums.astype(np.int64).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class MatrixDots(Spec):
-    """Nothing but products of matrix registers: ``out[item, m, n] = rounds * a[m] b[n]``, 16 by 16.
+    """Nothing but products of matrix registers: ``out[item, m, n] = rounds * w[m] x[n]``, 16 by 16.
 
-    Arguments: ``a [2, 16, 32], b [2, 16, 32], out [items, 2, 2, 16, 16], rounds``, a and b in bf16,
-    b in pairs of rows as the instruction wants them (``Matrix.dot_bf16``). Items: repetitions.
+    ``w [2, 16, 32], x [2, 16, 32], out [items, 2, 2, 16, 16]``, w and x in bf16, x in pairs of rows
+    as the instruction wants them (``Matrix.dot_bf16``). Items: repetitions.
     """
 
     op: ClassVar[str] = "matrix_dots"
+    args = Dots.args
 
-    @property
-    def scratch(self) -> int:
+    def scratch(self, lanes: int) -> int:
         return LINE
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
-        a, b, out, rounds = frame.ptr(0), frame.ptr(1), frame.ptr(2), frame.int(3)
+        w, x, out, rounds = frame.w, frame.x, frame.out, frame.rounds
         matrix = isa.matrix
         assert matrix is not None, isa.name
         matrix.begin(k, frame.scratch)
         with k.loop(frame.end, start=frame.begin) as item:
             for i in range(2):
-                matrix.load(k, 4 + i, a + i * REGISTER, LINE)
-                matrix.load(k, 6 + i, b + i * REGISTER, LINE)
+                matrix.load(k, 4 + i, w + i * REGISTER, LINE)
+                matrix.load(k, 6 + i, x + i * REGISTER, LINE)
             for c in range(4):
                 matrix.zero(k, c)
             with k.loop(rounds):
@@ -158,12 +159,11 @@ class MatrixDots(Spec):
                 matrix.store(k, c, out + (item * 4 + c) * REGISTER, LINE)
         matrix.end(k)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+    def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin; bf16 operands are u16."""
-        a, b, out, rounds = arrays[:4]
-        left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (a, b))
+        left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (args.w, args.x))
         right = right.reshape(2, 16, 16, 2).transpose(0, 1, 3, 2).reshape(2, 32, 16)
-        out[:] = rounds * (left[:, None] @ right[None])
+        args.out[:] = args.rounds * (left[:, None] @ right[None])
 
 
 @dataclass(frozen=True)
@@ -171,16 +171,17 @@ class Stream(Spec):
     """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
 
     An item is PIECE bytes, walked as ``streams`` runs side by side, each prefetching ``ahead``
-    bytes before it reads. Arguments: ``data, out``.
+    bytes before it reads.
     """
 
     op: ClassVar[str] = "stream"
+    args = Args("data:in out:out")
     streams: int
     ahead: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
-        data, out = frame.ptr(0), frame.ptr(1)
+        data, out = frame.data, frame.out
         ty, run = i32 * isa.lanes, PIECE // self.streams
         per_line = max(1, LINE // ty.n_bytes)
         with k.loop(frame.end, start=frame.begin) as item:
@@ -201,16 +202,10 @@ class Stream(Spec):
                 total_v = total_v + other.v
             k.store(out, k.sum(total_v), offset=item * 4)
 
-    def run_ref(self, arrays: Sequence[Any], run: Any) -> None:
+    def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin."""
-        data, out = arrays[:2]
-        pieces = data.view(np.int32).reshape(-1, PIECE // 4)
-        out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
-
-
-def tile(isa: Isa) -> tuple[int, int]:
-    """Sums enough to hide a dot's latency (up to 6 cycles, two a cycle), and no spill."""
-    return (4, 6) if isa.regs >= 32 else (2, 5)
+        pieces = args.data.view(np.int32).reshape(-1, PIECE // 4)
+        args.out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
 
 
 def measure_peaks(
@@ -246,7 +241,7 @@ def measure_peaks(
 
 def dots_of(act: str, isa: Isa) -> Dots | MatrixDots:
     """The kernel that measures dots of this kind."""
-    return MatrixDots() if act == "bf16" and isa.matrix else Dots(act, *tile(isa))
+    return MatrixDots() if act == "bf16" and isa.matrix else Dots(act, *isa.tiles.peak)
 
 
 def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarray:
@@ -271,7 +266,8 @@ def _rate_of_dots(
         products = n_values * isa.lanes * DOTS_PER_VALUE[spec.act]
     n_items = 64 * team.n_threads
     out = np.zeros((n_items, n_values), np.int32)
-    best = _least_time(team, kernel, [w, x, out, ROUNDS], n_items, seconds)
+    args = spec.args.slots({"w": w, "x": x, "out": out, "rounds": ROUNDS})
+    best = _least_time(team, kernel, args, n_items, seconds)
     return 2 * n_items * ROUNDS * products / best
 
 
@@ -280,11 +276,9 @@ def _rate_of_streams(team: Team, kernels: dict[str, int], n_bytes: int, seconds:
     n_items = n_bytes // PIECE
     data = Memory(n_items * PIECE)
     data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
-    out = np.zeros(n_items, np.int32)
+    args = Stream.args.slots({"data": data.bytes, "out": np.zeros(n_items, np.int32)})
     best = min(
-        _least_time(
-            team, kernels[Stream(*shape).name], [data.bytes, out], n_items, seconds / len(STREAMS)
-        )
+        _least_time(team, kernels[Stream(*shape).name], args, n_items, seconds / len(STREAMS))
         for shape in STREAMS
     )
     return n_items * PIECE / best
@@ -312,7 +306,7 @@ def _least_time(
     slots = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
     packed, run = np.array(slots, np.int64), np.zeros(1, RUN_STATE)
     step = np.zeros(1, STEP)
-    step[0] = (kernel, packed.ctypes.data, n_items, -1, 1, 1)
+    step[0] = (kernel, packed.ctypes.data, n_items, 0, 1, 1)
     times: list[float] = []
     stop = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < stop:

@@ -8,7 +8,6 @@ token, a processor then spends a tenth of its time on finding the small ones.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import sys
@@ -16,9 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.files.mapping import map_file
+from treadle.files.mapping import MappedFile, map_file, resident_pages
 from treadle.runtime.sigbus import guard_mappings
 
 HUGE = 2 << 20  # bytes
@@ -30,8 +28,9 @@ def resident_bytes(path: Path) -> int | None:
     n_bytes = path.stat().st_size
     if not n_bytes:
         return 0
-    present = _resident_pages(_map(path))
-    return None if present is None else min(n_bytes, int(present.sum()) * mmap.PAGESIZE)
+    with contextlib.suppress(OSError):
+        return min(n_bytes, int(resident_pages(_map(path)).sum()) * mmap.PAGESIZE)
+    return None
 
 
 def huge_bytes(path: Path) -> int | None:
@@ -41,15 +40,19 @@ def huge_bytes(path: Path) -> int | None:
     """
     if not path.stat().st_size or not sys.platform.startswith("linux"):
         return None
-    view = _map(path)
-    present = _resident_pages(view)
-    if present is None:
-        return None
-    per = HUGE // mmap.PAGESIZE
-    for page in range(0, len(present), per):
-        if present[page : page + per].all():
-            view[page * mmap.PAGESIZE]  # maps it, and a huge page as a whole
-    return _mapped_huge(int(view.ctypes.data))
+    with contextlib.suppress(OSError):
+        mapped, per = _map(path), HUGE // mmap.PAGESIZE
+        present = resident_pages(mapped)
+        for page in range(0, len(present), per):
+            if present[page : page + per].all():
+                mapped[page * mmap.PAGESIZE]  # maps it, and a huge page as a whole
+        at = int(np.frombuffer(mapped, np.uint8).ctypes.data)
+        for words, sizes in _mappings():
+            low, high = (int(word, 16) for word in words[0].split("-"))
+            if low <= at < high:
+                huge = [sizes[n] for n in ("FilePmdMapped:", "ShmemPmdMapped:") if n in sizes]
+                return sum(huge) if huge else None
+    return None
 
 
 def read_anew(path: Path) -> int | None:
@@ -64,25 +67,15 @@ def read_anew(path: Path) -> int | None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if path.stat().st_size:
         guard_mappings()
-        mapped = map_file(path, "a model's file")
+        mapped = _map(path)
         np.frombuffer(mapped, np.uint8)[:: mmap.PAGESIZE].max()
         mapped.check()
     return huge_bytes(path)
 
 
-def _map(path: Path) -> npt.NDArray[np.uint8]:
-    """The file's bytes, mapped as a model's are; the mapping goes with the array."""
-    return np.frombuffer(map_file(path, "a model's file"), np.uint8)
-
-
-def _resident_pages(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_] | None:
-    """For each page: is it in memory?"""
-    if sys.platform == "win32":
-        return None
-    present = np.zeros(-(-len(view) // mmap.PAGESIZE), np.uint8)
-    addresses = view.ctypes.data, len(view), present.ctypes.data
-    failed = ctypes.CDLL(None).mincore(*(ctypes.c_void_p(address) for address in addresses))
-    return None if failed else (present & 1).astype(np.bool_)
+def _map(path: Path) -> MappedFile:
+    """The file's bytes, mapped as a model's are."""
+    return map_file(path, "a model's file")
 
 
 def peak_bytes(proc: Path = PROC) -> int | None:
@@ -102,34 +95,21 @@ def peak_bytes(proc: Path = PROC) -> int | None:
 def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:
     """Bytes of files that this process has mapped and are in memory; None as above."""
     names = {os.path.realpath(path) for path in paths}
-    try:
-        lines = (proc / "self/smaps").read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return None
-    inside, total = False, 0
-    for line in lines:
+    with contextlib.suppress(OSError):
+        ours = (sizes for words, sizes in _mappings(proc) if words[5:] and words[5] in names)
+        return sum(sizes.get("Rss:", 0) for sizes in ours)
+    return None
+
+
+def _mappings(proc: Path = PROC) -> list[tuple[list[str], dict[str, int]]]:
+    """This process's mappings by the kernel's own account: the words of each one's first line, and
+    its sizes in bytes by name. Raises OSError.
+    """
+    found: list[tuple[list[str], dict[str, int]]] = []
+    for line in (proc / "self/smaps").read_text("utf-8", "surrogateescape").splitlines():
         words = line.split(None, 5)
         if "-" in words[0]:
-            inside = len(words) == 6 and words[5] in names
-        elif inside and words[0] == "Rss:":
-            total += int(words[1]) << 10
-    return total
-
-
-def _mapped_huge(address: int) -> int | None:
-    """How much of this process' mapping at ``address`` is in huge pages, by the kernel's own
-    account.
-    """
-    try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
-    except OSError:
-        return None
-    inside, found = False, None
-    for line in lines:
-        name, _, rest = line.partition(":")
-        if "-" in name.split(" ")[0]:
-            low, high = (int(word, 16) for word in line.split(" ")[0].split("-"))
-            inside = low <= address < high
-        elif inside and name in ("FilePmdMapped", "ShmemPmdMapped"):
-            found = (found or 0) + (int(rest.split()[0]) << 10)
+            found.append((words, {}))
+        elif words[-1] == "kB":
+            found[-1][1][words[0]] = int(words[1]) << 10
     return found

@@ -11,6 +11,9 @@ Where a run is to be stopped (``alarm.py``), items are taken as ever and no kern
 walks to its end at once.
 
 Between runs a worker spins for a while and then sleeps on a futex; an idle team costs nothing.
+
+All that two threads share is read and written here, by atomic operations: Python's own stores have
+no order on a CPU that is no x86. ``docs/flow.md`` says why they suffice ("The claim word").
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from treadle.jit.types import i32, i64, ptr
-from treadle.kernels.spec import Frame, Spec
+from treadle.kernels.spec import LINE, Frame, Spec
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -29,29 +32,37 @@ if TYPE_CHECKING:
     from treadle.jit.values import Val
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
-STEP_FIELDS = ("kernel", "args", "base", "count_off", "per", "chunk")
+# ``base`` items, or with ``count``, an address: base * ceil(what is there / per).
+STEP_FIELDS = ("kernel", "args", "base", "count", "per", "chunk")
 STEP = np.dtype([(name, "i8") for name in STEP_FIELDS])
-JOB_FIELDS = (
-    "epoch",  # of the run's first step
+NEXT_FIELDS = (  # a run's own: Python writes them beside the job, the caller publishes them
     "n_steps",
     "steps",  # *STEP
     "run",  # *RUN_STATE
     "times",  # *timespec, where each step's start is noted, or 0
     "alarm",  # *i64: once that is not 0, kernels are called no more
-    "share",  # a claim takes one part in so many of what is left
+)
+JOB_FIELDS = (
+    *NEXT_FIELDS,
+    "epoch",  # of the run's first step
     "stop",  # workers leave
+    "share",  # a claim takes one part in so many of what is left
     "spins",  # polls without work before a worker sleeps
     "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
+    "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): end their sleep, or 0
+    "futex",  # the number of the system call that ``wake`` makes
     "offer",  # void (*)(): offer the processor to somebody else
     "clock",  # int (*)(int, timespec *)
 )
-LINE = 64  # claim, done, generation and sleepers have a cache line each
+# Claim, done, generation and sleepers have a cache line each.
 CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
-CLOSED = (
-    -2
-)  # an epoch of no step, while the caller writes a job: what a thread reads of it counts only
-#              if the claim was the same before and after (a seqlock)
-TEAM_BYTES = JOB + 8 * len(JOB_FIELDS)
+NEXT = JOB + 8 * len(JOB_FIELDS)
+TEAM_BYTES = NEXT + 8 * len(NEXT_FIELDS)
+# An epoch of no step, while a job is written: what a thread reads of it counts only if the claim
+# was the same before and after (a seqlock).
+CLOSED = -2
+WORKER, CALLER, STOP = range(3)  # what ``Work`` is called for
+FUTEX_WAKE_PRIVATE, EVERYONE = 129, 1 << 30
 OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
 TIMESPEC = 16  # bytes
 MONOTONIC = 1  # clock_gettime's clock
@@ -59,8 +70,8 @@ MONOTONIC = 1  # clock_gettime's clock
 
 @dataclass(frozen=True)
 class Work(Spec):
-    """``args`` is the team; ``begin`` is 1 for the caller of a run, who returns at its end, and 0
-    for a worker, who waits.
+    """``args`` is the team; ``begin`` is WORKER for who works until it is told to stop, CALLER for
+    who publishes a job, works on it and returns at its end, STOP for who tells the workers.
     """
 
     op: ClassVar[str] = "work"
@@ -72,7 +83,8 @@ class Work(Spec):
 class _Loop:
     def __init__(self, k: Builder, isa: Isa, frame: Frame) -> None:
         self.k, self.isa = k, isa
-        self.team, self.is_caller, self.scratch = frame.args, frame.begin.eq(1), frame.scratch
+        self.team, self.scratch = frame.args, frame.scratch
+        self.is_worker, self.is_caller = frame.begin.eq(WORKER), frame.begin.eq(CALLER)
         names = ("poll", "look", "enter", "empty", "idle", "claim", "full", "finish", "leave")
         self.at = {name: k.label(name) for name in names}
         zero = k.i64(0)
@@ -82,7 +94,17 @@ class _Loop:
 
     def emit(self) -> None:
         k, at = self.k, self.at
-        k.goto(at["poll"])
+        news = k.label("news")
+        k.branch(self.is_worker, at["poll"], news)
+        k.at(news)
+        with k.if_else(self.is_caller) as (run, stop):
+            with run:
+                self._publish()
+            with stop:
+                k.atomic_set(self._at("stop"), k.i64(1))
+        self._wake()
+        k.branch(self.is_caller, at["poll"], at["leave"])
+
         k.at(at["poll"])
         # Read before the claim: if a run starts in between, the futex sees another generation and
         # does not sleep.
@@ -120,12 +142,44 @@ class _Loop:
         self._idle()
         k.at(at["leave"])
 
+    def _at(self, field: str) -> Val:
+        return self.team + (JOB + 8 * JOB_FIELDS.index(field))
+
     def _job(self, field: str, ty: Any = i64) -> Val:
         # Atomic, so that no processor moves these loads past the second look at the claim.
-        return self.k.atomic_load(self.team + (JOB + 8 * JOB_FIELDS.index(field)), ty)
+        return self.k.atomic_load(self._at(field), ty)
 
     def _step(self, field: str, ty: Any = i64) -> Val:
         return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
+
+    def _publish(self) -> None:
+        """What Python wrote at NEXT becomes the job. A thread that sees one of its fields sees that
+        the claim is closed; one that sees the claim open again sees all of them, and all that the
+        caller wrote before.
+        """
+        k = self.k
+        given = {
+            name: k.load(self.team + (NEXT + 8 * i), i64, align=8)
+            for i, name in enumerate(NEXT_FIELDS)
+        }
+        given["epoch"] = (k.atomic_load(self.team + CLAIM, i64) >> ITEM_BITS) + 1
+        k.atomic_set(self.team + CLAIM, k.i64(CLOSED << ITEM_BITS))
+        for name, value in given.items():
+            k.atomic_set(self._at(name), value)
+        with k.if_(given["times"] > 0):
+            self._call("clock", [k.const(MONOTONIC, i32), self._job("times", ptr)])
+        k.atomic_set(self.team + CLAIM, given["epoch"] << ITEM_BITS)
+
+    def _wake(self) -> None:
+        """Wake those who sleep. Who looked for news too early to find them sees the generation
+        change, or is counted here; the claim, or ``stop``, was written before.
+        """
+        k = self.k
+        k.atomic_add(self.team + GENERATION, k.const(1, i32))
+        sleepers = k.atomic_load(self.team + SLEEPERS, i64)
+        with k.if_((sleepers > 0) & (self._job("wake") > 0)):
+            how, most = k.i64(FUTEX_WAKE_PRIVATE), k.i64(EVERYONE)
+            self._call("wake", [self._job("futex"), self.team + GENERATION, how, most])
 
     def _enter(self, epoch: Val) -> None:
         """A step not seen before: read it, unless there is none."""
@@ -148,8 +202,8 @@ class _Loop:
         self.step.v = steps + index * STEP.itemsize
         self.chunk.v = self._step("chunk")
         self.total.v = self._step("base")
-        with k.if_(self._step("count_off") >= 0):
-            count, per = k.load(run + self._step("count_off"), i64, align=8), self._step("per")
+        with k.if_(self._step("count") > 0):
+            count, per = k.load(self._step("count", ptr), i64, align=8), self._step("per")
             self.total.v = self.total.v * ((count + (per - 1)) // per)
         k.branch(self.total.v.eq(0), at["empty"], at["poll"])
         k.at(at["empty"])

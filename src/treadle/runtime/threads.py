@@ -21,15 +21,14 @@ import numpy as np
 
 from treadle.jit.kernel import load_kernels
 from treadle.runtime.runner import (
-    CLAIM,
-    CLOSED,
-    GENERATION,
-    ITEM_BITS,
+    CALLER,
     JOB,
     JOB_FIELDS,
-    SLEEPERS,
+    NEXT,
+    STOP,
     TEAM_BYTES,
     TIMESPEC,
+    WORKER,
     Work,
 )
 
@@ -42,7 +41,7 @@ ENTRY = ctypes.CFUNCTYPE(
 )
 WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
-FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE, EVERYONE = 128, 129, 1 << 30
+FUTEX_WAIT_PRIVATE = 128
 FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX_CALL = FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
 SIGINT = int(_signal.SIGINT)
@@ -58,43 +57,45 @@ class Memory:
         self.bytes = raw[start : start + n_bytes]
         self.address: int = self.bytes.ctypes.data
 
+    @classmethod
+    def of(cls, array: np.ndarray) -> Memory:
+        """Memory that is there already."""
+        made = cls.__new__(cls)
+        made.bytes, made.address = array, int(array.ctypes.data)
+        return made
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        return self.bytes[at : at + n_bytes]
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        self.bytes[at : at + len(data)] = data
+
 
 class _Shared:
     """What a team's threads have in common: it lives as long as the last of them."""
 
     def __init__(self, isa: Isa) -> None:
         self.memory = Memory(TEAM_BYTES)
-        self.claim, self.generation, self.sleepers = (
-            self.memory.bytes[off : off + 8].view(np.int64) for off in (CLAIM, GENERATION, SLEEPERS)
+        self.job, self.next = (
+            self.memory.bytes[start:stop].view(np.int64)
+            for start, stop in ((JOB, NEXT), (NEXT, TEAM_BYTES))
         )
-        self.job = self.memory.bytes[JOB:].view(np.int64)
         self.entry = ENTRY(load_kernels([Work()], isa)[Work().name])
         # A Python callback sleeps for the worker: at most once a run, and ctypes drops the GIL.
         self.wait = WAIT(_sleep)
         self.workers: list[threading.Thread] = []
 
     def set(self, field: str, value: int) -> None:
+        """While no worker is there: whoever starts one later hands it on."""
         self.job[JOB_AT[field]] = value
 
-    def work(self, caller: bool, scratch: Memory) -> None:
-        """Enter the compiled loop: for one run (the caller), or until told to leave."""
-        self.entry(self.memory.address, 0, int(caller), 0, scratch.address)
-
-    def wake(self) -> None:
-        """Wake every worker that sleeps."""
-        if FUTEX_CALL is not None:
-            LIBC.syscall(
-                ctypes.c_long(FUTEX_CALL),
-                ctypes.c_void_p(self.memory.address + GENERATION),
-                ctypes.c_int(FUTEX_WAKE_PRIVATE),
-                ctypes.c_int(EVERYONE),
-            )
+    def work(self, role: int, scratch: Memory) -> None:
+        """Enter the compiled code: see ``Work``."""
+        self.entry(self.memory.address, 0, role, 0, scratch.address)
 
     def dismiss(self) -> None:
         """Send the workers home and wait until they are gone."""
-        self.set("stop", 1)
-        self.generation[0] += 1
-        self.wake()
+        self.work(STOP, self.memory)
         for worker in self.workers:
             if worker is not threading.current_thread():
                 worker.join()
@@ -120,6 +121,9 @@ class Team:
         shared.set("offer", _address(LIBC.sched_yield))
         shared.set("clock", _address(LIBC.clock_gettime))
         shared.set("wait", _address(shared.wait))
+        if FUTEX_CALL is not None:
+            shared.set("wake", _address(LIBC.syscall))
+            shared.set("futex", FUTEX_CALL)
         shared.set("epoch", 1)
         self._calm = Memory(8)  # the alarm of a run that has none
         weakref.finalize(self, shared.dismiss)
@@ -129,7 +133,7 @@ class Team:
         workers.clear()
         for i, scratch in enumerate(self._scratch[1:], 1):
             worker = threading.Thread(
-                target=self._shared.work, args=(False, scratch), name=f"treadle-{i}", daemon=True
+                target=self._shared.work, args=(WORKER, scratch), name=f"treadle-{i}", daemon=True
             )
             worker.start()
             workers.append(worker)
@@ -145,21 +149,8 @@ class Team:
         with self._lock:
             if self.n_threads > 1 and not (shared.workers and shared.workers[0].is_alive()):
                 self._start_workers()
-            first = (int(shared.claim[0]) >> ITEM_BITS) + 1
-            shared.claim[0] = CLOSED << ITEM_BITS  # now no thread believes what it reads of the job
-            shared.set("epoch", first)
-            shared.set("n_steps", n_steps)
-            shared.set("steps", steps)
-            shared.set("run", run)
-            shared.set("times", times)
-            shared.set("alarm", alarm or self._calm.address)
-            if times:
-                LIBC.clock_gettime(1, ctypes.c_void_p(times))
-            shared.generation[0] += 1
-            shared.claim[0] = first << ITEM_BITS
-            if shared.sleepers[0]:
-                shared.wake()
-            shared.work(True, self._scratch[0])
+            shared.next[:] = n_steps, steps, run, times, alarm or self._calm.address
+            shared.work(CALLER, self._scratch[0])
 
     def close(self) -> None:
         """Send the workers home. A later run starts new ones."""
@@ -191,7 +182,7 @@ class interrupts_held:  # read as what a block says of itself
     """Ctrl-C waits for the end of the block: what is in it happens as a whole or not at all.
 
     Python's own handler would raise wherever it happens to be, between a page and its count.
-    ``let`` is for the places in it where that does no harm.
+    ``let`` is for the places in it where that does no harm, ``allow`` for blocks within it.
     """
 
     __slots__ = ("_pressed", "_usual")
@@ -219,8 +210,30 @@ class interrupts_held:  # read as what a block says of itself
             pressed, self._pressed = self._pressed, None
             self._usual(*pressed)
 
+    def allow(self) -> interrupts_allowed:
+        """A block in which Ctrl-C acts at once."""
+        return interrupts_allowed(self)
+
     def _note(self, number: int, frame: Any) -> None:
         self._pressed = number, frame
+
+
+class interrupts_allowed:  # as above
+    """Within ``interrupts_held``: a block in which they are not."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: interrupts_held) -> None:
+        self._held = held
+
+    def __enter__(self) -> None:
+        if callable(self._held._usual):
+            _signal.signal(SIGINT, self._held._usual)
+            self._held.let()
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._held._usual):
+            _signal.signal(SIGINT, self._held._note)
 
 
 def step_times(times: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from treadle.errors import CacheError, CompileError
 from treadle.kernels.act import BLOCK
 from treadle.kernels.choice import tokens_per_item
 from treadle.kernels.matmul import COLUMNS, Matmul
-from treadle.kernels.spec import RUN_STATE, Grid, round_up
+from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
 from treadle.runtime.machine import cache_bytes
 from treadle.runtime.peaks import BEYOND, buffer_bytes
 from treadle.runtime.runner import STEP
@@ -181,30 +181,31 @@ class Trial:
             self._inputs[act, n] = made
         return self._inputs[act, n]
 
-    def _slots(self, spec: Matmul, n: int, copy: int, chunk: int) -> list[int]:
-        """A kernel's arguments; see ``kernels/matmul.py``."""
-        x = int(self._input(spec.layout(), n).ctypes.data)
+    def _slots(self, spec: Matmul, n: int, copy: int, tokens: int) -> list[int]:
+        """A kernel's arguments."""
         at, weights = self._copies.address + copy * self._copy_bytes, []
         for array in self._arrays:
             weights.append(at)
             at += array.size
-        return [x, 0, int(self.y.ctypes.data), self.stride, chunk, *weights, 0, self.m, 0]
+        x, y = (int(a.ctypes.data) for a in (self._input(spec.layout(), n), self.y))
+        given: dict[str, Any] = {"x": x, "y": y, "stride": self.stride, "tokens": tokens}
+        given |= {"w": [tuple(weights)], "rows": [self.m], "column": [0]}
+        return [slot or 0 for slot in spec.args.slots(given)]
 
     def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
         """Multiply by these copies of the weights, one after the other; gives the seconds."""
-        if self._team is None or self._team.scratch < spec.scratch:
+        scratch = spec.scratch(self.isa.lanes)
+        if self._team is None or self._team.scratch < scratch:
             self.close()
-            self._team = Team(self.n_threads, self.isa, spec.scratch)
+            self._team = Team(self.n_threads, self.isa, scratch)
         strips = -(-self.m // spec.rows_per_item(self.isa.lanes))
         chunk = tokens_per_item(spec, strips, n, self.n_threads)
         grid = Grid(strips, spec.count, chunk)
         slots = [self._slots(spec, n, copy, chunk) for copy in order]
         args = np.array(slots, np.int64)
-        assert args.shape[1] == spec.slot(1, 0)
         run, steps = np.zeros(1, RUN_STATE), np.zeros(len(order), STEP)
         run[spec.count] = n
-        assert RUN_STATE.fields is not None
-        counted = int(RUN_STATE.fields[grid.count][1])
+        counted = int(run.ctypes.data) + run_offset(grid.count)
         for i, row in enumerate(args):
             at = int(row.ctypes.data)
             steps[i] = (self._addresses[spec.name], at, grid.base, counted, grid.per, 1)
@@ -226,8 +227,9 @@ class Trial:
         plain = replace(spec.layout(), group=1)
         if (plain, n) not in self._twins:
             y = np.full((n, self.stride), np.nan)
-            args: list[Any] = [self._input(spec.layout(), n), None, y, self.stride, n]
-            spec.run_ref([*args, *self._arrays, None, self.m, 0], {spec.count: n})
+            x, stride, w = self._input(spec.layout(), n), self.stride, [self._arrays]
+            args = spec.args(x=x, y=y, stride=stride, w=w, rows=[self.m], column=[0])
+            spec.run_ref(args, {spec.count: n})
             x = np.abs(spec.layout().read_ref(self._input(spec.layout(), n), n))
             rounding = (self._chain(spec) + 8) * ROUNDING
             as_codes = self.fmt.codes is not None and plain.kind != "bf16"

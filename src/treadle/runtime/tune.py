@@ -13,7 +13,7 @@ shape stays unless it is beaten by more than chance does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from treadle.kernels import choice
 from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits
 from treadle.kernels.matmul import Matmul
+from treadle.kernels.matrix import MatrixGemm
 
 if TYPE_CHECKING:
     from treadle.formats import Format
@@ -127,24 +128,21 @@ def tune(
     Gives the table of what was found beside the sweeps.
     """
     tell = progress or (lambda stage, done, total: None)
-    sweeps, gemm, matrix, gemv = [], {}, {}, {}
+    starts: list[tuple[Matmul, int]] = []
     if "gemm" in kernels:
-        start: Matmul = choice.gemm(fmt, isa, k, matrix=False)
-        sweeps.append(sweep(timer, start, isa, n, runs=runs, progress=tell))
-        if sweeps[-1].sound:
-            gemm[fmt.name] = sweeps[-1].best.fields
+        starts.append((choice.gemm(fmt, isa, k, matrix=False), n))
     if "matrix" in kernels and choice.on_matrix(fmt, isa):
-        start = choice.gemm(fmt, isa, k)
-        sweeps.append(sweep(timer, start, isa, n, runs=runs, progress=tell))
-        if sweeps[-1].sound:
-            matrix[fmt.name] = sweeps[-1].best.fields
+        starts.append((choice.gemm(fmt, isa, k), n))
     if "gemv" in kernels:
-        for tokens in GEMV_TOKENS:
-            start = choice.gemv(fmt, k, tokens)
-            sweeps.append(sweep(timer, start, isa, tokens, runs=runs, progress=tell))
-            if sweeps[-1].sound:
-                gemv[fmt.name, tokens] = sweeps[-1].best.fields
-    found, crossed = Table(gemm, gemv, matrix=matrix), None
+        starts += [(choice.gemv(fmt, isa, k, tokens), tokens) for tokens in GEMV_TOKENS]
+    sweeps, crossed, found = [], None, SHIPPED
+    for start, tokens in starts:
+        made = sweep(timer, start, isa, tokens, runs=runs, progress=tell)
+        sweeps.append(made)
+        if made.sound:
+            at = (fmt.name, tokens) if made.kernel == "gemv" else fmt.name
+            row: dict[str, Any] = {made.kernel: {at: made.best.fields}}
+            found = found.updated(Table(**row))
     if "crossover" in kernels:
         crossed = cross(timer, fmt, isa, k, table.updated(found), runs=runs, progress=tell)
         found = found.updated(Table(gemv_tokens={fmt.name: crossed.tokens}))
@@ -162,13 +160,12 @@ def sweep(timer: Timer, start: Matmul, isa: Isa, n: int, *, runs: int, progress:
     kernel = choice.family(start)
     made, title = Sweep(kernel, start.w, n), f"tuning {kernel} {start.w}, {n} tokens"
     for number, stage in enumerate(SWEPT[kernel]):
-        names = [name for name in stage if name in swept_fields(start)]
         seeds = [v.spec for v in made.sound[:KEPT]] if number else [start]
         known = {v.spec.name for v in made.variants}
-        tried = [*seeds, *(s for seed in seeds for s in combinations(seed, stage, names))]
+        tried = [*seeds, *(s for seed in seeds for s in combinations(seed, stage))]
         unique = {spec.name: spec for spec in tried if spec.name not in known}
         fitting = [spec for spec in unique.values() if spec == start or fits(spec, isa)]
-        here = [variant_of(spec, start) for spec in fitting]
+        here = [Variant(spec, swept_fields(spec), shipped=spec == start) for spec in fitting]
         made.left_out += len(unique) - len(here)
         made.variants += here
         prepare(timer, here, n, title, progress)
@@ -186,27 +183,18 @@ def sweep(timer: Timer, start: Matmul, isa: Isa, n: int, *, runs: int, progress:
 
 def swept_fields(spec: Matmul) -> dict[str, int]:
     """The fields of a spec that a sweep may change, as they are."""
-    names = [name for stage in SWEPT[choice.family(spec)] for name in stage]
-    there = {f.name for f in fields(spec)}
-    return {name: getattr(spec, name) for name in names if name in there}
+    return {name: getattr(spec, name) for stage in SWEPT[choice.family(spec)] for name in stage}
 
 
-def combinations(
-    seed: Matmul, stage: Mapping[str, tuple[int, ...]], names: Sequence[str]
-) -> Iterator[Matmul]:
-    """``seed`` with every combination of the values of ``names``.
+def combinations(seed: Matmul, stage: Mapping[str, tuple[int, ...]]) -> Iterator[Matmul]:
+    """``seed`` with every combination of a stage's values.
 
-    What is as large as K blocks nothing, and is the same kernel as K whole.
+    kc >= k means no K blocking, which kc = 0 says already: skipped.
     """
-    for values in product(*(stage[name] for name in names)):
-        given: dict[str, Any] = dict(zip(names, values, strict=True))
-        if names and given.get("kc", 0) < seed.k:
+    for values in product(*stage.values()):
+        given: dict[str, Any] = dict(zip(stage, values, strict=True))
+        if given.get("kc", 0) < seed.k:
             yield replace(seed, **given)
-
-
-def variant_of(spec: Matmul, shipped: Matmul) -> Variant:
-    """A variant nobody has looked at yet."""
-    return Variant(spec, swept_fields(spec), shipped=spec == shipped)
 
 
 def prepare(
@@ -246,8 +234,9 @@ def cross(
     matrix_s: dict[int, float] = {}
     gemm, matrix = (choice.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
     for tokens in CROSSOVER:
-        specs = [choice.gemv(fmt, k, tokens, table), gemm, *([matrix] if matrix.matrix else [])]
-        tried = [variant_of(spec, spec) for spec in specs]
+        specs: list[Matmul] = [choice.gemv(fmt, isa, k, tokens, table), gemm]
+        specs += [matrix] if isinstance(matrix, MatrixGemm) else []
+        tried = [Variant(spec, swept_fields(spec)) for spec in specs]
         title = f"comparing {fmt.name}, {tokens} tokens"
         prepare(timer, tried, tokens, title, progress)
         measure(timer, tried, tokens, runs, title, progress)

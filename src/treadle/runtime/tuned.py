@@ -24,8 +24,9 @@ from treadle.jit import cache
 from treadle.kernels.choice import SHIPPED, SWEPT, Table, fits
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
-from treadle.kernels.matrix import EDGE
+from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.runtime import machine
+from treadle.version import __version__
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 18  # of a file: a row of fifty formats has a tenth of this
 MAX_TOKENS = 64
 PROBE_K = 64  # of a spec that is only asked whether it fits, which does not depend on K
-KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "matrix": Gemm, "gemv": Gemv}
+KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "matrix": MatrixGemm, "gemv": Gemv}
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,7 @@ class TunedRow:
     @property
     def formats(self) -> list[str]:
         """The weight formats it says anything of."""
-        table = self.table
-        tuned = [*table.gemm, *table.matrix, *(w for w, _ in table.gemv), *table.gemv_tokens]
-        return list(dict.fromkeys([*tuned, *table.vector_tokens]))
+        return list(_written(self.table))
 
 
 class _RefusedError(Exception):
@@ -87,29 +86,23 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = machine.PROC) -> TunedRow:
     return TunedRow(isa.name, str(path), table, made)
 
 
-def save(isa: Isa, table: Table, *, proc: Path = machine.PROC) -> Path:
-    """Keep ``table``, put over what a sound row already has; gives the file.
+def save(isa: Isa, *tables: Table, proc: Path = machine.PROC) -> Path:
+    """Keep ``tables``, each put over those before and what a sound row already has; gives the file.
 
     Raises CacheError for a folder that is refused or cannot be written to.
     """
     cache.checked_folder()
     path = path_of(isa, proc)
     cache.checked_folder(path.parent)
+    table = SHIPPED
     with suppress(_RefusedError, OSError):  # a row that is not in force is replaced
-        table = _read(path, isa, proc)[0].updated(table)
+        table = _read(path, isa, proc)[0]
+    for newer in tables:
+        table = table.updated(newer)
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
     text = json.dumps({**_machine(isa, proc), "made": made, "formats": _written(table)}, indent=1)
-    import tempfile  # only who tunes needs it
-
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text + "\n")
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        cache.write_whole(path, f"{text}\n".encode())
     except OSError as error:
         raise CacheError(f"{path}: cannot be written to: {error.strerror}") from error
     return path
@@ -142,13 +135,12 @@ def _folder() -> Path:
 
 def _machine(isa: Isa, proc: Path) -> dict[str, str]:
     """All that a measurement depends on, as far as it can be told."""
-    import treadle
     from treadle.jit.compile import compiler_versions
 
     return {
         "isa": isa.name,
         "cpu": machine.cpu_name(proc),
-        "treadle": treadle.__version__,
+        "treadle": __version__,
         "llvmlite": compiler_versions()["llvmlite"],
         "kernels": cache.source_hash()[:16],
     }
@@ -201,23 +193,19 @@ def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> Table:
     """The table that ``_written`` wrote. Raises ValueError, TypeError and AttributeError for what
     it cannot have written.
     """
-    gemm, matrix, gemv, gemv_tokens, vector_tokens = {}, {}, {}, {}, {}
+    found: dict[str, dict[Any, Any]] = {name: {} for name in SHIPPED.items()}
     for w, row in formats.items():
         for key, value in row.items():
-            if key == "gemm":
-                gemm[w] = _fields("gemm", value, isa, 1)
-            elif key == "matrix":
-                matrix[w] = _fields(key, value, isa, EDGE)
-            elif key == "gemv":
-                for n, fields_ in value.items():
-                    gemv[w, _tokens(n)] = _fields(key, fields_, isa, int(n))
-            elif key == "gemv_tokens":
-                gemv_tokens[w] = _tokens(value)
-            elif key == "vector_tokens":
-                vector_tokens[w] = _tokens(value, least=0)
-            else:
+            if key not in found:
                 raise ValueError(f"{w}: {str(key)[:40]!r}")
-    return Table(gemm, gemv, gemv_tokens, matrix, vector_tokens)
+            if key == "gemv":
+                for n, fields_ in value.items():
+                    found[key][w, _tokens(n)] = _fields(key, fields_, isa, int(n))
+            elif key in SWEPT:
+                found[key][w] = _fields(key, value, isa, EDGE if key == "matrix" else 1)
+            else:
+                found[key][w] = _tokens(value, least=0 if key == "vector_tokens" else 1)
+    return Table(**found)
 
 
 def _tokens(value: str | int, least: int = 1) -> int:
@@ -232,15 +220,13 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
     defaults = {f.name: f.default for f in fields(kind)}
     given: dict[str, Any] = {}
     for name, value in said.items():
-        if name not in swept or name not in defaults or type(value) is not int:
+        if name not in swept or type(value) is not int:
             raise ValueError(f"{op}: {str(name)[:40]} {str(value)[:40]}")
         tile = name in ("mr", "nr")  # a shipped one may be none of the sweep's: it has to fit
         if not tile and value not in swept[name] and value != defaults[name]:
             raise ValueError(f"{op}: {name} {value}")
         given[name] = value
     shape: dict[str, Any] = {"mr": 1, "nr": tokens}
-    if op == "matrix":
-        shape |= {"matrix": True}
     probe = kind("", "", PROBE_K, **dict(shape, **given))
     if not fits(probe, isa):
         raise ValueError(f"{op}: {given} does not fit {isa.name}")
@@ -250,14 +236,10 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
 def _written(table: Table) -> dict[str, dict[str, Any]]:
     """A table as JSON has it: by format."""
     out: dict[str, dict[str, Any]] = {}
-    for w, chosen in table.gemm.items():
-        out.setdefault(w, {})["gemm"] = dict(chosen)
-    for w, chosen in table.matrix.items():
-        out.setdefault(w, {})["matrix"] = dict(chosen)
-    for (w, tokens), chosen in sorted(table.gemv.items()):
-        out.setdefault(w, {}).setdefault("gemv", {})[str(tokens)] = dict(chosen)
-    for w, tokens in table.gemv_tokens.items():
-        out.setdefault(w, {})["gemv_tokens"] = tokens
-    for w, tokens in table.vector_tokens.items():
-        out.setdefault(w, {})["vector_tokens"] = tokens
+    for key, rows in table.items().items():
+        for at, said in rows.items():
+            if key == "gemv":
+                out.setdefault(at[0], {}).setdefault(key, {})[str(at[1])] = said
+            else:
+                out.setdefault(at, {})[key] = said
     return out

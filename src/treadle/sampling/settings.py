@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -32,34 +32,10 @@ _OTHER_NAMES = {"nucleus": "top_p", "typ": "typ_p", "typical": "typ_p", "typical
     "temp": "temperature"
 }
 
-_FLOATS = {  # name: (lowest, highest), both allowed
-    "temperature": (-math.inf, math.inf),
-    "dynatemp_range": (0, 1e6),
-    "dynatemp_exponent": (0, 1e6),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "typical_p": (0, 1),
-    "top_n_sigma": (-math.inf, 1e6),
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-    "repeat_penalty": (1e-6, 1e6),
-    "frequency_penalty": (-math.inf, math.inf),
-    "presence_penalty": (-math.inf, math.inf),
-    "dry_multiplier": (0, math.inf),
-    "dry_base": (0, math.inf),
-    "mirostat_tau": (0, 1e6),
-    "mirostat_eta": (0, 1e6),
-    "adaptive_target": (-math.inf, 1),
-    "adaptive_decay": (0, 0.99),
-}
-_INTS = {
-    "top_k": (-(2**31), 2**31 - 1),
-    "min_keep": (0, 2**31 - 1),
-    "repeat_last_n": (-1, 2**31 - 1),
-    "dry_allowed_length": (0, 2**31 - 1),
-    "dry_penalty_last_n": (-1, 2**31 - 1),
-    "mirostat": (0, 2),
-}
+
+def _ranged(default: float, low: float = -math.inf, high: float = math.inf) -> Any:
+    """A field whose value lies from ``low`` to ``high``, both allowed."""
+    return field(default=default, metadata={"range": (low, high)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,49 +51,49 @@ class Sampling:
     samplers: Sequence[str] | str = DEFAULT_ORDER
     """The stages in order; also as one string, ``"top_k;top_p;temperature"``. What is not named
     does not run. ``adaptive_p`` always acts last, ``custom`` where it is named (else first)."""
-    temperature: float = 0.8
+    temperature: float = _ranged(0.8)
     """Logits are divided by it; 0 or less is greedy."""
-    dynatemp_range: float = 0.0
+    dynatemp_range: float = _ranged(0.0, 0, 1e6)
     """Above 0: temperature ± this much, low where the model is sure, high where it is not."""
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
+    dynatemp_exponent: float = _ranged(1.0, 0, 1e6)
+    top_k: int = _ranged(40, -(2**31), 2**31 - 1)
     """Keep the k most likely tokens; 0 or less keeps all."""
-    top_p: float = 0.95
+    top_p: float = _ranged(0.95, 0, 1)
     """Keep the most likely tokens until their probabilities reach p; 1 keeps all."""
-    min_p: float = 0.05
+    min_p: float = _ranged(0.05, 0, 1)
     """Keep tokens at least this fraction as likely as the likeliest; 0 keeps all."""
-    typical_p: float = 1.0
+    typical_p: float = _ranged(1.0, 0, 1)
     """Keep the tokens whose surprise is nearest the entropy until they reach p; 1 keeps all."""
-    top_n_sigma: float = -1.0
+    top_n_sigma: float = _ranged(-1.0, -math.inf, 1e6)
     """Keep logits within n standard deviations of the best; 0 or less keeps all."""
-    min_keep: int = 0
+    min_keep: int = _ranged(0, 0, 2**31 - 1)
     """Top-p, min-p, typical and XTC leave at least this many tokens."""
-    xtc_probability: float = 0.0
+    xtc_probability: float = _ranged(0.0, 0, 1)
     """How often XTC removes all but the least likely of the tokens above its threshold."""
-    xtc_threshold: float = 0.1
+    xtc_threshold: float = _ranged(0.1, 0, 1)
     """Above 0.5, XTC is off: two tokens cannot both be that likely."""
-    repeat_last_n: int = 64
+    repeat_last_n: int = _ranged(64, -1, 2**31 - 1)
     """How many tokens back the three penalties look; 0 none, -1 everything."""
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    dry_multiplier: float = 0.0
+    repeat_penalty: float = _ranged(1.0, 1e-6, 1e6)
+    frequency_penalty: float = _ranged(0.0)
+    presence_penalty: float = _ranged(0.0)
+    dry_multiplier: float = _ranged(0.0, 0)
     """Above 0: a token that would continue a sequence of L ≥ dry_allowed_length tokens seen before
     loses ``dry_multiplier * dry_base ** (L - dry_allowed_length)``."""
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
+    dry_base: float = _ranged(1.75, 0)
+    dry_allowed_length: int = _ranged(2, 0, 2**31 - 1)
+    dry_penalty_last_n: int = _ranged(64, -1, 2**31 - 1)
     """How many tokens back DRY looks; 0 none, -1 everything (which llama.cpp dropped in 2026)."""
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     """Text that no repetition reaches across."""
-    mirostat: int = 0
+    mirostat: int = _ranged(0, 0, 2)
     """1 or 2: hold the surprise of the text near mirostat_tau bits; only temperature, the logit
     bias and custom samplers then run beside it."""
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    adaptive_target: float = -1.0
+    mirostat_tau: float = _ranged(5.0, 0, 1e6)
+    mirostat_eta: float = _ranged(0.1, 0, 1e6)
+    adaptive_target: float = _ranged(-1.0, -math.inf, 1)
     """Prefer tokens near this probability; needs "adaptive_p" among the samplers. Below 0: off."""
-    adaptive_decay: float = 0.9
+    adaptive_decay: float = _ranged(0.9, 0, 0.99)
     """How slowly the running average forgets: about 1 / (1 - decay) tokens."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Token id to a number added to its logit; -inf forbids the token."""
@@ -127,10 +103,10 @@ class Sampling:
     """Any callable ``(logits, ids) -> logits``, or several."""
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _FLOATS.items():
-            self._set(name, _number(name, getattr(self, name), low, high))
-        for name, (least, most) in _INTS.items():
-            self._set(name, _integer(name, getattr(self, name), least, most))
+        for each in fields(self):
+            if bounds := each.metadata.get("range"):
+                check = _integer if isinstance(each.default, int) else _number
+                self._set(each.name, check(each.name, getattr(self, each.name), *bounds))
         seed = None if self.seed is None else _integer("seed", self.seed, -1, 2**64 - 1)
         self._set("seed", None if seed == -1 else seed)
         self._set("samplers", _order(self.samplers))

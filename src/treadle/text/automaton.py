@@ -46,10 +46,6 @@ class Automaton:
     def __len__(self) -> int:
         return len(self.accepts)
 
-    def nexts(self, state: int) -> list[int]:
-        """Where a state leads to."""
-        return [to for _, to in self.chars[state]] + [to for _, to in self.calls[state]]
-
 
 def build_automata(rules: Rules) -> tuple[dict[str, Automaton], Alphabet]:
     """An automaton for ``root`` and each rule that is called. Raises TooLargeError.

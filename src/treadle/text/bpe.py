@@ -101,11 +101,11 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
     merges, key = vocab.merges(), "tokenizer.ggml.merges"
     longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics where none is so long
     if longest > int(vocab.sizes.max()):
-        raise vocab.error(f"makes {longest} bytes", key, "merges into pieces")
+        vocab.fail(key, f"makes {longest} bytes", "merges into pieces")
     try:
         model = BPE(ids, merge_pairs(merges), ignore_merges=family.ignore_merges)
     except Exception as e:  # tokenizers raises Exception itself
-        raise vocab.error(str(e), key, "merges of and into pieces") from None
+        raise vocab.error(key, str(e), "merges of and into pieces") from None
     tokenizer = Tokenizer(model)
     splits = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
     letters = ByteLevel(add_prefix_space=False, use_regex=False)

@@ -20,7 +20,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import treadle
 from treadle.errors import TemplateError
 from treadle.text.render_process import MAX_TEXT, READY, REPLY, SIZE, SPENT_MEMORY, SPENT_TIME
 
@@ -229,7 +228,7 @@ def _import_path() -> list[str]:
 
     The working directory is left out: it may have changed, and hold anything.
     """
-    root = str(Path(treadle.__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     return [os.path.abspath(p) for p in [*sys.path, root] if isinstance(p, str) and p]
 
 

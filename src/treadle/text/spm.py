@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
-from treadle.files.gguf_array import GGUFArray
+from treadle.files.gguf_array import GGUFArray, string_array
 from treadle.text.tokenizer import Tokenizer
-from treadle.text.vocab import TokenType, Vocab, string_array, windows
+from treadle.text.vocab import TokenType, Vocab, windows
 
 _BYTE_PIECE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 
@@ -50,7 +50,7 @@ class SpmTokenizer(Tokenizer):
     def __init__(self, vocab: Vocab) -> None:
         super().__init__(vocab, add_bos=True)
         if vocab.scores is None:
-            raise vocab.error("is missing", "tokenizer.ggml.scores", "a score for each token")
+            vocab.fail("tokenizer.ggml.scores", "is missing", "a score for each token")
         self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
         types = vocab.types.copy()
         self._byte_of = self._byte_pieces(types)
@@ -73,7 +73,7 @@ class SpmTokenizer(Tokenizer):
             match = _BYTE_PIECE.fullmatch(self.vocab.raw(token))
             if match is None:
                 what = f"{self.vocab.raw(token)!r} (token {token}) is typed as a byte"
-                raise self.vocab.error(what, "tokenizer.ggml.tokens", "<0x00> to <0xFF>")
+                self.vocab.fail("tokenizer.ggml.tokens", what, "<0x00> to <0xFF>")
             found[token] = int(match[1], 16)
         return found
 
@@ -112,7 +112,7 @@ def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
         return SentencePieceProcessor(model_proto=model_proto(vocab, tokens, types, fallback))
     except (RuntimeError, ValueError) as e:  # ValueError: the message is not UTF-8
         what = f"sentencepiece refuses the vocabulary: {e}"
-        raise vocab.error(what, "tokenizer.ggml.tokens") from None
+        raise vocab.error("tokenizer.ggml.tokens", what) from None
 
 
 def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:

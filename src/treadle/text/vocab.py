@@ -7,14 +7,15 @@ their bytes, for a vocabulary of 262,144 pieces must not cost 262,144 Python obj
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import FileError, UnsupportedError
+from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray, ValueType
+from treadle.files.keys import Keys
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -66,7 +67,7 @@ END_OF_GENERATION = (
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
-class Vocab:
+class Vocab(Keys):
     """What ``tokenizer.ggml.*`` of a file says, checked; ids are positions in its arrays.
 
     ``types`` int32 [n] (TokenType), ``scores`` float32 [n] or None, ``n`` pieces; ``specials``
@@ -75,8 +76,7 @@ class Vocab:
     """
 
     def __init__(self, gguf: GGUF) -> None:
-        self.path = gguf.path
-        self._metadata = gguf.metadata
+        super().__init__(gguf.metadata, gguf.path)
         self.arch = self.text("general.architecture", "")
         self.model = self.text("tokenizer.ggml.model")
         if self.model in ("no_vocab", "none"):
@@ -84,7 +84,7 @@ class Vocab:
         self.tokens = self._array("tokenizer.ggml.tokens", ValueType.STRING)
         self.n = len(self.tokens)
         if self.n == 0:
-            raise self.error("is empty", "tokenizer.ggml.tokens", "at least one piece")
+            self.fail("tokenizer.ggml.tokens", "is empty", "at least one piece")
         self.starts, self.sizes = self.tokens.offsets()
         self.types = self._types()
         self.scores = self._scores()
@@ -94,33 +94,20 @@ class Vocab:
 
     # -- metadata -----------------------------------------------------------------------
 
-    def error(self, message: str, key: str, expected: str | None = None) -> FileError:
-        """A FileError about ``key`` of this file."""
-        return FileError(message, path=self.path, where=key, expected=expected)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string of the metadata; FileError when it is missing without a default."""
-        value = self._metadata.get(key, default)
-        if value is None:
-            raise self.error("is missing", key, "a string")
-        if not isinstance(value, str):
-            raise self.error(f"is {value!r}", key, "a string")
-        return value
-
     def flag(self, key: str, default: bool) -> bool:
         """A boolean of the metadata."""
-        value = self._metadata.get(key, default)
+        value = self.values.get(key, default)
         if not isinstance(value, (bool, int)):
-            raise self.error(f"is {value!r}", key, "a boolean")
+            self.fail(key, f"is {value!r}", "a boolean")
         return bool(value)
 
     def _array(self, key: str, *types: ValueType) -> GGUFArray:
-        value = self._metadata.get(key)
+        value = self.values.get(key)
         wanted = " or ".join(f"[{t.name}]" for t in types)
         if value is None:
-            raise self.error("is missing", key, wanted)
+            self.fail(key, "is missing", wanted)
         if not isinstance(value, GGUFArray) or value.type not in types:
-            raise self.error(f"is {value!r}", key, wanted)
+            self.fail(key, f"is {value!r}", wanted)
         return value
 
     def merges(self) -> GGUFArray:
@@ -129,11 +116,11 @@ class Vocab:
 
     def _column(self, key: str, *types: ValueType) -> npt.NDArray[Any] | None:
         """A numeric array with an entry for every token, or None where the file has none."""
-        if key not in self._metadata:
+        if key not in self.values:
             return None
         array = self._array(key, *types)
         if len(array) < self.n:
-            raise self.error(f"has {len(array)} entries", key, f"one for each of {self.n} tokens")
+            self.fail(key, f"has {len(array)} entries", f"one for each of {self.n} tokens")
         return array.numpy()[: self.n]
 
     def _types(self) -> npt.NDArray[np.int32]:
@@ -150,7 +137,7 @@ class Vocab:
         if scores is None:
             return None
         if not np.isfinite(scores).all():
-            raise self.error("has a score that is not finite", key)
+            self.fail(key, "has a score that is not finite")
         return scores.astype(np.float32)
 
     # -- pieces -------------------------------------------------------------------------
@@ -190,12 +177,12 @@ class Vocab:
     def _specials(self) -> dict[str, int]:
         prefix, suffix = "tokenizer.ggml.", "_token_id"
         found: dict[str, int] = {}
-        for key in self._metadata:
+        for key in self.values:
             if not (key.startswith(prefix) and key.endswith(suffix)):
                 continue
-            value = self._metadata[key]
+            value = self.values[key]
             if not isinstance(value, int) or isinstance(value, bool):
-                raise self.error(f"is {value!r}", key, "a token id")
+                self.fail(key, f"is {value!r}", "a token id")
             name = key[len(prefix) : -len(suffix)]
             if 0 <= value < self.n:
                 found[_SPELLINGS.get(name, name)] = value
@@ -260,14 +247,6 @@ def texts(array: GGUFArray) -> list[str]:
     if len(lines) == len(array):
         return lines
     return [array.raw(i).decode("utf-8", "replace") for i in range(len(array))]
-
-
-def string_array(strings: Sequence[bytes]) -> GGUFArray:
-    """Strings as an array of a GGUF file that is not there."""
-    heads = np.cumsum([0, *(len(s) + 8 for s in strings)], dtype=np.int64)
-    payload = b"".join(len(s).to_bytes(8, "little") + s for s in strings)
-    buffer = np.frombuffer(payload, np.uint8)
-    return GGUFArray(ValueType.STRING, buffer, 0, len(strings), heads)
 
 
 def windows(buffer: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.void]:

@@ -22,7 +22,7 @@ class WordPieceTokenizer(Tokenizer):
     def __init__(self, vocab: Vocab) -> None:
         super().__init__(vocab, add_bos=True, add_sep=True)
         if self.unk is None:
-            raise vocab.error("is missing", "tokenizer.ggml.unknown_token_id", "a token id")
+            vocab.fail("tokenizer.ggml.unknown_token_id", "is missing", "a token id")
         self._tokenizer = _build(vocab, self.unk)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:

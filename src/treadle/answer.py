@@ -1,0 +1,160 @@
+"""What one request writes: ids are pushed, pieces of text come out.
+
+An answer knows no engine and no lock. One thread pushes, another may take.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from treadle.errors import TreadleError
+
+if TYPE_CHECKING:
+    from treadle.logprobs import TokenLogprob
+    from treadle.text.tokenizer import StreamDecoder, Tokenizer
+
+
+@dataclass
+class Timings:
+    """Where the time of one generation went."""
+
+    n_prompt: int = 0  # tokens of the prompt
+    n_cached: int = 0  # of them, found in the cache
+    prefill_s: float = 0.0
+    n_generated: int = 0
+    decode_s: float = 0.0
+    load_s: float = 0.0
+    compile_s: float = 0.0  # compiling kernels, or finding them in the cache; in no other number
+
+    @property
+    def prefill_tok_s(self) -> float:
+        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens per second after the first, which comes out of the prefill; sampling included."""
+        return (
+            (self.n_generated - 1) / self.decode_s
+            if self.decode_s and self.n_generated > 1
+            else 0.0
+        )
+
+
+class Answer:
+    """The text of one request, as it grows.
+
+    ``push`` takes each id; ``take`` gives the pieces, whole characters each, with what may be the
+    beginning of a stop string held back. ``max_tokens`` ends it with "length", ``n_ctx`` tokens of
+    prompt and text with "context"; an id that ends a text, or a stop string, with "stop".
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: list[int],
+        *,
+        n_ctx: int,
+        max_tokens: int | None = None,
+        stop: str | Iterable[str] | None = None,
+    ) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []  # of each id, where they are pushed with it
+        self.finish_reason: str | None = None
+        self.error: BaseException | None = None
+        self.timings = Timings(n_prompt=len(prompt_ids))
+        self.pieces: deque[tuple[str, int]] = deque()  # to be taken; and the ids up to there
+        self.n_taken = 0  # ids whose text was taken
+        self.tokenizer, self._prompt_ids = tokenizer, prompt_ids
+        self._decoder: StreamDecoder | None = None
+        self.stop, self._held = stop_strings(stop), ""
+        room = n_ctx + 1 - len(prompt_ids)  # the last id is only said: nothing follows it
+        self._most, self._at_most = room, "context"
+        if max_tokens is not None and max_tokens <= room:
+            self._most, self._at_most = max_tokens, "length"
+            if max_tokens <= 0:
+                self.finish_reason = "length"
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is to be pushed."""
+        return self.finish_reason is not None or self.error is not None
+
+    def push(self, token: int | None, logprob: TokenLogprob | None = None) -> None:
+        """The next id; None where none may follow, as at the end of a grammar's text."""
+        if self._decoder is None:
+            self._decoder = self._decode()
+        if token is None or token in self.tokenizer.eog:
+            return self._end(self._decoder, "stop")
+        self.ids.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        self.timings.n_generated = len(self.ids)
+        if self._give(self._decoder.push(token)):
+            self.finish_reason = "stop"
+        elif len(self.ids) >= self._most:
+            self._end(self._decoder, self._at_most)
+
+    def fail(self, error: BaseException) -> None:
+        """End without a reason: what was pushed is still given, then the error."""
+        self.error = error
+
+    def take(self) -> str | None:
+        """The next piece; None where there is none, for now or for good (``over``)."""
+        if self.pieces:
+            piece, self.n_taken = self.pieces.popleft()
+            return piece
+        if self.over:
+            self.n_taken = len(self.ids)
+        return None
+
+    def has_news(self) -> bool:
+        """Whether there is a piece to take, or an end to see."""
+        return bool(self.pieces) or self.finish_reason is not None or self.error is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether everything was taken. The last piece is there before ``done`` is true."""
+        return self.done and not self.pieces
+
+    def _decode(self) -> StreamDecoder:
+        from treadle.text.tokenizer import StreamDecoder
+
+        begins = all(map(self.tokenizer.is_control, self._prompt_ids))  # nothing but a <bos>
+        return StreamDecoder(self.tokenizer, start=begins)
+
+    def _end(self, decoder: StreamDecoder, reason: str) -> None:
+        """What is held back comes out, unless it completes a stop string."""
+        stopped = self._give(decoder.flush(), last=True)
+        self.finish_reason = "stop" if stopped else reason
+
+    def _give(self, new: str, *, last: bool = False) -> bool:
+        """Show what of the held and new text may be shown; whether a stop string ended it."""
+        text, stopped, keep = self._held + new, False, 0
+        if self.stop:
+            found = [at for at in (text.find(stop) for stop in self.stop) if at >= 0]
+            if found:
+                text, stopped = text[: min(found)], True
+            elif not last:
+                keep = max(_overlap(text, stop) for stop in self.stop)
+        self._held = text[len(text) - keep :]
+        if piece := text[: len(text) - keep]:
+            self.pieces.append((piece, len(self.ids)))
+        return stopped
+
+
+def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
+    """What a caller gave as ``stop``: one text, several, or none."""
+    given = [stop] if isinstance(stop, str) else list(stop or ())
+    for text in given:
+        if not isinstance(text, str):
+            raise TreadleError(f"stop: expected a str or a list of them, found {text!r:.40}")
+    return [text for text in given if text]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

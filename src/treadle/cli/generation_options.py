@@ -1,0 +1,99 @@
+"""How an answer is made: the options that ``run`` and ``chat`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.cli.load import read_text
+from treadle.cli.options import (
+    KNOBS,
+    Function,
+    build_sampling,
+    packed,
+    sampling_option,
+    token_limit,
+)
+from treadle.errors import GrammarError
+from treadle.sampling.settings import Sampling
+
+EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
+FILES = ("grammar", "json_schema")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The text of a file, by the name of the setting of ``Model.generate`` that takes it."""
+
+    setting: str  # "grammar" or "json_schema"
+    file: Path
+    text: str
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How the next answer is made."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    constraint: Constraint | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Those of ``Model.generate``."""
+        rule = self.constraint
+        return {
+            "sampling": self.sampling,
+            "max_tokens": self.max_tokens,
+            "stop": self.stop,
+            **dict.fromkeys(FILES),
+            **({rule.setting: rule.text} if rule else {}),
+        }
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Say in an error about a grammar or a schema which file it is in."""
+        try:
+            yield
+        except GrammarError as error:
+            where = f"{self.constraint.file}: " if self.constraint else ""
+            raise GrammarError(f"{where}{error}") from error
+
+
+def read_constraint(files: Mapping[str, Path | None]) -> Constraint | None:
+    """Read the one that was given; both are wrong usage. Raises OSError, FileError."""
+    given = [(setting, file) for setting in FILES if (file := files.get(setting)) is not None]
+    if len(given) > 1:
+        raise click.UsageError("--grammar and --json-schema exclude each other")
+    return next((Constraint(name, file, read_text(str(file))) for name, file in given), None)
+
+
+def build_options(values: dict[str, Any]) -> GenerationOptions:
+    """What the options ask for."""
+    constraint = read_constraint(values)
+    sampling = build_sampling({knob.field: values[knob.field] for knob in KNOBS})
+    return GenerationOptions(sampling, values["max_tokens"], values["stop"], constraint)
+
+
+def generation_options(limit_help: str) -> Callable[[Function], Function]:
+    """A decorator that adds the options and hands them over as ``options``."""
+    options: list[Callable[[Function], Function]] = [
+        click.option("-n", "--max-tokens", type=token_limit, metavar="N", help=limit_help),
+        click.option(
+            "--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated."
+        ),
+        click.option(
+            "--grammar", type=EXISTING, metavar="FILE", help="Write only what this grammar allows."
+        ),
+        click.option(
+            "--json-schema", type=EXISTING, metavar="FILE", help="Write JSON of this schema."
+        ),
+        *map(sampling_option, KNOBS),
+    ]
+    fields = ["max_tokens", "stop", *FILES, *(knob.field for knob in KNOBS)]
+    return packed("options", fields, options, build_options)

@@ -1,0 +1,1 @@
+"""Devices that run plans; the protocol is ``treadle/device.py``."""

@@ -1,0 +1,112 @@
+"""This machine's processor: a team of threads walks a table of steps in this process's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.jit.kernel import Progress, Tally, load_kernels
+from treadle.kernels.spec import run_offset
+from treadle.plan import Buffer, Const, Plan
+from treadle.runtime.alarm import Alarm
+from treadle.runtime.runner import STEP, Work
+from treadle.runtime.threads import Memory, Team, step_times
+from treadle.runtime.tuned import tuned_row
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+
+
+class Program:
+    """A plan as the compiled loop walks it: a STEP record for each step, and their arguments."""
+
+    def __init__(self, plan: Plan, kernels: dict[str, int], arena: Memory, inputs: Memory) -> None:
+        def place(arg: Any) -> int:
+            if type(arg) is Buffer:
+                return arena.address + plan.offsets[arg]
+            memory: Any = arg.memory if type(arg) is Const else None
+            return memory.address if memory else arg or 0
+
+        rows = [[place(arg) for arg in step.spec.args.slots(step.args)] for step in plan.steps]
+        self._args = np.array([slot for row in rows for slot in row] or [0], np.int64)
+        self.records = np.zeros(len(rows), STEP)
+        self._memory = arena, inputs
+        self.job = int(self.records.ctypes.data), len(rows), inputs.address
+        at = int(self._args.ctypes.data)
+        address_of = {spec: kernels[spec.name] for spec in plan.specs()}
+        for i, (step, row) in enumerate(zip(plan.steps, rows, strict=True)):
+            grid, count = step.grid, 0
+            if isinstance(counted := step.args.get(grid.count), Buffer):
+                count = place(counted)
+            elif grid.count != "one":
+                count = inputs.address + run_offset(grid.count)
+            self.records[i] = (address_of[step.spec], at, grid.base, count, grid.per, 1)
+            at += 8 * len(row)
+
+
+class Cpu:
+    """A device (``treadle/device.py``) of ``n_threads`` threads, the caller's included.
+
+    ``progress``: see ``load_kernels``.
+    """
+
+    def __init__(self, isa: Isa, n_threads: int, progress: Progress | None = None) -> None:
+        self.isa, self.n_threads, self._progress = isa, n_threads, progress
+        self.table, self.kernels = tuned_row(isa).table, Tally()
+        self._team: Team | None = None
+        # Kept until the team is gone: a late thread may look at a table whose run is long over, and
+        # at the counts that it names, before it discards what it read.
+        self._programs: list[Program] = []
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
+        return Memory(n_bytes)
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        return Const(name, Memory.of(array), array)
+
+    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+        memory.write(to, memory.read(start, n_bytes))
+
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
+        kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
+        scratch = plan.scratch(self.isa.lanes)
+        if self._team is None or self._team.scratch < scratch:
+            load_kernels([Work()], self.isa, tally=self.kernels)  # the team's own
+            self.close()
+            self._team = Team(self.n_threads, self.isa, scratch)
+        program = Program(plan, kernels, arena, inputs)
+        self._programs.append(program)
+        return program
+
+    def run(
+        self,
+        ready: Any,
+        steps: range | None = None,
+        *,
+        times: list[float] | None = None,
+        stoppable: bool = False,
+    ) -> bool:
+        assert self._team is not None
+        at, n, inputs = ready.job
+        if steps is not None:
+            at, n = at + steps.start * STEP.itemsize, len(steps)
+        stamps, stamped, rung = None, 0, False
+        if times is not None:
+            stamps = np.zeros((n + 1, 2), np.int64)
+            stamped = int(stamps.ctypes.data)
+        if stoppable:
+            with Alarm() as alarm:
+                self._team.run(at, n, inputs, stamped, alarm.address)
+                rung = alarm.rung
+        else:
+            self._team.run(at, n, inputs, stamped)
+        if times is not None and stamps is not None and not rung:
+            times += step_times(stamps).tolist()
+        return not rung
+
+    def close(self) -> None:
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+        self._programs.clear()

@@ -1,0 +1,86 @@
+"""Blocks in numpy: what reading and writing them has in common, whatever the format.
+
+A format says which numbers its bits are (``read``), and puts numbers into its bits (``write``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.formats.format import Blocks, F32Array
+from treadle.formats.rounding import to_f16
+
+Numbers = npt.NDArray[Any]
+Dequantize = Callable[[Blocks], F32Array]
+
+
+def scale(blocks: Blocks) -> F32Array:
+    """``d``, float32 [..., 1]."""
+    d: F32Array = blocks["d"].astype(np.float32)[..., None]
+    return d
+
+
+def with_scale(read: Callable[[Blocks], Numbers], offset: int = 0) -> Dequantize:
+    """``dequantize`` where a block has one scale: ``w = d * (q - offset)``, plus ``m`` if there is
+    one. ``read`` gives q [..., block].
+    """
+
+    def dequantize(blocks: Blocks) -> F32Array:
+        q = read(blocks).astype(np.float32) - np.float32(offset)
+        with np.errstate(invalid="ignore"):  # a scale of infinity times a quant of zero
+            w: F32Array = q * scale(blocks)
+            assert blocks.dtype.names is not None
+            return w + blocks["m"].astype(np.float32)[..., None] if "m" in blocks.dtype.names else w
+
+    return dequantize
+
+
+def with_steps(
+    read: Callable[[Blocks], tuple[Numbers, ...]], scale: Callable[[Blocks], F32Array] = scale
+) -> Dequantize:
+    """``dequantize`` where each of n sub-blocks has a step: ``w = d * step * y``, less ``dmin * m``
+    if there are minimums. ``read`` gives steps [..., n], y [..., block], and m [..., n] if any.
+    """
+
+    def dequantize(blocks: Blocks) -> F32Array:
+        steps, y, *m = (a.astype(np.float32) for a in read(blocks))
+        subs = y.reshape(*steps.shape, y.shape[-1] // steps.shape[-1])
+        with np.errstate(invalid="ignore"):  # infinities times zero, and their differences
+            w = (scale(blocks) * steps)[..., None] * subs
+            for low in m:
+                w = w - (blocks["dmin"].astype(np.float32)[..., None] * low)[..., None]
+        return w.reshape(y.shape)
+
+    return dequantize
+
+
+def searched(
+    layout: np.dtype[Any],
+    search: Callable[[F32Array, F32Array | None], Any],
+    write: Callable[[Blocks, Any], None],
+) -> Callable[..., Blocks]:
+    """``quantize`` by a search: float32 [..., block], and weights that broadcast to it, -> blocks
+    [...] of least squared error, times the weights if given.
+
+    What ``search`` finds for [n, block] has ``d`` [n], and ``dmin`` or ``m`` if the layout has one;
+    ``write`` puts the rest into n blocks.
+    """
+
+    def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+        out = np.empty(x.shape[:-1], layout)
+        if not out.size:
+            return out
+        if weights is not None:
+            weights = np.ascontiguousarray(np.broadcast_to(weights, x.shape))
+            weights = weights.reshape(-1, x.shape[-1])
+        found, flat = search(x.reshape(-1, x.shape[-1]), weights), out.reshape(-1)
+        for name in {"d", "dmin", "m"} & set(layout.names or ()):
+            flat[name] = to_f16(getattr(found, name))
+        write(flat, found)
+        return out
+
+    return quantize

@@ -1,0 +1,80 @@
+"""Pooling: of each text in a batch one row, made of its tokens' rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from treadle.jit.types import f32, i64, ptr
+from treadle.kernels.elementwise import mean_square
+from treadle.kernels.spec import PART, Args, Frame, Spec
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
+    from treadle.jit.values import Val
+
+TINY = 1e-30  # mean squares below it are taken for it: rows of zeros stay zeros
+
+
+@dataclass(frozen=True)
+class Pooling(Spec):
+    """``how``: the "mean" of a text's rows, or the "first" or "last" of them. With ``unit`` the
+    result has length 1. Items: the batch's parts.
+    """
+
+    op: ClassVar[str] = "pooling"
+    args = Args("x:in out:out stride out_stride")
+    how: str
+    k: int
+    unit: bool = False
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        parts, lanes = frame.run("parts", ptr), isa.lanes
+        assert PART.fields is not None
+        at = {name: int(field[1]) for name, field in PART.fields.items()}
+        with k.loop(frame.end, start=frame.begin) as part:
+            record = parts + part * PART.itemsize
+            first, n = (k.load(record, i64, offset=at[name]) for name in ("token", "n_tokens"))
+            if self.how == "last":
+                first = first + (n - 1)
+            n = n if self.how == "mean" else k.i64(1)
+            x = frame.x + first * frame.stride * 4
+            out = frame.out + part * frame.out_stride * 4
+            share = 1.0 / n.to(f32)
+
+            def columns(c: Val, count: int, x: Val = x, out: Val = out, n: Val = n) -> None:
+                total = k.var(k.zero(f32 * lanes))
+                with k.loop(n) as t:
+                    row = x + (t * frame.stride + c * lanes) * 4
+                    total.v = total.v + k.load_first(row, f32 * lanes, count)
+                k.store_first(out + c * (lanes * 4), total.v * k.splat(share, f32 * lanes), count)
+
+            self._each(k, lanes, columns)
+            if self.unit:
+                square = k.max(mean_square(k, out, self.k, lanes), TINY) * float(self.k)
+                scale = k.splat(1.0 / k.sqrt(square), f32 * lanes)
+
+                def scaled(c: Val, count: int, out: Val = out, scale: Val = scale) -> None:
+                    here = out + c * (lanes * 4)
+                    k.store_first(here, k.load_first(here, f32 * lanes, count) * scale, count)
+
+                self._each(k, lanes, scaled)
+
+    def _each(self, k: Builder, lanes: int, columns: Any) -> None:
+        full, rest = divmod(self.k, lanes)
+        with k.loop(full) as c:
+            columns(c, lanes)
+        if rest:
+            columns(k.i64(full), rest)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        x = args.x.view(np.float32).reshape(-1, args.stride)[:, : self.k].astype(np.float64)
+        out = args.out.reshape(-1, args.out_stride)
+        for i, part in enumerate(run.parts):
+            rows = x[part["token"] :][: part["n_tokens"]]
+            pooled = {"mean": rows.mean(0), "first": rows[0], "last": rows[-1]}[self.how]
+            length = np.sqrt(max(np.mean(pooled**2), TINY) * self.k) if self.unit else 1.0
+            out[i, : self.k] = pooled / length

@@ -1,0 +1,100 @@
+"""The tree of full pages: which beginnings of texts are held, found by their tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+
+from treadle.kernels.kv import PAGE
+from treadle.kvpool import GONE, Pool
+
+
+@dataclass(eq=False)
+class Node:
+    """A full page of every pool, found from the page before it by its own tokens."""
+
+    parent: Node | None
+    ids: tuple[int, ...]
+    pages: list[int]  # per pool; in one with a window GONE once its room was needed
+    next: dict[tuple[int, ...], Node] = field(default_factory=dict)
+
+
+class PageTree:
+    """Pages that are kept as long as there is room, over the pools of one cache."""
+
+    def __init__(self, pools: list[Pool]) -> None:
+        self.pools, self.windows = pools, [pool for pool in pools if pool.window]
+        self.root = Node(None, (), [])
+        # The least recently used first.
+        self.leaves: OrderedDict[Node, None] = OrderedDict()
+        self.kept: dict[Pool, OrderedDict[Node, None]] = {  # nodes with a page before the window
+            pool: OrderedDict() for pool in self.windows
+        }
+
+    def find(self, ids: Ids[int], limit: int) -> list[Node]:
+        """The longest chain of nodes for ``ids[:limit]`` whose windows are whole."""
+        node: Node | None = self.root
+        chain: list[Node] = []
+        usable, gone = 0, {pool.index: -1 for pool in self.windows}
+        for end in range(PAGE, limit + 1, PAGE):
+            node = node.next.get(tuple(ids[end - PAGE : end])) if node else None
+            if node is None:
+                break
+            for which in gone:
+                if node.pages[which] == GONE:
+                    gone[which] = len(chain)
+            chain.append(node)
+            if all(pool.first_seen(end) > gone[pool.index] for pool in self.windows):
+                usable = len(chain)
+        return chain[:usable]
+
+    def touch(self, pool: Pool, nodes: list[Node]) -> None:
+        """Their pages in a pool were used just now."""
+        recent = self.kept.get(pool, self.leaves)
+        for node in nodes:
+            if node in recent:
+                recent.move_to_end(node)
+
+    def enter(self, parent: Node | None, ids: tuple[int, ...]) -> Node:
+        """The node of a page's tokens behind ``parent``'s; None: at the beginning."""
+        parent = parent or self.root
+        node = parent.next.get(ids)
+        if node is None:
+            node = parent.next[ids] = Node(parent, ids, [GONE] * len(self.pools))
+            self.leaves.pop(parent, None)
+            self.leaves[node] = None
+        return node
+
+    def keep(self, node: Node, pool: Pool, page: int) -> None:
+        """The node holds a page of a pool from now on."""
+        node.pages[pool.index] = page
+        pool.keep(page)
+        if pool.window and page != GONE:
+            self.kept[pool][node] = None
+
+    def evict(self, pool: Pool) -> bool:
+        """Free a page that only the tree holds, and say whether there was one.
+
+        A chain goes from its end; in a pool with a window from its beginning, and the rest stays.
+        """
+        which, nodes = pool.index, self.kept.get(pool, self.leaves)
+        node = next((n for n in nodes if pool.is_idle(n.pages[which])), None)
+        if node is None:
+            return False
+        del nodes[node]
+        if pool.window:
+            pool.give_up(node.pages[which])
+            node.pages[which] = GONE
+            return True
+        for kept in self.kept.values():
+            kept.pop(node, None)
+        for each, page in zip(self.pools, node.pages, strict=True):
+            each.give_up(page)
+        parent = node.parent
+        assert parent is not None
+        del parent.next[node.ids]
+        if parent is not self.root and not parent.next:
+            self.leaves[parent] = None
+            self.leaves.move_to_end(parent, last=False)
+        return True

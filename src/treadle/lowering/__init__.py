@@ -1,0 +1,1 @@
+"""Graphs to plans: how a device makes the ops of ``models/ops.py``."""

@@ -1,0 +1,162 @@
+"""A plan under construction: its buffers, its constants, and the kernels chosen for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from treadle.kernels.act import BLOCK
+from treadle.kernels.choice import (
+    GEMV_TOKENS,
+    Table,
+    matmul,
+    narrowed,
+    tokens_per_item,
+)
+from treadle.kernels.matmul import COLUMNS, Matmul
+from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.plan import Buffer, Const, Plan, Step
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.kernels.act import Act
+    from treadle.kvcache import KVCache
+    from treadle.lowering.weights import Weights
+    from treadle.models.config import Config
+
+TILE_ROWS = 8  # query rows of an attention tile in a prefill
+# The same on matrix registers: many rows share a page's unpacking. Fewer where so large tiles would
+# be too few for many cores; how many cores there are has no say, for it must not change a bit.
+MATRIX_TILE_ROWS, ENOUGH_TILES = (128, 64), 64
+
+
+class Steps:
+    """One plan under construction, with what its steps need to know."""
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        isa: Isa,
+        n_tokens: int,
+        n_outputs: int,
+        n_threads: int,
+        deterministic: bool,
+        table: Table,
+    ) -> None:
+        self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
+        self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
+        # One tiling for all layers: a run's attention items are made by pool.
+        shared = max(layer.n_head // layer.n_head_kv for layer in config.layers)
+        n_head = min(layer.n_head for layer in config.layers)
+        decoding = n_tokens in GEMV_TOKENS and not deterministic
+        # Not where bits must be a row's own: few tokens are met by vectors.
+        self.matrix_attention = (
+            isa.matrix is not None
+            and n_tokens > isa.matrix.vector_tokens
+            and not deterministic
+            and not any(n % BLOCK for at in config.layers for n in (at.head_dim, at.head_dim_v))
+            and cache.kv != "f32"
+        )
+        rows = TILE_ROWS
+        if self.matrix_attention:
+            most, fewer = MATRIX_TILE_ROWS
+            rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
+        tile = 1 if decoding else max(1, rows // shared)
+        self.plan = Plan(n_tokens, n_outputs, query_tile=tile, split_keys=decoding)
+        self.plan.tensors = frozenset(weights.gguf.tensors)
+        self.plan.tensors_ignored = frozenset(config.ignored)
+        if any(rope.factors for rope in config.ropes):
+            self.plan.tensors_used.add("rope_freqs.weight")  # in the rope tables of every run
+
+    # -- kernels ----------------------------------------------------------------------------------
+
+    def family(self, n: int) -> int:
+        """The number of tokens that kernels are chosen for. One family for every batch where that
+        must not change bits: what else is in it cannot change how a sum is taken.
+        """
+        return GEMV_TOKENS[-1] + 1 if self.deterministic else n
+
+    def matmul(self, name: str, k: int, *, outputs: bool = False, **fields: bool | int) -> Matmul:
+        """The kernel for products with the matrix ``name``."""
+        n = self.family(self.plan.n_outputs if outputs else self.plan.n_tokens)
+        fmt = self.weights.format(f"{name}.weight")
+        return matmul(fmt, self.isa, k, n, self.table, outputs=outputs, **fields)
+
+    def multiply(
+        self,
+        label: str,
+        spec: Matmul,
+        names: list[str],
+        heights: list[int],
+        columns: list[int],
+        x: Buffer,
+        y: Buffer,
+        residual: Buffer | None = None,
+    ) -> None:
+        """A step of products of ``x``: of each matrix into its columns of ``y``."""
+        spec = narrowed(spec, heights, self.isa.lanes, self.n_threads)
+        strips = spec.strips(heights, self.isa.lanes)
+        n_tokens = self.plan.n_outputs if spec.outputs else self.plan.n_tokens
+        tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
+        biases = [self.vector(f"{name}.bias") for name in names] if spec.bias else None
+        self.emit(
+            label,
+            spec,
+            Grid(strips, spec.count, tokens),
+            n_bytes=sum(self.weights.tensor(f"{name}.weight").n_bytes for name in names),
+            n_flops=2 * spec.k * sum(heights),
+            shape=(sum(heights), spec.k),
+            x=x,
+            residual=residual,
+            y=y,
+            stride=y.row_bytes // 4,
+            tokens=tokens,
+            w=[self.weight(f"{name}.weight") for name in names],
+            bias=biases,
+            rows=heights,
+            column=columns,
+        )
+
+    def emit(
+        self,
+        label: str,
+        spec: Spec,
+        grid: Grid,
+        n_bytes: int = 0,
+        n_flops: int = 0,
+        shape: tuple[int, ...] = (),
+        **args: Any,
+    ) -> None:
+        """A step; ``args`` by the names that the kernel declares."""
+        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops))
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def floats(self, name: str, width: int, *, outputs: bool = False) -> Buffer:
+        """A buffer of f32 rows."""
+        return Buffer(name, self._n_rows(outputs), round_up(width, COLUMNS) * 4)
+
+    def activations(self, name: str, act: Act, *, outputs: bool = False) -> Buffer:
+        """A buffer of rows in the layout ``act``."""
+        n_groups = -(-self._n_rows(outputs) // act.group)
+        return Buffer(name, n_groups, act.group_bytes, "u1")
+
+    def _n_rows(self, outputs: bool) -> int:
+        """Rows of a buffer: a tile writes whole groups of tokens, also past the last one."""
+        n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        exact = self.table.only_gemv(n) and not self.deterministic
+        return n if exact else round_up(n, 64) + 64
+
+    def has(self, name: str) -> bool:
+        return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
+
+    def weight(self, name: str) -> tuple[Const, ...]:
+        """A matrix as it is in the file: a constant for each of its arrays."""
+        self.plan.tensors_used.add(name)
+        return self.weights[name]
+
+    def vector(self, name: str) -> Const:
+        """A vector (norm, bias) in f32."""
+        self.plan.tensors_used.add(name)
+        return self.weights.floats(name)

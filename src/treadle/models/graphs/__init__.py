@@ -1,0 +1,6 @@
+"""Graphs: one file for each way that data flows."""
+
+from treadle.models.graphs.decoder import DECODER
+from treadle.models.structure import Graph
+
+GRAPHS: dict[str, Graph] = {"decoder": DECODER}

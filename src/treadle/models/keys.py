@@ -1,0 +1,71 @@
+"""An architecture's own keys in a file: typed, ranged, and named in full when one is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.errors import FileError
+from treadle.files import keys
+from treadle.files.keys import SIZE_MAX
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+
+N_LAYER_MAX = 1024
+
+
+class Keys(keys.Keys):
+    """The keys behind ``arch.``; each reader raises FileError for a value of another type or out of
+    range, and where a key without default is missing.
+    """
+
+    def __init__(self, gguf: GGUF, arch: str) -> None:
+        self.gguf, self.arch, prefix = gguf, arch, f"{arch}."
+        own = {k.removeprefix(prefix): v for k, v in gguf.metadata.items() if k.startswith(prefix)}
+        super().__init__(own, gguf.path, prefix=prefix, missing="the key is missing")
+
+    def per_layer(
+        self, key: str, n_layer: int, default: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
+        """Sizes of at least 1, ``[n_layer]``, given once or as an array with one entry a layer."""
+        value = self.get(key)
+        if value is None and default is not None:
+            return tuple(default)
+        if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+            return (self.integer(key, lo=1),) * n_layer
+        if len(value) != n_layer:
+            self.fail(key, f"has {len(value)} entries", f"{n_layer}, one per layer")
+        sizes = list(value)
+        if any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in sizes):
+            self.fail(key, "holds something else", "integers")
+        for size in sizes:
+            if not 1 <= size <= SIZE_MAX:
+                self.fail(key, f"holds {size}", f"integers from 1 to {SIZE_MAX}")
+        return tuple(int(size) for size in sizes)
+
+    def n_vocab(self) -> int:
+        """Rows of the token embeddings, which the vocabulary must agree with."""
+        embd = self.gguf.tensors.get("token_embd.weight")
+        if embd is None or len(embd.shape) != 2 or not 1 <= embd.shape[0] <= SIZE_MAX:
+            raise FileError(
+                "is missing" if embd is None else f"has shape {list(embd.shape)}",
+                path=self.gguf.path,
+                where="token_embd.weight",
+                expected="shape [n_vocab, n_embd]",
+            )
+        n_vocab = embd.shape[0]
+        tokens = self.gguf.metadata.get("tokenizer.ggml.tokens")
+        n_tokens = len(tokens) if isinstance(tokens, Sequence) else None
+        if n_tokens is None:
+            n_tokens = self.integer("vocab_size", n_vocab, lo=1, hi=SIZE_MAX)
+        if n_tokens != n_vocab:
+            raise FileError(
+                f"has {n_vocab} rows",
+                path=self.gguf.path,
+                where="token_embd.weight",
+                expected=f"{n_tokens}, the size of the vocabulary",
+            )
+        return n_vocab

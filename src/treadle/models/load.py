@@ -1,0 +1,91 @@
+"""A file's header to a ``Config``, every number and tensor checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.errors import FileError, UnsupportedError
+from treadle.models.archs import ARCHS, ROPES, Arch
+from treadle.models.config import Config
+from treadle.models.graphs import GRAPHS
+from treadle.models.keys import Keys
+from treadle.models.structure import check_tensors
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+
+ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
+
+
+def load_config(gguf: GGUF) -> Config:
+    """Read and check the hyper-parameters and the tensor table of a language model.
+
+    Keys that a file lacks get llama.cpp's defaults. Raises FileError, naming the key or tensor, for
+    a number out of range, sizes that do not divide, a missing tensor, or one whose shape disagrees;
+    UnsupportedError for an architecture, a mixture of experts, an encoder, or a rope scaling that
+    treadle does not have.
+    """
+    arch = _find_arch(gguf)
+    keys, graph = Keys(gguf, arch.name), GRAPHS[arch.graph]
+    if not gguf.tensors:
+        raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
+    config = graph.read(keys, arch)
+    optional, ignored = check_tensors(gguf, graph, config)
+    _refuse_surplus_layers(keys, ignored, config.n_layer)
+    return replace(config, optional=optional, ignored=ignored)
+
+
+def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:
+    """A model without its last layers writes nonsense, and so does one whose key says too few."""
+    for name in ignored:
+        layer = re.match(r"blk\.(\d+)\.", name)
+        if layer and int(layer[1]) >= n_layer:
+            raise FileError(
+                f"is of layer {layer[1]}, and {keys.arch}.block_count is {n_layer}",
+                path=keys.gguf.path,
+                where=name,
+                expected=f"the tensors of {n_layer} layers and no more",
+            )
+
+
+def _find_arch(gguf: GGUF) -> Arch:
+    name = gguf.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise FileError(
+            "is missing" if name is None else f"is {name!r}",
+            path=gguf.path,
+            where="general.architecture",
+            expected="the name of an architecture",
+        )
+    if name not in ARCHS:
+        meant = next((arch for arch in ARCHS if _is_slip(name, arch)), None)
+        hint = f"; did its writer mean {meant}?" if meant else ""
+        raise UnsupportedError(
+            f"{gguf.path}: architecture {name!r:.80}: treadle has {', '.join(ARCHS)}{hint}"
+        )
+    asked = gguf.metadata.get(ROPE_KEY)
+    if asked is None:
+        return ARCHS[name]
+    for rope in ROPES:
+        if rope == asked:
+            return replace(ARCHS[name], rope=rope)
+    expected = " or ".join(ROPES)
+    raise FileError(f"is {asked!r}", path=gguf.path, where=ROPE_KEY, expected=expected)
+
+
+def _is_slip(name: str, arch: str) -> bool:
+    """Whether ``name`` is ``arch`` misspelt: letters' case, a sign, a letter lost or swapped.
+
+    A number more or less, or a letter more, is no slip but another architecture: gemma, gemma3n
+    and mllama all exist.
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    if re.sub(r"\D", "", plain) != re.sub(r"\D", "", arch):
+        return False
+    cut = range(len(arch))
+    lost = {arch[:i] + arch[i + 1 :] for i in cut}
+    swapped = {arch[:i] + arch[i : i + 2][::-1] + arch[i + 2 :] for i in cut}
+    return plain == arch or plain in lost | swapped

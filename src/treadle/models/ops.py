@@ -1,0 +1,94 @@
+"""The vocabulary that graphs are written in: what is computed, in the field's words.
+
+A graph says which rows become which; how they lie in memory, which kernels make them and in how
+many steps is the device's own choice, its *lowering* (``lowering/``). An op may be put off until
+its result is used, and become one step with others. ``docs/graph-vocabulary.md`` lists them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.models.config import Config
+
+
+@dataclass(eq=False)
+class Rows:
+    """A matrix that an op makes: one row for each token of the batch, each output or each text."""
+
+    label: str
+    width: int
+
+
+class Ops(ABC):
+    """The ops of one plan. ``label`` names the steps that an op becomes; matrices are named by
+    their stem in the file, as in ``blk.0.attn_q``, and a bias that is there is added.
+    """
+
+    config: Config
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor."""
+
+    @abstractmethod
+    def embed(self, label: str, weight: str, scale: float) -> Rows:
+        """The matrix' rows of the batch's tokens, times ``scale``."""
+
+    @abstractmethod
+    def norm(
+        self, label: str, x: Rows, weight: str, *, heads: int = 1, centred: bool = False
+    ) -> Rows:
+        """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight``;
+        ``centred``: LayerNorm.
+        """
+
+    @abstractmethod
+    def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
+        """``x W^T (+ bias)`` with several matrices."""
+
+    def linear(self, label: str, x: Rows, weight: str) -> Rows:
+        """``x W^T (+ bias)``."""
+        return self.linears(label, x, [weight])[0]
+
+    @abstractmethod
+    def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
+        """``fn(gate) * up``, value by value; ``fn``: "silu" or "gelu" (tanh approximation)."""
+
+    @abstractmethod
+    def rope(self, label: str, x: Rows, table: int) -> Rows:
+        """Turn the pairs of each head by their position, as ``config.ropes[table]`` says."""
+
+    @abstractmethod
+    def attend(self, label: str, layer: int, q: Rows, k: Rows, v: Rows) -> Rows:
+        """Attention of each token over what its sequence holds, its own ``k`` and ``v`` included,
+        which are kept in the layer's pool. Heads and window are the layer's, and whether tokens
+        see those behind them; the scale of scores and their softcap the model's. ``q`` and ``k``
+        are used up.
+        """
+
+    @abstractmethod
+    def add(self, x: Rows, h: Rows) -> Rows:
+        """``x + h``."""
+
+    @abstractmethod
+    def outputs(self, x: Rows) -> Rows:
+        """Of the batch's rows those that outputs are wanted of."""
+
+    @abstractmethod
+    def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
+        """One row for each text of the batch: the "mean" of its rows, the "first" or the "last" of
+        them; with ``unit`` scaled to length 1.
+        """
+
+    @abstractmethod
+    def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
+        """An op that one sublayer alone has, by its name in the lowering's own table."""
+
+    @abstractmethod
+    def result(self, name: str, x: Rows) -> None:
+        """Make ``x`` an output of the plan, f32."""

@@ -1,0 +1,132 @@
+"""What a graph is made of: a model's own tensors, and sublayers with theirs.
+
+A *graph* is one way for data to flow, a file in ``graphs/``; a *sublayer* is one half of a layer, a
+file in ``mixers/`` (what tokens learn of each other) or ``ffns/`` (what each makes of it). Each
+declares the tensors that it reads and the sizes that their shapes are written in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from treadle.errors import FileError
+from treadle.models.pools import PoolSpec, StateSpec
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import Keys
+    from treadle.models.ops import Ops, Rows
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor's name and shape, numpy order; the shape's words are keys of ``sizes``."""
+
+    name: str  # in a sublayer, behind "blk.N."
+    shape: tuple[str, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Sublayer:
+    """One half of a layer.
+
+    build: ``build(g, i, x)`` gives what becomes of ``x`` in layer ``i``, the residual included.
+    rows: its tensors, of each layer that has it.
+    sizes: the words of their shapes; those of the graph are there as well.
+    memory: what it remembers of a sequence from one run to the next, with ``layers`` left empty.
+    """
+
+    build: Callable[[Ops, int, Rows], Rows]
+    rows: tuple[TensorRow, ...]
+    sizes: Callable[[Layer], Sizes]
+    memory: Callable[[Layer], PoolSpec | StateSpec | None] = lambda layer: None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One way for data to flow.
+
+    build: the layers, from the batch's tokens to their states.
+    outputs: what plans make of these, by name.
+    rows, sizes: its tensors outside layers.
+    sublayers: those of a layer, in order.
+    read: a file's keys as a Config; raises FileError and UnsupportedError.
+    """
+
+    build: Callable[[Ops], Rows]
+    outputs: Mapping[str, Callable[[Ops, Rows], None]]
+    rows: tuple[TensorRow, ...]
+    sizes: Callable[[Config], Sizes]
+    sublayers: Callable[[Layer], tuple[Sublayer, ...]]
+    read: Callable[[Keys, Arch], Config]
+
+    def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
+        """Every row with the shapes of its tensors by their names, in a file's order: a sublayer's
+        row has one in each layer of that kind.
+        """
+        sizes = self.sizes(config)
+        for row in self.rows:
+            yield row, {row.name: _shape(row, sizes)}
+        kinds: dict[Sublayer, dict[int, Sizes]] = {}
+        for i, layer in enumerate(config.layers):
+            for kind in self.sublayers(layer):
+                kinds.setdefault(kind, {})[i] = {**sizes, **kind.sizes(layer)}
+        for kind, layers in kinds.items():
+            for row in kind.rows:
+                yield row, {f"blk.{i}.{row.name}": _shape(row, s) for i, s in layers.items()}
+
+    def pools(self, config: Config) -> tuple[PoolSpec | StateSpec, ...]:
+        """What the layers remember: those that are alike share a pool, and the pools of layers
+        that see everything come first.
+        """
+        alike: dict[PoolSpec | StateSpec, list[int]] = {}
+        for i, layer in enumerate(config.layers):
+            for kind in self.sublayers(layer):
+                if (memory := kind.memory(layer)) is not None and layer.kv_from == i:
+                    alike.setdefault(memory, []).append(i)
+        pools: list[PoolSpec | StateSpec] = []
+        for spec in sorted(alike, key=lambda spec: isinstance(spec, PoolSpec) and spec.window > 0):
+            n = sum(pool.name.startswith(spec.name) for pool in pools)
+            name = f"{spec.name}_{n}" if n else spec.name
+            pools.append(replace(spec, name=name, layers=tuple(alike[spec])))
+        return tuple(pools)
+
+
+def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
+    return tuple(sizes[word] for word in row.shape)
+
+
+def check_tensors(
+    gguf: GGUF, graph: Graph, config: Config
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Compare a file's tensor table with the rows.
+
+    Returns ``(Config.optional, Config.ignored)``. Raises FileError, naming the tensor, where one is
+    missing, is in some only of the layers that may have it, or has another shape.
+    """
+    known: set[str] = set()
+    optional: set[str] = set()
+    for row, places in graph.tensors(config):
+        found = {name for name in places if name in gguf.tensors}
+        if row.optional and not found and row.name not in config.arch.needs:
+            continue
+        for name, shape in places.items():
+            if name not in found:
+                what, expected = "the tensor is missing", f"shape {list(shape)}"
+            elif gguf.tensors[name].shape != shape:
+                what = f"shape {list(gguf.tensors[name].shape)}"
+                expected = f"{list(shape)} ({', '.join(row.shape)})"
+            else:
+                continue
+            raise FileError(what, path=gguf.path, where=name, expected=expected)
+        known |= found
+        if row.optional:
+            optional.add(row.name)
+    return frozenset(optional), tuple(name for name in gguf.tensors if name not in known)

@@ -1,0 +1,78 @@
+"""One text to be written, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Ids
+from math import inf
+from typing import TYPE_CHECKING
+
+from treadle.errors import NoRoomError, SamplingError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from treadle.answer import Answer
+    from treadle.kvcache import Sequence
+    from treadle.sampling import Sampler
+    from treadle.session import Session
+
+
+class Request:
+    """One text to be written. ``priority``: lower ones first; requests of one ``client`` share its
+    turn, None is a client of its own; with a ``session`` the text is written in its sequence.
+    """
+
+    def __init__(
+        self,
+        ids: Ids[int],
+        sampler: Sampler,
+        answer: Answer,
+        *,
+        logprobs: int | None = None,
+        session: Session | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+        look_ahead: float = inf,
+    ) -> None:
+        self.ids = list(ids)  # of the prompt and the text
+        self.sampler, self.answer, self.n_top, self.session = sampler, answer, logprobs, session
+        self.priority, self.client = priority, self if client is None else client
+        self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
+        self.cancelled = False
+        self.arrived, self.number = 0.0, 0
+        self.level = priority  # its priority, as its age has made it
+        self.n_known = -1  # tokens of it that the cache has; -1: to be looked up
+        self.seq: Sequence | None = None  # while it runs
+        self.seen = -1  # the sequence's count of changes, as the last step left it
+        self.short: NoRoomError | None = None  # why it does not run
+
+    @property
+    def paused(self) -> bool:
+        """Whether nobody takes what was written."""
+        return len(self.answer.pieces) >= self.look_ahead
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lower runs, where there is no room for both."""
+        return self.level, self.number
+
+    def choose(self, logits: np.ndarray) -> None:
+        """The next id, from ``logits`` [n_vocab] behind the last one."""
+        token, measured = self._sample(logits), None
+        if token is not None and token not in self.answer.tokenizer.eog:
+            self.ids.append(token)
+            if self.n_top is not None:
+                from treadle.logprobs import token_logprob
+
+                measured = token_logprob(logits, token, self.n_top, self.answer.tokenizer)
+        self.answer.push(token, measured)
+
+    def _sample(self, logits: np.ndarray) -> int | None:
+        """None where a grammar's text is whole, and its end is ruled out."""
+        try:
+            return self.sampler.sample(logits, self.ids)
+        except SamplingError:
+            if self.sampler.ended:
+                return None
+            raise

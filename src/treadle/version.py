@@ -1,0 +1,3 @@
+"""Which treadle this is."""
+
+__version__ = "0.1.0"

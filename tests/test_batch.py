@@ -1,0 +1,139 @@
+"""A run's inputs, written by ``Run`` and read back from the block alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from treadle.batch import Inputs, Part, RopeTable, Run
+from treadle.devices.cpu import Cpu
+from treadle.isa.portable import PORTABLE
+from treadle.kernels.attention_item import SPLIT
+from treadle.kernels.kv import PAGE
+from treadle.kernels.spec import EACH, FIELDS, numbered, run_offset, run_state
+from treadle.kvcache import KVCache
+from treadle.models.pools import PoolSpec, StateSpec
+from treadle.plan import Plan
+
+WINDOWS = (0, 40, 700)
+SPECS = [PoolSpec(f"kv{i}", (i,), 1, 32, 32, window) for i, window in enumerate(WINDOWS)]
+DIMS = (4, 8, 16)  # of the rope tables
+N_CTX = 2000
+
+
+def inverse(table: int) -> np.ndarray:
+    return 10.0 ** -np.arange(DIMS[table] // 2)
+
+
+def laid_out(
+    plan: Plan, lengths: Sequence[tuple[int, int]], specs: Sequence[Any] = SPECS
+) -> tuple[list[Part], list[int], Inputs]:
+    """Sequences that hold so many tokens get so many more; what is read of it elsewhere."""
+    device = Cpu(PORTABLE, 1)
+    cache = KVCache(specs, device, N_CTX, n_sequences=len(lengths))
+    ropes = [RopeTable(inverse(i), 1.0, N_CTX) for i in range(len(DIMS))]
+    run, parts, starts = Run(plan, cache, ropes, device), [], []
+    for which, (held, n) in enumerate(lengths):
+        seq, ids = cache.sequence(), [100_000 * which + at for at in range(held + n)]
+        for at in range(0, held, 500):
+            cache.extend(seq, ids[at : min(at + 500, held)])
+            cache.commit(seq)
+        starts.append(held)
+        cache.extend(seq, ids[held:])
+        parts.append(Part(seq, ids[held:], min(n, which)))
+    for _ in range(2):  # nothing is left of the run before
+        run.lay_out(parts[::-1], starts[::-1])
+        run.lay_out(parts, starts)
+    return parts, starts, Inputs(run.block.copy())
+
+
+def test_the_place_of_each_field() -> None:
+    state = run_state(3)
+    assert state.names is not None
+    assert len(state.names) == len(FIELDS) + 3 * len(EACH)
+    for name, field in (state.fields or {}).items():
+        assert run_offset(name) == field[1]
+
+
+def test_tokens_outputs_and_positions() -> None:
+    lengths = [(0, 3), (70, 1), (5, 2), (33, 9)]
+    parts, starts, found = laid_out(Plan(20, 10), lengths)
+    assert (found["n_tokens"], found["n_outputs"], found["n_parts"]) == (15, 6, 4)
+    assert found.tokens.tolist() == [token for part in parts for token in part.ids]
+    assert found.output_rows.tolist() == [3, 4, 5, 12, 13, 14]
+    rows = [(0, 3, 0), (3, 1, 70), (4, 2, 5), (6, 9, 33)]
+    assert [tuple(part)[:3] for part in found.parts.tolist()] == rows
+    positions = np.array([start + i for part, start in zip(parts, starts, strict=True)
+                          for i in range(len(part.ids))])  # fmt: skip
+    for table, dims in enumerate(DIMS):
+        angles = positions[:, None] * inverse(table)
+        expected = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+        assert (found.rope(table, dims) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("tile", "split", "lengths"),
+    [
+        (1, True, [(0, 1), (1500, 1), (512, 1), (511, 1), (60, 2)]),
+        (4, False, [(0, 9), (1500, 5), (31, 1), (639, 33)]),
+        (64, False, [(0, 200), (1000, 100)]),
+    ],
+)
+def test_every_query_meets_its_keys_once(
+    tile: int, split: bool, lengths: list[tuple[int, int]]
+) -> None:
+    """In all pools: the keys that a window leaves, in the pages where the sequence has them."""
+    n = sum(n for _, n in lengths)
+    plan = Plan(n + 5, 8, query_tile=tile, split_keys=split)
+    parts, starts, found = laid_out(plan, lengths)
+    rows = [(part.seq, start + i) for part, start in zip(parts, starts, strict=True)
+            for i in range(len(part.ids))]  # fmt: skip
+    for pool, window in enumerate(WINDOWS):
+        slots = [seq.pages[pool][at // PAGE] * PAGE + at % PAGE for seq, at in rows]
+        assert found.kv_slots(pool).tolist() == slots
+        seen: dict[int, list[int]] = {}
+        partials: dict[int, tuple[int, int]] = {}
+        for item, pages in found.attn_items(pool):
+            first, last = int(item["key_begin"]), int(item["key_end"])
+            assert 0 <= first < last
+            assert not split or first // SPLIT == (last - 1) // SPLIT
+            seq, position = rows[item["token"]]
+            assert position == item["position"]
+            held = list(seq.pages[pool][: len(pages)])
+            assert pages.tolist() == held
+            assert min(held[first // PAGE :]) >= 0  # given back: nobody may read there
+            for row in range(item["token"], item["token"] + item["n_tokens"]):
+                assert rows[row][0] is seq
+                seen.setdefault(row, []).extend(range(first, last))
+            if item["partial"] >= 0:
+                partials[int(item["partial"])] = int(item["token"]), int(item["n_tokens"])
+        for row, (_, at) in enumerate(rows):
+            begin = max(0, at - window + 1) if window else 0
+            assert [key for key in seen[row] if begin <= key <= at] == list(range(begin, at + 1))
+        assert list(partials) == list(range(len(partials)))
+        merged = [
+            (int(merge["partial"]) + i, (int(merge["token"]), int(merge["n_tokens"])))
+            for merge in found.attn_merges(pool)
+            for i in range(merge["n_partials"])
+        ]
+        assert merged == list(partials.items())
+        assert split or not merged
+
+
+def test_a_layer_with_a_state_reads_one_slot_and_writes_another() -> None:
+    specs = [*SPECS, StateSpec("ssm", (3,), 10)]
+    parts, _, found = laid_out(Plan(8, 8), [(3, 1), (0, 2)], specs)
+    slots = [(part["state"], part["next"]) for part in found.parts]
+    assert slots == [tuple(part.seq.slots) for part in parts]
+    assert len({slot for both in slots for slot in both}) == 4
+
+
+def test_a_pool_without_layers_has_no_work() -> None:
+    """Pages that only count a text: of a model whose layers have states alone."""
+    parts, _, found = laid_out(Plan(4, 4), [(0, 2)], [StateSpec("ssm", (0,), 10)])
+    assert len(parts[0].seq.pages) == 1
+    assert found[numbered("n_attn_items", 0)] == 0
+    assert found.tokens.tolist() == parts[0].ids

@@ -1,0 +1,188 @@
+"""The claim "a device is five verbs": one whose memory the host cannot see, which runs plans by the
+kernels' numpy twins and notes what it is asked for.
+
+What lies in its memory has no address that means anything here; inputs reach it by one copy a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import reference
+from tests.conftest import WriteTiny
+from tests.test_kvcache import check_pages
+from tests.test_session import close, text
+from tests.tiny import rounding
+from treadle.batch import Inputs, Part
+from treadle.device import Device
+from treadle.devices.cpu import Cpu
+from treadle.engine import Engine
+from treadle.files.gguf import open_gguf
+from treadle.isa.portable import PORTABLE
+from treadle.jit.kernel import Tally
+from treadle.kernels.choice import SHIPPED
+from treadle.kvfile import load_session, save_session
+from treadle.models.load import load_config
+from treadle.plan import Const, Plan
+from treadle.session import Session
+
+SOURCES = Path(__file__).resolve().parent.parent.parent / "src" / "treadle"
+
+
+class FarMemory:
+    """Bytes of the device; ``bytes``, if the host writes them, are the host's copy."""
+
+    def __init__(self, calls: list[str], data: np.ndarray, *, host: bool = False) -> None:
+        self._calls, self.far = calls, data
+        self.bytes = np.zeros_like(data) if host else None
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        assert 0 <= at <= at + n_bytes <= len(self.far)
+        self._calls.append("read")
+        return self.far[at : at + n_bytes].copy()
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        assert 0 <= at <= at + len(data) <= len(self.far)
+        self._calls.append("write")
+        self.far[at : at + len(data)] = data
+
+
+class Recording:
+    isa, n_threads, table = PORTABLE, 3, SHIPPED
+
+    def __init__(self) -> None:
+        self.kernels, self.calls = Tally(), list[str]()
+        self.uploaded: list[str] = []
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> FarMemory:
+        self.calls.append("memory")
+        return FarMemory(self.calls, np.zeros(n_bytes, np.uint8), host=host)
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        self.uploaded.append(name)
+        return Const(name, FarMemory(self.calls, array.copy()), None)
+
+    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+        self.calls.append("copy")
+        memory.far[to : to + n_bytes] = memory.far[start : start + n_bytes]
+
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> tuple[Plan, FarMemory, FarMemory]:
+        self.calls.append("ready")
+        arena.far[:] = 0xFF  # NaN: nothing may be read unwritten
+        return plan, arena, inputs
+
+    def run(
+        self,
+        ready: Any,
+        steps: range | None = None,
+        *,
+        times: list[float] | None = None,
+        stoppable: bool = False,
+    ) -> bool:
+        plan, arena, inputs = ready
+        self.calls.append("run")
+        inputs.far[:] = inputs.bytes
+        for i in steps or range(len(plan)):
+            step = plan.steps[i]
+            args = plan.arrays(step, arena.far, lambda const: const.memory.far)
+            with np.errstate(invalid="ignore"):  # what it makes of padding is not looked at
+                step.spec.run_ref(args, Inputs(inputs.far))
+            if times is not None:
+                times.append(1.0)
+        return True
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def engine_on(device: Device, path: Path) -> Engine:
+    gguf = open_gguf(path)
+    return Engine(gguf, load_config(gguf), device, n_ctx=200, kv="f32", n_sequences=3)
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def engines(request: pytest.FixtureRequest, tiny: WriteTiny) -> Iterator[tuple[Engine, Engine]]:
+    """On the toy, and on this machine's processor, of a model with one pool and one with two."""
+    path = tiny(request.param, window=16, n_layer=6)
+    both = engine_on(Recording(), path), engine_on(Cpu(PORTABLE, 3), path)
+    yield both
+    for engine in both:
+        engine.close()
+
+
+def twins(engine: Engine, parts: list[Part]) -> np.ndarray:
+    """The logits of a batch by the twins, in the host's memory."""
+    plan, arena = engine.run_reference(parts)
+    for part in parts:
+        engine.cache.commit(part.seq)
+    logits = plan.steps[-1].writes[0]
+    at, n = plan.offsets[logits], sum(part.n_outputs for part in parts)
+    rows = arena[at : at + n * logits.row_bytes].view(np.float32).reshape(n, -1)
+    return rows[:, : engine.config.n_vocab]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_model_runs_on_it(engines: tuple[Engine, Engine]) -> None:
+    """Chunks of prompts, a shared beginning, a fork, decoding: to the bits of the twins."""
+    ids = text(90)
+    made: list[list[np.ndarray]] = []
+    far, near = engines
+    ways: list[Callable[[list[Part]], np.ndarray]] = [far.run, partial(twins, near)]
+    for engine, run in zip(engines, ways, strict=True):
+        cache, rows = engine.cache, []
+        a, b = cache.sequence(), cache.sequence()
+        rows.append(run([Part(a, ids[:70]), Part(b, ids[5:12], 2)]))
+        rows.append(run([Part(a, [ids[70]]), Part(b, [ids[12]])]))
+        fork = cache.fork(a)  # a page that is not full: who writes first copies it
+        rows.append(run([Part(fork, ids[71:75]), Part(a, ids[71:73]), Part(b, ids[13:14], 0)]))
+        shared = cache.sequence(ids)
+        assert len(shared) == 64
+        rows.append(run([Part(shared, ids[64:90], 3)]))
+        check_pages(cache, [a, b, fork, shared])
+        for seq in (a, b, fork, shared):
+            seq.close()
+        made.append(rows)
+    for found, expected in zip(*made, strict=True):
+        assert np.array_equal(found, expected)
+    config, gguf = far.config, far.gguf
+    assert close(made[0][-1], reference.forward(gguf, config, ids)[-3:], rounding(config))
+
+
+def test_what_it_was_asked_for(engines: tuple[Engine, Engine], tmp_path: Path) -> None:
+    engine = engines[0]
+    device: Any = engine.device
+    session, ids = Session(engine), text(40)
+    session.feed(ids)
+    assert sorted({name.removesuffix(":f32") for name in device.uploaded}) == sorted(
+        engine.gguf.tensors
+    )
+    assert len(set(device.uploaded)) == len(device.uploaded)
+    assert device.calls.count("run") == device.calls.count("read") == 1  # one run, its logits
+    device.calls.clear()
+    for token in text(5):
+        session.feed([token])
+    assert set(device.calls) == {"memory", "ready", "run", "read"}
+    assert device.calls[-4:] == ["run", "read"] * 2
+    save_session(tmp_path / "state", engine, session.seq)
+    other = Session(engine)
+    load_session(tmp_path / "state", engine, other.seq, lambda n: None)
+    assert np.array_equal(other.feed([7]), session.feed([7]))
+    plan = engine.plan()
+    times = engine.run_timed([Part(other.seq, [8])])
+    assert times == [(step.label, 1.0) for step in plan]
+
+
+def test_who_knows_addresses() -> None:
+    """The device's own parts, and mapped files."""
+    found = set()
+    for path in SOURCES.rglob("*.py"):
+        source = path.read_text("utf-8")
+        if "ctypes" in source or ".address" in source:
+            found.add(path.relative_to(SOURCES).parts[0])
+    assert found == {"devices", "runtime", "jit", "files", "convert"}
