@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from treadle.answer import Answer
-    from treadle.kvcache import Sequence
+    from treadle.kvcache import KVCache, Sequence
     from treadle.sampling import Sampler
     from treadle.session import Session
 
@@ -56,6 +56,12 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """The lower runs, where there is no room for both."""
         return self.level, self.number
+
+    def look_up(self, cache: KVCache) -> int:
+        """Tokens of it that the cache has. The answer holds until ``n_known`` is -1 again."""
+        if self.n_known < 0:
+            self.n_known = cache.known(self.ids)
+        return self.n_known
 
     def choose(self, logits: np.ndarray) -> None:
         """The next id, from ``logits`` [n_vocab] behind the last one."""

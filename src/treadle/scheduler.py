@@ -315,8 +315,8 @@ class Scheduler:
         now = self._clock()
         for at, request in enumerate(self._waiting):
             request.level = request.priority - int((now - request.arrived) / AGE_S)
-            if request.n_known < 0 and at < CONSIDERED and len(self._waiting) > 1:
-                request.n_known = self.engine.cache.known(request.ids)
+            if at < CONSIDERED and len(self._waiting) > 1:
+                request.look_up(self.engine.cache)
         self._waiting.sort(key=lambda request: (request.level, -request.n_known, request.number))
         for request in list(self._waiting):
             if request.paused or self._closed(request) or self._follows(request):
@@ -328,8 +328,9 @@ class Scheduler:
         """Whether another one is about to read what this one would read next: so that N equal
         prompts are read once.
         """
-        ids = request.ids
-        n = self.engine.cache.known(ids) if self._running else len(ids)
+        if not self._running:
+            return False
+        ids, n = request.ids, request.look_up(self.engine.cache)
         end = n + PAGE
         return end < len(ids) and any(
             len(other.seq or ()) < end <= len(other.ids)
