@@ -3,9 +3,10 @@
     python bench/many.py [MODEL] [--sequences 32] [--tokens 64] [--prompt 16] [--repeat 3]
 
 Each repetition times, in turns, four ways to write the same number of tokens per sequence: the
-engine alone with tokens already known (what ``treadle bench -s`` times), threads that call
-``generate(...).finish()``, threads that read pieces, and ``generate_many``. Greedy, end of text
-ruled out. The figure to watch is the share of the engine's own speed: 0.9 and above.
+engine alone with tokens already known (what ``treadle bench -s`` times; its prompts share batches
+too), threads that call ``generate(...).finish()``, threads that read pieces, and ``generate_many``.
+Greedy, end of text ruled out. The figure to watch is the share of the engine's own speed: 0.9 and
+above.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ def main() -> None:
         settings = {"max_tokens": given.tokens, "temperature": 0, "ignore_eos": True}
 
         def bare() -> None:
-            sessions = [model.session() for _ in ids]
-            for session, stream in zip(sessions, ids, strict=True):
-                session.feed(stream[: given.prompt])
+            seqs = [model.engine.cache.sequence() for _ in ids]
+            fit = max(model.engine.max_tokens // given.prompt, 1)  # prompts that one run reads
+            for at in range(0, n, fit):
+                read = zip(seqs[at : at + fit], prompts[at : at + fit], strict=True)
+                model.engine.run([Part(seq, prompt) for seq, prompt in read])
             for at in range(given.prompt, given.prompt + given.tokens - 1):
-                parts = zip(sessions, ids, strict=True)
-                model.engine.run([Part(session.seq, [stream[at]]) for session, stream in parts])
-            for session in sessions:
-                session.close()
+                write = zip(seqs, ids, strict=True)
+                model.engine.run([Part(seq, [stream[at]]) for seq, stream in write])
+            for seq in seqs:
+                seq.close()
 
         def finish(prompt: list[int]) -> None:
             model.generate(prompt, **settings).finish()
