@@ -89,7 +89,6 @@ KNOWN: dict[str, str] = {}  # what breaks a rule today: how to cure it
 # Modules that import each other, one circle a line.
 CIRCLES = """
 jit.builder jit.values
-kernels.attention kernels.attention_item kernels.attention_matrix kernels.attention_vector
 """
 
 

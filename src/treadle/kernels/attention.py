@@ -21,10 +21,10 @@ import numpy as np
 
 from treadle.jit import math
 from treadle.jit.types import ptr
-from treadle.kernels.attention_item import ITEM, LOWEST, SPAN
+from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries
 from treadle.kernels.attention_matrix import MatrixTile, matrix_scratch
 from treadle.kernels.attention_vector import VectorTile
-from treadle.kernels.kv import PAGE, Paged
+from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import Args, Frame, numbered
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Attention(Paged):
-    """``tokens`` query tokens a tile. Items: work items x head groups.
+class Attention(Queries):
+    """Attention, whole. Items: work items x head groups.
 
     ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]`` (O, then m and l). Without
     ``causal`` queries see the keys behind them too, as far as their item's go.
@@ -42,38 +42,6 @@ class Attention(Paged):
 
     op: ClassVar[str] = "attention"
     args = Args("qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off")
-    kv: str
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    tokens: int
-    window: int = 0
-    pool: int = 0
-    softcap: float = 0.0  # scores become ``softcap * tanh(score / softcap)``
-    matrix: bool = False  # on matrix registers: dims a multiple of 32, many rows
-    head_dim_v: int = 0  # of a value; 0: head_dim
-    causal: bool = True
-
-    @property
-    def heads(self) -> int:
-        """Query heads a tile takes from one group: all that share a key head, or the largest part
-        of at most 16.
-        """
-        shared = self.n_head // self.n_head_kv
-        return next(n for n in range(min(shared, 16), 0, -1) if shared % n == 0)
-
-    @property
-    def n_groups(self) -> int:
-        return self.n_head // self.heads
-
-    @property
-    def rows(self) -> int:
-        return self.tokens * self.heads
-
-    @property
-    def partial_values(self) -> int:
-        """f32 values of one item's partial results, all groups."""
-        return self.n_groups * self.rows * (self.dims_v + 2)
 
     def scratch(self, lanes: int) -> int:
         if self.matrix:

@@ -1,20 +1,25 @@
-"""What every attention kernel knows of a work item: which queries, which keys, and where."""
+"""What every attention kernel knows of a work item: which queries, which keys, and where.
+
+The bodies (``attention_vector.py``, ``attention_matrix.py``) are given a ``Queries``; the kernel
+itself, which chooses among them, is above them (``attention.py``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.jit.types import i64
+from treadle.kernels.kv import Paged
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Operand, Val
-    from treadle.kernels.attention import Attention
 
 SPAN = 4  # pages whose scores are kept: what is done for each row is done for so many keys
 SPLIT = 512  # keys of one item while decoding
@@ -24,11 +29,49 @@ ITEM = np.dtype([(name, "i8") for name in ITEM_FIELDS.split()])
 LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf - inf is NaN
 
 
+@dataclass(frozen=True)
+class Queries(Paged):
+    """What a kernel is told of its tiles: ``tokens`` query tokens each, and which keys they see."""
+
+    kv: str
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    tokens: int
+    window: int = 0
+    pool: int = 0
+    softcap: float = 0.0  # scores become ``softcap * tanh(score / softcap)``
+    matrix: bool = False  # on matrix registers: dims a multiple of 32, many rows
+    head_dim_v: int = 0  # of a value; 0: head_dim
+    causal: bool = True
+
+    @property
+    def heads(self) -> int:
+        """Query heads a tile takes from one group: all that share a key head, or the largest part
+        of at most 16.
+        """
+        shared = self.n_head // self.n_head_kv
+        return next(n for n in range(min(shared, 16), 0, -1) if shared % n == 0)
+
+    @property
+    def n_groups(self) -> int:
+        return self.n_head // self.heads
+
+    @property
+    def rows(self) -> int:
+        return self.tokens * self.heads
+
+    @property
+    def partial_values(self) -> int:
+        """f32 values of one item's partial results, all groups."""
+        return self.n_groups * self.rows * (self.dims_v + 2)
+
+
 class Item:
     """One item and one group of heads; rows are its tokens times the group's heads."""
 
     def __init__(
-        self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val
+        self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
         self.k, self.isa, self.spec, self.frame, self.group = k, isa, spec, frame, group
         assert ITEM.fields is not None

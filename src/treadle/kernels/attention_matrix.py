@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from treadle.jit import math
 from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.act import BLOCK
-from treadle.kernels.attention_item import LOWEST, SPAN, Item
+from treadle.kernels.attention_item import LOWEST, SPAN, Item, Queries
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.spec import LINE, Frame, round_up
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
-    from treadle.kernels.attention import Attention
 
 KEYS = SPAN * PAGE  # of a span
 BOTH = range(2)
@@ -59,7 +58,7 @@ class Places:
     end: int
 
     @classmethod
-    def of(cls, spec: Attention) -> Places:
+    def of(cls, spec: Queries) -> Places:
         """For this kernel."""
         rows, dims, dims_v = round_up(spec.rows, EDGE), spec.head_dim, spec.dims_v
         q, p, keys, values = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims, 2 * KEYS * dims_v
@@ -71,7 +70,7 @@ class Places:
         return cls(at[0], q, at[1], at[2], p, o, m, total, at[6], keys, at[7], values, at[8])
 
 
-def matrix_scratch(spec: Attention) -> int:
+def matrix_scratch(spec: Queries) -> int:
     """Bytes of scratch a thread needs."""
     return Places.of(spec).end
 
@@ -80,7 +79,7 @@ class MatrixTile(Item):
     """Many rows, whose results lie in the second-level cache; 32 of them have scores at a time."""
 
     def __init__(
-        self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val
+        self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
         super().__init__(k, isa, spec, frame, item, group)
         assert spec.head_dim % BLOCK == spec.dims_v % BLOCK == 0, spec.name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from treadle.jit import math
 from treadle.jit.types import boolean, f32, i32
 from treadle.kernels.act import BLOCK
-from treadle.kernels.attention_item import LOWEST, SPAN, Item
+from treadle.kernels.attention_item import LOWEST, SPAN, Item, Queries
 from treadle.kernels.fold import fold_all
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import Frame, widest
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val, Var
-    from treadle.kernels.attention import Attention
 
 
 class VectorTile(Item):
     """A few rows, whose sums stay in registers."""
 
     def __init__(
-        self, k: Builder, isa: Isa, spec: Attention, frame: Frame, item: Val, group: Val
+        self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
         super().__init__(k, isa, spec, frame, item, group)
         rows, dims = spec.rows, spec.head_dim
