@@ -18,19 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from treadle.files.gguf import open_gguf
-from treadle.formats import GGML_TYPES, Format, bits, format, grids, scale_search, signs
+from treadle.formats import GGML_TYPES, Format, format, grids, scale_search, signs
 from treadle.formats.grids import Grid
-from treadle.formats.iq1_m import IQ1_M
-from treadle.formats.iq1_s import IQ1_S
-from treadle.formats.iq2_s import IQ2_S
-from treadle.formats.iq2_xs import IQ2_XS
-from treadle.formats.iq2_xxs import IQ2_XXS
-from treadle.formats.iq3_s import IQ3_S
-from treadle.formats.iq3_xxs import IQ3_XXS
-from treadle.formats.iq4_nl import IQ4_NL
-from treadle.formats.iq4_xs import IQ4_XS
+from treadle.formats.iq1 import IQ1_M, IQ1_S
+from treadle.formats.iq2 import IQ2_S, IQ2_XS, IQ2_XXS
+from treadle.formats.iq3 import IQ3_S, IQ3_XXS
+from treadle.formats.iq4 import IQ4_NL, IQ4_XS, STEPS, encode
 from treadle.formats.nearest import Nearest, number
-from treadle.formats.uneven import STEPS, encode
+from treadle.formats.packing import join_words, split_words
 
 F32Array = npt.NDArray[np.float32]
 F64Array = npt.NDArray[np.float64]
@@ -169,12 +164,12 @@ def test_steps_and_signs_are_those_of_the_gguf_package() -> None:
 def test_nothing_is_decoded_on_import() -> None:
     program = """
 import sys
-from treadle.formats import grids, iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, shifted
+from treadle.formats import grids, iq1, iq2, iq3
 for grid in (grids.IQ1, grids.IQ2_XXS, grids.IQ2_XS, grids.IQ2_S, grids.IQ3_XXS, grids.IQ3_S):
     assert "points" not in vars(grid), grid.name
-for module in (iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs):
-    assert set(vars(module.CODER.encode.__self__)) == {"grid", "cells"}, module
-assert set(vars(shifted.NEAREST)) == {"grid", "cells"}
+for coder in (iq2.S_CODER, iq2.XS_CODER, iq2.XXS_CODER, iq3.S_CODER, iq3.XXS_CODER):
+    assert set(vars(coder.encode.__self__)) == {"grid", "cells"}, coder
+assert set(vars(iq1.NEAREST)) == {"grid", "cells"}
 assert "gguf" not in sys.modules
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -259,11 +254,11 @@ def test_bits_come_back(width: tuple[int, int], seed: int) -> None:
     n, w = width
     dtype = "<u4" if n * w > 16 else "<u2" if n * w > 8 else "u1"
     parts = np.random.default_rng(seed).integers(0, 1 << w, (3, 5 * n), np.uint8)
-    words = bits.join(parts, n, w, dtype)
+    words = join_words(parts, n, w, dtype)
     assert words.shape == (3, 5)
     assert words.dtype == np.dtype(dtype)
     assert int(words[0, 0]) == sum(int(p) << w * i for i, p in enumerate(parts[0, :n]))
-    assert np.array_equal(bits.split(words, n, w), parts)
+    assert np.array_equal(split_words(words, n, w), parts)
 
 
 @pytest.mark.parametrize("even", [False, True])

@@ -19,22 +19,12 @@ from hypothesis import strategies as st
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import GGML_TYPES, Format, format, k_search
-from treadle.formats.f64 import F64
-from treadle.formats.mxfp4 import MXFP4
-from treadle.formats.nvfp4 import NVFP4, to_e4m3
+from treadle.formats.blocks32 import Q5_0, Q5_1
+from treadle.formats.floats import F64
+from treadle.formats.fp4 import MXFP4, NVFP4, to_e4m3
+from treadle.formats.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, join_scales, split_scales
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.q1_0 import Q1_0
-from treadle.formats.q2_0 import Q2_0
-from treadle.formats.q2_k import Q2_K
-from treadle.formats.q3_k import Q3_K
-from treadle.formats.q4_k import Q4_K
-from treadle.formats.q5_0 import Q5_0
-from treadle.formats.q5_1 import Q5_1
-from treadle.formats.q5_k import Q5_K
-from treadle.formats.q6_k import Q6_K
-from treadle.formats.scales6 import join_scales, split_scales
-from treadle.formats.tq1_0 import TQ1_0
-from treadle.formats.tq2_0 import TQ2_0
+from treadle.formats.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 
 F32Array = npt.NDArray[np.float32]
 F64Array = npt.NDArray[np.float64]

@@ -22,7 +22,7 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import GEMMS, GEMVS
-from treadle.formats import by_name, q2_k, q3_k
+from treadle.formats import by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
 from treadle.kernels.act import Act
@@ -272,7 +272,7 @@ def test_extreme_codes(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Ge
 
 def q3_k_extremes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Blocks of Q3_K with scales and codes at their ends and around zero."""
-    blocks = np.zeros(shape, q3_k.LAYOUT)
+    blocks = np.zeros(shape, by_name("Q3_K").dtype)
     sc = rng.choice(np.array([0, 1, 31, 32, 33, 63], np.uint8), (*shape, 16))
     blocks["scales"][..., :8] = join_bits(sc & np.uint8(15), 4, 8)
     blocks["scales"][..., 8:] = join_bits(sc >> np.uint8(4), 2, 4)
@@ -285,7 +285,7 @@ def q3_k_extremes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 
 def q2_k_extremes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """The same of Q2_K, with minimums."""
-    blocks = np.zeros(shape, q2_k.LAYOUT)
+    blocks = np.zeros(shape, by_name("Q2_K").dtype)
     ends = np.array([0, 1, 15, 15], np.uint8)
     blocks["scales"] = rng.choice(ends, (*shape, 16)) | rng.choice(ends, (*shape, 16)) << 4
     q = rng.choice(np.arange(4, dtype=np.uint8), (*shape, 256))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from treadle.errors import FileError
 from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
 from treadle.files.target import check_room, check_target, new_file
-from treadle.formats import FORMATS, GGML_TYPES, Format, type_of
+from treadle.formats import FORMATS, Format, number_of, type_of
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 MAX_NAME = 63  # bytes: what ggml reads, one less than the specification allows
@@ -165,8 +165,7 @@ def _ggml_type(fmt: Format | str | int) -> int:
         return fmt.ggml_id
     if isinstance(fmt, int):
         return fmt
-    rows = [(n, row.name) for table in (FORMATS, GGML_TYPES) for n, row in table.items()]
-    return next((n for n, name in rows if name == fmt.upper()), -1)
+    return number_of(fmt)
 
 
 # -- values ---------------------------------------------------------------------------------

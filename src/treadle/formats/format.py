@@ -97,7 +97,7 @@ class Format:
     block: int  # weights in a block
     dtype: np.dtype[Any]
     dequantize: Callable[[Blocks], F32Array]  # blocks [...] -> float32 [..., block]
-    quantize: Callable[..., Blocks]  # float32 [..., block] [, importance] -> blocks [...]
+    quantize: Callable[..., Blocks]  # float32 [..., block], importance or None -> blocks [...]
     act: str = "f32"  # what activations become to meet these weights: "q8", "bf16" or "f32"
     codes: Codes | None = None  # int8 formats
     load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read) -> f32 * lanes
@@ -156,14 +156,14 @@ class Format:
         blocks = np.ascontiguousarray(x, np.float32).reshape(-1, self.block)
         out = np.empty(blocks.shape[0], self.dtype)
         step = max(1, STRIP // self.block)
-        if weights is None:
-            for i in range(0, len(out), step):
-                out[i : i + step] = self.quantize(blocks[i : i + step])
-        else:
+        importance = None
+        if weights is not None:
             importance = np.broadcast_to(weights, x.shape).reshape(-1, self.block)
-            for i in range(0, len(out), step):
+        for i in range(0, len(out), step):
+            part = None
+            if importance is not None:
                 part = np.ascontiguousarray(importance[i : i + step], np.float32)
-                out[i : i + step] = self.quantize(blocks[i : i + step], part)
+            out[i : i + step] = self.quantize(blocks[i : i + step], part)
         return out.view(np.uint8).reshape(*x.shape[:-1], n_bytes)
 
     def dequantize_rows(self, data: npt.NDArray[np.uint8]) -> F32Array:

@@ -1,7 +1,8 @@
-"""E2M1, the four-bit float of the microscaling formats: sign, two exponent bits, one of mantissa.
+"""MXFP4 and NVFP4: weights as E2M1, the four-bit float of the microscaling formats (OCP MX 1.0).
 
-Its magnitudes are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. ggml keeps them doubled, so that they are whole
-numbers a kernel can multiply as bytes, and halves the scales instead; so does treadle.
+E2M1 has a sign, two exponent bits and one of mantissa: its magnitudes are 0, 0.5, 1, 1.5, 2, 3, 4
+and 6. ggml keeps them doubled, so that they are whole numbers a kernel can multiply as bytes, and
+halves the scales instead; so does treadle. Neither format can say NaN or infinity.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from treadle.formats.format import F32Array
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Isa, Val
+from treadle.formats.kernel_bits import looked_up
+from treadle.formats.packing import join_bits, split_bits
+from treadle.jit.types import f16, f32, u16, u32
 
 MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])  # by code; code 8, the negative zero, is 0
@@ -29,3 +33,120 @@ def nearest(x: F32Array, d: F32Array) -> npt.NDArray[np.uint8]:
         q += a > d * np.float32(middle)
     q[(x < 0) & (q > 0)] += np.uint8(8)
     return np.where(d > 0, q, np.uint8(0))
+
+
+def unpack(k: Builder, field: Field) -> list[Val]:
+    """Doubled values, plus 16: the first half of each 32 weights, or of each 16, then the other."""
+    return looked_up(k, field, TABLE)
+
+
+# -- MXFP4: 32 weights with one power of two ---------------------------------------------------
+#
+# ``e`` is E8M0: the scale's exponent, biased by 127; halved here. ggml reads ``e = 255`` as 2^127.
+
+MX_LAYOUT = np.dtype([("e", "u1"), ("qs", "u1", (16,))])
+LARGEST = np.float32(1.5 * 2.0**127)
+
+
+def half_scale(e: npt.NDArray[np.uint8]) -> F32Array:
+    """``2 ** (e - 128)``: the two smallest are subnormal in float32, and still exact."""
+    return np.ldexp(np.float32(1), e.astype(np.int32) - 128)
+
+
+def dequantize_mx(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 32]."""
+    values = VALUES[split_bits(blocks["qs"], 4, 16)]
+    with np.errstate(over="ignore", under="ignore"):
+        return values * half_scale(blocks["e"])[..., None]
+
+
+def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 32] -> blocks [...]; the importance ``weights`` change nothing.
+
+    The largest magnitude's binade becomes that of 4 and 6, the top one. A NaN counts as 0, an
+    infinity as the largest number the format has in float32: it cannot say either.
+    """
+    out = np.empty(x.shape[:-1], MX_LAYOUT)
+    x = np.nan_to_num(x).clip(-LARGEST, LARGEST)
+    top = np.abs(x).max(axis=-1)
+    with np.errstate(divide="ignore"):
+        # Rounded to float32 as C's log2f is: just below a power of two it may be that power.
+        binade = np.floor(np.log2(top.astype(np.float64)).astype(np.float32))
+    out["e"] = np.where(top > 0, (binade + np.float32(125)).clip(0, 254), 0)
+    out["qs"] = join_bits(nearest(x, half_scale(out["e"])[..., None]), 4, 16)
+    return out
+
+
+def scales_mx(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``half_scale``: a float's exponent, and for the two subnormal ones a bit of its mantissa."""
+    e = field("e").to(u32)
+    bits = k.select(e > 1, (e - 1) << 23, k.const(1 << 21, e.ty) << e)
+    return bits.bits(f32.like(e.ty)), None
+
+
+MX_CODES = Codes(unpack, 16, 28, run=16, order=((0,), (1,)), scales=scales_mx)
+MXFP4 = Format("MXFP4", 39, 32, MX_LAYOUT, dequantize_mx, quantize_mx, "q8", MX_CODES)
+
+
+# -- NVFP4: 64 weights in four groups of 16 with a scale each ----------------------------------
+#
+# ``d`` is unsigned E4M3: four exponent bits biased by 7, three of mantissa, no infinity; halved
+# here. ggml reads the NaN of that type, 127, as 0, and never looks at the top bit's sign: with it
+# set, the exponent's lower four bits still count.
+
+NV_LAYOUT = np.dtype([("d", "u1", (4,)), ("qs", "u1", (32,))])
+
+
+def half_scales() -> F32Array:
+    """[256]: half the value of every byte of ``d``."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    value = np.where(exponent > 0, mantissa + 8, mantissa) * 2.0 ** (np.maximum(exponent, 1) - 10)
+    return np.where(code == 127, 0, value / 2).astype(np.float32)
+
+
+NV_SCALES = half_scales()
+
+
+def to_e4m3(x: F32Array) -> npt.NDArray[np.uint8]:
+    """Codes nearest to ``x`` of at least 0, halves up; ggml's 256 and above are all the top one."""
+    small = x < 2.0**-6  # subnormal: zero, or of the lowest binade without its leading bit
+    binade = np.where(small, -6, np.frexp(x)[1] - 1)
+    steps = np.floor(np.ldexp(x, 3 - binade) + np.float32(0.5))
+    steps = np.where(small, np.minimum(steps, 7), steps)
+    code = (binade + 6) * 8 + steps
+    return np.where(code < 120, code, 126).astype(np.uint8)
+
+
+def dequantize_nv(blocks: Blocks) -> F32Array:
+    """blocks [...] -> float32 [..., 64]."""
+    values = VALUES[split_bits(blocks["qs"], 4, 8)].reshape(*blocks.shape, 4, 16)
+    w: F32Array = values * NV_SCALES[blocks["d"]][..., None]
+    return w.reshape(*blocks.shape, 64)
+
+
+def quantize_nv(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    """float32 [..., 64] -> blocks [...]; the importance ``weights`` change nothing.
+
+    The largest magnitude of a group becomes 6. A NaN counts as 0, and what is beyond 6 * 448 as
+    that, infinities too: this format cannot say either.
+    """
+    out = np.empty(x.shape[:-1], NV_LAYOUT)
+    groups = np.nan_to_num(x).reshape(*x.shape[:-1], 4, 16)
+    out["d"] = to_e4m3(np.abs(groups).max(axis=-1) / np.float32(6))
+    codes = nearest(groups, NV_SCALES[out["d"]][..., None])
+    out["qs"] = join_bits(codes.reshape(x.shape), 4, 8)
+    return out
+
+
+def scales_nv(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``half_scales``: but for its bias, E4M3 is the upper part of an f16."""
+    code = field("d")
+    half = ((code & 127).to(u16) << 7).bits(f16.like(code.ty))
+    scale = isa.widen_f16(k, half) * 128.0
+    return k.select(code.eq(127), k.zero(scale.ty), scale), None
+
+
+NV_ORDER = (0, 2, 4, 6), (1, 3, 5, 7)
+NV_CODES = Codes(unpack, 16, 28, run=8, order=NV_ORDER, sub=16, scales=scales_nv)
+NVFP4 = Format("NVFP4", 40, 64, NV_LAYOUT, dequantize_nv, quantize_nv, "q8", NV_CODES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.formats.format import Builder, Val
+from treadle.formats.format import Builder, Field, Val
 
 
 def cut(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
@@ -35,3 +35,15 @@ def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
 def count_ones(k: Builder, v: Val) -> Val:
     """How many bits of each lane are set."""
     return k.call(f"llvm.ctpop.{v.ty.mangled}", v.ty, [v.ir])
+
+
+def nibbles(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..15: the low nibbles of ``qs``, then the high ones."""
+    qs = field("qs")
+    return [qs & 15, qs >> 4]
+
+
+def looked_up(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
+    """The same, as places in a table of 16 numbers."""
+    qs = field("qs")
+    return [k.lookup(table, v) for v in (qs, qs >> 4)]

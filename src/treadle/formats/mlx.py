@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
-from treadle.formats import bf16
+from treadle.formats.floats import from_bf16, to_bf16
 from treadle.formats.format import (
     NO_GGML,
     Blocks,
@@ -88,7 +88,7 @@ def mlx(bits: int, group: int, scales: str) -> Format:
         group,
         layout,
         lambda blocks: dequantize(blocks, bits),
-        lambda x: quantize(x, bits, layout),
+        lambda x, weights=None: quantize(x, bits, layout),
         "q8",
         codes,
         parts=("qs", "d", "m"),
@@ -148,12 +148,12 @@ def join(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
 
 def _floats(numbers: npt.NDArray[Any]) -> F32Array:
     if numbers.dtype.kind == "u":
-        return bf16.dequantize(numbers)[..., 0]
+        return from_bf16(numbers)
     return numbers.astype(np.float32)
 
 
 def _numbers(x: F32Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return bf16.quantize(x[..., None]) if dtype.kind == "u" else x.astype(dtype)
+    return to_bf16(x) if dtype.kind == "u" else x.astype(dtype)
 
 
 # -- kernels ----------------------------------------------------------------------------------

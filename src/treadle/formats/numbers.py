@@ -11,17 +11,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.formats.format import Blocks, F32Array
+from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
 
 Numbers = npt.NDArray[Any]
 Dequantize = Callable[[Blocks], F32Array]
+Search = Callable[[F32Array, F32Array | None], Any]
+Write = Callable[[Blocks, Any], None]
 
 
 def scale(blocks: Blocks) -> F32Array:
     """``d``, float32 [..., 1]."""
     d: F32Array = blocks["d"].astype(np.float32)[..., None]
     return d
+
+
+def in_bits(bits: int, run: int) -> tuple[Callable[[Blocks], Numbers], Write]:
+    """``read`` and ``write`` of codes ``q`` that lie in ``qs`` as packing.py has them."""
+
+    def read(blocks: Blocks) -> Numbers:
+        return split_bits(blocks["qs"], bits, run)
+
+    def write(out: Blocks, found: Any) -> None:
+        out["qs"] = join_bits(found.q, bits, run)
+
+    return read, write
 
 
 def with_scale(read: Callable[[Blocks], Numbers], offset: int = 0) -> Dequantize:
@@ -58,11 +73,7 @@ def with_steps(
     return dequantize
 
 
-def searched(
-    layout: np.dtype[Any],
-    search: Callable[[F32Array, F32Array | None], Any],
-    write: Callable[[Blocks, Any], None],
-) -> Callable[..., Blocks]:
+def searched(layout: np.dtype[Any], search: Search, write: Write) -> Callable[..., Blocks]:
     """``quantize`` by a search: float32 [..., block], and weights that broadcast to it, -> blocks
     [...] of least squared error, times the weights if given.
 
@@ -84,3 +95,34 @@ def searched(
         return out
 
     return quantize
+
+
+def one_scale(
+    name: str,
+    ggml_id: int,
+    block: int,
+    layout: np.dtype[Any],
+    read: Callable[[Blocks], Numbers],
+    write: Write,
+    search: Search,
+    codes: Codes,
+    offset: int = 0,
+) -> Format:
+    """A format whose blocks have one scale: see ``with_scale`` and ``searched``."""
+    dequantize, quantize = with_scale(read, offset), searched(layout, search, write)
+    return Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
+
+
+def super_blocks(
+    name: str,
+    ggml_id: int,
+    layout: np.dtype[Any],
+    read: Callable[[Blocks], tuple[Numbers, ...]],
+    write: Write,
+    search: Search,
+    codes: Codes,
+    scale: Callable[[Blocks], F32Array] = scale,
+) -> Format:
+    """A format of 256 weights in sub-blocks with a step each: see ``with_steps``, ``searched``."""
+    dequantize, quantize = with_steps(read, scale), searched(layout, search, write)
+    return Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes)

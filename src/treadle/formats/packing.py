@@ -33,3 +33,23 @@ def join_bits(codes: npt.NDArray[Any], bits: int, run: int) -> U8Array:
     groups = codes.astype(np.uint8).reshape(*codes.shape[:-1], n // (run * each), each, run)
     packed: U8Array = np.bitwise_or.reduce(groups << shifts(bits), axis=-2)
     return packed.reshape(*codes.shape[:-1], n // each)
+
+
+# -- numbers side by side in a word, the first in the lowest bits ------------------------------
+
+
+def split_words(words: npt.NDArray[Any], n: int, width: int) -> npt.NDArray[Any]:
+    """[..., k] -> [..., k n]: the lowest ``n`` numbers of ``width`` bits of each word."""
+    shift = np.arange(n, dtype=words.dtype) * words.dtype.type(width)
+    parts: npt.NDArray[Any] = words[..., None] >> shift & words.dtype.type((1 << width) - 1)
+    return parts.reshape(*words.shape[:-1], words.shape[-1] * n)
+
+
+def join_words(parts: npt.NDArray[Any], n: int, width: int, dtype: str) -> npt.NDArray[Any]:
+    """[..., k n] -> [..., k] of ``dtype``; undoes ``split_words``."""
+    kind = np.dtype(dtype).type
+    grouped = parts.reshape(*parts.shape[:-1], parts.shape[-1] // n, n).astype(dtype)
+    word = grouped[..., 0]
+    for i in range(1, n):
+        word = word | grouped[..., i] << kind(i * width)
+    return word

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from treadle.errors import TreadleError, UnsupportedError
-from treadle.formats import FORMATS, GGML_TYPES, GGMLType, by_name, type_of
+from treadle.formats import FORMATS, GGMLType, by_name, number_of, type_of
 from treadle.quantize.mixes import (
     ALIASES,
     FALLBACKS,
@@ -135,13 +135,11 @@ def parse_rule(text: str) -> Rule:
 @cache
 def kind_by_name(name: str) -> GGMLType:
     """Size and name of a format, known by treadle or only by ggml. Raises UnsupportedError."""
-    for table in (FORMATS, GGML_TYPES):
-        for number in table:
-            kind = type_of(number)
-            if kind is not None and kind.name.upper() == name.upper():
-                return kind
-    by_name(name)  # raises, and says which there are
-    raise AssertionError(name)
+    kind = type_of(number_of(name))
+    if kind is None:
+        by_name(name)  # raises, and says which there are
+        raise AssertionError(name)
+    return kind
 
 
 def make_recipe(

@@ -1,0 +1,139 @@
+"""Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: 32 weights with one scale, and in the _1 formats a minimum.
+
+``w = d * (q - offset)``, or ``w = d * q + m``. Byte j of ``qs`` holds weight j in its low nibble
+and weight j + 16 in its high one; the fifth bit of Q5's weight j is bit j of ``qh``. Q8_0 has
+signed bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Val
+from treadle.formats.k_offset import OffsetSearch, product
+from treadle.formats.k_signed import SignedSearch
+from treadle.formats.kernel_bits import nibbles, spread
+from treadle.formats.numbers import in_bits, one_scale
+from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.rounding import Rounded, above, half_away, inverse, signed, to_int
+
+Q4_0_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
+Q4_1_LAYOUT = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", (16,))])
+Q5_0_LAYOUT = np.dtype([("d", "<f2"), ("qh", "u1", (4,)), ("qs", "u1", (16,))])
+Q5_1_LAYOUT = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", (4,)), ("qs", "u1", (16,))])
+Q8_0_LAYOUT = np.dtype([("d", "<f2"), ("qs", "i1", (32,))])
+HALVES = ((0,), (1,))  # weights 0 to 15, then 16 to 31
+
+
+# -- four bits ---------------------------------------------------------------------------------
+
+read_4, write_4 = in_bits(4, 16)
+Q4_0_CODES = Codes(nibbles, 8, 15, run=16, order=HALVES)
+Q4_1_CODES = Codes(nibbles, 0, 15, m="m", run=16, order=HALVES)
+
+
+def search_4_0(x: F32Array, weights: F32Array | None) -> Rounded:
+    """As ggml rounds without importances."""
+    return signed(x, 8)
+
+
+def search_4_1(x: F32Array, weights: F32Array | None) -> Rounded:
+    """The same; the smallest weight becomes 0, the largest 15."""
+    return above(x, 15)
+
+
+Q4_0 = one_scale("Q4_0", 2, 32, Q4_0_LAYOUT, read_4, write_4, search_4_0, Q4_0_CODES, offset=8)
+Q4_1 = one_scale("Q4_1", 3, 32, Q4_1_LAYOUT, read_4, write_4, search_4_1, Q4_1_CODES)
+
+
+# -- five bits ---------------------------------------------------------------------------------
+
+
+def read_5(blocks: Blocks) -> Any:
+    """Codes 0..31."""
+    return read_4(blocks) | split_bits(blocks["qh"], 1, 1) << np.uint8(4)
+
+
+def write_5(out: Blocks, found: Rounded) -> None:
+    """The same, into blocks."""
+    out["qs"] = join_bits(found.q & np.uint8(15), 4, 16)
+    out["qh"] = join_bits(found.q >> np.uint8(4), 1, 1)
+
+
+# Beyond 16, for blocks of one sign: cutting their extreme off may buy a finer step.
+Q5_0_SEARCH = SignedSearch(
+    n_sub=1, half=16, top=1, grid=tuple(np.arange(12, 18.1, 0.25).tolist()), starts=()
+)
+Q5_1_SEARCH = OffsetSearch(
+    n_sub=1, levels=31, top=1, grid=product(np.linspace(-1, 0.5, 7)), starts=((0.0, 0.0),)
+)
+
+
+def search_5_0(x: F32Array, weights: F32Array | None) -> Rounded:
+    """With ``weights`` the codes of least weighted error, as super-blocks of one sub-block, whose
+    integer is -1 (or 0, without a scale).
+
+    A NaN makes ``d`` NaN, an infinity infinite or NaN.
+    """
+    if weights is None:
+        return signed(x, 16)
+    found = Q5_0_SEARCH.run(x, weights)
+    with np.errstate(invalid="ignore"):  # infinity times 0
+        d = found.d * found.sc[:, 0]
+    return Rounded(d, (found.q + np.int8(16)).view(np.uint8))
+
+
+def search_5_1(x: F32Array, weights: F32Array | None) -> Rounded:
+    """The same, with integers that are 1 (or 0, without what they scale)."""
+    if weights is None:
+        return above(x, 31)
+    found = Q5_1_SEARCH.run(x, weights)
+    with np.errstate(invalid="ignore"):  # infinity times 0
+        d = found.d * found.sc[:, 0].astype(np.float32)
+    return Rounded(d, found.q, -found.dmin * found.m[:, 0].astype(np.float32))
+
+
+def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
+    """``unpack``: codes 0..31 where ``qh`` begins ``at`` bits from the block's beginning."""
+
+    def unpack(k: Builder, field: Field) -> list[Val]:
+        head, lower = k.each(field("d", 8), 8, 2), nibbles(k, field)
+        fifths = (spread(k, head, range(at + i, at + i + 16), 4) for i in (0, 16))
+        return [low | fifth for low, fifth in zip(lower, fifths, strict=True)]
+
+    return unpack
+
+
+Q5_0_CODES = Codes(with_fifths(16), 16, 31, run=16, order=HALVES)
+Q5_1_CODES = Codes(with_fifths(32), 0, 31, m="m", run=16, order=HALVES)
+Q5_0 = one_scale("Q5_0", 6, 32, Q5_0_LAYOUT, read_5, write_5, search_5_0, Q5_0_CODES, offset=16)
+Q5_1 = one_scale("Q5_1", 7, 32, Q5_1_LAYOUT, read_5, write_5, search_5_1, Q5_1_CODES)
+
+
+# -- eight bits --------------------------------------------------------------------------------
+
+
+def search_8(x: F32Array, weights: F32Array | None) -> Rounded:
+    """Whole numbers; the largest magnitude becomes 127."""
+    d = np.abs(x).max(axis=-1) / np.float32(127)
+    with np.errstate(over="ignore", invalid="ignore"):
+        q = to_int(half_away(x * inverse(d)[..., None]), -128, 127)
+    return Rounded(d, q.view(np.uint8))
+
+
+def write_8(out: Blocks, found: Rounded) -> None:
+    """The same, into blocks."""
+    out["qs"] = found.q.view(np.int8)
+
+
+def unpack_8(k: Builder, field: Field) -> list[Val]:
+    """Codes ``q + 128``."""
+    return [field("qs") ^ 0x80]
+
+
+Q8_0_CODES = Codes(unpack_8, 128, 255)
+Q8_0 = one_scale("Q8_0", 8, 32, Q8_0_LAYOUT, itemgetter("qs"), write_8, search_8, Q8_0_CODES)

@@ -1,0 +1,86 @@
+"""F32, F16, BF16 and F64: weights as they are, each by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.formats.format import Blocks, Builder, Emit, F32Array, Format, Isa, Val
+from treadle.jit.types import f16, f32, f64, u16, u32
+
+
+def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
+    """A format that numpy has: F32 is kept to the bit, NaNs included; others are rounded to the
+    nearest, halves to even, and what is too large is an infinity, as in ggml.
+    """
+
+    def dequantize(blocks: Blocks) -> F32Array:
+        with np.errstate(over="ignore", under="ignore"):
+            return blocks.astype(np.float32, copy=False)[..., None]
+
+    def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+        with np.errstate(over="ignore", under="ignore"):
+            return x[..., 0].astype(dtype, copy=False)
+
+    return Format(name, ggml_id, 1, np.dtype(dtype), dequantize, quantize, load=load)
+
+
+# Each ``load`` reads ``n`` weights at ``p`` as ``f32 * lanes``, zeros behind them.
+
+
+def load_f32(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+    """As they stand."""
+    return k.load_first(p, f32 * lanes, n)
+
+
+def load_f16(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+    """Widened as the instruction set does it."""
+    wide: Val = isa.widen_f16(k, k.load_first(p, f16 * lanes, n))
+    return wide
+
+
+def load_f64(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+    """Only ever an input: treadle computes in float32."""
+    return k.load_first(p, f64 * lanes, n).to(f32)
+
+
+F32 = ieee("F32", 0, "<f4", load_f32)
+F16 = ieee("F16", 1, "<f2", load_f16)
+F64 = ieee("F64", 28, "<f8", load_f64)
+
+
+# -- BF16: the upper half of a float32 ---------------------------------------------------------
+
+
+def from_bf16(numbers: Blocks) -> F32Array:
+    """[...] -> float32 [...]; exact."""
+    return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def to_bf16(x: F32Array) -> Blocks:
+    """float32 [...] -> [...], to nearest even.
+
+    Rounding a NaN could carry into its exponent and end as an infinity or a zero, so a NaN
+    is cut instead, with its quiet bit set (ggml does the same).
+    """
+    u = x.view(np.uint32)
+    with np.errstate(over="ignore"):  # of a NaN, which is not used
+        rounded = (u + np.uint32(0x7FFF) + (u >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet = u >> np.uint32(16) | np.uint32(0x40)
+    return np.where(np.isnan(x), quiet, rounded).astype("<u2")
+
+
+def load_bf16(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+    """Shifted to their place."""
+    return (k.load_first(p, u16 * lanes, n).to(u32) << 16).bits(f32 * lanes)
+
+
+BF16 = Format(
+    "BF16",
+    30,
+    1,
+    np.dtype("<u2"),
+    lambda blocks: from_bf16(blocks)[..., None],
+    lambda x, weights=None: to_bf16(x[..., 0]),
+    "bf16",
+    load=load_bf16,
+)

@@ -1,0 +1,131 @@
+"""IQ3_XXS and IQ3_S: four weights are a point of a grid of eight magnitudes, signed.
+
+Both have 8 sub-blocks of 32 weights, with a scale of 4 bits each.
+
+- IQ3_XXS: ``w = d * (scale + 0.5) / 2 * grid[index]``, a grid of 256. ``qs`` is the indices. A word
+  of ``scales_and_signs`` has 7 bits of signs for each eight weights, then the scale (ggml counts
+  these words as the end of its ``qs``).
+- IQ3_S: ``w = d * (1 + 2 * scale) * grid[index]``, a grid of 512. An index has its low 8 bits in
+  ``qs`` and its high one in ``qh``, eight to a byte; ``signs`` has a bit for each weight. Scales
+  are nibbles, the low one first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treadle.formats import signs
+from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
+from treadle.formats.grids import IQ3_S as S_GRID
+from treadle.formats.grids import IQ3_XXS as XXS_GRID
+from treadle.formats.grids import Grid
+from treadle.formats.kernel_grids import (
+    ORDER,
+    apart,
+    fours,
+    gather_points,
+    nibble_scales,
+    odd_steps,
+    put_on,
+    sevens,
+)
+from treadle.formats.nearest import Nearest
+from treadle.formats.numbers import super_blocks
+from treadle.formats.packing import join_words, split_words
+from treadle.formats.scale_search import Coder
+from treadle.jit.types import u32
+
+
+def coder(grid: Grid, ladder: F32Array, unit: int, signs: Any) -> Coder:
+    """The largest weight may get any magnitude and the largest scale any step, as in IQ2; ``unit``
+    times the ladder's steps are odd numbers.
+    """
+    top, ends = grid.alphabet[-1], 1 / np.array(grid.alphabet)
+    return Coder(
+        sub=32,
+        ladder=ladder,
+        encode=Nearest(grid, 16).encode,
+        scales=np.concatenate([np.geomspace(0.6, 1.5, 14) / top, ends]).astype(np.float32),
+        shares=np.concatenate([1 / ladder, unit / np.geomspace(4, 50, 12)]).astype(np.float32),
+        signs=signs,
+    )
+
+
+# -- IQ3_XXS -----------------------------------------------------------------------------------
+
+XXS_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (64,)), ("scales_and_signs", "<u4", (8,))])
+XXS_LADDER = (np.arange(16, dtype=np.float32) + np.float32(0.5)) / np.float32(2)
+XXS_CODER = coder(XXS_GRID, XXS_LADDER, 4, "even")
+
+
+def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and points."""
+    words = blocks["scales_and_signs"]
+    sign = signs.even_signs()[split_words(words, 4, 7)]
+    found = XXS_GRID.points[blocks["qs"]]
+    return XXS_LADDER[words >> np.uint32(28)], signs.put_on(found, sign)
+
+
+def write_xxs(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["qs"] = found.codes
+    sign = join_words(found.signs & np.uint8(127), 4, 7, "<u4")
+    out["scales_and_signs"] = sign | found.steps.astype(np.uint32) << np.uint32(28)
+
+
+def unpack_xxs(k: Builder, field: Field) -> list[Val]:
+    """Signed points, plus 64."""
+    points = [gather_points(k, XXS_GRID, index, 64) for index in fours(k, field("qs"))]
+    return put_on(k, points, sevens(k, apart(k, field("scales_and_signs")), 0), 64)
+
+
+def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (2 * scale + 1) / 4``."""
+    words = field("scales_and_signs")
+    steps = words.bits(u32 * (words.ty.lanes // 4)) >> 28
+    return odd_steps(k, isa, steps, field("d"), 1 / 4), None
+
+
+XXS_CODES = Codes(unpack_xxs, 64, 126, run=8, order=ORDER, scales=scales_xxs)
+IQ3_XXS = super_blocks("IQ3_XXS", 18, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER.run, XXS_CODES)
+
+
+# -- IQ3_S -------------------------------------------------------------------------------------
+
+S_LAYOUT = np.dtype(
+    [("d", "<f2"), ("qs", "u1", (64,)), ("qh", "u1", (8,)), ("signs", "u1", (32,)),
+     ("scales", "u1", (4,))]
+)  # fmt: skip
+S_LADDER = 1 + 2 * np.arange(16, dtype=np.float32)
+S_CODER = coder(S_GRID, S_LADDER, 1, "any")
+
+
+def read_s(blocks: Blocks) -> tuple[Any, Any]:
+    """Scales and points."""
+    high = split_words(blocks["qh"], 8, 1).astype(np.uint16)
+    found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
+    return S_LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])
+
+
+def write_s(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["qs"], out["signs"] = found.codes & 255, found.signs
+    out["qh"] = join_words(found.codes >> 8, 8, 1, "u1")
+    out["scales"] = join_words(found.steps, 2, 4, "u1")
+
+
+def unpack_s(k: Builder, field: Field) -> list[Val]:
+    """Signed points, plus 16."""
+    qh, points = field("qh"), []
+    spread = k.shuffle(qh, k.zero(qh.ty), [at for s in range(8) for at in (s, 8, 8, 8) * 2])
+    high = spread.bits(u32 * 16)  # of a sub-block, for its even points and its odd ones
+    for i, low in enumerate(fours(k, field("qs"))):
+        bit = (high << k.const([8 - 2 * i, 7 - 2 * i] * 8, high.ty)) & 256
+        points.append(gather_points(k, S_GRID, low | bit, 16))
+    return put_on(k, points, apart(k, field("signs")), 16)
+
+
+S_CODES = Codes(unpack_s, 16, 31, run=8, order=ORDER, scales=nibble_scales(1))
+IQ3_S = super_blocks("IQ3_S", 21, S_LAYOUT, read_s, write_s, S_CODER.run, S_CODES)

@@ -1,0 +1,350 @@
+"""Q2_K to Q6_K: super-blocks of 256 weights, whose sub-blocks have whole-numbered scales.
+
+``w = d * sc * q - dmin * m`` in Q2_K, Q4_K and Q5_K, and ``w = d * sc * q`` with signs in Q3_K and
+Q6_K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.formats.format import Blocks, Builder, Codes, Field, Isa, Val
+from treadle.formats.k_offset import OffsetSearch, product
+from treadle.formats.k_signed import SignedSearch
+from treadle.formats.kernel_bits import cut
+from treadle.formats.kernel_scales import (
+    TWO_BITS,
+    halves,
+    repeat,
+    six_bits,
+    times,
+    two_bits,
+    two_factors,
+)
+from treadle.formats.numbers import super_blocks
+from treadle.formats.packing import join_bits, split_bits
+from treadle.jit.types import f32, i8, i32, u8, u16, u32
+
+U8Array = npt.NDArray[np.uint8]
+
+
+# -- Q2_K: two bits, 16 sub-blocks of 16 -------------------------------------------------------
+#
+# Byte i of ``scales`` holds a sub-block's scale in its low nibble and its minimum in the high one.
+# 32 bytes of ``qs`` hold 128 weights: byte j weight j in its lowest two bits, then j + 32 and
+# so on.
+
+Q2_LAYOUT = np.dtype([("scales", "u1", (16,)), ("qs", "u1", (64,)), ("d", "<f2"), ("dmin", "<f2")])
+
+Q2_SEARCH = OffsetSearch(
+    n_sub=16,
+    levels=3,
+    top=15,
+    grid=product(np.linspace(-0.3, 0.7, 5)),
+    starts=tuple((float(i), float(j)) for i in range(4) for j in range(3)),
+)
+
+
+def read_2(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales, codes and minimums."""
+    both = blocks["scales"]
+    return both & np.uint8(15), split_bits(blocks["qs"], 2, 32), both >> np.uint8(4)
+
+
+def write_2(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["scales"] = found.sc | found.m << np.uint8(4)
+    out["qs"] = join_bits(found.q, 2, 32)
+
+
+def unpack_2(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..3."""
+    return two_bits(k, field("qs"))
+
+
+def scales_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
+    """``d * sc`` and ``-dmin * m`` of the 16 sub-blocks."""
+    both = field("scales")
+    d, m = two_factors(k, isa, field("d", 4), 16)
+    return (both & 15).to(i32).to(f32) * d, (both >> 4).to(i32).to(f32) * m
+
+
+def unpack_folded_2(k: Builder, field: Field) -> list[Val]:
+    """``sc * q``: 0..45."""
+    return times(k, unpack_2(k, field), (field("scales") & 15).to(u16), 0, 0)
+
+
+def scales_folded_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
+    """``d`` for each 32 codes, ``-dmin * m`` for each 16."""
+    d, m = two_factors(k, isa, field("d", 4), 16)
+    first = k.shuffle(d, d, range(0, d.ty.lanes, 2))
+    return first, (field("scales") >> 4).to(i32).to(f32) * m
+
+
+Q2_FOLDED = Codes(
+    unpack_folded_2, 0, 45, run=8, order=TWO_BITS, m_sub=16, scales=scales_folded_2, minimums=True
+)
+Q2_CODES = Codes(
+    unpack_2, 0, 3, run=8, order=TWO_BITS, sub=16, scales=scales_2, minimums=True, folded=Q2_FOLDED
+)
+Q2_K = super_blocks("Q2_K", 10, Q2_LAYOUT, read_2, write_2, Q2_SEARCH.run, Q2_CODES)
+
+
+# -- Q3_K: three bits around 4, 16 sub-blocks of 16; ``w = d * (sc - 32) * (q - 4)`` -----------
+#
+# The lower two bits lie in ``qs`` as in Q2_K; the third of weight j + 32 i is bit i of byte j of
+# ``hmask``. The scales have six bits: bytes 0 to 7 of ``scales`` hold the lower nibbles of scales
+# 0 to 7 (low) and 8 to 15 (high), bytes 8 to 11 the upper two bits of all, byte j those of scales
+# j, j + 4, j + 8 and j + 12.
+
+Q3_LAYOUT = np.dtype(
+    [("hmask", "u1", (32,)), ("qs", "u1", (64,)), ("scales", "u1", (12,)), ("d", "<f2")]
+)
+
+Q3_SEARCH = SignedSearch(
+    n_sub=16,
+    half=4,
+    top=32,
+    grid=tuple(np.arange(3, 6.1, 0.25).tolist()),
+    # From scales so large that they cut the largest sub-blocks off, for the sake of all others.
+    starts=tuple(np.arange(28.0, 44.0).tolist()),
+)
+
+
+def read_3(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales and codes, with their signs."""
+    packed = blocks["scales"]
+    sc = split_bits(packed[..., :8], 4, 8) | split_bits(packed[..., 8:], 2, 4) << np.uint8(4)
+    q = split_bits(blocks["qs"], 2, 32) | split_bits(blocks["hmask"], 1, 32) << np.uint8(2)
+    return sc.view(np.int8) - np.int8(32), q.view(np.int8) - np.int8(4)
+
+
+def write_3(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    scales, q = (found.sc + np.int8(32)).view(np.uint8), (found.q + np.int8(4)).view(np.uint8)
+    out["scales"][:, :8] = join_bits(scales & np.uint8(15), 4, 8)
+    out["scales"][:, 8:] = join_bits(scales >> np.uint8(4), 2, 4)
+    out["qs"] = join_bits(q & np.uint8(3), 2, 32)
+    out["hmask"] = join_bits(q >> np.uint8(2), 1, 32)
+
+
+def unpack_3(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..7."""
+    thirds = [k.each(v, 16, 4) for v in k.evens(field("hmask"), 8)]
+    out = []
+    for i, lower in enumerate(two_bits(k, field("qs"))):
+        bits = [2 * (i // 2) + at for at in (0, 0, 4, 4, 1, 1, 5, 5)]  # those of a half are nibbles
+        out.append(lower | cut(k, thirds[i % 2], bits, 1, 2))
+    return out
+
+
+def steps_3(k: Builder, field: Field) -> Val:
+    """``sc`` of the 16 sub-blocks, bytes."""
+    packed = field("scales")
+    n = packed.ty.lanes // 12
+    words, ty, blocks = packed.bits(u32 * (3 * n)), u32 * (4 * n), range(0, 3 * n, 3)
+    lower = k.shuffle(words, words, [b + i for b in blocks for i in (0, 1, 0, 1)])
+    upper = k.shuffle(words, words, [b + 2 for b in blocks for _ in range(4)])
+    lower, upper = lower >> k.const([0, 0, 4, 4] * n, ty), upper >> k.const([0, 2, 4, 6] * n, ty)
+    sc = (lower & 0x0F0F0F0F) | ((upper & 0x03030303) << 4)
+    return sc.bits(u8 * (16 * n))
+
+
+def scales_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * (sc - 32)`` of the 16 sub-blocks."""
+    sc = (steps_3(k, field).to(i32) - 32).to(f32)
+    return sc * repeat(k, halves(k, isa, field("d")), 16), None
+
+
+def unpack_folded_3(k: Builder, field: Field) -> list[Val]:
+    """``128 + (32 - sc) * (q - 4)``: 0..252. Of ``sc - 32`` it would be 4..256."""
+    return times(k, unpack_3(k, field), 32 - steps_3(k, field).to(u16), 4, 128)
+
+
+def scales_folded_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``-d`` for each 32 codes."""
+    return repeat(k, -halves(k, isa, field("d")), 8), None
+
+
+Q3_FOLDED = Codes(unpack_folded_3, 128, 252, run=8, order=TWO_BITS, scales=scales_folded_3)
+Q3_CODES = Codes(unpack_3, 4, 7, run=8, order=TWO_BITS, sub=16, scales=scales_3, folded=Q3_FOLDED)
+Q3_K = super_blocks("Q3_K", 11, Q3_LAYOUT, read_3, write_3, Q3_SEARCH.run, Q3_CODES)
+
+
+# -- Q4_K: nibbles, eight sub-blocks of 32 -----------------------------------------------------
+#
+# Byte j of each 32 of ``qs`` holds weight j of one sub-block in its low nibble, and of the next in
+# its high one. Scales and minimums have six bits: bytes 0 to 3 of ``scales`` hold scales 0 to 3,
+# bytes 4 to 7 minimums 0 to 3, in their lower six bits. Bytes 8 to 11 hold the lower nibbles of
+# scales 4 to 7 (low) and minimums 4 to 7 (high), whose upper two bits lie at the top of bytes
+# 0 to 3 and 4 to 7.
+
+Q4_LAYOUT = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qs", "u1", (128,))])
+
+Q4_SEARCH = OffsetSearch(
+    n_sub=8,
+    levels=15,
+    top=63,
+    grid=product(np.linspace(-1, 0.5, 7)),
+    starts=tuple((float(i), float(j)) for i in range(4) for j in range(3)),
+)
+
+
+def split_scales(packed: U8Array) -> tuple[U8Array, U8Array]:
+    """[..., 12] bytes -> scales [..., 8], minima [..., 8], all below 64."""
+    first, nibbles = packed[..., :8], packed[..., 8:]
+    upper = first >> np.uint8(6) << np.uint8(4)
+    first = first & np.uint8(63)
+    scales = np.concatenate([first[..., :4], nibbles & np.uint8(15) | upper[..., :4]], axis=-1)
+    minima = np.concatenate([first[..., 4:], nibbles >> np.uint8(4) | upper[..., 4:]], axis=-1)
+    return scales, minima
+
+
+def join_scales(scales: U8Array, minima: U8Array) -> U8Array:
+    """Undoes split_scales."""
+    first = np.concatenate([scales[..., :4], minima[..., :4]], axis=-1)
+    last = np.concatenate([scales[..., 4:], minima[..., 4:]], axis=-1)
+    nibbles = scales[..., 4:] & np.uint8(15) | minima[..., 4:] << np.uint8(4)
+    return np.concatenate([first | last >> np.uint8(4) << np.uint8(6), nibbles], axis=-1)
+
+
+def read_4(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales, codes and minimums."""
+    scales, minimums = split_scales(blocks["scales"])
+    return scales, split_bits(blocks["qs"], 4, 32), minimums
+
+
+def write_4(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    out["scales"] = join_scales(found.sc, found.m)
+    out["qs"] = join_bits(found.q, 4, 32)
+
+
+def unpack_4(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..15: the first halves of sub-blocks 0, 2, 4 and 6, then the second ones; then those
+    of 1, 3, 5 and 7.
+    """
+    first, second = k.evens(field("qs"), 16)
+    return [cut(k, v, at, 4) for at in (0, 4) for v in (first, second)]
+
+
+# Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
+Q4_ORDER = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
+Q4_CODES = Codes(unpack_4, 0, 15, run=16, order=Q4_ORDER, scales=six_bits, minimums=True)
+Q4_K = super_blocks("Q4_K", 12, Q4_LAYOUT, read_4, write_4, Q4_SEARCH.run, Q4_CODES)
+
+
+# -- Q5_K: five bits, eight sub-blocks of 32 ---------------------------------------------------
+#
+# Scales and the lower four bits lie as in Q4_K. The fifth bit of weight j of sub-block i is bit i
+# of byte j of ``qh``.
+
+Q5_LAYOUT = np.dtype(
+    [
+        ("d", "<f2"),
+        ("dmin", "<f2"),
+        ("scales", "u1", (12,)),
+        ("qh", "u1", (32,)),
+        ("qs", "u1", (128,)),
+    ]
+)
+
+Q5_SEARCH = replace(Q4_SEARCH, levels=31)
+
+
+def read_5(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales, codes and minimums."""
+    scales, lower, minimums = read_4(blocks)
+    return scales, lower | split_bits(blocks["qh"], 1, 32) << np.uint8(4), minimums
+
+
+def write_5(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    write_4(out, found._replace(q=found.q & np.uint8(15)))
+    out["qh"] = join_bits(found.q >> np.uint8(4), 1, 32)
+
+
+def unpack_5(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..31, in the order of Q4_K's."""
+    lower = k.evens(field("qs"), 16)
+    fifths = [k.each(v, 16, 4) for v in k.evens(field("qh"), 16)]
+    out = []
+    for odd in (0, 1):
+        for first, fifth in zip(lower, fifths, strict=True):
+            bits = cut(k, fifth, [odd + i for i in (0, 0, 2, 2, 4, 4, 6, 6)], 1, 4)
+            out.append(cut(k, first, 4 * odd, 4) | bits)
+    return out
+
+
+Q5_CODES = Codes(unpack_5, 0, 31, run=16, order=Q4_ORDER, scales=six_bits, minimums=True)
+Q5_K = super_blocks("Q5_K", 13, Q5_LAYOUT, read_5, write_5, Q5_SEARCH.run, Q5_CODES)
+
+
+# -- Q6_K: six bits around 32, 16 sub-blocks of 16; ``w = d * sc * (q - 32)`` ------------------
+#
+# Each sub-block has a signed byte as its scale. 64 bytes of ``ql`` hold the lower nibbles of 128
+# weights, byte j those of weights j and j + 64; 32 bytes of ``qh`` their upper two bits, byte j
+# those of weights j, j + 32, j + 64 and j + 96.
+
+Q6_LAYOUT = np.dtype(
+    [("ql", "u1", (128,)), ("qh", "u1", (64,)), ("scales", "i1", (16,)), ("d", "<f2")]
+)
+
+# With this many codes a sub-block of 16 can do without the outermost, for a finer step.
+Q6_SEARCH = SignedSearch(
+    n_sub=16,
+    half=32,
+    top=128,
+    grid=tuple(np.arange(24, 32.6, 0.25).tolist()),
+    starts=(127.0, 126.0, 125.0),
+)
+
+
+def read_6(blocks: Blocks) -> tuple[Any, ...]:
+    """Scales and codes, with their signs."""
+    q = split_bits(blocks["ql"], 4, 64) | split_bits(blocks["qh"], 2, 32) << np.uint8(4)
+    return blocks["scales"], q.view(np.int8) - np.int8(32)
+
+
+def write_6(out: Blocks, found: Any) -> None:
+    """The same, into blocks."""
+    q = (found.q + np.int8(32)).view(np.uint8)
+    out["scales"] = found.sc
+    out["ql"] = join_bits(q & np.uint8(15), 4, 64)
+    out["qh"] = join_bits(q >> np.uint8(4), 2, 32)
+
+
+def unpack_6(k: Builder, field: Field) -> list[Val]:
+    """Codes 0..63, of each half of the block: the first eights of sub-blocks 0 to 3, the second
+    ones, then those of sub-blocks 4 to 7.
+    """
+    lower, upper = k.evens(field("ql"), 8), k.evens(field("qh"), 8)
+    out = []
+    for late in (0, 4):
+        for nibbles, pairs in zip(lower, upper, strict=True):
+            # Of 16 bytes for each half, twice: for sub-blocks 0 and 1 (4, 5), then 2 and 3 (6, 7).
+            twice = k.each(pairs, 16, 2)
+            high = cut(k, twice, [late + i for i in (0, 0, 2, 2)], 2, 4)
+            out.append(cut(k, nibbles, late, 4) | high)
+    return out
+
+
+def scales_6(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
+    """``d * sc`` of the 16 sub-blocks."""
+    steps_6 = field("scales")
+    steps_6 = steps_6.bits(i8.like(steps_6.ty)).to(i32).to(f32)
+    return steps_6 * repeat(k, halves(k, isa, field("d")), 16), None
+
+
+# Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
+Q6_ORDER = tuple(
+    tuple(half * 16 + sub * 2 + i for half in (0, 1) for sub in range(late, late + 4))
+    for late in (0, 4)
+    for i in (0, 1)
+)
+Q6_CODES = Codes(unpack_6, 32, 63, run=8, order=Q6_ORDER, sub=16, scales=scales_6)
+Q6_K = super_blocks("Q6_K", 14, Q6_LAYOUT, read_6, write_6, Q6_SEARCH.run, Q6_CODES)
