@@ -45,6 +45,6 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-package
 	@echo "installing the test tools into $(VENV): 1.2 GB more, a few minutes"
 	@echo "  torch, the judge of architectures: 750 MB"
 	$(PIP) install torch==2.13.0
-	@echo "  transformers, mlx, gguf, hypothesis, mypy, pytest, ruff: 450 MB"
+	@echo "  transformers, mlx, gguf, openai, hypothesis, mypy, pytest, ruff: 500 MB"
 	$(PIP) install --editable ".[dev]"
 	touch $@

@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MAX_MODEL_BYTES = 6 * 2**20
 NAMES = {"prompt-toolkit": "prompt_toolkit", "huggingface-hub": "huggingface_hub"}
-OPTIONAL = {"llama_cpp"}  # imported where it is asked for, with an error that names the extra
+# Imported where they are asked for, with an error that names the extra.
+OPTIONAL = {"llama_cpp", "starlette", "uvicorn", "prometheus_client"}
 
 
 @pytest.fixture(scope="module")

@@ -70,9 +70,10 @@ MAY_IMPORT = {
     "perplexity": "errors words files.mapping files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile engine session"
     " sampling answer request scheduler turns generation text convert arguments card",
+    "server": "errors version sampling kernels.choice model",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
-    " runtime text jit.cache batch convert imatrix quantize perplexity",
+    " runtime text jit.cache batch convert imatrix quantize perplexity server",
     "__init__": "errors version model sampling generation session",
     "__main__": "cli",
 }

@@ -70,6 +70,7 @@ class Answer:
         self.tokenizer, self._prompt_ids = tokenizer, prompt_ids
         self._decoder: StreamDecoder | None = None
         self.stop, self._held = stop_strings(stop), ""
+        self.stopped_by = ""  # the stop string that ended the text, if one did
         room = n_ctx + 1 - len(prompt_ids)  # the last id is only said: nothing follows it
         self._most, self._at_most = room, "context"
         if max_tokens is not None and max_tokens <= room:
@@ -134,9 +135,10 @@ class Answer:
         """Show what of the held and new text may be shown; whether a stop string ended it."""
         text, stopped, keep = self._held + new, False, 0
         if self.stop:
-            found = [at for at in (text.find(stop) for stop in self.stop) if at >= 0]
+            found = [(at, stop) for stop in self.stop if (at := text.find(stop)) >= 0]
             if found:
-                text, stopped = text[: min(found)], True
+                at, self.stopped_by = min(found)
+                text, stopped = text[:at], True
             elif not last:
                 keep = max(_overlap(text, stop) for stop in self.stop)
         self._held = text[len(text) - keep :]

@@ -46,6 +46,11 @@ class Generation:
 
     _begun = _ended = False
 
+    @property
+    def request(self) -> Request:
+        """What the scheduler has of it: for a server, which steps the scheduler by itself."""
+        return self._request
+
     def __repr__(self) -> str:
         end = f"finish_reason {self.finish_reason!r}" if self.finish_reason else "not finished"
         text = repr(self.text) if len(self.text) <= 60 else f"{self.text[:59]!r}..."

@@ -318,14 +318,15 @@ class Model:
         if grammar is not None and not isinstance(grammar, str):
             raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
         key = grammar if json_schema is None else schema_source(json_schema)
-        if key not in self._grammars:  # the last is kept: many texts may follow it
-            if grammar is not None:
-                made = Grammar.from_gbnf(grammar, self.tokenizer)
-            else:
-                assert json_schema is not None
-                made = Grammar.from_json_schema(json_schema, self.tokenizer)
-            self._grammars = {key: made}
-        return self._grammars[key].matcher()
+        made = self._grammars.get(key)
+        if made is None and grammar is not None:
+            made = Grammar.from_gbnf(grammar, self.tokenizer)
+        elif made is None:
+            assert json_schema is not None
+            made = Grammar.from_json_schema(json_schema, self.tokenizer)
+        # The last 16 are kept: many texts may follow one. Threads may come here together.
+        self._grammars = dict([*self._grammars.items()][-15:]) | {key: made}
+        return made.matcher()
 
     # -- numbers --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from treadle.errors import TreadleError, printable
 COMMANDS = {
     "run": "Complete a prompt.",
     "chat": "Talk with a model.",
+    "serve": "Answer over HTTP.",
     "bench": "How fast, and what share of what this machine can.",
     "inspect": "What a file holds, and what treadle would miss in it.",
     "plan": "The steps of the forward pass.",

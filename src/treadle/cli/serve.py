@@ -1,0 +1,107 @@
+"""``treadle serve``: a model over HTTP."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from treadle.cli.load import load_model
+from treadle.cli.options import load_options
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import n_bytes, remark
+
+NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+@click.command()
+@click.argument("model", required=False, type=click.Path(readable=False))
+@click.option(
+    "--host", default="127.0.0.1", show_default=True,
+    help="The address to listen on; 0.0.0.0 for the whole network.",
+)  # fmt: skip
+@click.option(
+    "--port", default=8080, show_default=True, type=click.IntRange(0, 65535),
+    help="0 takes any free one.",
+)  # fmt: skip
+@click.option(
+    "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
+    help="Callers must send it; may be repeated. TREADLE_API_KEY keeps it out of lists of "
+    "processes.",
+)  # fmt: skip
+@click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
+@click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="The same as -c.")
+@click.option(
+    "--sequences", default=4, show_default=True, type=click.IntRange(1, 4096), metavar="N",
+    help="Room for so many full contexts; shorter texts share it, more of them at once.",
+)  # fmt: skip
+@click.option(
+    "--max-requests", default=512, show_default=True, type=click.IntRange(1), metavar="N",
+    help="Texts in hand, waiting ones included; more are told to come later (503).",
+)  # fmt: skip
+@click.option(
+    "--grace", default=10.0, show_default=True, type=click.FloatRange(0, 3600), metavar="S",
+    help="Seconds that texts may take to end when the server is stopped.",
+)  # fmt: skip
+@click.option("--metrics/--no-metrics", default=False, help="Serve /metrics for Prometheus.")
+@click.option(
+    "--log/--no-log", default=True, help="A line of JSON on standard error for each call."
+)
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
+    help="A name that clients may use for this machine; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN",
+    help="Web pages that may call (https://example.org); may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--deterministic", is_flag=True, help="A text does not depend on what else is written."
+)
+@load_options
+def command(
+    model: str | None,
+    host: str,
+    port: int,
+    alias: str | None,
+    n_ctx: int | None,
+    sequences: int,
+    grace: float,
+    deterministic: bool,
+    load: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Serve MODEL over HTTP, for clients of OpenAI's and llama.cpp's protocols.
+
+    The address is printed on standard output, alone on its line, as soon as the first call can be
+    answered. Without MODEL, the small model that ships inside the package is served.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"the server needs {' and '.join(missing)}: pip install 'treadle[serve]'"
+        )
+    if not host:
+        raise click.UsageError("--host: an address, such as 127.0.0.1")
+    load["context"] = load["context"] or n_ctx
+    with ProgressBar() as progress:
+        loaded = load_model(
+            model, progress, n_sequences=sequences, deterministic=deterministic, **load
+        )
+
+    from treadle.server.serve import serve
+    from treadle.server.service import Settings
+
+    def ready(url: str) -> None:
+        progress.close()
+        pages = n_bytes(loaded.engine.cache.n_bytes)
+        remark(
+            f"{loaded.path.name} is ready: {loaded.n_threads} threads, up to {loaded.n_ctx} tokens "
+            f"a text, {pages} for keys and values"
+        )
+        click.echo(url)
+
+    own = Settings(alias=alias, host=host, **settings)
+    with loaded:
+        serve(loaded, own, port, grace, ready)

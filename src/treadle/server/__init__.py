@@ -1,0 +1,18 @@
+"""``treadle serve``: one model over HTTP, for every client that speaks a known protocol.
+
+::
+
+    app.py            paths to handlers; what every call goes through
+    serve.py          the process: socket, ready line, signals
+    service.py        what handlers share: the model, the engine's thread, the pool, limits
+    engine_thread.py  the one thread that steps the scheduler
+    call.py           the texts of one HTTP call, as they grow
+    fields.py         a body's fields, read by tables
+    asked.py          from a body to requests: settings that all protocols share
+    conversation.py   from messages to ids
+    wire.py           bodies in, JSON and events out, clients that leave
+    openai_*.py native.py ...  a file for each family of endpoints
+
+Nothing here is imported before ``treadle serve`` asks for it. Starlette and uvicorn come with the
+extra ``[serve]``.
+"""

@@ -1,0 +1,280 @@
+"""Paths to handlers, and what every call goes through: keys, hosts, origins, a line in the log."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from treadle.errors import TreadleError
+from treadle.server import (
+    embeddings,
+    metrics,
+    models,
+    native,
+    openai_chat,
+    openai_completions,
+)
+from treadle.server.call import GoneError
+from treadle.server.problems import ApiError, not_yet, problem_of
+from treadle.server.service import Service
+from treadle.server.wire import Json
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+POST: dict[str, Handler] = {
+    "/v1/chat/completions": openai_chat.chat_completions,
+    "/v1/completions": openai_completions.completions,
+    "/v1/embeddings": embeddings.embeddings,
+    "/completion": native.completion,
+    "/embedding": embeddings.native_embedding,
+    "/tokenize": native.tokenize,
+    "/detokenize": native.detokenize,
+    "/apply-template": native.apply_template,
+}
+GET: dict[str, Handler] = {
+    "/health": native.health,
+    "/metrics": metrics.metrics,
+    "/props": native.props,
+    "/slots": native.slots,
+    "/v1/models": models.models,
+    "/v1/models/{name:path}": models.one_model,
+}
+NOT_YET = (  # known to clients, and not built
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/infill",
+    "/lora-adapters",
+    "/v1/audio/transcriptions",
+    "/v1/images/generations",
+    "/api/generate",
+    "/api/chat",
+    "/api/embed",
+    "/api/tags",
+    "/api/show",
+    "/api/ps",
+    "/api/version",
+)
+PUBLIC = ("/health", "/v1/health")
+
+
+def paths(path: str) -> tuple[str, ...]:
+    """A path with and without ``/v1``: base addresses are given both ways."""
+    return (path, path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}")
+
+
+def build_app(service: Service) -> Starlette:
+    """The application of one service."""
+    routes = []
+    for method, table in (("POST", POST), ("GET", GET)):
+        for path, handler in table.items():
+            routes += [Route(each, handler, methods=[method]) for each in paths(path)]
+    methods = ["GET", "POST", "PUT", "DELETE"]
+    routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
+    routes += [Route("/slots/{id}", _missing, methods=methods)]
+    middleware = [Middleware(Guard, service=service)]
+    if service.settings.allow_origins:
+        middleware.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(service.settings.allow_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            ),
+        )
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={
+            ApiError: _refuse,
+            TreadleError: _refuse,
+            HTTPException: _refuse_http,
+            GoneError: _gone,
+            Exception: _refuse,
+        },
+    )
+    app.state.service = service
+    return app
+
+
+async def _missing(request: Request) -> Response:
+    raise not_yet(request.url.path)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    problem = problem_of(error)
+    return Json(problem.as_dict(), problem.status, problem.headers)
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    """A path that does not exist, or not with this method."""
+    assert isinstance(error, HTTPException)
+    what = {404: "there is no such path", 405: "this path has another method"}
+    message = what.get(error.status_code, str(error.detail))
+    problem = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {message}")
+    return Json(problem.as_dict(), error.status_code, error.headers)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody reads this; the log has its status, as nginx writes it."""
+    return Response(status_code=499)
+
+
+# -- who may call -------------------------------------------------------------------------------
+
+
+class Guard:
+    """Around all calls, in plain ASGI: refuses strangers, numbers calls, writes the log."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+        self._hosts = known_hosts(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One call."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+                return
+            return await self._app(scope, receive, send)
+        headers, began, status = Headers(scope=scope), time.perf_counter(), 0
+        name = request_id(headers.get("x-request-id", ""))
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        try:
+            problem = self.refusal(scope["path"], headers)
+            if problem is None:
+                await self._app(scope, receive, noted)
+            else:
+                answer = Json(problem.as_dict(), problem.status, problem.headers)
+                await answer(scope, receive, noted)
+        finally:
+            if self._service.settings.log:
+                log(scope, name, status, time.perf_counter() - began)
+
+    def refusal(self, path: str, headers: Headers) -> ApiError | None:
+        """Why a call is not let in, if it is not."""
+        keys = self._service.settings.api_keys
+        if path in PUBLIC:
+            return None
+        if keys:
+            if not right_key(headers, keys):
+                return ApiError(
+                    401, "a wrong API key, or none: send Authorization: Bearer KEY, or x-api-key",
+                    code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+                )  # fmt: skip
+            return None
+        host = headers.get("host", "")
+        if not is_known(host, self._hosts):
+            return ApiError(
+                403, f"Host {host[:80]!r} is not this server's; start it with --allow-host NAME, "
+                "or with an API key", code="unknown_host",
+            )  # fmt: skip
+        origin = headers.get("origin")
+        if origin is not None and not self._may(origin, host):
+            return ApiError(
+                403, f"a page of {origin[:80]!r} may not call this server: start it with "
+                "--allow-origin, or with an API key", code="unknown_origin",
+            )  # fmt: skip
+        return None
+
+    def _may(self, origin: str, host: str) -> bool:
+        """Whether a page may call. Any page can send simple requests to a server on loopback, and
+        only the browser keeps the answer from it. Applications that are no web pages (``file:``,
+        ``vscode-webview:``) may.
+        """
+        allowed = self._service.settings.allow_origins
+        if origin in allowed or "*" in allowed:
+            return True
+        scheme, _, rest = origin.partition("://")
+        return origin != "null" and (scheme not in ("http", "https") or rest == host)
+
+
+def known_hosts(service: Service) -> frozenset[str]:
+    """Names of this machine, in lower case."""
+    own = {"localhost", socket.gethostname(), service.settings.host}
+    return frozenset(name.lower() for name in own.union(service.settings.allow_hosts))
+
+
+def is_known(host: str, hosts: frozenset[str]) -> bool:
+    """Whether the header Host is this server's. A page that has its own name point to this machine
+    (DNS rebinding) sends that name; an address cannot be pointed elsewhere.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return False
+    if name in hosts or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def right_key(headers: Headers, keys: tuple[str, ...]) -> bool:
+    """Whether a call has one of the keys; in a time that tells nothing of them."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        given = headers.get("x-api-key", "")
+    said = given.strip().encode("utf-8", "replace")
+    found = [hmac.compare_digest(said, key.encode()) for key in keys]
+    return any(found)
+
+
+def request_id(given: str) -> str:
+    """The client's own, if it is short and plain, or a new one."""
+    if re.fullmatch(r"[\w.-]{1,64}", given, re.ASCII):
+        return given
+    return secrets.token_hex(8)
+
+
+def log(scope: Scope, name: str, status: int, seconds: float) -> None:
+    """One line of JSON on standard error: nothing of what was said."""
+    line: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "id": name,
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status or 499,
+        "seconds": round(seconds, 3),
+    }
+    call = scope.get("treadle.call")
+    if call is not None:
+        answers = [text.answer for text in call.texts]
+        line |= {
+            "texts": len(answers),
+            "n_prompt": sum(answer.timings.n_prompt for answer in answers),
+            "n_cached": sum(answer.timings.n_cached for answer in answers),
+            "n_written": sum(len(answer.ids) for answer in answers),
+            "finish": sorted({str(answer.finish_reason) for answer in answers}),
+        }
+    print(json.dumps(line), file=sys.stderr, flush=True)

@@ -1,0 +1,318 @@
+"""From the body of a call to requests: what all protocols share.
+
+Each protocol reads its own fields and its prompt; settings, limits and constraints are read here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.sampling import Sampling
+from treadle.server.fields import (
+    Table,
+    array,
+    flag,
+    mapping,
+    number,
+    read_fields,
+    refused,
+    text,
+    texts,
+    whole,
+    wrong,
+)
+from treadle.server.problems import ApiError, too_long
+
+if TYPE_CHECKING:
+    from treadle.model import Model
+    from treadle.request import Request
+
+MAX_N = 128  # texts of one call
+LOOK_AHEAD = 64  # pieces that a stream's reader may be behind before its text pauses
+MAX_STOP = 64  # stop strings
+SEEDS = 2**64
+
+
+def _words(name: str, value: Any) -> list[str] | str:
+    return value if isinstance(value, str) else texts(name, value)
+
+
+_NUMBER, _WHOLE = number(-1e300, 1e300), whole(-(2**31))  # Sampling knows their ranges
+SAMPLERS: Table = {
+    "samplers": _words,
+    "temperature": _NUMBER,
+    "dynatemp_range": _NUMBER,
+    "dynatemp_exponent": _NUMBER,
+    "top_k": _WHOLE,
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "typical_p": _NUMBER,
+    "top_n_sigma": _NUMBER,
+    "min_keep": _WHOLE,
+    "xtc_probability": _NUMBER,
+    "xtc_threshold": _NUMBER,
+    "repeat_last_n": _WHOLE,
+    "repeat_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "presence_penalty": _NUMBER,
+    "dry_multiplier": _NUMBER,
+    "dry_base": _NUMBER,
+    "dry_allowed_length": _WHOLE,
+    "dry_penalty_last_n": _WHOLE,
+    "dry_sequence_breakers": texts,
+    "mirostat": _WHOLE,
+    "mirostat_tau": _NUMBER,
+    "mirostat_eta": _NUMBER,
+    "adaptive_target": _NUMBER,
+    "adaptive_decay": _NUMBER,
+    "ignore_eos": flag,
+}
+"""Fields of ``Sampling`` by llama.cpp's names, which are its own."""
+
+SYNONYMS = {
+    "typ_p": "typical_p",
+    "repetition_penalty": "repeat_penalty",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "n_probs": "logprobs",
+}
+
+_OTHER_ENGINES = "treadle has response_format, json_schema and grammar"
+COMMON: Table = {
+    "max_tokens": whole(-1),
+    "seed": whole(-(2**63), 2**64 - 1),
+    "stop": texts,
+    "stream": flag,
+    "n": whole(1, MAX_N),
+    "logit_bias": lambda name, value: value,
+    "response_format": mapping,
+    "json_schema": lambda name, value: value,  # checked where it is compiled
+    "grammar": text,
+    "priority": whole(-100, 100),
+    "timeout": number(0, 1e6),
+    "user": text,
+    "safety_identifier": text,
+    "guided_json": refused(_OTHER_ENGINES),
+    "guided_regex": refused(_OTHER_ENGINES),
+    "guided_choice": refused(_OTHER_ENGINES),
+    "guided_grammar": refused(_OTHER_ENGINES),
+    "structured_outputs": refused(_OTHER_ENGINES),
+    "grammar_lazy": refused("a grammar holds from the first token on", False),
+    "lora": refused("there are no adapters", []),
+    "post_sampling_probs": refused("log-probabilities are the model's own", False),
+    "t_max_predict_ms": refused("use the header X-Request-Timeout, in seconds", 0),
+    "n_indent": refused("there is no such rule", 0),
+    "return_progress": refused("there are no progress events yet", False),
+    "image_data": refused("treadle reads text alone", []),
+}
+
+_FILE_KEYS = {
+    "temp": "temperature",
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
+    **{name: name for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
+}
+
+
+@dataclass
+class Asked:
+    """What one call wants: ``prompts`` of ids, ``n`` texts of each, made by ``settings`` of
+    ``Model.generate``. ``more``: what only its protocol reads.
+    """
+
+    prompts: list[list[int]]
+    settings: dict[str, Any]
+    n: int = 1
+    stream: bool = False
+    client: str | None = None  # whose turn its prompts are read in
+    priority: int = 0
+    timeout_s: float | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def requests(self, model: Model) -> list[tuple[Request, int]]:
+        """A request for each text, and the number of its prompt. Raises TreadleError."""
+        sampling: Sampling = self.settings["sampling"]
+        made = []
+        for at, ids in enumerate(self.prompts):
+            for i in range(self.n):
+                own = sampling if sampling.seed is None else _seeded(sampling, i)
+                request = model.generate(ids, **{**self.settings, "sampling": own}).request
+                request.priority = request.level = self.priority
+                request.client = request if self.client is None else self.client
+                if self.stream:
+                    request.look_ahead = LOOK_AHEAD
+                made.append((request, at))
+        return made
+
+
+def _seeded(sampling: Sampling, i: int) -> Sampling:
+    """The i-th text of a prompt has a seed of its own, or all would be the same."""
+    assert sampling.seed is not None
+    return replace(sampling, seed=(sampling.seed + i) % SEEDS)
+
+
+def file_defaults(metadata: Mapping[str, Any]) -> Sampling:
+    """What the model's file recommends (``general.sampling.*``); for the rest llama.cpp's values.
+
+    A value that is out of range is left out: a file may not make a server refuse every call.
+    """
+    made = Sampling()
+    for key, name in _FILE_KEYS.items():
+        given: dict[str, Any] = {name: metadata.get(f"general.sampling.{key}")}
+        if isinstance(given[name], int | float):
+            try:
+                made = replace(made, **given)
+            except ValueError:  # SamplingError is one
+                continue
+    return made
+
+
+def read_asked(
+    body: Mapping[str, Any], model: Model, defaults: Sampling, *, old: Mapping[str, str] = SYNONYMS
+) -> Asked:
+    """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
+    body = dict(body)
+    for name, own in old.items():
+        if body.get(name) is not None and (body.get(own) is None or name.startswith("max_")):
+            body[own] = body[name]
+    given = read_fields(body, COMMON)
+    settings: dict[str, Any] = {
+        "max_tokens": given.get("max_tokens"),
+        "stop": _stop(given.get("stop", [])),
+        "sampling": _sampling(body, given, model, defaults),
+        **_constraint(given),
+    }
+    return Asked(
+        [],
+        settings,
+        n=given.get("n", 1),
+        stream=given.get("stream", False),
+        client=given.get("safety_identifier", given.get("user")),
+        priority=given.get("priority", 0),
+        timeout_s=given.get("timeout") or None,
+    )
+
+
+def _stop(stop: list[str]) -> list[str]:
+    if len(stop) > MAX_STOP:
+        raise ApiError(400, f"stop: {len(stop)} texts, at most {MAX_STOP}", param="stop")
+    return [word for word in stop if word]
+
+
+def _sampling(
+    body: Mapping[str, Any], given: Mapping[str, Any], model: Model, defaults: Sampling
+) -> Sampling:
+    fields = read_fields(body, SAMPLERS)
+    if "seed" in given:
+        fields["seed"] = None if given["seed"] == -1 else given["seed"] % SEEDS
+    if "logit_bias" in given:
+        fields["logit_bias"] = _bias(given["logit_bias"], model)
+    return replace(defaults, **fields)
+
+
+def _bias(value: Any, model: Model) -> dict[int, float]:
+    """OpenAI's object of ids, or llama.cpp's pairs, where a text stands for each of its tokens and
+    false forbids.
+    """
+    pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
+    made: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise wrong("logit_bias", pair, "pairs of a token and a number")
+        token, amount = pair[0], pair[1]
+        if amount is False:
+            amount = -math.inf
+        elif isinstance(amount, bool) or not isinstance(amount, int | float):
+            raise wrong("logit_bias", amount, "a number, or false")
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
+            made[int(token)] = amount
+        elif isinstance(token, str) and not isinstance(value, dict):
+            made |= {id: amount for id in model.tokenize(token, bos=False)}
+        else:
+            made[whole(0)("logit_bias", token)] = amount
+    return made
+
+
+def _constraint(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``grammar`` or ``json_schema`` of ``Model.generate``."""
+    found = {name: given[name] for name in ("grammar", "json_schema") if given.get(name, "") != ""}
+    form = given.get("response_format")
+    if form is not None:
+        found |= _response_format(form)
+    if len(found) > 1:
+        raise ApiError(400, "a grammar and a schema at once: choose one", param="response_format")
+    return found
+
+
+def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    kind, where = form.get("type"), "response_format"
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        schema = form.get("schema")
+        return {"json_schema": {"type": "object"} if schema is None else mapping(where, schema)}
+    if kind == "json_schema":
+        outer = form.get("json_schema", form)  # Responses has the schema one level up
+        schema = mapping(f"{where}.json_schema", outer).get("schema")
+        return {"json_schema": mapping(f"{where}.json_schema.schema", schema)}
+    if kind == "grammar":
+        return {"grammar": text(f"{where}.grammar", form.get("grammar"))}
+    raise ApiError(
+        400,
+        f"{where}.type: {kind!r:.40} is none of text, json_object, json_schema, grammar",
+        param=where,
+    )
+
+
+# -- prompts --------------------------------------------------------------------------------------
+
+
+def check_length(ids: list[int], model: Model) -> list[int]:
+    """``ids``, which the context can hold. Raises ApiError for none, for one that is no token, and
+    for too many.
+    """
+    if not ids:
+        raise ApiError(400, "the prompt is empty", param="prompt")
+    if len(ids) > model.n_ctx:
+        raise too_long(len(ids), model.n_ctx)
+    model.engine.check_ids(ids)
+    return ids
+
+
+def is_ids(value: Any) -> bool:
+    """Whether a prompt is a list of token ids."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
+    """A text, ids, or both mixed, as ids. Raises ApiError."""
+    if isinstance(value, dict) and "prompt_string" in value:
+        value = value["prompt_string"]
+    if isinstance(value, str):
+        check_text(value, model)
+        return check_length(model.tokenize(value), model)
+    if not isinstance(value, list) or not all(type(item) in (int, str) for item in value):
+        raise wrong(name, value, "a string, token ids, or both mixed")
+    ids: list[int] = []
+    for i, item in enumerate(value):
+        if isinstance(item, str):
+            check_text(item, model)
+            ids += model.tokenize(item, bos=False if i else None)
+        else:
+            ids.append(item)
+    return check_length(ids, model)
+
+
+def check_text(said: str, model: Model) -> None:
+    """Refuse a text that no vocabulary brings into the context, before it is tokenized: that
+    takes a second for some megabytes. A token of ordinary text has 4 characters, one of blanks
+    up to some hundred.
+    """
+    if len(said) > 512 * model.n_ctx + 4096:
+        raise too_long(len(said) // 512, model.n_ctx, at_least=True)

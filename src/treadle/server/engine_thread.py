@@ -1,0 +1,167 @@
+"""The one thread that calls the engine: it steps the scheduler, and tells the event loop once a
+step.
+
+Handlers hand requests over (``add``) and are told by their call's bell. What is no text, such as
+embeddings, is a job: jobs and steps take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treadle.errors import FileError
+from treadle.kernels.choice import batch_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from treadle.model import Model
+    from treadle.request import Request
+    from treadle.server.call import Call, Text
+    from treadle.server.tally import Tally
+
+OUTPUTS = 128  # rows of logits that a plan gives at most
+T = TypeVar("T")
+_Job = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class EngineThread:
+    """Steps ``model``'s scheduler from ``start`` to ``stop``.
+
+    ``state`` is "loading" until the plans are compiled, then "ok"; "error" where the model cannot
+    be used any more, and ``why`` says it.
+    """
+
+    def __init__(self, model: Model, tally: Tally) -> None:
+        self.model, self.tally = model, tally
+        self.scheduler = model._turns.scheduler
+        self.state, self.why = "loading", ""
+        self.warmed: Future[None] = Future()
+        self.texts: dict[Request, Text] = {}  # in hand
+        self._jobs: deque[_Job] = deque()
+        self._bell, self._stopping = threading.Event(), False
+        self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
+
+    def start(self) -> None:
+        """Compile, then serve."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End the thread after the step in hand. Idempotent."""
+        self._stopping = True
+        self._bell.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """Something has changed that lets the thread go on. Any thread may call this."""
+        self._bell.set()
+
+    def add(self, texts: Iterable[Text]) -> None:
+        """Have these written. A text that is done before it begins (``max_tokens`` 0) is told."""
+        for text in texts:
+            if text.answer.done:
+                text.call.bell.ring()
+            else:
+                self.texts[text.request] = text
+                self.scheduler.add(text.request)
+        self._bell.set()
+
+    def drop(self, text: Text) -> None:
+        """Forget a text; cancel it, if it is not done."""
+        if self.texts.pop(text.request, None) is not None and not text.answer.done:
+            self.scheduler.cancel(text.request)
+            self.tally.n_cancelled += 1
+            self._bell.set()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Run ``job`` between two steps. Its future may be cancelled before it begins."""
+        future: Future[T] = Future()
+        self._jobs.append((job, future))
+        self._bell.set()
+        return future
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._warm()
+        except BaseException as error:
+            self.state, self.why = "error", str(error)
+            self.warmed.set_exception(error)
+            return
+        self.state = "ok"
+        self.warmed.set_result(None)
+        while not self._stopping:
+            self._bell.clear()  # before looking: what comes later rings again
+            if self._jobs:
+                self._do(*self._jobs.popleft())
+            if not self.scheduler.idle:
+                self._step()
+            elif not self._jobs:
+                self._bell.wait()
+        while self._jobs:
+            self._jobs.popleft()[1].cancel()
+
+    def _warm(self) -> None:
+        """Compile the plans of every size of batch, so that nobody's first token waits for it."""
+        engine = self.model.engine
+        sizes = [n for n in batch_sizes(engine.device.isa) if n < engine.max_tokens]
+        for n_tokens in (*sizes, engine.max_tokens):
+            for n_outputs in (*sizes, OUTPUTS):
+                large = n_tokens == engine.max_tokens
+                if (large or n_outputs <= n_tokens) and not self._stopping:
+                    engine.plan(n_tokens, n_outputs)
+
+    def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        try:
+            fed = self.scheduler.step()
+        except BaseException as error:  # a bug of ours: all are told, none waits for ever
+            traceback.print_exc()
+            fed = list(self.texts)
+            for request in fed:
+                request.answer.fail(error)
+                self.scheduler.cancel(request)
+        now = time.perf_counter()
+        self.tally.note_step(len(fed), now - began)
+        self._tell(fed, now)
+
+    def _tell(self, fed: list[Request], now: float) -> None:
+        """Ring the bells of all calls that have something new: one hand-over for the batch."""
+        calls: dict[asyncio.AbstractEventLoop, dict[Call, None]] = {}
+        for request in fed:
+            text = self.texts.get(request)
+            if text is None:
+                continue
+            self.tally.note_token(text, now)
+            if isinstance(request.answer.error, FileError):
+                self.state, self.why = "error", str(request.answer.error)
+            if text.call.stream or request.answer.done:
+                calls.setdefault(text.call.loop, {})[text.call] = None
+        for loop, of_loop in calls.items():
+            try:
+                loop.call_soon_threadsafe(_ring, list(of_loop))
+            except RuntimeError:  # its loop is closed: nobody is there
+                for call in of_loop:
+                    call.close()
+
+
+def _ring(calls: list[Call]) -> None:
+    for call in calls:
+        call.bell.ring()

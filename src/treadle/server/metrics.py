@@ -1,0 +1,127 @@
+"""``/metrics``: counts and times under llama.cpp's and vLLM's names, for Prometheus.
+
+The engine's thread and the event loop count into plain numbers. They become Prometheus' families
+when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from treadle.server.problems import ApiError
+from treadle.server.service import Service, service_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+
+async def metrics(request: Request) -> Response:
+    """``GET /metrics``."""
+    service = service_of(request)
+    if not service.settings.metrics:
+        raise ApiError(501, "start the server with --metrics", code="not_enabled")
+    return Response(exposition(service), media_type="text/plain; version=0.0.4")
+
+
+def exposition(service: Service) -> bytes:
+    """The text that Prometheus reads."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(service))
+    return generate_latest(registry)
+
+
+class _Families:
+    """Prometheus' collector of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, with its value now."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        name = self._service.name
+        for key, (text, value) in counters(self._service).items():
+            yield CounterMetricFamily(key, text, value=value)
+        for key, (text, value) in gauges(self._service).items():
+            yield GaugeMetricFamily(key, text, value=value)
+        tally = self._service.tally
+        ended = CounterMetricFamily(
+            "vllm:request_success",
+            "Texts that have ended",
+            labels=["model_name", "finished_reason"],
+        )
+        for reason, n in tally.ended.items():
+            ended.add_metric([name, reason], n)
+        yield ended
+        for key, found in (
+            ("time_to_first_token_seconds", tally.first),
+            ("inter_token_latency_seconds", tally.between),
+            ("e2e_request_latency_seconds", tally.whole),
+            ("request_queue_time_seconds", tally.waited),
+        ):
+            yield HistogramMetricFamily(
+                f"vllm:{key}", key, buckets=found.buckets, sum_value=found.sum
+            )
+
+
+Values = dict[str, tuple[str, float]]  # by name: what it is, and its value
+
+
+def counters(service: Service) -> Values:
+    """What only grows; Prometheus puts ``_total`` behind each name."""
+    t = service.tally
+    read = t.n_prompt - t.n_cached
+    return {
+        "llamacpp:prompt_tokens": ("Tokens of prompts that were read", read),
+        "llamacpp:prompt_tokens_cached": ("Tokens of prompts found in the cache", t.n_cached),
+        "llamacpp:prompt_seconds": ("Seconds of reading prompts", t.prefill_s),
+        "llamacpp:tokens_predicted": ("Tokens that were written", t.n_written),
+        "llamacpp:tokens_predicted_seconds": ("Seconds of writing", t.decode_s),
+        "llamacpp:n_decode": ("Steps of the engine", t.n_steps),
+        "vllm:prompt_tokens": ("Tokens of prompts", t.n_prompt),
+        "vllm:generation_tokens": ("Tokens that were written", t.n_written),
+        "vllm:prefix_cache_queries": ("Tokens looked for in the cache", t.n_prompt),
+        "vllm:prefix_cache_hits": ("Tokens found in the cache", t.n_cached),
+        "treadle:cancelled": ("Texts that were given up", t.n_cancelled),
+        "treadle:embedded_tokens": ("Tokens read for embeddings", t.n_embedded),
+        "treadle:step_seconds": ("Seconds of steps", t.step_s),
+    }
+
+
+def gauges(service: Service) -> Values:
+    """What is so now."""
+    t, texts = service.tally, list(service.engine.texts.values())
+    running = sum(text.request.seq is not None for text in texts)
+    read = t.n_prompt - t.n_cached
+    pools = service.model.engine.cache.pools
+    return {
+        "llamacpp:requests_processing": ("Texts being written", running),
+        "llamacpp:requests_deferred": ("Texts that wait", len(texts) - running),
+        "llamacpp:prompt_tokens_seconds": ("Tokens read a second", _rate(read, t.prefill_s)),
+        "llamacpp:predicted_tokens_seconds": (
+            "Tokens written a second",
+            _rate(t.n_written, t.decode_s),
+        ),
+        "llamacpp:n_busy_slots_per_decode": ("Texts that a step fed", _rate(t.n_fed, t.n_steps)),
+        "vllm:num_requests_running": ("Texts being written", running),
+        "vllm:num_requests_waiting": ("Texts that wait", len(texts) - running),
+        "vllm:kv_cache_usage_perc": (
+            "Pages of keys and values that texts hold, 1 for all",
+            max(1 - pool.room / pool.n_pages for pool in pools),
+        ),
+    }
+
+
+def _rate(n: float, seconds: float) -> Any:
+    return n / seconds if seconds else 0.0

@@ -1,0 +1,235 @@
+"""llama.cpp's own endpoints: ``/completion``, and tokens, templates and state."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from treadle.sampling import Sampling
+from treadle.server.asked import Asked, check_text, read_asked, read_prompt
+from treadle.server.call import Call, Piece
+from treadle.server.conversation import conversation_text
+from treadle.server.fields import Table, array, flag, read_fields, refused, text, whole, wrong
+from treadle.server.openai_answer import error_event, timings
+from treadle.server.openai_chat import MAX_TOP
+from treadle.server.problems import ApiError
+from treadle.server.service import Service, service_of
+from treadle.server.wire import PING, Json, Stream, event, finished, read_json, ticking
+
+STOP_TYPES = {"length": "limit", "context": "limit"}
+
+COMPLETION: Table = {
+    "n_probs": whole(0, MAX_TOP),
+    "timings_per_token": flag,
+    "response_fields": refused("all fields are sent", []),
+    "n_cmpl": whole(1),
+}
+
+
+def read_completion(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    given = read_fields(body, COMPLETION)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
+    if body.get("prompt") is None:
+        raise ApiError(400, "prompt: required", param="prompt")
+    asked.prompts = [read_prompt(body["prompt"], service.model)]
+    if given.get("n_probs"):
+        asked.settings["logprobs"] = min(given["n_probs"], service.model.config.n_vocab)
+    asked.more = {"timings_per_token": given.get("timings_per_token", False)}
+    return asked
+
+
+async def completion(request: Request) -> Response:
+    """``POST /completion``."""
+    service, body = service_of(request), await read_json(request)
+    call = await service.begin(request, read_completion, body)
+    if call.stream:
+        return Stream(call, _chunks(service, call), error_event)
+    made = [
+        {**_said(piece), **_end(service, call, piece)} for piece in await finished(request, call)
+    ]
+    return Json(made[0] if len(made) == 1 else made)
+
+
+def _said(piece: Piece) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "index": piece.text.index,
+        "content": piece.content,
+        "tokens": piece.ids,
+        "stop": piece.finish_reason is not None,
+        "id_slot": -1,
+        "tokens_predicted": len(piece.text.answer.ids),
+        "tokens_evaluated": piece.text.answer.timings.n_prompt,
+    }
+    if piece.text.request.n_top is not None:
+        made["completion_probabilities"] = [entry.as_dict() for entry in piece.logprobs]
+    return made
+
+
+def _end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+    """What an answer, or a stream's last event, has beside its text."""
+    assert call.asked is not None
+    answer, word = piece.text.answer, piece.text.answer.stopped_by
+    kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
+    limit = call.asked.settings["max_tokens"]
+    sampling = call.asked.settings["sampling"]
+    return {
+        "model": service.name,
+        "generation_settings": {
+            **sampling_dict(sampling),
+            "seed": piece.text.request.sampler.seed,
+            "max_tokens": -1 if limit is None else limit,
+            "n_predict": -1 if limit is None else limit,
+            "stop": call.asked.settings["stop"],
+            "stream": call.stream,
+        },
+        "stop_type": kind,
+        "stopping_word": word,
+        "truncated": False,
+        "has_new_line": "\n" in service.model.detokenize(answer.ids),
+        "tokens_cached": answer.timings.n_cached,
+        "timings": timings(piece.text),
+    }
+
+
+async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+    assert call.asked is not None
+    each = call.asked.more["timings_per_token"]
+    async for piece in ticking(call):
+        if piece is None:
+            yield PING
+        elif piece.finish_reason is not None:
+            yield event({**_said(piece), **_end(service, call, piece)})
+        else:
+            yield event({**_said(piece), **({"timings": timings(piece.text)} if each else {})})
+
+
+def sampling_dict(sampling: Sampling) -> dict[str, Any]:
+    """Settings as JSON has them: no infinity, no callables."""
+    made = dataclasses.asdict(dataclasses.replace(sampling, custom=None))
+    del made["custom"]
+    made["samplers"] = list(sampling.samplers)
+    made["dry_sequence_breakers"] = list(sampling.dry_sequence_breakers)
+    made["logit_bias"] = [
+        [token, False if amount == -math.inf else amount]
+        for token, amount in sampling.logit_bias.items()
+    ]
+    made["seed"] = -1 if sampling.seed is None else sampling.seed
+    return made
+
+
+# -- tokens and templates -------------------------------------------------------------------------
+
+
+async def tokenize(request: Request) -> Response:
+    """``POST /tokenize``: content; add_special, parse_special, with_pieces."""
+    service, body = service_of(request), await read_json(request)
+    table: Table = dict.fromkeys(("add_special", "parse_special", "with_pieces"), flag)
+    given = read_fields(body, {"content": text, **table})
+    if "content" not in given:
+        raise ApiError(400, "content: required", param="content")
+    bos = None if given.get("add_special", False) else False
+
+    def ids_of(content: str) -> list[int]:
+        check_text(content, service.model)
+        special = given.get("parse_special", True)
+        return service.model.tokenize(content, bos=bos, special=special)
+
+    ids = await service.prepare(ids_of, given["content"])
+    if not given.get("with_pieces", False):
+        return Json({"tokens": ids})
+    return Json({"tokens": [{"id": id, "piece": _piece(service, id)} for id in ids]})
+
+
+def _piece(service: Service, token: int) -> str | list[int]:
+    """What a token adds to a text; its bytes, where they are part of a character."""
+    raw = service.model.tokenizer.token_bytes(token)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+async def detokenize(request: Request) -> Response:
+    """``POST /detokenize``: tokens."""
+    service, body = service_of(request), await read_json(request)
+    ids = array("tokens", body.get("tokens"))
+    if not all(type(item) is int for item in ids):
+        raise wrong("tokens", ids, "token ids")
+    return Json({"content": await service.prepare(service.model.detokenize, ids)})
+
+
+async def apply_template(request: Request) -> Response:
+    """``POST /apply-template``: messages."""
+    service, body = service_of(request), await read_json(request)
+    return Json({"prompt": await service.prepare(conversation_text, body, service.model)})
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+
+async def health(request: Request) -> Response:
+    """``GET /health``: 200 once the plans are compiled."""
+    engine = service_of(request).engine
+    if engine.state == "ok":
+        return Json({"status": "ok"})
+    if engine.state == "loading":
+        raise ApiError(503, "Loading model", type="unavailable_error", headers={"Retry-After": "1"})
+    raise ApiError(500, f"the model cannot be used: {engine.why}")
+
+
+async def props(request: Request) -> Response:
+    """``GET /props``."""
+    service = service_of(request)
+    model = service.model
+    tokenizer, template = model.tokenizer, model.template
+
+    def spelt(token: int | None) -> str:
+        return "" if token is None else tokenizer.piece(token)
+
+    return Json(
+        {
+            "default_generation_settings": {
+                "n_ctx": model.n_ctx,
+                "params": sampling_dict(service.defaults),
+            },
+            "total_slots": model.engine.cache.n_sequences,
+            "model_alias": service.name,
+            "model_path": str(model.path),
+            "chat_template": template.source,
+            "bos_token": spelt(tokenizer.bos),
+            "eos_token": spelt(tokenizer.eos),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": service.fingerprint,
+        }
+    )
+
+
+async def slots(request: Request) -> Response:
+    """``GET /slots``: the texts in hand; treadle has no slots. Nothing of what they say."""
+    service = service_of(request)
+    texts = list(service.engine.texts.values())
+    return Json(
+        [
+            {
+                "id": i,
+                "n_ctx": service.model.n_ctx,
+                "is_processing": item.request.seq is not None,
+                "n_prompt_tokens": item.answer.timings.n_prompt,
+                "n_prompt_tokens_processed": _n_read(item.request),
+                "n_decoded": len(item.answer.ids),
+            }
+            for i, item in enumerate(texts)
+        ]
+    )
+
+
+def _n_read(request: Any) -> int:
+    """Tokens of a prompt that are in the cache now; the engine's thread may be changing it."""
+    seq = request.seq
+    return 0 if seq is None else min(len(seq.ids), request.answer.timings.n_prompt)

@@ -1,0 +1,84 @@
+"""What OpenAI's and llama.cpp's answers share: the head of an object, counts, times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from treadle.server.wire import event
+
+if TYPE_CHECKING:
+    from treadle.server.call import Call, Text
+    from treadle.server.problems import ApiError
+    from treadle.server.service import Service
+
+
+def head(service: Service, kind: str, name: str) -> dict[str, Any]:
+    """The beginning of every answer of OpenAI's kind."""
+    return {
+        "id": name,
+        "object": kind,
+        "created": int(time.time()),
+        "model": service.name,
+        "system_fingerprint": service.fingerprint,
+    }
+
+
+def finish_reason(reason: str | None) -> str | None:
+    """OpenAI has no word of its own for a full context."""
+    return "length" if reason == "context" else reason
+
+
+def usage(call: Call) -> dict[str, Any]:
+    """Tokens of a call. Each prompt counts once, however many texts it has."""
+    first = {text.prompt: text for text in reversed(call.texts)}
+    n_prompt = sum(text.answer.timings.n_prompt for text in first.values())
+    n_cached = sum(text.answer.timings.n_cached for text in first.values())
+    n_written = sum(len(text.answer.ids) for text in call.texts)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_written,
+        "total_tokens": n_prompt + n_written,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }
+
+
+def timings(text: Text) -> dict[str, Any]:
+    """Of one text, under llama.cpp's names; milliseconds."""
+    t = text.answer.timings
+    read, written = t.n_prompt - t.n_cached, t.n_generated
+    return {
+        "cache_n": t.n_cached,
+        "prompt_n": read,
+        "prompt_ms": 1e3 * t.prefill_s,
+        "prompt_per_token_ms": 1e3 * t.prefill_s / read if read else 0.0,
+        "prompt_per_second": t.prefill_tok_s,
+        "predicted_n": written,
+        "predicted_ms": 1e3 * t.decode_s,
+        "predicted_per_token_ms": 1e3 * t.decode_s / written if written else 0.0,
+        "predicted_per_second": t.decode_tok_s,
+    }
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that ends with an error."""
+    return event(error.as_dict())
+
+
+def legacy_logprobs(entries: Iterable[Any], offset: int) -> tuple[dict[str, Any], int]:
+    """The form of ``/v1/completions``, which counts characters of the text; the next offset."""
+    tokens: list[str] = []
+    made: dict[str, list[Any]] = {
+        "tokens": tokens, "token_logprobs": [], "top_logprobs": [], "text_offset": []
+    }  # fmt: skip
+    for entry in entries:
+        tokens.append(entry.token)
+        made["token_logprobs"].append(entry.logprob)
+        tops: dict[str, float] = {}
+        for top in entry.top_logprobs:
+            tops.setdefault(top.token, top.logprob)  # bytes of characters may look alike
+        made["top_logprobs"].append(tops)
+        made["text_offset"].append(offset)
+        offset += len(entry.token)
+    return made, offset

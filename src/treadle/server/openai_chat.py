@@ -1,0 +1,122 @@
+"""OpenAI's ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from treadle.server.asked import Asked, read_asked
+from treadle.server.call import Call, Piece
+from treadle.server.conversation import conversation_ids
+from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, whole
+from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage
+from treadle.server.problems import ApiError
+from treadle.server.service import Service, service_of
+from treadle.server.wire import DONE, PING, Json, Stream, event, finished, read_json, ticking
+
+MAX_TOP = 64  # alternatives to a token
+
+FIELDS: Table = {
+    "stream_options": mapping,
+    "logprobs": flag,
+    "top_logprobs": whole(0, MAX_TOP),
+    "timings_per_token": flag,
+    "functions": refused("use tools", []),
+    "function_call": refused("use tool_choice", "none"),
+    "modalities": refused("treadle writes text alone", ["text"]),
+    "audio": refused("treadle writes text alone"),
+    "web_search_options": refused("there is no search"),
+    "prediction": refused("there are no predicted outputs"),
+    "suffix": refused("a conversation has no suffix", ""),
+    "messages": array,
+}
+
+
+def read_chat(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    model, given = service.model, read_fields(body, FIELDS)
+    asked = read_asked(body, model, service.defaults)
+    n_top = given.get("top_logprobs", 0)
+    if n_top and not given.get("logprobs"):
+        raise ApiError(400, "top_logprobs: logprobs must be true", param="top_logprobs")
+    if given.get("logprobs"):
+        asked.settings["logprobs"] = min(n_top, model.config.n_vocab)
+    asked.settings["stop"] += model.template.stop
+    asked.prompts = [conversation_ids(body, model)]
+    options = given.get("stream_options", {})
+    asked.more = {
+        "include_usage": options.get("include_usage") is True,
+        "timings_per_token": given.get("timings_per_token", False),
+    }
+    return asked
+
+
+async def chat_completions(request: Request) -> Response:
+    """``POST /v1/chat/completions``."""
+    service, body = service_of(request), await read_json(request)
+    call = await service.begin(request, read_chat, body)
+    if call.stream:
+        return Stream(call, _chunks(service, call), error_event)
+    choices = [
+        _choice(piece, {"message": {"role": "assistant", "content": piece.content}})
+        for piece in await finished(request, call)
+    ]
+    return Json(
+        {
+            **head(service, "chat.completion", _new_id()),
+            "choices": choices,
+            "usage": usage(call),
+            "timings": timings(call.texts[0]),
+        }
+    )
+
+
+def _new_id() -> str:
+    return f"chatcmpl-{secrets.token_hex(16)}"
+
+
+def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {"index": piece.text.index, **said}
+    if piece.text.request.n_top is not None:
+        made["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
+    else:
+        made["logprobs"] = None
+    made["finish_reason"] = finish_reason(piece.finish_reason)
+    return made
+
+
+async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+    """The roles; deltas; each text's end; the use of tokens, if it was asked for."""
+    assert call.asked is not None
+    more = call.asked.more
+    shared = head(service, "chat.completion.chunk", _new_id())
+    for text in call.texts:
+        opening = {"role": "assistant", "content": None}
+        choice = {"index": text.index, "delta": opening, "logprobs": None, "finish_reason": None}
+        yield event({**shared, "choices": [choice]})
+    async for piece in ticking(call):
+        if piece is None:
+            yield PING
+            continue
+        for part, delta in _parts(piece):
+            chunk = {**shared, "choices": [_choice(part, {"delta": delta})]}
+            if part.finish_reason is not None or more["timings_per_token"]:
+                chunk["timings"] = timings(part.text)
+            yield event(chunk)
+    if more["include_usage"]:
+        yield event({**shared, "choices": [], "usage": usage(call)})
+    yield DONE
+
+
+def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
+    """A piece as chunks with their deltas: what was said, and the end, which says nothing."""
+    if piece.finish_reason is None or not piece.content:
+        said = {"content": piece.content} if piece.finish_reason is None else {}
+        return [(piece, said)]
+    last = Piece(piece.text, "", [], [], piece.finish_reason)
+    return [(replace(piece, finish_reason=None), {"content": piece.content}), (last, {})]

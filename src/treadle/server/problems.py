@@ -1,0 +1,99 @@
+"""What a client is told when a call cannot be served: a status and OpenAI's error object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.errors import (
+    CacheError,
+    CompileError,
+    ContextFullError,
+    FileError,
+    NoRoomError,
+    TreadleError,
+)
+
+RETRY_S = 2  # in Retry-After, where it is not known when there will be room
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """A call that ends with ``status``. ``param`` names the field that is wrong; ``more`` are
+    further keys of the error object.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.type = type or TYPES.get(status, "invalid_request_error")
+        self.param, self.code, self.headers, self.more = param, code, headers or {}, more
+
+    def as_dict(self) -> dict[str, Any]:
+        """OpenAI's object."""
+        known = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {**known, **self.more}}
+
+
+def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
+    """A prompt that the context cannot hold: it is never cut silently."""
+    shown = f"at least {n_prompt}" if at_least else str(n_prompt)
+    return ApiError(
+        400,
+        f"the prompt has {shown} tokens, the context {n_ctx}: shorten it, or start the server with "
+        "a larger --context",
+        type="exceed_context_size_error",
+        code="context_length_exceeded",
+        n_prompt_tokens=n_prompt,
+        n_ctx=n_ctx,
+    )
+
+
+def busy(message: str) -> ApiError:
+    """No room now; later there will be."""
+    return ApiError(
+        503, message, type="overloaded_error", code="overloaded",
+        headers={"Retry-After": str(RETRY_S)},
+    )  # fmt: skip
+
+
+def not_yet(what: str) -> ApiError:
+    """A path or a field's value that is known and not built."""
+    return ApiError(501, f"{what}: not supported by treadle yet", code="not_implemented")
+
+
+def problem_of(error: BaseException) -> ApiError:
+    """What a client is told of an error of the library. Our own bugs show no detail."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, NoRoomError):
+        return busy("no pages of keys and values are left for this text now")
+    if isinstance(error, ContextFullError):
+        return ApiError(400, str(error), type="exceed_context_size_error")
+    if isinstance(error, FileError | CompileError | CacheError):
+        return ApiError(500, str(error))
+    if isinstance(error, TreadleError):
+        return ApiError(400, str(error))
+    return ApiError(500, f"an internal error: {type(error).__name__}")

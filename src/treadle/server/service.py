@@ -1,0 +1,146 @@
+"""What all handlers share: the model, the thread of its engine, a pool for what takes a while."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treadle.server.asked import Asked, file_defaults
+from treadle.server.call import Call, Text
+from treadle.server.engine_thread import EngineThread
+from treadle.server.problems import ApiError, busy
+from treadle.server.tally import Tally
+from treadle.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from treadle.model import Model
+
+T = TypeVar("T")
+PREPARING = 4  # threads that render, tokenize and compile grammars
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator has said."""
+
+    alias: str | None = None  # the model's name
+    api_keys: tuple[str, ...] = ()  # none: everybody on this machine may call
+    allow_hosts: tuple[str, ...] = ()  # names in the header Host, beside this machine's
+    allow_origins: tuple[str, ...] = ()  # of web pages that may call
+    metrics: bool = False
+    max_requests: int = 512  # texts in hand, waiting ones included
+    log: bool = True
+    host: str = "127.0.0.1"
+
+
+@dataclass
+class Service:
+    """One model that is served. ``close`` it to end its threads."""
+
+    model: Model
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        own = self.model.path.name.removesuffix(".gguf")
+        self.name = self.settings.alias or own
+        self.created = int(time.time())
+        self.fingerprint = f"treadle-{__version__}"
+        self.tally = Tally()
+        self.engine = EngineThread(self.model, self.tally)
+        self.defaults = file_defaults(self.model.gguf.metadata)
+        self.draining = False
+        self.calls: set[Call] = set()
+        self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
+        self._n_preparing = 0
+
+    def check_ready(self) -> None:
+        """Raise ApiError where no call can be taken now."""
+        if self.draining:
+            raise busy("the server is stopping")
+        if self.engine.state == "loading":
+            raise ApiError(
+                503, "the model is loading", type="unavailable_error", code="loading",
+                headers={"Retry-After": "1"},
+            )  # fmt: skip
+        if self.engine.state != "ok":
+            raise ApiError(500, f"the model cannot be used: {self.engine.why}")
+        if self._n_preparing + len(self.engine.texts) >= self.settings.max_requests:
+            raise busy(f"{self.settings.max_requests} texts are in hand, which is the most")
+
+    async def prepare(self, work: Callable[..., T], *args: Any) -> T:
+        """What ``work(*args)`` gives, computed beside the event loop."""
+        self.check_ready()
+        self._n_preparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+        finally:
+            self._n_preparing -= 1
+
+    async def begin(self, request: HttpRequest, read: Callable[..., Asked], *args: Any) -> Call:
+        """Read what is asked, ``read(service, *args)``, and have it written. Raises ApiError,
+        TreadleError.
+        """
+
+        def prepared() -> tuple[Asked, Any]:
+            asked = read(self, *args)
+            if len(asked.prompts) * asked.n > self.settings.max_requests:
+                raise ApiError(400, f"more than {self.settings.max_requests} texts in one call")
+            return asked, asked.requests(self.model)
+
+        asked, requests = await self.prepare(prepared)
+        self.check_room(len(requests))
+        call = Call(
+            self.engine.drop,
+            self.engine.wake,
+            stream=asked.stream,
+            timeout_s=_timeout(request, asked.timeout_s),
+            asked=asked,
+        )
+        call.texts = [Text(call, made, i, at) for i, (made, at) in enumerate(requests)]
+        self.calls.add(call)
+        call.on_close = lambda: self.calls.discard(call)
+        request.scope["treadle.call"] = call  # for the log
+        self.engine.add(call.texts)
+        return call
+
+    def check_room(self, n: int) -> None:
+        """Raise ApiError where ``n`` texts more are too many."""
+        self.check_ready()
+        if len(self.engine.texts) + n > self.settings.max_requests:
+            raise busy(f"{n} texts more than the {self.settings.max_requests} that may be in hand")
+
+    def stop_calls(self) -> None:
+        """Give up what is still being written: the server ends."""
+        for call in list(self.calls):
+            call.give_up(busy("the server is stopping"))
+
+    def close(self) -> None:
+        """End the threads; the model is its owner's."""
+        self.engine.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _timeout(request: HttpRequest, own: float | None) -> float | None:
+    """Seconds that a call may take, by its header or its body."""
+    said = request.headers.get("x-request-timeout")
+    if said is None:
+        return own
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ApiError(400, "X-Request-Timeout: expected a number of seconds above 0")
+    return seconds if own is None else min(own, seconds)
+
+
+def service_of(request: HttpRequest) -> Service:
+    """The service that a call came to."""
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,108 @@
+"""Fixtures of the server: the packaged model behind the app, without a socket; and a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.fake_engine import check_scheduler
+from treadle.server.app import build_app
+from treadle.server.service import Service, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+N_CTX = 512
+Served = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def model(one_kernel_cache: Path) -> Iterator[treadle.Model]:
+    """Deterministic: a text is the one that it would be alone."""
+    with treadle.load(threads=2, context=N_CTX, n_sequences=4, deterministic=True) as model:
+        yield model
+
+
+@contextmanager
+def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
+    """A service whose plans are compiled; at its end nothing may be held."""
+    service = Service(model, Settings(**{"log": False, **settings}))
+    service.engine.start()
+    service.engine.warmed.result(300)
+    try:
+        yield service
+        assert not service.engine.texts
+        assert not service.calls
+    finally:
+        service.close()
+    check_scheduler(service.engine.scheduler)
+    assert not service.engine.scheduler._running
+    assert not service.engine.scheduler._waiting
+
+
+@contextmanager
+def talking(service: Service, **settings: Any) -> Iterator[TestClient]:
+    with TestClient(build_app(service), base_url="http://localhost", **settings) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def service(model: treadle.Model) -> Iterator[Service]:
+    with running(model, metrics=True) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[TestClient]:
+    with talking(service) as client:
+        yield client
+
+
+def events(text: str) -> list[Any]:
+    """The data of a stream's events, in order; comments are left out."""
+    found: list[Any] = []
+    for block in text.split("\n\n"):
+        for line in block.splitlines():
+            if line.startswith("data: "):
+                data = line.removeprefix("data: ")
+                found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+class Process:
+    """``treadle serve`` as it is started by a person."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "treadle", "serve", "--port", "0", "-t", "2", *options]
+        self.popen = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.popen.stdout is not None
+        self.url = self.popen.stdout.readline().strip()
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what it wrote to standard error."""
+        _, err = self.popen.communicate(timeout=60)
+        return self.popen.returncode, err
+
+
+@pytest.fixture
+def process(one_kernel_cache: Path) -> Iterator[Served]:
+    started: list[Process] = []
+
+    def start(*options: str) -> Process:
+        started.append(Process(*options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.popen.poll() is None:
+            each.popen.kill()
+        each.popen.communicate()

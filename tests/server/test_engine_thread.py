@@ -1,0 +1,165 @@
+"""The engine's thread when something goes wrong, and what is counted."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import running, talking
+from tests.server.test_openai import post
+from treadle.errors import CompileError, FileError
+from treadle.server.metrics import exposition
+from treadle.server.service import Service, Settings
+from treadle.server.tally import EDGES_S, Histogram
+
+BODY: dict[str, Any] = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
+
+
+def test_a_bug_in_a_step_is_told_to_all_and_the_next_call_is_served(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(model) as service, talking(service, raise_server_exceptions=False) as client:
+        step = service.engine.scheduler.step
+
+        def breaks() -> None:
+            monkeypatch.setattr(service.engine.scheduler, "step", step)
+            raise ZeroDivisionError("a secret")
+
+        monkeypatch.setattr(service.engine.scheduler, "step", breaks)
+        broken = client.post("/v1/completions", json=BODY)
+        assert broken.status_code == 500
+        assert "secret" not in broken.text
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+    assert "ZeroDivisionError" in capsys.readouterr().err  # for whoever runs the server
+
+
+def test_a_file_that_shrank_ends_the_service(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(parts: object) -> None:
+        raise FileError("shrank", path="m.gguf")
+
+    with running(model) as service, talking(service) as client:
+        monkeypatch.setattr(model.engine, "run", fails)
+        assert post(client, "/v1/completions", 500, **BODY)["error"]["message"] == "m.gguf: shrank"
+        assert client.get("/health").status_code == 500
+        assert post(client, "/v1/completions", 500, **BODY)["error"]["message"].endswith("shrank")
+
+
+def test_plans_that_do_not_compile(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise CompileError("LLVM says no")
+
+    monkeypatch.setattr(model.engine, "plan", fails)
+    service = Service(model, Settings(log=False))
+    service.engine.start()
+    with pytest.raises(CompileError, match="no"):
+        service.engine.warmed.result(60)
+    with talking(service) as client:
+        assert client.get("/health").status_code == 500
+    service.close()
+
+
+def test_every_plan_is_there_before_it_is_healthy(service: Service, client: TestClient) -> None:
+    """So no call compiles: its time is in no answer."""
+    ready = set(map(id, service.model.engine._ready.values()))
+    texts = [f"def f{i}(" for i in range(7)]
+    for n in (1, 2, 3, 7):
+        post(client, "/v1/completions", **{**BODY, "prompt": texts[:n]})
+    assert set(map(id, service.model.engine._ready.values())) == ready
+
+
+def test_a_jobs_error_is_its_callers(service: Service) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        service.engine.submit(fails).result(60)
+    assert service.engine.submit(lambda: 5).result(60) == 5
+
+
+def test_jobs_and_texts_take_turns(service: Service, client: TestClient) -> None:
+    """While texts are written, embeddings are served."""
+    done = threading.Event()
+
+    def write() -> None:
+        post(client, "/v1/completions", prompt="x", max_tokens=300, ignore_eos=True)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not service.engine.texts:
+        pass
+    post(client, "/v1/embeddings", input="def f(")
+    assert not done.is_set()
+    writer.join(60)
+    assert done.is_set()
+
+
+def test_a_service_that_was_closed_has_no_thread(model: treadle.Model) -> None:
+    before = threading.active_count()
+    with running(model) as service:
+        held = service.engine.submit(lambda: 1)
+        assert held.result(60) == 1
+    service.engine.stop()
+    assert not service.engine._thread.is_alive()
+    assert threading.active_count() <= before + 1  # a worker of the model's team may be new
+
+
+# -- metrics --------------------------------------------------------------------------------------
+
+
+def value(service: Service, name: str) -> float:
+    """Of one line of the exposition."""
+    text = "\n" + exposition(service).decode()
+    _, found, rest = text.partition(f"\n{name} ")
+    assert found, name
+    return float(rest.split()[0])
+
+
+def test_metrics_count_what_was_done(model: treadle.Model) -> None:
+    model.engine.cache.forget()
+    with running(model, metrics=True) as service, talking(service) as client:
+        n = len(model.tokenize("def text(")) + 40
+        prompt = [*model.tokenize("def text("), *[7] * 40]
+        for _ in range(2):
+            post(client, "/v1/completions", prompt=prompt, max_tokens=5, ignore_eos=True)
+        cached = value(service, "llamacpp:prompt_tokens_cached_total")
+        assert cached > 0
+        assert value(service, "vllm:prefix_cache_hits_total") == cached
+        assert value(service, "vllm:prompt_tokens_total") == 2 * n
+        assert value(service, "llamacpp:prompt_tokens_total") == 2 * n - cached
+        assert value(service, "llamacpp:tokens_predicted_total") == 10
+        assert value(service, "vllm:generation_tokens_total") == 10
+        assert value(service, "llamacpp:n_decode_total") == 10
+        assert value(service, "llamacpp:requests_processing") == 0
+        assert 0 <= value(service, "vllm:kv_cache_usage_perc") <= 1
+        label = '{finished_reason="length",model_name="demo"}'
+        assert value(service, f"vllm:request_success_total{label}") == 2
+        for name, n in (("time_to_first_token", 2), ("inter_token_latency", 8)):
+            assert value(service, f"vllm:{name}_seconds_count") == n
+        text = client.get("/metrics")
+        assert text.headers["content-type"].startswith("text/plain")
+        post(client, "/v1/embeddings", input="def f(")
+        embedded = value(service, "treadle:embedded_tokens_total")
+        assert embedded == len(model.tokenize("def f("))
+
+
+def test_metrics_are_off_unless_asked_for(model: treadle.Model) -> None:
+    with running(model) as service, talking(service) as client:
+        assert client.get("/metrics").status_code == 501
+
+
+def test_histograms() -> None:
+    found = Histogram()
+    for seconds in (0.0, 0.005, 0.0051, 1000.0):
+        found.note(seconds)
+    assert found.buckets[0] == ("0.005", 2.0)
+    assert found.buckets[1] == ("0.01", 3.0)
+    assert found.buckets[-2] == (str(EDGES_S[-1]), 3.0)
+    assert found.buckets[-1] == ("+Inf", 4.0)
+    assert found.sum == pytest.approx(1000.0101)

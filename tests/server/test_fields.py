@@ -1,0 +1,169 @@
+"""Fields of bodies: types, ranges, what is refused, and settings of sampling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import treadle
+from treadle.sampling import Sampling
+from treadle.server import asked, fields
+from treadle.server.asked import SAMPLERS, check_text, file_defaults, read_asked, read_prompt
+from treadle.server.problems import ApiError
+
+
+def test_every_setting_of_sampling_has_a_field() -> None:
+    """But callables, which JSON has not, and two that are read by themselves."""
+    own = {name for name in Sampling.__dataclass_fields__ if name != "custom"}
+    assert set(SAMPLERS) | {"seed", "logit_bias"} == own
+
+
+@pytest.mark.parametrize(
+    ("read", "value"),
+    [
+        (fields.text, 5),
+        (fields.flag, 1),
+        (fields.flag, "true"),
+        (fields.array, {}),
+        (fields.mapping, []),
+        (fields.whole(0), -1),
+        (fields.whole(0), 1.5),
+        (fields.whole(0), True),
+        (fields.whole(0), "1"),
+        (fields.whole(0), math.inf),
+        (fields.whole(0), 10**400),
+        (fields.number(0, 1), 1.1),
+        (fields.number(0, 1), False),
+        (fields.one_of("a", "b"), "c"),
+        (fields.one_of("a", "b"), ["a"]),
+        (fields.texts, [1]),
+        (fields.texts, 1),
+        (fields.refused("why", 0), 1),
+        (fields.refused("why", 0), False),
+    ],
+)
+def test_wrong_values_name_their_field(read: fields.Reader, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        fields.read_fields({"spam": value}, {"spam": read})
+    assert caught.value.status == 400
+    assert caught.value.param == "spam"
+    assert str(caught.value).startswith("spam: ")
+
+
+def test_right_values() -> None:
+    table = {
+        "whole": fields.whole(0), "number": fields.number(0, 1), "texts": fields.texts,
+        "refused": fields.refused("why", 0, "x"), "absent": fields.text, "null": fields.text,
+    }  # fmt: skip
+    body = {"whole": 5.0, "number": 1, "texts": "a", "refused": "x", "null": None, "other": object}
+    assert fields.read_fields(body, table) == {
+        "whole": 5, "number": 1.0, "texts": ["a"], "refused": "x"
+    }  # fmt: skip
+
+
+def test_the_files_own_sampling_is_the_default() -> None:
+    found = file_defaults({
+        "general.sampling.temp": 0.25, "general.sampling.top_k": 7, "general.sampling.top_p": 9.0,
+        "general.sampling.min_p": "no number", "general.sampling.penalty_repeat": 1.25,
+    })  # fmt: skip
+    assert found == Sampling(temperature=0.25, top_k=7, repeat_penalty=1.25)
+
+
+def read(model: treadle.Model, body: dict[str, Any]) -> asked.Asked:
+    return read_asked(body, model, Sampling(temperature=0.5))
+
+
+def test_what_is_asked(model: treadle.Model) -> None:
+    found = read(model, {"max_completion_tokens": 7, "max_tokens": 9, "seed": -2, "stop": ["", "x"],
+                         "top_k": 3, "user": "me", "unheard_of": 1})  # fmt: skip
+    assert found.settings["max_tokens"] == 7
+    assert found.settings["stop"] == ["x"]
+    assert found.settings["sampling"] == Sampling(temperature=0.5, top_k=3, seed=2**64 - 2)
+    assert (found.n, found.stream, found.client) == (1, False, "me")
+    assert read(model, {"seed": -1}).settings["sampling"].seed is None
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        {"5": -100, "7": 1.5},
+        [[5, -100], [7, 1.5]],
+    ],
+)
+def test_biases(bias: Any, model: treadle.Model) -> None:
+    found = read(model, {"logit_bias": bias}).settings["sampling"]
+    assert found.logit_bias == {5: -100, 7: 1.5}
+
+
+def test_a_bias_of_a_text_and_one_that_forbids(model: treadle.Model) -> None:
+    found = read(model, {"logit_bias": [["import", False]]}).settings["sampling"]
+    ids = model.tokenize("import", bos=False)
+    assert found.logit_bias == dict.fromkeys(ids, -math.inf)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"logit_bias": 5},
+        {"logit_bias": [[1]]},
+        {"logit_bias": {"x": 1}},
+        {"logit_bias": {"1": "x"}},
+        {"logit_bias": {"1": True}},
+        {"n": 0},
+        {"n": 129},
+        {"stop": ["x"] * 65},
+        {"guided_json": {}},
+        {"lora": [{"id": 0}]},
+        {"response_format": {"type": "xml"}},
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        {"response_format": {"type": "json_object"}, "grammar": 'root ::= "x"'},
+        {"grammar": 'root ::= "x"', "json_schema": {}},
+    ],
+)
+def test_what_cannot_be_honoured(body: dict[str, Any], model: treadle.Model) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(model, body)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ({}, {}),
+        ({"grammar": ""}, {}),
+        ({"json_schema": {}}, {"json_schema": {}}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
+            {"json_schema": {"a": 1}},
+        ),
+        ({"response_format": {"type": "grammar", "grammar": "x"}}, {"grammar": "x"}),
+    ],
+)
+def test_constraints(body: Any, found: Any, model: treadle.Model) -> None:
+    settings = read(model, body).settings
+    assert {k: v for k, v in settings.items() if k in ("grammar", "json_schema")} == found
+
+
+def test_prompts(model: treadle.Model) -> None:
+    ids = model.tokenize("def f(")
+    assert read_prompt("def f(", model) == ids
+    assert read_prompt(ids, model) == ids
+    assert read_prompt({"prompt_string": "def f("}, model) == ids
+    plain = model.tokenize(" x", bos=False)
+    assert read_prompt(["def f(", 9, " x"], model) == [*ids, 9, *plain]
+
+
+@pytest.mark.parametrize("prompt", [[], 5, [1.5], [True], [10**9], [-1], [[1]], {}, None])
+def test_prompts_that_are_none(prompt: Any, model: treadle.Model) -> None:
+    with pytest.raises((ApiError, treadle.TreadleError)):
+        read_prompt(prompt, model)
+
+
+def test_a_text_that_is_far_too_long_is_not_tokenized(model: treadle.Model) -> None:
+    with pytest.raises(ApiError, match="at least") as caught:
+        check_text("x" * 10_000_000, model)
+    assert caught.value.more["n_prompt_tokens"] > caught.value.more["n_ctx"] == model.n_ctx

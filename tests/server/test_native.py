@@ -1,0 +1,116 @@
+"""llama.cpp's own endpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import N_CTX, events
+from tests.server.test_openai import post
+
+
+def test_a_completion(client: TestClient, model: treadle.Model) -> None:
+    made = model.generate("def f(", temperature=0, max_tokens=6)
+    made.finish()
+    found = post(client, "/completion", prompt="def f(", temperature=0, n_predict=6, n_probs=2)
+    assert found["content"] == made.text
+    assert found["tokens"] == made.ids
+    assert (found["stop"], found["stop_type"], found["stopping_word"]) == (True, "limit", "")
+    assert (found["tokens_predicted"], found["truncated"]) == (6, False)
+    assert found["tokens_evaluated"] == len(made.prompt_ids)
+    assert found["generation_settings"]["temperature"] == 0
+    assert found["generation_settings"]["n_predict"] == 6
+    probabilities = found["completion_probabilities"]
+    assert [entry["id"] for entry in probabilities] == made.ids
+    assert all(len(entry["top_logprobs"]) == 2 for entry in probabilities)
+
+
+def test_a_stream_says_when_it_stops(client: TestClient) -> None:
+    body: dict[str, Any] = {
+        "prompt": "def f(",
+        "temperature": 0,
+        "n_predict": 6,
+        "stream": True,
+    }
+    whole = post(client, "/completion", **{**body, "stream": False})
+    parts = events(client.post("/completion", json=body).text)
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert "".join(part["content"] for part in parts) == whole["content"]
+    assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    assert parts[-1]["timings"]["predicted_n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "word"),
+    [
+        ({"stop": ["zzz", "("]}, "word", "("),
+        ({"n_predict": 2}, "limit", ""),
+        ({"grammar": 'root ::= "a"'}, "eos", ""),
+    ],
+)
+def test_why_it_stopped(body: dict[str, Any], kind: str, word: str, client: TestClient) -> None:
+    settings = {"prompt": "def", "temperature": 0, "n_predict": 100, **body}
+    found = post(client, "/completion", **settings)
+    assert (found["stop_type"], found["stopping_word"]) == (kind, word)
+
+
+def test_a_seed_that_was_drawn_is_told(client: TestClient) -> None:
+    first = post(client, "/completion", prompt="def f(", n_predict=8)
+    seed = first["generation_settings"]["seed"]
+    again = post(client, "/completion", prompt="def f(", n_predict=8, seed=seed)
+    assert again["content"] == first["content"]
+
+
+def test_tokens(client: TestClient, model: treadle.Model) -> None:
+    ids = model.tokenize("héllo", bos=False)
+    assert post(client, "/tokenize", content="héllo") == {"tokens": ids}
+    with_bos = post(client, "/tokenize", content="héllo", add_special=True)["tokens"]
+    assert with_bos == model.tokenize("héllo")
+    pieces = post(client, "/tokenize", content="héllo", with_pieces=True)["tokens"]
+    raw = b"".join(
+        p.encode() if isinstance(p := piece["piece"], str) else bytes(p) for piece in pieces
+    )
+    assert raw.decode() == "héllo"
+    assert any(isinstance(piece["piece"], list) for piece in pieces)  # é is two tokens
+    assert post(client, "/detokenize", tokens=ids) == {"content": "héllo"}
+
+
+def test_control_tokens_are_text_where_asked(client: TestClient, model: treadle.Model) -> None:
+    assert model.tokenizer.bos is not None
+    name = model.tokenizer.piece(model.tokenizer.bos)
+    assert post(client, "/tokenize", content=name)["tokens"] == [model.tokenizer.bos]
+    plain = post(client, "/tokenize", content=name, parse_special=False)["tokens"]
+    assert len(plain) > 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"content": 5}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": ["x"]}),
+        ("/detokenize", {"tokens": [10**6]}),
+        ("/completion", {}),
+        ("/completion", {"prompt": "x", "response_fields": ["content"]}),
+        ("/completion", {"prompt": "x", "return_progress": True}),
+        ("/embedding", {}),
+        ("/apply-template", {}),
+    ],
+)
+def test_refused(path: str, body: dict[str, Any], client: TestClient) -> None:
+    assert post(client, path, 400, **body)["error"]["message"]
+
+
+def test_props(client: TestClient, model: treadle.Model) -> None:
+    found = client.get("/props").json()
+    assert found["default_generation_settings"]["n_ctx"] == N_CTX
+    assert found["chat_template"] == model.template.source
+    assert found["modalities"] == {"vision": False, "audio": False}
+
+
+def test_slots_are_empty_when_nothing_runs(client: TestClient) -> None:
+    assert client.get("/slots").json() == []

@@ -1,0 +1,340 @@
+"""OpenAI's endpoints: fields of answers, the order of streams, what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import N_CTX, events
+
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+GREEDY = {"temperature": 0, "max_tokens": 8}
+
+
+def post(client: TestClient, path: str, status: int = 200, **body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def stream(client: TestClient, path: str, **body: Any) -> list[Any]:
+    answer = client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return events(answer.text)
+
+
+# -- chat -----------------------------------------------------------------------------------------
+
+
+def test_a_chat_is_the_librarys(client: TestClient, model: treadle.Model) -> None:
+    made = model.chat(HI, temperature=0, max_tokens=8)
+    text = made.finish()
+    found = post(client, CHAT, messages=HI, **GREEDY)
+    assert found["object"] == "chat.completion"
+    (choice,) = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": text}
+    assert choice["finish_reason"] == made.finish_reason == "length"
+    n = len(made.prompt_ids)
+    assert found["usage"]["prompt_tokens"] == n
+    assert found["usage"]["completion_tokens"] == 8
+    assert found["usage"]["total_tokens"] == n + 8
+    assert 0 <= found["usage"]["prompt_tokens_details"]["cached_tokens"] < n
+    assert found["timings"]["predicted_n"] == 8
+    assert found["timings"]["cache_n"] + found["timings"]["prompt_n"] == n
+
+
+def test_the_order_of_a_streams_events(client: TestClient, model: treadle.Model) -> None:
+    text = model.chat(HI, temperature=0, max_tokens=8).finish()
+    *chunks, done = stream(client, CHAT, messages=HI, **GREEDY)
+    assert done == "[DONE]"
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    assert deltas[-1] == {}
+    assert all(list(delta) == ["content"] and delta["content"] for delta in deltas[1:-1])
+    assert "".join(delta["content"] for delta in deltas[1:-1]) == text
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["length"]
+    assert not any("usage" in chunk for chunk in chunks)
+    assert ["timings" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_usage_comes_last_and_only_if_asked_for(client: TestClient) -> None:
+    options = {"include_usage": True}
+    *_, end, used, done = stream(client, CHAT, messages=HI, stream_options=options, **GREEDY)
+    assert end["choices"][0]["finish_reason"] == "length"
+    assert used["choices"] == []
+    assert used["usage"]["completion_tokens"] == 8
+    assert done == "[DONE]"
+
+
+def test_several_texts_have_seeds_of_their_own(client: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "n": 3, "seed": 5, "max_tokens": 12}
+    found = [choice["message"]["content"] for choice in post(client, CHAT, **body)["choices"]]
+    assert len(set(found)) == 3
+    assert [
+        choice["message"]["content"] for choice in post(client, CHAT, **body)["choices"]
+    ] == found
+    second = post(client, CHAT, **{**body, "n": 1, "seed": 6})
+    assert second["choices"][0]["message"]["content"] == found[1]
+    *chunks, _ = stream(client, CHAT, **body)
+    told = ["", "", ""]
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        told[choice["index"]] += choice["delta"].get("content") or ""
+    assert told == found
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_logprobs(streamed: bool, client: TestClient, model: treadle.Model) -> None:
+    made = model.chat(HI, temperature=0, max_tokens=8, logprobs=2)
+    made.finish()
+    assert made.logprobs is not None
+    expected = [entry.as_dict() for entry in made.logprobs]
+    body: dict[str, Any] = {"messages": HI, "logprobs": True, "top_logprobs": 2, **GREEDY}
+    if streamed:
+        chunks = stream(client, CHAT, **body)[:-1]
+        parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+        found = [entry for part in parts if part for entry in part["content"]]
+    else:
+        found = post(client, CHAT, **body)["choices"][0]["logprobs"]["content"]
+    assert found == expected
+
+
+def test_a_stop_text_ends_it_and_is_not_told(client: TestClient) -> None:
+    text = post(client, CHAT, messages=HI, **GREEDY)["choices"][0]["message"]["content"]
+    stop = text[4:6]
+    choice = post(client, CHAT, messages=HI, stop=stop, **GREEDY)["choices"][0]
+    assert choice["message"]["content"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    *chunks, _ = stream(client, CHAT, messages=HI, stop=["never", stop], **GREEDY)
+    told = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert told == text[: text.index(stop)]
+
+
+def test_a_schema_is_kept(client: TestClient) -> None:
+    schema = {
+        "type": "object", "required": ["n"], "additionalProperties": False,
+        "properties": {"n": {"enum": [1, 2]}},
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    for _ in range(2):  # compiled once, and kept
+        choice = post(client, CHAT, messages=HI, response_format=form)["choices"][0]
+        assert json.loads(choice["message"]["content"])["n"] in (1, 2)
+        assert choice["finish_reason"] == "stop"
+
+
+def test_a_schema_that_cannot_be_kept_names_the_keyword(client: TestClient) -> None:
+    form = {
+        "type": "json_schema",
+        "json_schema": {"schema": {"type": "array", "uniqueItems": True}},
+    }
+    error = post(client, CHAT, 400, messages=HI, response_format=form)["error"]
+    assert "uniqueItems" in error["message"]
+    error = post(client, CHAT, 400, messages=HI, grammar="root ::= nothing")["error"]
+    assert "nothing" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": HI, "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": HI, "modalities": ["audio"]}, "modalities"),
+        ({"messages": HI, "functions": [{}]}, "functions"),
+        ({"messages": HI, "temperature": -1e999}, "temperature"),
+        ({"messages": HI, "stream": "yes"}, "stream"),
+    ],
+)
+def test_what_is_refused_is_named(body: dict[str, Any], said: str, client: TestClient) -> None:
+    raw = json.dumps(body).replace("-Infinity", "-1e999")
+    answer = client.post(CHAT, content=raw)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_messages_as_clients_send_them(client: TestClient) -> None:
+    """Late system messages are put first: most templates raise on them."""
+    messages = [
+        {"role": "developer", "content": "one"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "refusal": None},
+        {"role": "system", "content": "two"},
+        {"role": "user", "content": "c", "name": None},
+    ]
+    found = post(client, "/apply-template", messages=messages)["prompt"]
+    plain = [
+        {"role": "system", "content": "one\n\ntwo"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "c"},
+    ]
+    assert found == post(client, "/apply-template", messages=plain)["prompt"]
+    assert found.index("one") < found.index("two") < found.index("a\nb")
+
+
+def test_the_last_words_of_an_assistant_are_gone_on_with(client: TestClient) -> None:
+    messages = [*HI, {"role": "assistant", "content": "def f("}]
+    told = post(client, "/apply-template", messages=messages)["prompt"]
+    assert told.endswith("def f(")
+    begun = post(client, "/apply-template", messages=messages, continue_final_message=False)
+    assert not begun["prompt"].endswith("def f(")
+
+
+# -- completions --------------------------------------------------------------------------------
+
+
+def test_completions_of_several_prompts(client: TestClient, model: treadle.Model) -> None:
+    prompts = ["def f(", "import "]
+    expected = [model.generate(p, temperature=0, max_tokens=5).finish() for p in prompts]
+    ids = [model.tokenize(prompt) for prompt in prompts]
+    for given in (prompts, ids, [prompts[0], ids[1]]):
+        found = post(client, "/v1/completions", prompt=given, temperature=0, max_tokens=5)
+        assert [choice["text"] for choice in found["choices"]] == expected
+        assert [choice["index"] for choice in found["choices"]] == [0, 1]
+        assert found["usage"]["prompt_tokens"] == sum(map(len, ids))
+    one = post(client, "/v1/completions", prompt=ids[0], temperature=0, max_tokens=5)
+    assert [choice["text"] for choice in one["choices"]] == expected[:1]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_echo(streamed: bool, client: TestClient) -> None:
+    body: dict[str, Any] = {"prompt": "def f(", "echo": True, "temperature": 0, "max_tokens": 4}
+    plain = post(client, "/v1/completions", **{**body, "echo": False})["choices"][0]["text"]
+    if streamed:
+        *chunks, _ = stream(client, "/v1/completions", **body)
+        found = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    else:
+        found = post(client, "/v1/completions", **body)["choices"][0]["text"]
+    assert found == "def f(" + plain
+
+
+def test_old_logprobs(client: TestClient) -> None:
+    body: dict[str, Any] = {"prompt": "def f(", "logprobs": 3, **GREEDY}
+    choice = post(client, "/v1/completions", **body)["choices"][0]
+    found = choice["logprobs"]
+    assert "".join(found["tokens"]) == choice["text"]
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+    assert all(len(top) == 3 for top in found["top_logprobs"])
+    for lp, token, top in zip(
+        found["token_logprobs"], found["tokens"], found["top_logprobs"], strict=True
+    ):
+        assert top[token] == lp == max(top.values())
+    *chunks, _ = stream(client, "/v1/completions", **body)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [o for part in parts for o in part["text_offset"]] == found["text_offset"]
+
+
+def test_nothing_is_to_be_written(client: TestClient) -> None:
+    found = post(client, "/v1/completions", prompt="x", max_tokens=0)
+    assert found["choices"][0] == {
+        "text": "", "index": 0, "logprobs": None, "finish_reason": "length"
+    }  # fmt: skip
+    *chunks, _ = stream(client, "/v1/completions", prompt="x", max_tokens=0)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_too_long_is_400_with_the_numbers(client: TestClient) -> None:
+    error = post(client, "/v1/completions", 400, prompt=[5] * (N_CTX + 1))["error"]
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (N_CTX + 1, N_CTX)
+    whole = post(client, "/v1/completions", prompt=[5] * N_CTX, ignore_eos=True)
+    assert whole["usage"]["completion_tokens"] == 1
+    assert whole["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"prompt": 5},
+        {"prompt": [[]]},
+        {"prompt": ["x"] * 257},
+        {"prompt": "x", "suffix": "y"},
+        {"prompt": "x", "best_of": 3},
+        {"prompt": "x", "echo": True, "logprobs": 1},
+        {"prompt": "x", "top_p": 3},
+        {"prompt": [10**9]},
+    ],
+)
+def test_refused_completions(body: dict[str, Any], client: TestClient) -> None:
+    assert post(client, "/v1/completions", 400, **body)["error"]["message"]
+
+
+def test_seconds_are_bounded_where_asked(client: TestClient) -> None:
+    body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
+    headers = {"x-request-timeout": "0.02"}
+    answer = client.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 504
+    assert client.post("/v1/completions", json={**body, "timeout": 0.02}).status_code == 504
+    wrong = client.post("/v1/completions", json=body, headers={"x-request-timeout": "soon"})
+    assert wrong.status_code == 400
+
+
+# -- embeddings and models ----------------------------------------------------------------------
+
+
+def test_embeddings(client: TestClient, model: treadle.Model) -> None:
+    texts = ["def f(", "import os"]
+    expected = model.embed(texts)
+    for given in (texts, [model.tokenize(text) for text in texts]):
+        found = post(client, "/v1/embeddings", input=given)
+        rows = np.array([row["embedding"] for row in found["data"]], np.float32)
+        assert np.array_equal(rows, expected)
+        n = sum(len(model.tokenize(text)) for text in texts)
+        assert found["usage"] == {"prompt_tokens": n, "total_tokens": n}
+    packed = post(client, "/v1/embeddings", input=texts[0], encoding_format="base64")
+    raw = base64.b64decode(packed["data"][0]["embedding"])
+    assert np.array_equal(np.frombuffer(raw, "<f4"), expected[0])
+    native = post(client, "/embedding", content=texts[0])
+    assert np.array_equal(np.array(native[0]["embedding"][0], np.float32), expected[0])
+
+
+def test_embeddings_of_many_texts_take_several_runs(
+    client: TestClient, model: treadle.Model
+) -> None:
+    texts = [f"text number {i} " * 8 for i in range(40)]
+    found = post(client, "/v1/embeddings", input=texts, dimensions=model.config.n_embd)
+    rows = np.array([row["embedding"] for row in found["data"]], np.float32)
+    assert np.array_equal(rows, model.embed(texts))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input": []},
+        {"input": [[]]},
+        {"input": [5.5]},
+        {"input": ["x"] * 2049},
+        {"input": "x", "dimensions": 3},
+        {"input": "x", "encoding_format": "int8"},
+        {"input": [5] * (N_CTX + 1)},
+    ],
+)
+def test_refused_embeddings(body: dict[str, Any], client: TestClient) -> None:
+    assert post(client, "/v1/embeddings", 400, **body)["error"]["message"]
+
+
+def test_models(client: TestClient) -> None:
+    found = client.get("/v1/models").json()
+    assert [entry["id"] for entry in found["data"]] == ["demo"]
+    assert found["data"][0]["meta"]["n_ctx"] == N_CTX
+    assert client.get("/v1/models/some/other").json()["id"] == "demo"

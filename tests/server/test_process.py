@@ -1,0 +1,174 @@
+"""``treadle serve`` as a process: the ready line, sockets, signals."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.conftest import ROOT, Served, events
+from treadle.cli import main
+
+ENDLESS = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True}
+
+
+def connect(url: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+
+
+def ask(url: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    connection = connect(url)
+    raw = None if body is None else json.dumps(body)
+    connection.request("GET" if body is None else "POST", path, raw, headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+def running(url: str) -> float:
+    """Texts in hand."""
+    _, text = ask(url, "/metrics")
+    return float(text.partition("\nvllm:num_requests_running ")[2].split()[0])
+
+
+def begin(url: str, body: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """A stream whose first part is there."""
+    connection = connect(url)
+    connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}))
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"data: ")
+    return connection, answer
+
+
+def test_a_server_from_its_ready_line_to_its_end(process: Served) -> None:
+    server = process("--metrics", "--alias", "mine")
+    assert server.url.startswith("http://127.0.0.1:")
+    assert ask(server.url, "/health") == (200, '{"status":"ok"}')
+    status, text = ask(server.url, "/v1/models")
+    assert (status, json.loads(text)["data"][0]["id"]) == (200, "mine")
+    status, text = ask(server.url, "/v1/completions", {"prompt": "x", "max_tokens": 3})
+    assert status == 200
+
+    # One who leaves: nothing is computed for him any more.
+    connection, answer = begin(server.url, ENDLESS)
+    assert running(server.url) == 1
+    answer.close()
+    connection.close()
+    for _ in range(1000):
+        if not running(server.url):
+            break
+        time.sleep(0.005)
+    else:
+        raise AssertionError("it is still being written")
+    _, text = ask(server.url, "/metrics")
+    assert "treadle:cancelled_total 1.0" in text
+
+    server.popen.send_signal(signal.SIGTERM)
+    code, err = server.end()
+    assert code == 0
+    assert "demo.gguf is ready" in err
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert {"path": "/v1/completions", "status": 200}.items() <= lines[2].items()
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_being_written_may_end(number: signal.Signals, process: Served) -> None:
+    """And nothing new is taken."""
+    server = process("--grace", "120", "--no-log")
+    connection, answer = begin(server.url, {**ENDLESS, "max_tokens": 300})
+    server.popen.send_signal(number)
+    found = events("data: {}\n\n" + answer.read().decode())
+    assert found[-1] == "[DONE]"
+    assert found[-2]["choices"][0]["finish_reason"] == "length"
+    connection.close()
+    code, err = server.end()
+    assert code == 0
+    assert "1 texts have 120 s to end" in err
+
+
+def test_what_does_not_end_in_time_is_told_so(process: Served) -> None:
+    server = process("--grace", "0", "--no-log")
+    connection, answer = begin(server.url, ENDLESS)
+    server.popen.send_signal(signal.SIGTERM)
+    last = events(answer.read().decode())[-1]
+    assert last["error"]["code"] == "overloaded"
+    assert "stopping" in last["error"]["message"]
+    connection.close()
+    assert server.end()[0] == 0
+
+
+def test_a_second_signal_ends_it_at_once(process: Served) -> None:
+    server = process("--grace", "600", "--no-log")
+    connection, _ = begin(server.url, ENDLESS)
+    server.popen.send_signal(signal.SIGINT)
+    assert server.popen.stderr is not None
+    while "a second signal" not in server.popen.stderr.readline():
+        pass
+    server.popen.send_signal(signal.SIGINT)
+    assert server.end()[0] == 130
+    connection.close()
+
+
+def test_a_key_from_the_environment(process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_API_KEY", "secret")
+    server = process("--no-log")
+    assert ask(server.url, "/v1/models")[0] == 401
+    assert ask(server.url, "/v1/models", authorization="Bearer secret")[0] == 200
+    assert ask(server.url, "/health")[0] == 200
+
+
+def test_garbage_on_the_socket_harms_nobody(process: Served) -> None:
+    server = process("--no-log")
+    address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
+    idle = [socket.create_connection(address) for _ in range(50)]
+    for garbage in (
+        b"\x16\x03\x01" * 50,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\n",
+    ):
+        idle[0].sendall(garbage)
+        idle.append(idle.pop(0))
+    smuggled = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: a\x00b\r\n\r\n"
+    idle[3].sendall(smuggled)
+    assert idle[3].recv(100).startswith(b"HTTP/1.1 400")
+    assert ask(server.url, "/health")[0] == 200
+    for each in idle:
+        each.close()
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code = main(["serve", "--port", str(taken.getsockname()[1])])
+    assert code == 1
+    assert "cannot listen on 127.0.0.1 port" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_compiled_is_no_ready_server() -> None:
+    """It says why, and ends."""
+    environment = {**os.environ, "TREADLE_NO_COMPILE": "1", "TREADLE_CACHE": os.devnull + "/none"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "treadle", "serve", "--port", "0"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "treadle: error:" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("treadle.cli.serve.find_spec", lambda name: None)
+    assert main(["serve"]) == 1
+    assert "pip install 'treadle[serve]'" in capsys.readouterr().err

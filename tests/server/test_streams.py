@@ -1,0 +1,336 @@
+"""Streams: many at once, whole characters, readers that are slow, and readers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import events, running, talking
+from tests.server.test_openai import post
+from treadle.server import wire
+from treadle.server.app import build_app
+from treadle.server.asked import LOOK_AHEAD
+from treadle.server.call import Bell
+from treadle.server.service import Service
+
+Message = dict[str, Any]
+ENDLESS = {"max_tokens": 400, "ignore_eos": True, "seed": 1}
+
+
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) -> None:
+    """Streams and whole answers, more than have room at a time."""
+    bodies: list[Message] = [
+        {"prompt": f"def text_{i}(", "max_tokens": 24, "seed": i, "stream": bool(i % 2)}
+        for i in range(32)
+    ]
+    alone = [
+        post(client, "/v1/completions", **{**body, "stream": False})["choices"][0]["text"]
+        for body in bodies
+    ]
+    steps, fed = service.tally.n_steps, service.tally.n_fed
+    found: dict[int, str] = {}
+    ready = threading.Barrier(len(bodies))
+
+    def ask(i: int) -> None:
+        ready.wait()
+        answer = client.post("/v1/completions", json=bodies[i])
+        if bodies[i]["stream"]:
+            chunks = events(answer.text)[:-1]
+            found[i] = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        else:
+            found[i] = answer.json()["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [found[i] for i in range(len(bodies))] == alone
+    assert service.tally.n_fed - fed > service.tally.n_steps - steps  # they shared batches
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/v1/chat/completions"])
+def test_characters_are_never_torn(path: str, client: TestClient) -> None:
+    """Of several bytes, each a token of its own in this vocabulary."""
+    said = "naïve 猫と犬 🎉 ok"
+    body = {
+        "prompt": "x", "messages": [{"role": "user", "content": "x"}], "stream": True,
+        "grammar": f'root ::= "{said}"', "stop": ["ok!", "🎊"],
+    }  # fmt: skip
+    with client.stream("POST", path, json=body) as answer:
+        raw = list(answer.iter_raw())
+    for part in raw:
+        part.decode("utf-8")  # every chunk is whole by itself
+    texts = []
+    for event in events(b"".join(raw).decode()):
+        if event != "[DONE]":
+            choice = event["choices"][0] if "choices" in event else event
+            delta = choice.get("delta", choice)
+            texts.append(delta.get("content") or delta.get("text") or "")
+    assert "".join(texts) == said
+    assert not any("\ufffd" in text for text in texts)
+    assert len([text for text in texts if text]) > 3
+
+
+# -- a client as ASGI sees it ------------------------------------------------------------------
+
+
+class Client:
+    """One call: what was sent to it, and when it leaves. ``slow`` is awaited at every part."""
+
+    def __init__(
+        self, app: Starlette, path: str, body: Message, slow: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._app, self._slow = app, slow
+        self.parts: list[bytes] = []
+        self.status = 0
+        self.left = asyncio.Event()
+        self._body: bytes | None = wire.encode(body)
+        self._scope = {
+            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+            "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
+            "headers": [(b"host", b"localhost")], "server": ("localhost", 80),
+        }  # fmt: skip
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.parts.append(message["body"])
+            await self._slow()
+
+    async def call(self) -> None:
+        await self._app(self._scope, self._receive, self._send)
+
+
+async def quick() -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
+def test_who_leaves_is_computed_no_further(path: str, stream: bool, service: Service) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    body = {"prompt": "x", "messages": messages, "stream": stream, "n": 3, **ENDLESS}
+    cancelled = service.tally.n_cancelled
+    if path == "/completion":
+        body["n_cmpl"] = 3
+
+    async def leave() -> list[int]:
+        client = Client(build_app(service), path, body, quick)
+        task = asyncio.ensure_future(client.call())
+        while not any(t.answer.ids for t in service.engine.texts.values()):
+            await asyncio.sleep(0.002)
+        answers = [text.answer for text in service.engine.texts.values()]
+        client.left.set()
+        await task
+        return [len(answer.ids) for answer in answers]
+
+    written = asyncio.run(leave())
+    assert len(written) == 3
+    assert max(written) < 400
+    assert not service.engine.texts
+    assert service.tally.n_cancelled == cancelled + 3
+    until(lambda: service.engine.scheduler.idle)
+    steps = service.tally.n_steps
+    time.sleep(0.05)
+    assert service.tally.n_steps == steps  # the engine sleeps
+
+
+def test_who_leaves_while_waiting_is_forgotten(model: treadle.Model) -> None:
+    """One text has all the room; the one behind it leaves before it begins."""
+    with running(model) as service:
+
+        async def leave() -> None:
+            app = build_app(service)
+            first = Client(app, "/v1/completions", {"prompt": "x", **ENDLESS}, quick)
+            tasks = [asyncio.ensure_future(first.call())]
+            while not service.engine.texts:
+                await asyncio.sleep(0.002)
+            second = Client(app, "/v1/completions", {"prompt": [5] * 500, **ENDLESS}, quick)
+            tasks.append(asyncio.ensure_future(second.call()))
+            while len(service.engine.texts) < 2:
+                await asyncio.sleep(0.001)
+            second.left.set()
+            await tasks[1]
+            assert len(service.engine.texts) == 1
+            await tasks[0]
+            assert first.status == 200
+
+        asyncio.run(leave())
+        assert service.tally.n_cancelled == 1
+
+
+def test_a_slow_reader_pauses_its_own_text_alone(service: Service) -> None:
+    gate: dict[str, asyncio.Event] = {}
+
+    async def stuck() -> None:
+        await gate["open"].wait()
+
+    async def read() -> None:
+        gate["open"] = asyncio.Event()
+        app = build_app(service)
+        body = {"prompt": "x", "stream": True, **ENDLESS}
+        slow = Client(app, "/v1/completions", body, stuck)
+        task = asyncio.ensure_future(slow.call())
+        while not any(t.request.paused for t in service.engine.texts.values()):
+            await asyncio.sleep(0.002)
+        (text,) = service.engine.texts.values()
+        n = len(text.answer.ids)
+        assert LOOK_AHEAD <= len(text.answer.pieces) <= LOOK_AHEAD + 2
+        other = Client(app, "/v1/completions", {**body, "max_tokens": 100}, quick)
+        await other.call()
+        assert events(b"".join(other.parts).decode())[-1] == "[DONE]"
+        assert len(text.answer.ids) == n < 400
+        assert service.engine.scheduler.idle  # the engine sleeps meanwhile
+        gate["open"].set()
+        await task
+        assert text.answer.finish_reason == "length"
+        assert len(text.answer.ids) == 400
+
+    asyncio.run(read())
+
+
+def test_a_text_that_fails_ends_its_stream_with_an_error(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> int:
+        raise ZeroDivisionError("a secret")
+
+    made = service.model.generate
+    broken: list[Any] = []
+
+    def generate(*args: Any, **settings: Any) -> Any:
+        generation = made(*args, **settings)
+        if not broken:
+            broken.append(generation)
+            monkeypatch.setattr(generation.request.sampler, "sample", fails)
+        return generation
+
+    monkeypatch.setattr(service.model, "generate", generate)
+    with talking(service, raise_server_exceptions=False) as client:
+        body = {"prompt": "x", "max_tokens": 5, "stream": True}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        (last,) = events(answer.text)
+        assert last["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+        assert len(events(client.post("/v1/completions", json=body).text)) > 1
+
+
+def test_a_stream_that_waits_shows_that_it_is_alive(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the engine is busy elsewhere, a comment goes out each second."""
+    monkeypatch.setattr(wire, "PING_S", 0.01)
+    release = threading.Event()
+    job = service.engine.submit(lambda: release.wait(60))
+
+    async def read() -> list[bytes]:
+        body = {"prompt": "x", "max_tokens": 2, "stream": True}
+
+        async def look() -> None:
+            if client.parts.count(wire.PING) == 3:
+                release.set()
+
+        client = Client(build_app(service), "/v1/completions", body, look)
+        await client.call()
+        return client.parts
+
+    parts = asyncio.run(read())
+    assert parts[:3] == [wire.PING] * 3
+    assert job.result(60) is True
+    assert events(b"".join(parts).decode())[-1] == "[DONE]"
+
+
+def test_a_body_that_does_not_come(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "BODY_S", 0.02)
+
+    async def call() -> Client:
+        client = Client(build_app(service), "/v1/completions", {}, quick)
+        client._body = None
+        await client.call()
+        return client
+
+    assert asyncio.run(call()).status == 408
+
+
+def test_embeddings_of_one_who_left_are_not_run(service: Service) -> None:
+    release = threading.Event()
+    busy = service.engine.submit(lambda: release.wait(60))
+    before = service.tally.n_embedded
+
+    async def call() -> None:
+        client = Client(build_app(service), "/v1/embeddings", {"input": ["x"] * 3}, quick)
+        task = asyncio.ensure_future(client.call())
+        while not service.engine._jobs:
+            await asyncio.sleep(0.001)
+        client.left.set()
+        await task
+
+    asyncio.run(call())
+    release.set()
+    assert busy.result(60)
+    until(lambda: not service.engine._jobs)
+    assert service.tally.n_embedded == before
+
+
+def test_no_more_than_the_stated_number_of_texts(model: treadle.Model) -> None:
+    with running(model, max_requests=4) as service, talking(service) as client:
+        error = client.post("/v1/completions", json={"prompt": "x", "n": 5})
+        assert error.status_code == 400
+        release = threading.Event()
+        service.engine.submit(lambda: release.wait(60))
+        answers: list[int] = []
+        body = {"prompt": "x", "n": 3, "max_tokens": 2}
+        first = threading.Thread(
+            target=lambda: answers.append(client.post("/v1/completions", json=body).status_code)
+        )
+        first.start()
+        until(lambda: len(service.engine.texts) == 3)
+        full = client.post("/v1/completions", json={"prompt": "x", "n": 2})
+        assert full.status_code == 503
+        assert int(full.headers["retry-after"]) > 0
+        assert full.json()["error"]["code"] == "overloaded"
+        release.set()
+        first.join(60)
+        assert answers == [200]
+
+
+def test_a_bell_keeps_a_ring_that_nobody_waits_for() -> None:
+    async def listen() -> AsyncIterator[bool]:
+        bell = Bell(asyncio.get_running_loop())
+        bell.ring()
+        bell.ring()
+        yield await bell.wait(60)
+        yield await bell.wait(0.001)
+        asyncio.get_running_loop().call_soon(bell.ring)
+        yield await bell.wait(60)
+
+    async def collect() -> list[bool]:
+        return [rung async for rung in listen()]
+
+    assert asyncio.run(collect()) == [True, False, True]
