@@ -7,13 +7,18 @@ PYTHON ?= python3
 VENV   := .venv
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
-.PHONY: demo test lint format clean
+.PHONY: demo test emulated lint format clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --repeat-penalty 1.2 --seed 8 "def read_text(path):"
 
 test: lint
 	$(VENV)/bin/python -m pytest
+
+# Every kernel test on emulated CPUs of other kinds, one kind after the other: an hour.
+emulated: $(VENV)/.stamp-dev
+	$(VENV)/bin/python tools/fetch_emulators.py
+	$(VENV)/bin/python -m tests.emulated
 
 lint: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check

@@ -39,6 +39,10 @@ def ir_text(isa: Isa, n_args: int, build: Callable[..., None], symbol: str = "f"
 def compiled(isa: Isa, n_args: int, build: Callable[..., None]) -> Callable[..., None]:
     """The same as something that takes numpy arrays."""
     symbol = f"test_{next(_count)}"
+    if isa.triple:  # of another machine: the arrays are copied there and back
+        from tests.emulated.rows import guest_of
+
+        return guest_of(isa).arrays_function(symbol, ir_text(isa, n_args, build, symbol), isa)
     address = _linker().link(symbol, emit_object(ir_text(isa, n_args, build, symbol), isa))
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * n_args)(address)
 

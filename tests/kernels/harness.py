@@ -7,7 +7,6 @@ call; before the call, outputs and scratch are NaN.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,25 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from tests.kernels.machine import Machine, chosen
 from treadle.isa.isa import Isa
-from treadle.jit.kernel import load_kernels
 from treadle.kernels.attention_item import ITEM
 from treadle.kernels.merge import MERGE
 from treadle.kernels.spec import PART, Spec, numbered, run_state
 
 U32 = 2.0**-24  # unit roundoff of f32
 CANARY = 0xA5
-_SIGNATURE = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
-)
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Memory:
-    """Guarded buffers of one test."""
+    """Guarded buffers of one test; ``machine``: where its kernels run."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.machine = machine or chosen()
         self._parts: list[tuple[str, np.ndarray, int, int]] = []
 
     def array(
@@ -52,11 +47,8 @@ class Memory:
         dtype = np.dtype(dtype)
         n_bytes = int(np.prod(shape)) * dtype.itemsize
         inner = -(-max(n_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        pages = mmap.mmap(-1, inner + mmap.PAGESIZE)
-        whole = np.frombuffer(pages, np.uint8)
-        closed = 0 if front else inner
-        if _libc.mprotect(whole.ctypes.data + closed, mmap.PAGESIZE, 0):
-            raise OSError(ctypes.get_errno(), "mprotect")
+        whole = self.machine.pages(inner + mmap.PAGESIZE)
+        self.machine.close_page(whole.ctypes.data + (0 if front else inner))
         usable = whole[mmap.PAGESIZE :] if front else whole[:inner]
         start = 0 if front else inner - n_bytes
         usable[:] = CANARY
@@ -159,7 +151,7 @@ def call(
     pieces: int = 3,
 ) -> None:
     """Run the whole grid, in uneven ranges and backwards, as threads that race for items might."""
-    kernel = _SIGNATURE(load_kernels([spec], isa)[spec.name])
+    kernel = memory.machine.kernel(spec, isa)
     slots = spec.args.slots(args)
     slots = [_address(a) if isinstance(a, np.ndarray) else int(a or 0) for a in slots]
     packed = memory.copy(np.array(slots, np.int64), name="args")

@@ -1,7 +1,10 @@
-"""The instruction sets that this machine can run, as test parameters."""
+"""The instruction sets that this machine can run, as test parameters; or the emulated one that
+``TREADLE_TEST_ROW`` names.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,17 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-ALL: list[Isa] = runnable(host_features())
+
+def _runnable() -> list[Isa]:
+    name = os.environ.get("TREADLE_TEST_ROW")
+    if not name:
+        return runnable(host_features())
+    from tests.emulated.rows import EMULATED
+
+    return [EMULATED[name].isa]
+
+
+ALL: list[Isa] = _runnable()
 VECTORS: list[Isa] = [row for row in ALL if row.matrix is None]
 # What such registers do must be right on any machine, so they are also made of memory.
 MADE_UP: Isa = replace(VECTORS[-1], name=f"{VECTORS[-1].name}_matrix", matrix=portable.MATRIX)

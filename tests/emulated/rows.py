@@ -1,0 +1,75 @@
+"""The rows of other machines, and the emulated CPU that each runs on: one that has what the row
+needs and as little more as there is.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.emulated.guest import Guest, found
+from treadle.isa.portable import PORTABLE
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+
+LINUX = {arch: f"{arch}-unknown-linux-gnu" for arch in ("aarch64", "riscv64")}
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A row, and the ``cpu`` of qemu that runs it."""
+
+    isa: Isa
+    cpu: str
+
+    @property
+    def emulator(self) -> str:
+        """The name of qemu's program."""
+        return f"qemu-{self.isa.triple.partition('-')[0]}"
+
+    def guest(self) -> Guest:
+        """The emulated CPU, one for the whole run; skips the test where there is no emulator.
+
+        Under CI that is a failure: nobody would miss what was silently left out.
+        """
+        path = found(self.emulator)
+        if path is None:
+            why = f"{self.emulator} is absent: tools/fetch_emulators.py fetches it"
+            if os.environ.get("CI") == "true":
+                pytest.fail(why)
+            pytest.skip(why)
+        return _guest(path, self.cpu, self.isa)
+
+
+@cache
+def _guest(path: str, cpu: str, isa: Isa) -> Guest:
+    return Guest([path, "-cpu", cpu], isa)
+
+
+def guest_of(isa: Isa) -> Guest:
+    """The guest of a row, or of one that differs in operations only."""
+    return next(
+        e for e in EMULATED.values() if (e.isa.triple, e.isa.features) == (isa.triple, isa.features)
+    ).guest()
+
+
+# Plain vector arithmetic: nothing of x86 may be in a kernel.
+PORTABLES = [
+    Emulated(replace(PORTABLE, name="portable_aarch64", triple=LINUX["aarch64"]), "cortex-a53"),
+    Emulated(
+        replace(
+            PORTABLE,
+            name="portable_riscv64",
+            triple=LINUX["riscv64"],
+            features="+m,+a,+f,+d,+c,+v",
+            abi="lp64d",
+        ),
+        "rv64,v=true,vlen=128",
+    ),
+]
+EMULATED: dict[str, Emulated] = {e.isa.name: e for e in PORTABLES}
