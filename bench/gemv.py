@@ -27,7 +27,7 @@ from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly, host_features
 from treadle.jit.kernel import load_kernels, trace
 from treadle.kernels.choice import gemv
-from treadle.kernels.gemv import STRIP, Gemv
+from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.spec import RUN_STATE
 
 K = 2048
@@ -49,8 +49,8 @@ class Problem:
     def __init__(self, fmt: Format, spec: Gemv, isa: Isa) -> None:
         rng = np.random.default_rng(0)
         size = fmt.row_bytes(K)
-        self.m = L2 // size // STRIP * STRIP
-        few = fmt.quantize_rows(rng.standard_normal((STRIP, K), np.float32) * 0.1)
+        self.m = L2 // size // ITEM_ROWS * ITEM_ROWS
+        few = fmt.quantize_rows(rng.standard_normal((ITEM_ROWS, K), np.float32) * 0.1)
         self.weights = aligned(self.m * size)
         self.weights.reshape(-1, few.size)[:] = few.reshape(-1)
         layout = spec.layout()
@@ -66,12 +66,12 @@ class Problem:
         kernel = KERNEL(load_kernels([spec], isa)[spec.name])
         self.want = fmt.dequantize_rows(few).astype(np.float64) @ layout.read_ref(x, 1)[0]
         self.kept = (x, run, scratch, args)
-        given = (args.ctypes.data, run.ctypes.data, 0, self.m // STRIP, scratch.ctypes.data)
+        given = (args.ctypes.data, run.ctypes.data, 0, self.m // ITEM_ROWS, scratch.ctypes.data)
         self.call: Callable[[], None] = partial(kernel, *given)
 
     def error(self) -> float:
         """The largest difference from numpy, over the largest result."""
-        want = np.tile(self.want, self.m // STRIP)
+        want = np.tile(self.want, self.m // ITEM_ROWS)
         return float(np.abs(self.y[: self.m] - want).max() / np.abs(want).max())
 
     def fastest(self, seconds: float) -> float:

@@ -190,7 +190,7 @@ def test_texts_and_sizes_that_will_not_do(n: int, n_ctx: int, stride: int, messa
 def test_scores_are_those_of_float64(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score, "STRIP", 5000)  # a few rows each
+    monkeypatch.setattr(score, "TASK_LOGITS", 5000)  # a few rows each
     rng = np.random.default_rng(4)
     p = (8 * rng.standard_normal((50, 999))).astype(np.float32) + np.float32(30)
     q = p + rng.standard_normal(p.shape).astype(np.float32)

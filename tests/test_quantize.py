@@ -212,7 +212,7 @@ def test_neither_threads_nor_strips_show(tmp_path: Path, monkeypatch: pytest.Mon
     source = write_source(tmp_path / "source.gguf", x)
     files = []
     for n_threads, strip in ((1, 1 << 18), (3, 96), (2, 500)):
-        monkeypatch.setattr(output, "STRIP", strip)
+        monkeypatch.setattr(output, "TASK_WEIGHTS", strip)
         path = tmp_path / f"{n_threads}.gguf"
         convert(source, path, "Q8_0", n_threads=n_threads).close()
         files.append(path.read_bytes())
@@ -268,7 +268,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Format:
 def test_importances_meet_their_columns_and_experts(
     tmp_path: Path, toy: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "STRIP", 24)  # strips that end inside an expert's matrix
+    monkeypatch.setattr(output, "TASK_WEIGHTS", 24)  # strips that end inside an expert's matrix
     name, rng = "blk.0.ffn_down_exps.weight", np.random.default_rng(2)
     x = rng.standard_normal((3, 5, 8)).astype(np.float32)
     sums, counts = rng.uniform(1, 2, (3, 8)), np.array([4.0, 0.0, 8.0])
@@ -305,7 +305,7 @@ def test_a_format_without_a_quantizer(tmp_path: Path, toy: Format) -> None:
 def test_weights_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float, mix: str, message: str
 ) -> None:
-    monkeypatch.setattr(output, "STRIP", 64)
+    monkeypatch.setattr(output, "TASK_WEIGHTS", 64)
     x = np.ones((7, 32))
     x[5, 17] = bad
     source = write_source(tmp_path / "source.gguf", x)
@@ -379,7 +379,7 @@ def test_another_job_does_not_continue_it(
     tmp_path: Path, toy: Format, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """Importances of the same file and count are told by their numbers."""
-    monkeypatch.setattr(output, "STRIP", 32)
+    monkeypatch.setattr(output, "TASK_WEIGHTS", 32)
     source = write_source(tmp_path / SOURCE, np.ones((64, 32)))
 
     def matrix(of: float) -> ImportanceMatrix:
@@ -396,7 +396,7 @@ def test_another_job_does_not_continue_it(
 
 
 def test_a_full_disk_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "STRIP", 64)
+    monkeypatch.setattr(output, "TASK_WEIGHTS", 64)
     source = write_source(tmp_path / SOURCE, np.ones((64, 32)))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC))

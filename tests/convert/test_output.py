@@ -22,7 +22,7 @@ from treadle.convert import output
 from treadle.convert.kinds import open_source
 from treadle.convert.output import convert
 from treadle.convert.pagecache import PAGE, before_opening
-from treadle.convert.part import Part
+from treadle.convert.part import PartFile
 from treadle.convert.recipe import Options, nearest_format
 from treadle.convert.source import FILE_TYPES, Source, SourceTensor
 from treadle.errors import FileError, TreadleError, UnsupportedError
@@ -75,7 +75,7 @@ def test_the_type_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As the format quantises the whole tensor, whatever the strips and threads."""
-    monkeypatch.setattr(output, "STRIP", 256 * 5)
+    monkeypatch.setattr(output, "TASK_WEIGHTS", 256 * 5)
     fmt = by_name(name)
     run(write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf", type=fmt)
     a, b = open_gguf(tmp_path / "a.gguf"), open_gguf(tmp_path / "b.gguf")
@@ -165,7 +165,7 @@ def test_an_existing_target_needs_force(tmp_path: Path) -> None:
 
 def test_two_at_once(tmp_path: Path) -> None:
     source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
-    other = Part(target, 10)
+    other = PartFile(target, 10)
     try:
         with pytest.raises(FileError, match=r"b\.gguf: another conversion is writing"):
             run(source, target)
@@ -229,7 +229,7 @@ from treadle.convert.kinds import open_source
 from treadle.convert.recipe import Options
 from treadle.formats import by_name
 source, target, at, kind = sys.argv[1:]
-part.SYNC, output.STRIP, output.COPY = 1 << 14, 1 << 12, 1 << 14
+part.SYNC, output.TASK_WEIGHTS, output.COPY = 1 << 14, 1 << 12, 1 << 14
 def progress(stage, done, total):
     if done >= int(at):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -466,7 +466,7 @@ def test_zeros_are_holes(tmp_path: Path) -> None:
 def test_memory_holds_strips_of_a_mapped_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "STRIP", 1 << 15)
+    monkeypatch.setattr(output, "TASK_WEIGHTS", 1 << 15)
     source = write_model(tmp_path / "a.gguf", n=1, shape=(4096, 4096))  # 64 MiB
     tracemalloc.start()
     try:
@@ -557,7 +557,7 @@ def test_threads_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.Monkey
     made = []
     for workers in (1, 5):
         monkeypatch.setattr(output, "MAX_WORKERS", workers)
-        monkeypatch.setattr(output, "STRIP", 256 * 3)
+        monkeypatch.setattr(output, "TASK_WEIGHTS", 256 * 3)
         run(source, tmp_path / f"{workers}.gguf", type=by_name("Q4_0"))
         made.append((tmp_path / f"{workers}.gguf").read_bytes())
     assert made[0] == made[1]
@@ -664,7 +664,7 @@ def test_a_shard_that_is_being_written_leaves_nothing_of_the_others(
 ) -> None:
     source = data / "models" / "stories260K.gguf"
     names = [p.name for p in run(source, tmp_path / "s.gguf", split_max=300_000)]
-    other = Part(tmp_path / names[-1], 10)
+    other = PartFile(tmp_path / names[-1], 10)
     try:
         with pytest.raises(FileError, match=rf"{names[-1]}: another conversion"):
             run(source, tmp_path / "s.gguf", split_max=300_000, force=True)

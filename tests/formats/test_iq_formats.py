@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from treadle.files.gguf import open_gguf
 from treadle.formats import GGML_TYPES, Format, format, grids, scale_search, signs
-from treadle.formats.grids import Grid
+from treadle.formats.grids import Codebook
 from treadle.formats.iq1 import IQ1_M, IQ1_S
 from treadle.formats.iq2 import IQ2_S, IQ2_XS, IQ2_XXS
 from treadle.formats.iq3 import IQ3_S, IQ3_XXS
@@ -148,7 +148,7 @@ def test_a_real_model(data: Path, folder: str, names: tuple[str, str]) -> None:
 
 
 @EVERY_GRID
-def test_a_grid_is_that_of_the_gguf_package(grid: Grid) -> None:
+def test_a_grid_is_that_of_the_gguf_package(grid: Codebook) -> None:
     table = getattr(gguf_package.quants, grid.name)
     table.init_grid()
     assert np.array_equal(grid.points, table.grid.reshape(table.grid_shape))
@@ -412,8 +412,8 @@ def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> Non
     x = blocks_of(fmt, 7, 9)
     weights = np.abs(blocks_of(fmt, 7, 10))
     packed, weighted = fmt.quantize(x), quantize(fmt, x, weights)
-    monkeypatch.setattr(format, "STRIP", 512)
-    monkeypatch.setattr(scale_search, "STRIP", 512)
+    monkeypatch.setattr(format, "CACHED_WEIGHTS", 512)
+    monkeypatch.setattr(scale_search, "SEARCHED_WEIGHTS", 512)
     assert np.array_equal(fmt.quantize(x), packed)
     assert np.array_equal(quantize(fmt, x, weights), weighted)
     assert np.array_equal(fmt.quantize_rows(x).reshape(-1), packed.view(np.uint8))

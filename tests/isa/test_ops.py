@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from tests.jit.emit import compiled
 from tests.kernels import rows
 from tests.kernels.harness import U32, assert_close
-from treadle.formats.kernel_bits import count_ones, cut, spread, window
+from treadle.formats.kernel_bits import bit_extract, bit_spread, count_ones, multishift
 from treadle.isa.isa import Isa, Matrix
 from treadle.jit.builder import Builder
 from treadle.jit.types import bf16, f16, f32, i8, i32, u8, u16
@@ -287,21 +287,21 @@ def ring(v: np.ndarray, at: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize(("shift", "width", "to"), CUTS, ids=str)
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
-def test_cut(isa: Isa, shift: list[int], width: int, to: int) -> None:
+def test_bit_extract(isa: Isa, shift: list[int], width: int, to: int) -> None:
     for lanes in LANES:
-        given, made = bytes_to_bytes(isa, lanes, lambda k, v: cut(k, v, shift, width, to))
+        given, made = bytes_to_bytes(isa, lanes, lambda k, v: bit_extract(k, v, shift, width, to))
         down = np.repeat(np.resize(np.array(shift, np.uint8), lanes // 8), 8)
         assert (made == (given >> down & ((1 << width) - 1)) << to).all(), lanes
 
 
 @pytest.mark.parametrize("at", PLACES, ids=str)
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
-def test_window_and_spread(isa: Isa, at: list[int]) -> None:
+def test_multishift_and_bit_spread(isa: Isa, at: list[int]) -> None:
     for lanes in LANES:
-        given, made = bytes_to_bytes(isa, lanes, lambda k, v: window(k, v, at))
+        given, made = bytes_to_bytes(isa, lanes, lambda k, v: multishift(k, v, at))
         assert (made == ring(given, at) & np.uint64(255)).all(), lanes
         for to in (0, 4, 7):
-            op = partial(spread, at=at, to=to)
+            op = partial(bit_spread, at=at, to=to)
             given, made = bytes_to_bytes(isa, lanes, op)
             assert (made == (ring(given, at) & np.uint64(1)) << np.uint64(to)).all(), (lanes, to)
 

@@ -320,7 +320,7 @@ def test_fold_has_one_order(isa: Isa, rng: np.random.Generator) -> None:
 
     def build(k: Builder, pa: Val, to: Val) -> None:
         k.store(to, k.sum(k.load(pa, f32 * 32)))
-        k.store(to, k.fold(k.load(pa, f32 * 32), k.max), offset=4)
+        k.store(to, k.reduce(k.load(pa, f32 * 32), k.max), offset=4)
 
     compiled(isa, 2, build)(x, out)
     v = x

@@ -22,7 +22,7 @@ from treadle.kernels.choice import (
     matmul,
 )
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import STRIP, Gemv
+from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.matrix import MatrixGemm
 
@@ -222,9 +222,9 @@ def test_what_cannot_be_used_does_not_fit(isa: Isa) -> None:
     assert gemv(1, 1)
     assert not gemm(3, 2)  # 3 vectors do not fill 64 columns
     assert not gemv(3, 1)  # nor 3 rows a strip of 16
-    assert not gemv(2 * STRIP, 1)
+    assert not gemv(2 * ITEM_ROWS, 1)
     assert not gemm(2, isa.regs)
-    assert not gemv(STRIP, isa.regs)
+    assert not gemv(ITEM_ROWS, isa.regs)
     assert not gemm(2 * COLUMNS, 1)
     assert not any(gemm(mr, nr) or gemv(mr, nr) for mr, nr in ((0, 4), (1, 0), (-1, 4), (1, -4)))
 

@@ -59,7 +59,7 @@ def check_act(
 
 def check_sums(out: np.ndarray, act: Act, n: int, what: str) -> None:
     groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
-    sums = groups[:, act.start_off : act.start_off + 4 * act.kb * act.group].copy().view(np.int32)
+    sums = groups[:, act.comp_off : act.comp_off + 4 * act.kb * act.group].copy().view(np.int32)
     sums = sums.reshape(-1, act.kb, act.group).transpose(0, 2, 1).reshape(-1, act.kb)[:n]
     dwords = groups[:, : act.d_off].copy().view(np.int32).reshape(-1, act.kd, act.group)
     quants = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, act.kd).view(np.int8)[:n]

@@ -162,7 +162,7 @@ def poison(raw: np.ndarray, layout: Act, n: int) -> None:
         dwords = last[: layout.d_off].view(np.uint32).reshape(layout.kd, layout.group)
         dwords[:, n % layout.group :] = 0xFFFFFFFF
         scales = (
-            last[layout.d_off : layout.start_off].view(np.uint32).reshape(layout.kb, layout.group)
+            last[layout.d_off : layout.comp_off].view(np.uint32).reshape(layout.kb, layout.group)
         )
         scales[:, n % layout.group :] = 0xFFFFFFFF
 
@@ -367,7 +367,7 @@ def bound(problem: Problem) -> np.ndarray:
     """The derived error of every y.
 
     q8: a term is an exact integer (below 2**24) times d_w d_x, rounded once; blocks are added in
-    a chain, in gemv also across 8 lanes, in one of which the correction ``offset * sum(x)``
+    a chain, in gemv also across 8 lanes, in one of which the comp ``offset * sum(x)``
     begins. A minimum adds a term and two roundings to each block. Floats: gemm adds K products in
     a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, as the twin
     does, but of an f32 that may differ in its last bit: one in some ten thousand (none, most often;

@@ -18,7 +18,7 @@ from treadle.jit import cache
 from treadle.runtime import describe as describe_module
 from treadle.runtime import machine, memory, residence
 from treadle.runtime.describe import describe
-from treadle.runtime.facts import ModelFile
+from treadle.runtime.facts import Here, ModelFile
 from treadle.runtime.peaks import Peaks
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -75,14 +75,8 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Describe:
         allowed: tuple[int, ...] = (0, 1, 2, 3),
     ) -> dict[str, Any]:
         root = lay(tmp_path / "machine", {**DESKTOP, **(files or {})})
-        return describe(
-            model or (ModelFile(model_files) if model_files else None),
-            peaks,
-            sys_root=root / "sys",
-            proc=root / "proc",
-            features=features,
-            allowed=list(allowed),
-        )
+        asked = model or (ModelFile(model_files) if model_files else None)
+        return describe(Here(asked, peaks, features, list(allowed), root / "sys", root / "proc"))
 
     return build
 
@@ -135,7 +129,7 @@ def test_nothing_is_held_back_on_a_good_machine(there: Describe) -> None:
 
 
 def test_this_very_machine() -> None:
-    report = describe()
+    report = describe(Here())
     assert json.loads(json.dumps(report)) == report
     assert report["threads"]["chosen"] == machine.usable_threads()[0]
     assert "model" not in report
@@ -445,7 +439,7 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.undo()  # the cache itself, not the fixture's
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
-    (warning,) = (text for text in describe()["warnings"] if str(tmp_path) in text)
+    (warning,) = (text for text in describe(Here())["warnings"] if str(tmp_path) in text)
     assert "cannot be written to: every process compiles its kernels; set TREADLE_CACHE" in warning
 
 
@@ -668,9 +662,7 @@ def test_the_least_bound_wins(
 
 
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    report = describe(
-        sys_root=tmp_path / "sys", proc=tmp_path / "proc", features=frozenset(), allowed=[0]
-    )
+    report = describe(Here(None, None, frozenset(), [0], tmp_path / "sys", tmp_path / "proc"))
     assert report["cpu"]["name"]
     assert report["threads"]["chosen"] == 1
     assert report["memory"]["total_bytes"] == 0

@@ -8,21 +8,22 @@ import pytest
 
 from treadle.kernels.choice import Table
 from treadle.runtime.describe import describe, row_in_use
+from treadle.runtime.facts import Here
 from treadle.runtime.tuned import save
 
 
 def test_doctor_tells_of_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
     monkeypatch.delenv("TREADLE_TUNE", raising=False)
-    assert "tuning" not in describe()
+    assert "tuning" not in describe(Here())
     path = save(row_in_use(), Table(gemv_tokens={"Q8_0": 2}))
-    report = describe()
+    report = describe(Here())
     assert report["tuning"]["formats"] == ["Q8_0"]
     assert report["tuning"]["file"] == str(path)
     assert report["tuning"]["measured"]
     assert report["tuning"]["problem"] is None
-    assert not [line for line in report["warnings"] if "tiles" in line]
+    assert not [line for line in report["warnings"] if "shipped tiles" in line]
     path.write_text("{")
-    report = describe()
+    report = describe(Here())
     assert report["tuning"]["measured"] is None
     assert [line for line in report["warnings"] if "shipped tiles" in line and "no JSON" in line]

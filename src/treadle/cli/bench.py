@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from treadle.card import bytes_by_type
-from treadle.cli.engines import Engine, LlamaCpp, Streams, Treadle, streams
+from treadle.cli.engines import Contender, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import find_model, load_model
 from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
@@ -185,7 +185,7 @@ def time_model(
         settings["n_sequences"] = schedule.n_sequences
     model: Any = load_model(str(path), progress, room=schedule.context, **settings)
     results: list[Result] = []
-    engines: list[Engine] = []
+    engines: list[Contender] = []
     try:
         ids: Streams = streams(schedule.n_sequences, schedule.context, model.config.n_vocab)
         engines.append(Treadle(model, ids))
@@ -219,7 +219,7 @@ class Timed:
 
 
 def time_in_turns(
-    model: Any, engines: Sequence[Engine], test: Test, repeat: int, progress: ProgressBar
+    model: Any, engines: Sequence[Contender], test: Test, repeat: int, progress: ProgressBar
 ) -> Timed:
     """Time every repetition of every engine.
 
@@ -240,7 +240,7 @@ def time_in_turns(
     return timed
 
 
-def time_once(engine: Engine, test: Test) -> tuple[float, float]:
+def time_once(engine: Contender, test: Test) -> tuple[float, float]:
     """Return the seconds that ``test`` takes once, the tokens before it not counted: by the clock,
     and of processor time, in which a thread that waits for the others in a run counts too.
     """
@@ -254,7 +254,7 @@ def time_once(engine: Engine, test: Test) -> tuple[float, float]:
 
 
 def evaluate(
-    model: Any, name: str, engines: Sequence[Engine], test: Test, timed: Timed
+    model: Any, name: str, engines: Sequence[Contender], test: Test, timed: Timed
 ) -> Iterator[Result]:
     """Turn seconds into results; bytes and operations are those of treadle's plan.
 

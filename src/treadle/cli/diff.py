@@ -16,7 +16,7 @@ from treadle.errors import TreadleError
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF, Tensor
 
-STRIP = 1 << 20  # weights a thread compares at a time
+TASK_WEIGHTS = 1 << 20  # weights a thread compares at a time
 MISSING = "-"
 Progress = Callable[[str, int, int], None]
 Rows = npt.NDArray[np.intp]
@@ -147,7 +147,7 @@ def errors(
     if order is not None:
         of_b = of_b[order]
     read_a, read_b = a.format.dequantize_rows, b.format.dequantize_rows
-    step = max(1, STRIP // max(k, 1))
+    step = max(1, TASK_WEIGHTS // max(k, 1))
 
     def strip(at: int) -> tuple[float, float, float]:
         x = read_a(of_a[at : at + step]).astype(np.float64)

@@ -47,6 +47,7 @@ def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -
     """Describe this machine, and measure its peaks if kernels can be had for that."""
     from treadle.errors import CacheError, CompileError
     from treadle.runtime.describe import describe, row_in_use
+    from treadle.runtime.facts import Here
     from treadle.runtime.machine import usable_threads
     from treadle.runtime.peaks import measure_peaks
     from treadle.runtime.residence import read_anew
@@ -61,7 +62,7 @@ def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -
         peaks = measure_peaks(row_in_use(), usable_threads()[0], progress=progress)
     except (CacheError, CompileError) as error:
         failure = str(error)
-    report = describe(about, peaks)
+    report = describe(Here(about, peaks))
     if failure:
         report["warnings"].append(f"peaks were not measured: {failure}")
     return report

@@ -22,7 +22,7 @@ GGML_KV = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 Streams = Sequence[Sequence[int]]
 
 
-class Engine(Protocol):
+class Contender(Protocol):
     """What can be timed."""
 
     name: str

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from treadle.formats import Format
 
 Flags = npt.NDArray[np.bool_]
-STRIP = 1 << 20  # weights looked at together
+CHECKED_WEIGHTS = 1 << 20  # weights looked at together
 
 
 def is_finite(fmt: Format, data: npt.NDArray[np.uint8]) -> bool:
@@ -21,7 +21,7 @@ def is_finite(fmt: Format, data: npt.NDArray[np.uint8]) -> bool:
 def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8]) -> int:
     """The first block with a weight that is none; -1 where all are finite."""
     blocks = np.ascontiguousarray(data).reshape(-1).view(fmt.dtype)
-    step = max(1, STRIP // fmt.block)
+    step = max(1, CHECKED_WEIGHTS // fmt.block)
     for begin in range(0, len(blocks), step):
         good = _finite(fmt, blocks[begin : begin + step])
         if not good.all():

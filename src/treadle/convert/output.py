@@ -26,7 +26,7 @@ import numpy as np
 
 from treadle.convert.finite import find_nonfinite, is_finite
 from treadle.convert.pagecache import PageCache
-from treadle.convert.part import Journal, Part, is_full
+from treadle.convert.part import Journal, PartFile, is_full
 from treadle.convert.recipe import Entry, Options, Shard, plan_shards
 from treadle.convert.source import Bytes, Source, SourceTensor
 from treadle.errors import FileError, TreadleError
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 Change = Callable[[Entry, Bytes, int], Bytes]
 
 STAGE = "converting"  # what the progress bar says
-STRIP = 1 << 18  # weights that a thread takes at a time: its temporaries stay in cache
+TASK_WEIGHTS = 1 << 18  # weights that a thread takes at a time: its temporaries stay in cache
 AHEAD = 3  # strips that a thread may be ahead of the file
 COPY = 64 << 20  # bytes copied between two reports
 MAX_WORKERS = 16
@@ -152,10 +152,10 @@ class _Writer:
         self.mapped = mappings_of(_files(work.source))
 
     def run(self) -> list[Path]:
-        parts: list[Part] = []
+        parts: list[PartFile] = []
         try:
             for shard in self.shards:
-                parts.append(Part(shard.path, shard.layout.n_bytes))
+                parts.append(PartFile(shard.path, shard.layout.n_bytes))
             return self._run(parts)
         except OSError as e:
             where = e.filename or self.shards[0].path
@@ -165,7 +165,7 @@ class _Writer:
             for part in parts:
                 part.close(discard_empty=True)
 
-    def _run(self, parts: list[Part]) -> list[Path]:
+    def _run(self, parts: list[PartFile]) -> list[Path]:
         journal = Journal(parts, self._job(), resume=self.work.resume)
         if journal.discarded:
             self.say("an unfinished part of another conversion was discarded")
@@ -220,7 +220,7 @@ class _Writer:
                 digest.update(repr(told_of).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
-    def _check_room(self, parts: list[Part]) -> None:
+    def _check_room(self, parts: list[PartFile]) -> None:
         """Better now than after hours. Blocks that can be shared with the source need no room."""
         first = self.shards[0]
         folder = first.path.parent
@@ -235,7 +235,7 @@ class _Writer:
 
     # -- tensors ------------------------------------------------------------------------------
 
-    def _write_all(self, parts: list[Part], journal: Journal) -> None:
+    def _write_all(self, parts: list[PartFile], journal: Journal) -> None:
         index = 0
         with ThreadPoolExecutor(self.work.workers) as pool:
             for shard, part in zip(self.shards, parts, strict=True):
@@ -252,7 +252,7 @@ class _Writer:
                     index += 1
         self._advance(0)
 
-    def _write(self, entry: Entry, part: Part, at: int, pool: ThreadPoolExecutor) -> None:
+    def _write(self, entry: Entry, part: PartFile, at: int, pool: ThreadPoolExecutor) -> None:
         tensor = entry.tensor
         data = tensor.read()
         if data.dtype != np.uint8 or data.nbytes != tensor.n_bytes:
@@ -266,7 +266,7 @@ class _Writer:
             at += len(made)
             self._advance(n_read)
 
-    def _copy(self, entry: Entry, data: Bytes, part: Part, at: int) -> None:
+    def _copy(self, entry: Entry, data: Bytes, part: PartFile, at: int) -> None:
         """Bytes that stay the same: by the kernel, when they lie in a file in one piece."""
         lies = mapped_range(entry.tensor, data)
         files = (file.reopen() for file in self.mapped.files if lies and file.path == lies.path)
@@ -290,7 +290,7 @@ class _Writer:
         """The tensor in its new format, strip by strip, and how many bytes each was made of; some
         strips ahead, each in a thread.
         """
-        step = max(1, STRIP // max(entry.tensor.k, 1)) * entry.tensor.row_bytes
+        step = max(1, TASK_WEIGHTS // max(entry.tensor.k, 1)) * entry.tensor.row_bytes
 
         def encode(begin: int) -> tuple[int, Bytes]:
             strip = data[begin : begin + step]

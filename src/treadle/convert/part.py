@@ -31,7 +31,7 @@ JOURNAL = "treadle-convert-1"
 Bytes = npt.NDArray[np.uint8]
 
 
-class Part:
+class PartFile:
     """One file of the output, open for writing and locked against another conversion."""
 
     def __init__(self, target: Path, n_bytes: int) -> None:
@@ -126,7 +126,7 @@ def _next_data(source: int, offset: int, end: int) -> tuple[int, int]:
 class Journal:
     """Which tensors of a job are complete; ``done`` holds those of an earlier, killed run."""
 
-    def __init__(self, parts: Sequence[Part], job: str, *, resume: bool) -> None:
+    def __init__(self, parts: Sequence[PartFile], job: str, *, resume: bool) -> None:
         self.parts, self.path = parts, Path(f"{parts[0].path}.journal")
         self.discarded = False  # there was an earlier part, of another job
         self._waiting: list[int] = []

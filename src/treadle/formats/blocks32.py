@@ -16,7 +16,7 @@ import numpy as np
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_bits import nibbles, spread
+from treadle.formats.kernel_bits import bit_spread, nibbles
 from treadle.formats.numbers import in_bits, one_scale
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import Rounded, above, half_away, inverse, signed, to_int
@@ -102,7 +102,7 @@ def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
 
     def unpack(k: Builder, field: Field) -> list[Val]:
         head, lower = k.each(field("d", 8), 8, 2), nibbles(k, field)
-        fifths = (spread(k, head, range(at + i, at + i + 16), 4) for i in (0, 16))
+        fifths = (bit_spread(k, head, range(at + i, at + i + 16), 4) for i in (0, 16))
         return [low | fifth for low, fifth in zip(lower, fifths, strict=True)]
 
     return unpack

@@ -34,8 +34,7 @@ def load_f32(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
 
 def load_f16(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
     """Widened as the instruction set does it."""
-    wide: Val = isa.widen_f16(k, k.load_first(p, f16 * lanes, n))
-    return wide
+    return isa.widen_f16(k, k.load_first(p, f16 * lanes, n))
 
 
 def load_f64(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:

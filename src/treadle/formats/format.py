@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa as Isa
-    from treadle.jit.builder import Builder as Builder
-    from treadle.jit.values import Val as Val
-else:  # for annotations alone: who reads a file needs no compiler
-    Isa = Builder = Val = Any
+from treadle.jit.language import Builder as Builder
+from treadle.jit.language import Isa as Isa
+from treadle.jit.language import Val as Val
 
 F32Array = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]
@@ -25,7 +21,7 @@ Emit = Callable[..., Any]  # a function of the kernel language: takes the builde
 Field = Callable[..., Val]  # gives a field's bytes by its name
 
 NO_GGML = -1  # the ``ggml_id`` of formats that ggml does not have
-STRIP = 1 << 18  # weights a strip: the float32 temporaries of the numpy code stay in cache
+CACHED_WEIGHTS = 1 << 18  # at once: the float32 temporaries of the numpy code stay in cache
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,7 @@ class Format:
         n_bytes = self.row_bytes(x.shape[-1])
         blocks = np.ascontiguousarray(x, np.float32).reshape(-1, self.block)
         out = np.empty(blocks.shape[0], self.dtype)
-        step = max(1, STRIP // self.block)
+        step = max(1, CACHED_WEIGHTS // self.block)
         importance = None
         if weights is not None:
             importance = np.broadcast_to(weights, x.shape).reshape(-1, self.block)
@@ -170,7 +166,7 @@ class Format:
         """The format's bytes, uint8 [..., n_bytes], to float32 [..., k]."""
         blocks = np.ascontiguousarray(data).reshape(-1).view(self.dtype)
         out = np.empty((len(blocks), self.block), np.float32)
-        step = STRIP // self.block
+        step = CACHED_WEIGHTS // self.block
         for i in range(0, len(blocks), step):
             out[i : i + step] = self.dequantize(blocks[i : i + step])
         k = data.shape[-1] // self.dtype.itemsize * self.block

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True)
-class Grid:
+class Codebook:
     """A codebook of vectors over ``alphabet`` (ascending); nothing is decoded before it is used."""
 
     name: str
@@ -37,12 +37,12 @@ class Grid:
         return points
 
 
-IQ1 = Grid("IQ1_S", (-1, 0, 1), 8)  # of IQ1_S and IQ1_M
-IQ2_XXS = Grid("IQ2_XXS", (8, 25, 43), 8)
-IQ2_XS = Grid("IQ2_XS", (8, 25, 43), 8)
-IQ2_S = Grid("IQ2_S", (8, 25, 43), 8)
-IQ3_XXS = Grid("IQ3_XXS", (4, 12, 20, 28, 36, 44, 52, 62), 4)
-IQ3_S = Grid("IQ3_S", (1, 3, 5, 7, 9, 11, 13, 15), 4)
+IQ1 = Codebook("IQ1_S", (-1, 0, 1), 8)  # of IQ1_S and IQ1_M
+IQ2_XXS = Codebook("IQ2_XXS", (8, 25, 43), 8)
+IQ2_XS = Codebook("IQ2_XS", (8, 25, 43), 8)
+IQ2_S = Codebook("IQ2_S", (8, 25, 43), 8)
+IQ3_XXS = Codebook("IQ3_XXS", (4, 12, 20, 28, 36, 44, 52, 62), 4)
+IQ3_S = Codebook("IQ3_S", (1, 3, 5, 7, 9, 11, 13, 15), 4)
 
 BITS = {
     "IQ1_S": (

@@ -22,10 +22,9 @@ from treadle.formats.format import Blocks, Builder, Codes, Field, Isa, Val
 from treadle.formats.grids import IQ2_S as S_GRID
 from treadle.formats.grids import IQ2_XS as XS_GRID
 from treadle.formats.grids import IQ2_XXS as XXS_GRID
-from treadle.formats.grids import Grid
+from treadle.formats.grids import Codebook
 from treadle.formats.kernel_grids import (
     ORDER,
-    apart,
     eights,
     even_signs,
     gather_points,
@@ -34,6 +33,7 @@ from treadle.formats.kernel_grids import (
     odd_steps,
     put_on,
     sevens,
+    sign_bytes,
 )
 from treadle.formats.nearest import Nearest
 from treadle.formats.numbers import super_blocks
@@ -51,7 +51,7 @@ XS_CODER = Coder(16, LADDER, Nearest(XS_GRID, 5).encode, SCALES, SHARES, "even")
 S_CODER = Coder(16, LADDER, Nearest(S_GRID, 5).encode, SCALES, SHARES, "any")
 
 
-def points(k: Builder, grid: Grid, index: Val) -> list[Val]:
+def points(k: Builder, grid: Codebook, index: Val) -> list[Val]:
     """The points of 256 weights, plus 64."""
     return [gather_points(k, grid, i, 64) for i in eights(k, index)]
 
@@ -149,7 +149,7 @@ def write_s(out: Blocks, found: Any) -> None:
 def unpack_s(k: Builder, field: Field) -> list[Val]:
     """Signed points, plus 64."""
     index = field("qs").to(u16) | high_bits(k, field("qh"), 2)
-    return put_on(k, points(k, S_GRID, index), apart(k, field("signs")), 64)
+    return put_on(k, points(k, S_GRID, index), sign_bytes(k, field("signs")), 64)
 
 
 S_CODES = Codes(unpack_s, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))

@@ -20,16 +20,16 @@ from treadle.formats import signs
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
 from treadle.formats.grids import IQ3_S as S_GRID
 from treadle.formats.grids import IQ3_XXS as XXS_GRID
-from treadle.formats.grids import Grid
+from treadle.formats.grids import Codebook
 from treadle.formats.kernel_grids import (
     ORDER,
-    apart,
     fours,
     gather_points,
     nibble_scales,
     odd_steps,
     put_on,
     sevens,
+    sign_bytes,
 )
 from treadle.formats.nearest import Nearest
 from treadle.formats.numbers import super_blocks
@@ -38,7 +38,7 @@ from treadle.formats.scale_search import Coder
 from treadle.jit.types import u32
 
 
-def coder(grid: Grid, ladder: F32Array, unit: int, signs: Any) -> Coder:
+def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> Coder:
     """The largest weight may get any magnitude and the largest scale any step, as in IQ2; ``unit``
     times the ladder's steps are odd numbers.
     """
@@ -78,7 +78,7 @@ def write_xxs(out: Blocks, found: Any) -> None:
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
     """Signed points, plus 64."""
     points = [gather_points(k, XXS_GRID, index, 64) for index in fours(k, field("qs"))]
-    return put_on(k, points, sevens(k, apart(k, field("scales_and_signs")), 0), 64)
+    return put_on(k, points, sevens(k, sign_bytes(k, field("scales_and_signs")), 0), 64)
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
@@ -124,7 +124,7 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
     for i, low in enumerate(fours(k, field("qs"))):
         bit = (high << k.const([8 - 2 * i, 7 - 2 * i] * 8, high.ty)) & 256
         points.append(gather_points(k, S_GRID, low | bit, 16))
-    return put_on(k, points, apart(k, field("signs")), 16)
+    return put_on(k, points, sign_bytes(k, field("signs")), 16)
 
 
 S_CODES = Codes(unpack_s, 16, 31, run=8, order=ORDER, scales=nibble_scales(1))

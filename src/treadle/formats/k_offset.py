@@ -62,7 +62,7 @@ class OffsetSearch:
 
     def run(self, x: F32Array, weights: F32Array | None) -> Offset:
         """The super-blocks of float32 [n, block]; ``weights`` as x, or None."""
-        found: Offset = Strip.run(self, x, weights, F16_MAX * self.top)
+        found: Offset = OffsetStrip.run(self, x, weights, F16_MAX * self.top)
         return found
 
 
@@ -71,7 +71,7 @@ def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
     return EXACT + tuple((float(p), float(q)) for p in points for q in points)
 
 
-class Strip(Search):
+class OffsetStrip(Search):
     """The search over one strip."""
 
     beside, beside_steps = BESIDE, (0,)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from treadle.formats.format import Blocks, Builder, Codes, Field, Isa, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_bits import cut
+from treadle.formats.kernel_bits import bit_extract
 from treadle.formats.kernel_scales import (
     TWO_BITS,
     halves,
@@ -138,7 +138,7 @@ def unpack_3(k: Builder, field: Field) -> list[Val]:
     out = []
     for i, lower in enumerate(two_bits(k, field("qs"))):
         bits = [2 * (i // 2) + at for at in (0, 0, 4, 4, 1, 1, 5, 5)]  # those of a half are nibbles
-        out.append(lower | cut(k, thirds[i % 2], bits, 1, 2))
+        out.append(lower | bit_extract(k, thirds[i % 2], bits, 1, 2))
     return out
 
 
@@ -229,7 +229,7 @@ def unpack_4(k: Builder, field: Field) -> list[Val]:
     of 1, 3, 5 and 7.
     """
     first, second = k.evens(field("qs"), 16)
-    return [cut(k, v, at, 4) for at in (0, 4) for v in (first, second)]
+    return [bit_extract(k, v, at, 4) for at in (0, 4) for v in (first, second)]
 
 
 # Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
@@ -275,8 +275,8 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
     out = []
     for odd in (0, 1):
         for first, fifth in zip(lower, fifths, strict=True):
-            bits = cut(k, fifth, [odd + i for i in (0, 0, 2, 2, 4, 4, 6, 6)], 1, 4)
-            out.append(cut(k, first, 4 * odd, 4) | bits)
+            bits = bit_extract(k, fifth, [odd + i for i in (0, 0, 2, 2, 4, 4, 6, 6)], 1, 4)
+            out.append(bit_extract(k, first, 4 * odd, 4) | bits)
     return out
 
 
@@ -328,8 +328,8 @@ def unpack_6(k: Builder, field: Field) -> list[Val]:
         for nibbles, pairs in zip(lower, upper, strict=True):
             # Of 16 bytes for each half, twice: for sub-blocks 0 and 1 (4, 5), then 2 and 3 (6, 7).
             twice = k.each(pairs, 16, 2)
-            high = cut(k, twice, [late + i for i in (0, 0, 2, 2)], 2, 4)
-            out.append(cut(k, nibbles, late, 4) | high)
+            high = bit_extract(k, twice, [late + i for i in (0, 0, 2, 2)], 2, 4)
+            out.append(bit_extract(k, nibbles, late, 4) | high)
     return out
 
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from treadle.formats.format import F32Array
 
-STRIP = 1 << 16  # weights searched at a time: half a dozen float32 temporaries stay in L2
+SEARCHED_WEIGHTS = 1 << 16  # at once: half a dozen float32 temporaries stay in L2
 F16_MAX = 65504.0
 ZERO = np.float32(0)
 HUGE = np.float32(2.0**30)  # times half, more than f16 scales reach; its square is a float32
@@ -153,7 +153,7 @@ def strips(
     The last, [n], is to be added to the scale: 0, or NaN for a super-block with a NaN, or infinity
     for one with that or a weight beyond ``reach``. For the search these super-blocks are zeros.
     """
-    step = STRIP // x.shape[-1]
+    step = SEARCHED_WEIGHTS // x.shape[-1]
     for i in range(0, len(x), step):
         part = x[i : i + step]
         top = np.abs(part).max(axis=-1)

@@ -57,11 +57,11 @@ class SignedSearch:
 
     def run(self, x: F32Array, weights: F32Array | None) -> Signed:
         """The super-blocks of float32 [n, block]; ``weights`` as x, or None."""
-        found: Signed = Strip.run(self, x, weights, F16_MAX * self.top * self.half)
+        found: Signed = SignedStrip.run(self, x, weights, F16_MAX * self.top * self.half)
         return found
 
 
-class Strip(Search):
+class SignedStrip(Search):
     """The search over one strip."""
 
     beside, beside_steps = ((-1,), (1,)), STEPS

@@ -11,25 +11,22 @@ from collections.abc import Sequence
 from treadle.formats.format import Builder, Field, Val
 
 
-def cut(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
+def bit_extract(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
     """Of every byte ``width`` bits from ``shift`` on, moved to bit ``to``; the shift may be another
     for each 8 bytes.
     """
     shifts = [shift] if isinstance(shift, int) else list(shift)
-    found: Val = k.isa.cut(k, v, shifts, width, to)
-    return found
+    return k.isa.bit_extract(k, v, shifts, width, to)
 
 
-def window(k: Builder, v: Val, at: Sequence[int]) -> Val:
+def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
     """Byte i is the 8 bits from bit ``at[i]`` on of the 8 bytes that it is one of, a ring."""
-    found: Val = k.isa.window(k, v, at)
-    return found
+    return k.isa.multishift(k, v, at)
 
 
-def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
+def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
     """Byte i is ``2 ** to`` where bit ``at[i]`` of the 8 bytes that it is one of is set, else 0."""
-    found: Val = k.isa.spread(k, v, at, to)
-    return found
+    return k.isa.bit_spread(k, v, at, to)
 
 
 def count_ones(k: Builder, v: Val) -> Val:

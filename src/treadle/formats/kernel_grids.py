@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from treadle.formats.format import Builder, Field, Isa, Val
-from treadle.formats.grids import IQ1, Grid
-from treadle.formats.kernel_bits import count_ones, spread, window
+from treadle.formats.grids import IQ1, Codebook
+from treadle.formats.kernel_bits import bit_spread, count_ones, multishift
 from treadle.formats.kernel_scales import halves, repeat
 from treadle.jit.types import f32, i8, i32, u8, u16, u32, u64
 
@@ -23,7 +23,7 @@ BYTES = 64
 ORDER = tuple(tuple(range(i, 32, 4)) for i in range(4))
 
 
-def gather_points(k: Builder, grid: Grid, index: Val, offset: int, times: int = 1) -> Val:
+def gather_points(k: Builder, grid: Codebook, index: Val, offset: int, times: int = 1) -> Val:
     """``offset + times * point`` of as many points as fill 64 bytes: u8 * 64."""
     codes = (offset + times * grid.points.astype(np.int16)).astype(np.uint8)
     ty = {4: u32, 8: u64}[grid.dim] * (BYTES // grid.dim)
@@ -60,14 +60,14 @@ def high_bits(k: Builder, packed: Val, width: int) -> Val:
     return (words >> shifts) & (((1 << width) - 1) << 8)
 
 
-def apart(k: Builder, signs: Val) -> Val:
+def sign_bytes(k: Builder, signs: Val) -> Val:
     """Four sign bytes to every 8 bytes: what ``put_on`` wants."""
     return k.each(signs, 4, 2)
 
 
 def sevens(k: Builder, words: Val, at: int) -> Val:
     """The same of four groups of 7 bits, from bit ``at`` on of each 8 bytes."""
-    return even_signs(k, window(k, words, [*range(at, at + 28, 7)] * 2) & 127)
+    return even_signs(k, multishift(k, words, [*range(at, at + 28, 7)] * 2) & 127)
 
 
 def even_signs(k: Builder, codes: Val) -> Val:
@@ -81,7 +81,7 @@ def put_on(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1)
     """
     out = []
     for i, v in enumerate(codes):
-        sign = spread(k, signs, [8 * step * i + bit for bit in range(8)], 7)
+        sign = bit_spread(k, signs, [8 * step * i + bit for bit in range(8)], 7)
         out.append(k.select(sign.bits(i8 * BYTES) < 0, 2 * offset - v, v))
     return out
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from treadle.formats.format import Builder, Field, Isa, Val
-from treadle.formats.kernel_bits import cut
+from treadle.formats.kernel_bits import bit_extract
 from treadle.jit.types import f16, f32, i32, u8, u32
 
 
 def halves(k: Builder, isa: Isa, *fields: Val) -> Val:
     """The bytes of f16 numbers (as many in each field) as f32, end to end."""
     both = k.concat(*fields)
-    wide: Val = isa.widen_f16(k, both.bits(f16 * (both.ty.lanes // 2)))
-    return wide
+    return isa.widen_f16(k, both.bits(f16 * (both.ty.lanes // 2)))
 
 
 def repeat(k: Builder, v: Val, n: int) -> Val:
@@ -45,7 +44,7 @@ TWO_BITS = tuple(
 def two_bits(k: Builder, qs: Val) -> list[Val]:
     """Codes 0..3 in the order of TWO_BITS, of bytes with four codes, the first the lowest."""
     twice = [k.each(v, 32, 2) for v in k.evens(qs, 8)]
-    return [cut(k, v, [at] * 4 + [at + 2] * 4, 2) for at in (0, 4) for v in twice]
+    return [bit_extract(k, v, [at] * 4 + [at + 2] * 4, 2) for at in (0, 4) for v in twice]
 
 
 def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) -> list[Val]:

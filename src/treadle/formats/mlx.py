@@ -134,8 +134,8 @@ def quantize(x: F32Array, bits: int, layout: np.dtype[Any]) -> Blocks:
 def split(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     """[..., n] bytes -> [..., n * 8 // bits] codes."""
     stream = np.unpackbits(packed, axis=-1, bitorder="little")
-    apart = stream.reshape(*packed.shape[:-1], -1, bits)
-    filled = np.packbits(apart, axis=-1, bitorder="little")
+    bits_of = stream.reshape(*packed.shape[:-1], -1, bits)
+    filled = np.packbits(bits_of, axis=-1, bitorder="little")
     return filled[..., 0]
 
 
@@ -207,18 +207,18 @@ def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
     one such quarter of a register to another, LLVM would move one by one.
     """
     pitch = bits * RUN // 8  # bytes of RUN codes
-    apart, order, shifts = [], [], []
+    dwords_at, order, shifts = [], [], []
     for run in range(qs.ty.lanes // pitch):
         first, skip = divmod(run * pitch, 4)
         last = (run * pitch + pitch - 1) // 4
-        apart += [min(first + j, last) for j in range(4)]
+        dwords_at += [min(first + j, last) for j in range(4)]
         for four in range(RUN // 4):
             byte, shift = divmod(4 * bits * four, 8)
             end = (4 * bits * (four + 1) - 1) // 8
             order += [run * RUN + skip + min(byte + j, end) for j in range(4)]
             shifts.append(shift)
     dwords = qs.bits(u32 * (qs.ty.lanes // 4))
-    runs = k.shuffle(dwords, dwords, apart).bits(u8 * (4 * len(apart)))
+    runs = k.shuffle(dwords, dwords, dwords_at).bits(u8 * (4 * len(dwords_at)))
     words = k.shuffle(runs, runs, order).bits(u32 * len(shifts))
     return words >> k.const(shifts, words.ty) if any(shifts) else words
 

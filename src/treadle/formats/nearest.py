@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import F32Array
-from treadle.formats.grids import Grid
+from treadle.formats.grids import Codebook
 
 NEARBY = 32  # points that ``search`` compares
 BATCH = 512  # vectors at once, so that all those points stay in the second-level cache
@@ -27,7 +27,7 @@ Index = npt.NDArray[np.intp]
 class Nearest:
     """Nearest points of ``grid``; ``cells`` of the table along each coordinate, end to end."""
 
-    grid: Grid
+    grid: Codebook
     cells: int
 
     def encode(

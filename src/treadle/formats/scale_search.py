@@ -30,7 +30,7 @@ IntArray = npt.NDArray[Any]
 # d, steps and codes of a Fit.
 Found: TypeAlias = tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8], IntArray]
 
-STRIP = 1 << 16  # weights at once: a dozen temporaries stay in the second-level cache
+SEARCHED_WEIGHTS = 1 << 16  # weights at once: a dozen temporaries stay in the second-level cache
 F16_MAX = 65504.0
 CAREFUL = 3  # values of d worth care
 TINY = np.float32(1e-30)  # scales below it are zero; the strip's largest weight is about one
@@ -72,7 +72,7 @@ class Coder:
         signs = np.zeros((len(x), 0), np.uint8)
         if self.signs:
             x, signs = take_off(x, weights, even=self.signs == "even")
-        strips, step = [], STRIP // x.shape[1]
+        strips, step = [], SEARCHED_WEIGHTS // x.shape[1]
         for i in range(0, len(x), step):
             w = None if weights is None else weights[i : i + step]
             with np.errstate(all="ignore"):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Val
-from treadle.formats.kernel_bits import spread
+from treadle.formats.kernel_bits import bit_spread
 from treadle.formats.kernel_scales import TWO_BITS, shared, two_bits
 from treadle.formats.numbers import in_bits, one_scale
 from treadle.formats.rounding import Rounded, half_away, inverse, to_int
@@ -157,7 +157,7 @@ def zero_and_two(blocks: Blocks) -> Any:
 
 def unpack_signs(k: Builder, field: Field) -> list[Val]:
     """The same codes."""
-    return [spread(k, k.each(field("qs"), 8, 8), range(64), 1)]
+    return [bit_spread(k, k.each(field("qs"), 8, 8), range(64), 1)]
 
 
 Q1_0_CODES = Codes(unpack_signs, 1, 2, scales=shared(4), run=128)

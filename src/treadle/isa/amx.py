@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treadle.isa.isa import Matrix
+from treadle.jit.language import Builder, Val
 from treadle.jit.types import i8, u8
-
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 # The configuration: palette 1, then from byte 16 each register's bytes a row (16 bits), from byte
 # 48 each one's rows.

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
-Op = Callable[..., Any]
+if TYPE_CHECKING:
+    from treadle.jit.values import Val
+
+Op: TypeAlias = "Callable[..., Val]"
+Effect: TypeAlias = "Callable[..., None]"
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,12 @@ class Matrix:
     and 16 by 32, where what is smaller than 2**-126 may count as zero.
     """
 
-    begin: Op
-    end: Op
-    zero: Op
-    load: Op
-    store: Op
-    dot_bf16: Op
+    begin: Effect
+    end: Effect
+    zero: Effect
+    load: Effect
+    store: Effect
+    dot_bf16: Effect
     vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
     panel_rows: int = 128  # of weights, at most
     panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache
@@ -61,11 +65,12 @@ class Isa:
     to the core that it is in a loop that waits. ``lookup(k, table, index)``: lane i is byte
     ``index[i] % 16`` (u8) of the ``table`` of 16 numbers; at least 16 lanes. ``gather(k, table,
     index, ty)``: lane i is element ``index[i]`` (an integer, never negative) of ``ty``'s scalars at
-    ``table``. ``cut(k, v, shift, width, to)``, ``window(k, v, at)`` and ``spread(k, v, at, to)``:
-    as ``formats/kernel_bits.py`` says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32
-    * n``. ``narrow_bf16(k, x)``: bits of the nearest bf16, ``i16 * n``, ties to even; for |x| <
-    2**-126 perhaps zero. ``reciprocal(k, x)``: ``1 / x`` in f32 to 2 units in the last place, for
-    2**-126 <= |x| <= 2**126, and NaN for NaN. ``matrix``: matrix registers, or None.
+    ``table``. ``bit_extract(k, v, shift, width, to)``, ``multishift(k, v, at)`` and
+    ``bit_spread(k, v, at, to)``: as ``formats/kernel_bits.py`` says. ``widen_f16``/``narrow_f16``:
+    between ``f16 * n`` and ``f32 * n``. ``narrow_bf16(k, x)``: bits of the nearest bf16, ``i16 *
+    n``, ties to even; for |x| < 2**-126 perhaps zero. ``reciprocal(k, x)``: ``1 / x`` in f32 to 2
+    units in the last place, for 2**-126 <= |x| <= 2**126, and NaN for NaN. ``matrix``: matrix
+    registers, or None.
     """
 
     name: str
@@ -79,13 +84,13 @@ class Isa:
     widen_f16: Op
     narrow_f16: Op
     narrow_bf16: Op
-    pause: Op
+    pause: Effect
     lookup: Op
     gather: Op
     reciprocal: Op
-    cut: Op
-    window: Op
-    spread: Op
+    bit_extract: Op
+    multishift: Op
+    bit_spread: Op
     matrix: Matrix | None = None
     tiles: Tiles = Tiles()
     fused: bool = False  # multiply-add rounds once, in hardware

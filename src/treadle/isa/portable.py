@@ -5,15 +5,10 @@ lower.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from treadle.isa.isa import Isa, Matrix
-from treadle.jit.types import f16, f32, i16, i32, i64, u8, u16, u32, u64
-
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.types import Ty
-    from treadle.jit.values import Val
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import Ty, f16, f32, i16, i32, i64, u8, u16, u32, u64
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
@@ -93,7 +88,7 @@ def reciprocal(k: Builder, x: Val) -> Val:
     return 1.0 / x
 
 
-def cut(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
+def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
     """Shifts, and a mask."""
     lanes, mask = v.ty.lanes, ((1 << width) - 1) << to
     if len(set(shift)) == 1:
@@ -109,7 +104,7 @@ def cut(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
     return words.bits(v.ty) & mask
 
 
-def window(k: Builder, v: Val, at: Sequence[int]) -> Val:
+def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
     """The two bytes that hold the bits, side by side, and a shift."""
     bits = [at[i % len(at)] % 64 for i in range(v.ty.lanes)]
     pairs = [i // 8 * 8 + (bit // 8 + j) % 8 for i, bit in enumerate(bits) for j in (0, 1)]
@@ -117,7 +112,7 @@ def window(k: Builder, v: Val, at: Sequence[int]) -> Val:
     return (words >> k.const([bit % 8 for bit in bits], words.ty)).to(u8)
 
 
-def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
+def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
     """The byte that holds the bit, and a test of it."""
     bits = [at[i % len(at)] for i in range(v.ty.lanes)]
     held = k.shuffle(v, v, [i // 8 * 8 + bit // 8 for i, bit in enumerate(bits)])
@@ -196,7 +191,7 @@ PORTABLE = Isa(
     lookup=lookup,
     gather=gather,
     reciprocal=reciprocal,
-    cut=cut,
-    window=window,
-    spread=spread,
+    bit_extract=bit_extract,
+    multishift=multishift,
+    bit_spread=bit_spread,
 )

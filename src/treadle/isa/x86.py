@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from treadle.isa import amx, portable
 from treadle.isa.isa import Tiles
-from treadle.jit.types import bf16, f16, f32, i8, i16, u8, u16
-
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.types import Ty
-    from treadle.jit.values import Val
-
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import Ty, bf16, f16, f32, i8, i16, u8, u16
 
 # Of 128, 256 and 512 bits.
 MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
@@ -22,6 +16,12 @@ MADDUBS_TOP = 32767 // (2 * 127)
 MADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
 RCP14 = {4: i8, 8: i8, 16: i16}  # the masks' types
 PSHUFB = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
+
+
+def by_register(k: Builder, v: Val, one: Callable[[Val, int], Val]) -> Val:
+    """``one(part, i)`` for each register that ``v`` takes, or for ``v`` if it is less."""
+    n = min(v.ty.lanes, k.isa.vector_bits // v.ty.bits)
+    return k.concat(*(one(part, i) for i, part in enumerate(k.split(v, n))))
 
 
 def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
@@ -88,44 +88,48 @@ def pause(k: Builder) -> None:
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
     """``vpshufb``, which looks up within every 16 bytes of a register."""
-    n = min(index.ty.lanes, k.isa.vector_bits // 8)
-    same = k.const([*table] * (n // 16), u8 * n)
-    parts = k.split(index & 15, n)
-    return k.concat(
-        *(k.call(f"llvm.x86.{PSHUFB[n]}", same.ty, [same.ir, part.ir]) for part in parts)
-    )
+
+    def one(part: Val, i: int) -> Val:
+        n = part.ty.lanes
+        same = k.const([*table] * (n // 16), part.ty)
+        return k.call(f"llvm.x86.{PSHUFB[n]}", part.ty, [same.ir, part.ir])
+
+    return by_register(k, index & 15, one)
 
 
-def window(k: Builder, v: Val, at: Sequence[int]) -> Val:
+def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
     """``vpmultishiftqb``."""
     if v.ty.lanes < 16:  # less than a register
-        return portable.window(k, v, at)
-    n = min(v.ty.lanes, k.isa.vector_bits // 8)
-    parts = []
-    for i, part in enumerate(k.split(v, n)):
+        return portable.multishift(k, v, at)
+
+    def one(part: Val, i: int) -> Val:
+        n = part.ty.lanes
         first = k.const([at[(i * n + j) % len(at)] % 64 for j in range(n)], part.ty)
-        name = f"llvm.x86.avx512.pmultishift.qb.{8 * n}"
-        parts.append(k.call(name, part.ty, [first.ir, part.ir]))
-    return k.concat(*parts)
+        return k.call(f"llvm.x86.avx512.pmultishift.qb.{8 * n}", part.ty, [first.ir, part.ir])
+
+    return by_register(k, v, one)
 
 
-def spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
+def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
     """Any 8 bits of 64 for each byte, the wanted one among them."""
-    return window(k, v, [bit - to for bit in at]) & (1 << to)
+    return multishift(k, v, [bit - to for bit in at]) & (1 << to)
 
 
 def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
     """``vpermb``, which looks up in the whole register: the table is in there several times over,
     so the index need not be masked.
     """
-    n = min(index.ty.lanes, k.isa.vector_bits // 8)
-    same = k.const([*table] * (n // 16), u8 * n)
-    name = f"llvm.x86.avx512.permvar.qi.{8 * n}"
-    return k.concat(*(k.call(name, same.ty, [same.ir, p.ir]) for p in k.split(index, n)))
+
+    def one(part: Val, i: int) -> Val:
+        n = part.ty.lanes
+        same = k.const([*table] * (n // 16), part.ty)
+        return k.call(f"llvm.x86.avx512.permvar.qi.{8 * n}", part.ty, [same.ir, part.ir])
+
+    return by_register(k, index, one)
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """``vpgatherd*``, which LLVM takes apart again for the CPUs before AVX-512."""
+    """``vpgatherd*``, which LLVM splits again for the CPUs before AVX-512."""
     return k.masked_gather(table, index, ty)
 
 
@@ -133,40 +137,38 @@ def reciprocal(k: Builder, x: Val) -> Val:
     """``vrcp14ps``, and Newton's step to twice its bits: a division of 16 lanes holds up the core
     for 16 cycles.
     """
-    n = min(x.ty.lanes, k.isa.lanes)
-    if n not in RCP14:
+    if x.ty.lanes < min(RCP14):
         return portable.reciprocal(k, x)
-    mask = k.const(-1, RCP14[n])
-    name = f"llvm.x86.avx512.rcp14.ps.{32 * n}"
 
-    def one(part: Val) -> Val:
-        near = k.call(name, part.ty, [part.ir, k.zero(part.ty).ir, mask.ir])
+    def one(part: Val, i: int) -> Val:
+        n = part.ty.lanes
+        args = [part.ir, k.zero(part.ty).ir, k.const(-1, RCP14[n]).ir]
+        near = k.call(f"llvm.x86.avx512.rcp14.ps.{32 * n}", part.ty, args)
         return k.fma(k.fma(-part, near, k.const(1.0, part.ty)), near, near)
 
-    return k.concat(*(one(part) for part in k.split(x, n)))
+    return by_register(k, x, one)
 
 
-def cut(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
+def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
     """``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A matrix is for 8
     bytes, its rows from the highest bit to the lowest.
     """
     if v.ty.lanes < 16 or set(shift) == {to}:  # less than a register; a mask alone
-        return portable.cut(k, v, shift, width, to)
+        return portable.bit_extract(k, v, shift, width, to)
     whole = (1 << width) - 1
     rows = [
         [1 << (bit - to + s) if whole << to >> bit & 1 else 0 for bit in reversed(range(8))]
         for s in shift
     ]
-    n = min(v.ty.lanes, k.isa.vector_bits // 8)
-    parts = []
-    for i, part in enumerate(k.split(v, n)):
+
+    def one(part: Val, i: int) -> Val:
+        n = part.ty.lanes
         at = [rows[(i * n // 8 + q) % len(shift)] for q in range(n // 8)]
         matrix = k.const([byte for row in at for byte in row], part.ty)
-        plus = k.const(0, u8)  # to every byte
-        parts.append(
-            k.call(f"llvm.x86.vgf2p8affineqb.{8 * n}", part.ty, [part.ir, matrix.ir, plus.ir])
-        )
-    return k.concat(*parts)
+        args = [part.ir, matrix.ir, k.const(0, u8).ir]  # the last is added to every byte
+        return k.call(f"llvm.x86.vgf2p8affineqb.{8 * n}", part.ty, args)
+
+    return by_register(k, v, one)
 
 
 AVX2 = replace(
@@ -221,9 +223,9 @@ AVX512_VBMI = replace(
     name="avx512_vbmi",
     needs=AVX512_VNNI.needs | {"avx512vbmi", "avx512bitalg", "gfni"},
     features="-prefer-256-bit,+avx512vnni,+avx512vbmi,+avx512bitalg,+gfni",
-    cut=cut,
-    window=window,
-    spread=spread,
+    bit_extract=bit_extract,
+    multishift=multishift,
+    bit_spread=bit_spread,
     lookup=lookup_any,
 )
 AVX512_BF16 = replace(

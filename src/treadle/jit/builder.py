@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 
 from treadle.jit.types import Ty, boolean, i8, i64, ptr
-from treadle.jit.values import Operand, Val, Var
+from treadle.jit.values import Emitter, Operand, Val, Var
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from treadle.isa.isa import Isa
 
 
 class _Callee:
@@ -28,45 +30,25 @@ class _Callee:
         self.get_reference = pointer.get_reference
 
 
-class Builder:
+class Builder(Emitter):
     """Emits one function. ``b`` is llvmlite's builder, for the few places that need it bare (isa
     rows, the runner).
     """
 
-    def __init__(self, function: Any, isa: Any) -> None:
+    def __init__(self, function: Any, isa: Isa) -> None:
         self.isa = isa
         self.function = function
         self.module = function.module
         # Slots go to a block of their own, so that a slot made inside a loop is made once.
         self._entry = function.append_basic_block("entry")
         start = function.append_basic_block("start")
-        self.b = ir.IRBuilder(self._entry)
+        super().__init__(ir.IRBuilder(self._entry))
         self._slots = ir.IRBuilder(self._entry)
         self._enter = self.b.branch(start)
         self._slots.position_before(self._enter)
         self.b.position_at_end(start)
 
     # -- values ---------------------------------------------------------------------------------
-
-    def val(self, x: Operand, ty: Ty) -> Val:
-        """``x`` as a value: a Python number becomes a constant (splat) of ``ty``."""
-        if isinstance(x, Val):
-            return x
-        if isinstance(x, Var):
-            return x.v
-        return self.const(x, ty)
-
-    def const(self, x: float | Sequence[float], ty: Ty) -> Val:
-        """A constant; a sequence gives each lane its own number."""
-        lanes = list(x) if isinstance(x, Sequence) else [x] * max(ty.lanes, 1)
-        if not ty.is_float:
-            if any(v != int(v) for v in lanes):
-                raise TypeError(f"{x} is no {ty}")
-            lanes = [int(v) for v in lanes]
-        if not ty.lanes:
-            return Val(self, ir.Constant(ty.ir, lanes[0]), ty)
-        scalar = ty.scalar.ir
-        return Val(self, ir.Constant(ty.ir, [ir.Constant(scalar, v) for v in lanes]), ty)
 
     def zero(self, ty: Ty) -> Val:
         return Val(self, ir.Constant(ty.ir, None), ty)
@@ -91,11 +73,6 @@ class Builder:
         return self.const(x, i64)
 
     # -- memory ---------------------------------------------------------------------------------
-
-    def gep(self, p: Val, n_bytes: Operand) -> Val:
-        """The pointer ``n_bytes`` further on."""
-        off = self.val(n_bytes, i64)
-        return Val(self, self.b.gep(p.ir, [off.ir], source_etype=ir.IntType(8)), ptr)
 
     def load(self, p: Val, ty: Ty, *, align: int = 1, offset: Operand = 0) -> Val:
         """A ``ty`` at ``p + offset`` bytes."""
@@ -158,8 +135,7 @@ class Builder:
         """Lane i is element ``index[i]`` (never negative) of a table of ``ty``'s scalars: an
         operation of the row.
         """
-        found: Val = self.isa.gather(self, table, index, ty)
-        return found
+        return self.isa.gather(self, table, index, ty)
 
     def masked_gather(self, table: Val, index: Val, ty: Ty) -> Val:
         """The same as LLVM's own operation, for rows whose machines have an instruction for it."""
@@ -175,8 +151,7 @@ class Builder:
 
     def lookup(self, table: Sequence[int], index: Val) -> Val:
         """Lane i is byte ``index[i] % 16`` (u8) of a table of 16: an operation of the row."""
-        found: Val = self.isa.lookup(self, table, index)
-        return found
+        return self.isa.lookup(self, table, index)
 
     def splat(self, x: Operand, ty: Ty) -> Val:
         """``x`` in every lane of ``ty``."""
@@ -243,7 +218,7 @@ class Builder:
         b = self.val(b, a.ty)
         return self.select(a < b, a, b)
 
-    def fold(self, v: Val, op: Any) -> Val:
+    def reduce(self, v: Val, op: Any) -> Val:
         """All lanes reduced by ``op`` in a fixed tree: halves are combined until one is left."""
         n = v.ty.lanes
         while n > 1:
@@ -253,7 +228,7 @@ class Builder:
         return self.extract(v, 0)
 
     def sum(self, v: Val) -> Val:
-        return self.fold(v, lambda a, b: a + b)
+        return self.reduce(v, lambda a, b: a + b)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         """``a * b + c``, with one rounding where the machine has it."""
@@ -297,6 +272,16 @@ class Builder:
         self.b.branch(head)
         self.b.position_at_end(done)
 
+    def runs(self, n: int, size: int, emit: Callable[[Val, int], None]) -> None:
+        """``emit(i, count)`` for every run of ``size`` of ``n`` things, i the run's number, in a
+        loop; behind it for what is left, fewer than ``size``.
+        """
+        full, rest = divmod(n, size)
+        with self.loop(full) as i:
+            emit(i, size)
+        if rest:
+            emit(self.i64(full), rest)
+
     @contextmanager
     def if_(self, cond: Val) -> Iterator[None]:
         """Run the body where ``cond`` (a scalar bool) holds."""
@@ -324,8 +309,8 @@ class Builder:
             self, self.b.call(_Callee(function.ir, signature), [a.ir for a in args]), ret or i8
         )
 
-    def apart(self, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-        """Call ``build(k, *args)``, emitted as a function of its own.
+    def outlined(self, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
+        """Call ``build(k, *args)``, emitted as a function of its own (outlined).
 
         What LLVM finds constant in there then takes no register out here. A name that was called
         before is the same function.

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from treadle.jit.language import Builder, Val
 from treadle.jit.types import i32
-
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 LOG2_E = 1.4426950408889634
 # ln 2 in two parts: the first has trailing zeros, so n * LN2_HIGH is exact for every n in range.
@@ -87,7 +82,7 @@ def exp2(k: Builder, x: Val) -> Val:
 def sigmoid(k: Builder, x: Val) -> Val:
     """``1 / (1 + e**-x)``; 0 below -87."""
     # Kept finite, so that a reciprocal which is mended by multiplications stays a number.
-    near: Val = k.isa.reciprocal(k, _exp_within(k, -x, -EXP_MIN) + 1.0)
+    near = k.isa.reciprocal(k, _exp_within(k, -x, -EXP_MIN) + 1.0)
     return k.select(x < EXP_MIN, k.const(0.0, x.ty), near)
 
 

@@ -5,15 +5,47 @@ Nothing is promoted silently: mixing types raises.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from treadle.jit.types import Ty, boolean, ptr
+from llvmlite import ir
 
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
+from treadle.jit.types import Ty, boolean, i64, ptr
 
 # FMAs may form; nothing may be reordered, so every sum has the one order that the source gives it.
 _FLAGS = ("contract",)
+
+
+class Emitter:
+    """What values need of the builder that they belong to; ``b`` is llvmlite's."""
+
+    def __init__(self, b: Any) -> None:
+        self.b = b
+
+    def val(self, x: Operand, ty: Ty) -> Val:
+        """``x`` as a value: a Python number becomes a constant (splat) of ``ty``."""
+        if isinstance(x, Val):
+            return x
+        if isinstance(x, Var):
+            return x.v
+        return self.const(x, ty)
+
+    def const(self, x: float | Sequence[float], ty: Ty) -> Val:
+        """A constant; a sequence gives each lane its own number."""
+        lanes = list(x) if isinstance(x, Sequence) else [x] * max(ty.lanes, 1)
+        if not ty.is_float:
+            if any(v != int(v) for v in lanes):
+                raise TypeError(f"{x} is no {ty}")
+            lanes = [int(v) for v in lanes]
+        if not ty.lanes:
+            return Val(self, ir.Constant(ty.ir, lanes[0]), ty)
+        scalar = ty.scalar.ir
+        return Val(self, ir.Constant(ty.ir, [ir.Constant(scalar, v) for v in lanes]), ty)
+
+    def gep(self, p: Val, n_bytes: Operand) -> Val:
+        """The pointer ``n_bytes`` further on."""
+        off = self.val(n_bytes, i64)
+        return Val(self, self.b.gep(p.ir, [off.ir], source_etype=ir.IntType(8)), ptr)
 
 
 class Val:
@@ -23,7 +55,7 @@ class Val:
 
     __slots__ = ("ir", "k", "ty")
 
-    def __init__(self, k: Builder, value: Any, ty: Ty) -> None:
+    def __init__(self, k: Emitter, value: Any, ty: Ty) -> None:
         self.k, self.ir, self.ty = k, value, ty
 
     def __bool__(self) -> bool:
@@ -173,7 +205,7 @@ class Var:
 
     __slots__ = ("k", "slot", "ty")
 
-    def __init__(self, k: Builder, slot: Any, ty: Ty) -> None:
+    def __init__(self, k: Emitter, slot: Any, ty: Ty) -> None:
         self.k, self.slot, self.ty = k, slot, ty
 
     @property

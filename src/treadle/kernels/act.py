@@ -3,36 +3,33 @@
 The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. A group of g tokens
 is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
 neighbouring addresses; g = 1 is plain row-major. ``q8`` quantises every 32 values to -127..127 with
-an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then for every ``sub`` of them ``start =
-MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``: where a weight's code is its value + 128,
-an accumulator that starts there ends as MAGIC_BITS + the true dot product, which are the bits of
-the float MAGIC + dot.
+an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then for every ``sub`` of them the
+compensation of the weights' zero point, ``comp = MAGIC_BITS - 128 * sum of the quants`` as i32
+``[KS, g]``: where a weight's code is its value + 128, an accumulator that starts there ends as
+MAGIC_BITS + the true dot product, which are the bits of the float MAGIC + dot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import add
 
 import numpy as np
 
+from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i8, i32
 from treadle.kernels.spec import Grid, round_up
 from treadle.kernels.transpose import transpose
 
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
-
 PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
 TOGETHER = 16  # tokens of a bf16 group that are written at once
 BLOCK = 32  # values that share a q8 scale
-CHUNK = 16  # dwords of a row that packing handles at once
 # 1.5 * 2**23: floats of this size are whole numbers, so an integer of up to 22 bits that is added
 # to the bits is added to the value. MAGIC times a scale of up to 22 bits is exact.
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
-OFFSET = 128  # of the codes that ``start`` serves
+OFFSET = 128  # of the codes that ``comp`` serves
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Act:
     kind: str  # "q8", "bf16" or "f32"
     k: int
     group: int = 1
-    sub: int = BLOCK  # values that share a start: 16 or 32
+    sub: int = BLOCK  # values that share a compensation: 16 or 32
 
     @property
     def kd(self) -> int:
@@ -56,7 +53,7 @@ class Act:
 
     @property
     def ks(self) -> int:
-        """q8 starts a row."""
+        """q8 compensations a row."""
         return self.kb * (BLOCK // self.sub)
 
     @property
@@ -73,7 +70,7 @@ class Act:
         return 4 * self.kd * self.group
 
     @property
-    def start_off(self) -> int:
+    def comp_off(self) -> int:
         return self.d_off + 4 * self.kb * self.group
 
     @property
@@ -120,7 +117,7 @@ class Act:
             total = np.zeros((len(scale), self.ks), np.int32)
             scale[:n] = d
             total[:n] = MAGIC_BITS - OFFSET * q.reshape(n, -1, self.sub).sum(-1, dtype=np.int32)
-            for off, part in ((self.d_off, scale), (self.start_off, total)):
+            for off, part in ((self.d_off, scale), (self.comp_off, total)):
                 part = part.reshape(len(groups), g, -1).transpose(0, 2, 1).reshape(len(groups), -1)
                 groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
 
@@ -136,7 +133,7 @@ class Act:
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
         if self.kind == "bf16":
             return from_bf16_bits(rows.view(np.uint16)[:, : self.k])
-        raw = np.ascontiguousarray(groups[:, self.d_off : self.start_off]).view(np.float32)
+        raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         q = rows.view(np.int8)[:, : self.kb * BLOCK].reshape(n, self.kb, BLOCK)
         return (q * d[:, :, None].astype(np.float64)).reshape(n, -1)[:, : self.k]
@@ -165,17 +162,17 @@ def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def correction(offset: int, start: Val) -> Val:
-    """``-offset * sum of x`` from ``start``: offsets are 0 and powers of two up to OFFSET."""
+def scaled_comp(offset: int, comp: Val) -> Val:
+    """``-offset * sum of x`` from ``comp``: offsets are 0 and powers of two up to OFFSET."""
     if not offset:
-        return start & 0
+        return comp & 0
     assert offset.bit_count() == 1, offset
-    return (start - MAGIC_BITS) >> (OFFSET.bit_length() - offset.bit_length())
+    return (comp - MAGIC_BITS) >> (OFFSET.bit_length() - offset.bit_length())
 
 
-def block_sums(k: Builder, start: Val, d: Val) -> Val:
-    """The sum of each block's values, from ``start`` and the scale ``d``."""
-    return (start - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
+def block_sums(k: Builder, comp: Val, d: Val) -> Val:
+    """The sum of each block's values, from ``comp`` and the scale ``d``."""
+    return (comp - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
 
 
 def emit_store(
@@ -211,7 +208,7 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
     if act.kind == "q8":
         # The magnitudes' bits are in their order, and a NaN's above all: as integers, none is lost.
         bits = [k.abs(v).bits(i32.like(v.ty)) for v in values]
-        top = k.fold(_reduce(k, bits), k.max).bits(f32)
+        top = k.reduce(reduce(k.max, bits), k.max).bits(f32)
         inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
         # Beside MAGIC, the nearest whole number stands in the low bits; of MAGIC's own bits, OFFSET
@@ -223,7 +220,7 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
         for i in range(per):
             part = rounded[i * len(rounded) // per : (i + 1) * len(rounded) // per]
             at = ((block * per + i) * act.group + place) * 4
-            k.store(group + act.start_off, MAGIC_BITS - k.sum(_sum(k, part)) * OFFSET, offset=at)
+            k.store(group + act.comp_off, MAGIC_BITS - k.sum(reduce(add, part)) * OFFSET, offset=at)
         dwords = k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)
     elif act.kind == "bf16":
         dwords = k.isa.narrow_bf16(k, k.concat(*values)).bits(i32 * 16)
@@ -236,17 +233,3 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
     else:
         for lane in range(n):
             k.store(at, k.extract(dwords, lane), offset=lane * stride)
-
-
-def _reduce(k: Builder, values: list[Val]) -> Val:
-    top = values[0]
-    for v in values[1:]:
-        top = k.max(top, v)
-    return top
-
-
-def _sum(k: Builder, values: list[Val]) -> Val:
-    total = values[0]
-    for v in values[1:]:
-        total = total + v
-    return total

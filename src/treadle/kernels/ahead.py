@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from treadle.jit.language import Builder, Val
+from treadle.kernels.blocks import At
 from treadle.kernels.spec import LINE
-
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
-    from treadle.kernels.blocks import At
 
 # How many bytes ahead lines are asked for, into the second-level cache, which can wait for more of
 # them at once than the first, and later into the first (``Ahead``).

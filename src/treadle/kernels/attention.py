@@ -15,21 +15,18 @@ query gets does not depend on those that share its tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from treadle.jit import math
+from treadle.jit.language import Builder, Isa
 from treadle.jit.types import ptr
 from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries
 from treadle.kernels.attention_matrix import MatrixTile, matrix_scratch
 from treadle.kernels.attention_vector import VectorTile
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import Args, Frame, numbered
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import i64
 from treadle.kernels.kv import Paged
-from treadle.kernels.spec import Frame
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Operand, Val
+from treadle.kernels.spec import Frame, load_record
 
 SPAN = 4  # pages whose scores are kept: what is done for each row is done for so many keys
 SPLIT = 512  # keys of one item while decoding
@@ -74,9 +69,7 @@ class Item:
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
         self.k, self.isa, self.spec, self.frame, self.group = k, isa, spec, frame, group
-        assert ITEM.fields is not None
-        at = {name: int(field[1]) for name, field in ITEM.fields.items()}
-        self.item = {name: k.load(item, i64, offset=off, align=8) for name, off in at.items()}
+        self.item = load_record(k, item, ITEM)
         self.pages = item + self.item["pages"]
 
     def page(self, p: Val) -> Val:

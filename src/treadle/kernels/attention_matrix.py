@@ -14,24 +14,18 @@ scores ``[32, SPAN * PAGE]`` f32, their powers, high and low, ``[32, SPAN]`` lin
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention_item import LOWEST, SPAN, Item, Queries
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.spec import LINE, Frame, round_up
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 KEYS = SPAN * PAGE  # of a span
 BOTH = range(2)
@@ -293,7 +287,7 @@ class MatrixTile(Item):
                 scores.append(k.select(seen, score, lowest))
             m, total = (self.scratch + (place + r * 4) for place in (at.m, at.total))
             old = k.load(m, f32)
-            top = k.fold(_tree(scores, k.max), k.max)
+            top = k.reduce(_tree(scores, k.max), k.max)
             new = k.max(old, top)
             shift = k.splat(new, ty)
             powers = [math.exp2(k, score - shift) for score in scores]

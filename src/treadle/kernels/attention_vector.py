@@ -7,20 +7,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from math import gcd
-from typing import TYPE_CHECKING
 
 from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import boolean, f32, i32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention_item import LOWEST, SPAN, Item, Queries
-from treadle.kernels.fold import fold_all
 from treadle.kernels.kv import PAGE
+from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import Frame, widest
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val, Var
 
 
 class VectorTile(Item):
@@ -172,15 +167,15 @@ class VectorTile(Item):
         return correction
 
     def _of_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-        """Each row's vector folded to one value, in the row's lane of a ``stat``."""
+        """Each row's vector reduced to one value, in the row's lane of a ``stat``."""
         k, lanes = self.k, self.isa.lanes
         vectors = vectors + vectors[:1] * (self.stat.lanes - len(vectors))
         at_once = min(lanes, self.stat.lanes)
-        folded = [
-            k.split(fold_all(k, vectors[at : at + at_once], op), at_once)[0]
+        reduced = [
+            k.split(reduce_all(k, vectors[at : at + at_once], op), at_once)[0]
             for at in range(0, self.stat.lanes, at_once)
         ]
-        return k.concat(*folded)
+        return k.concat(*reduced)
 
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
         """O = O c + P V. Keys past the last one are not read: what lies there may be anything."""

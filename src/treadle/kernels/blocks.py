@@ -5,19 +5,14 @@ by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-from treadle.jit.types import f16, f32, i16, i32, u8
+from treadle.formats import Format
+from treadle.formats.format import Codes
+from treadle.jit.language import Builder, Operand, Val
+from treadle.jit.types import Ty, f16, f32, i16, i32, u8
 from treadle.kernels.act import BLOCK
 from treadle.kernels.spec import LINE
-
-if TYPE_CHECKING:
-    from treadle.formats import Format
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.types import Ty
-    from treadle.jit.values import Val
 
 
 @dataclass(frozen=True)
@@ -28,6 +23,12 @@ class At:
 
     fmt: Format
     parts: tuple[Val, ...]
+
+    @property
+    def codes(self) -> Codes:
+        """How blocks of a format of bytes are read."""
+        assert self.fmt.codes is not None, self.fmt.name
+        return self.fmt.codes
 
     def row(self, i: Val, k: int) -> At:
         """The ``i``-th row of ``k`` weights from here on."""
@@ -50,11 +51,39 @@ class At:
                 k.prefetch(p + (ahead * stride + line), locality)
 
 
-def fields_of(k: Builder, fmt: Format, blocks: list[At], run: int = 0) -> Callable[..., Val]:
+@dataclass(frozen=True)
+class Rows:
+    """Rows from ``first`` on of ``weights [m, k]``; the last stands in for those past it."""
+
+    weights: At
+    first: Val
+    m: Val
+    k: int
+
+    def row(self, k: Builder, r: Operand) -> At:
+        return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
+
+    def behind(self, n: Operand) -> Rows:
+        """Those ``n`` further on."""
+        return replace(self, first=self.first + n)
+
+    @property
+    def values(self) -> tuple[Val, ...]:
+        """What of them is known at run time only."""
+        return *self.weights.parts, self.first, self.m
+
+    def of(self, values: Sequence[Val]) -> Rows:
+        """With other such values."""
+        *parts, first, m = values
+        return Rows(At(self.weights.fmt, tuple(parts)), first, m, self.k)
+
+
+def fields_of(k: Builder, blocks: list[At], run: int = 0) -> Callable[..., Val]:
     """What formats are handed: the bytes of a field of several blocks (a power of two), or as many
     from there on. ``run`` blocks at a time are neighbours; 0: all of them.
     """
-    size, reach = fmt.dtype.itemsize, k.isa.vector_bits // 8
+    fmt, reach = blocks[0].fmt, k.isa.vector_bits // 8
+    size = fmt.dtype.itemsize
 
     def field(name: str, n_bytes: int = 0) -> Val:
         offset = fmt.place(name)[1]
@@ -74,17 +103,15 @@ def fields_of(k: Builder, fmt: Format, blocks: list[At], run: int = 0) -> Callab
     return field
 
 
-def unpack_codes(k: Builder, fmt: Format, blocks: list[At]) -> list[Val]:
+def unpack_codes(k: Builder, blocks: list[At]) -> list[Val]:
     """The codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
-    assert fmt.codes is not None
-    parts: list[Val] = fmt.codes.unpack(k, fields_of(k, fmt, blocks))
+    parts: list[Val] = blocks[0].codes.unpack(k, fields_of(k, blocks))
     return parts
 
 
-def codes_in_order(k: Builder, fmt: Format, block: At) -> Val:
+def codes_in_order(k: Builder, block: At) -> Val:
     """The codes of one block as they follow each other, ``u8 * block``."""
-    assert fmt.codes is not None
-    parts, groups = unpack_codes(k, fmt, [block]), fmt.codes.groups(fmt.block)
+    parts, groups = unpack_codes(k, [block]), block.codes.groups(block.fmt.block)
     if len(parts) == 1:
         (whole,) = parts
     else:
@@ -96,28 +123,24 @@ def codes_in_order(k: Builder, fmt: Format, block: At) -> Val:
     return k.shuffle(whole.bits(i32 * len(held)), k.zero(i32 * len(held)), places).bits(whole.ty)
 
 
-def scales_of(
-    k: Builder, isa: Isa, fmt: Format, blocks: list[At], run: int = 0
-) -> tuple[Val, Val | None]:
+def scales_of(k: Builder, blocks: list[At], run: int = 0) -> tuple[Val, Val | None]:
     """f32 scales, and minimums where there are any, one for every ``sub`` and ``sum_sub`` codes."""
-    codes = fmt.codes
-    assert codes is not None
+    codes = blocks[0].codes
     if codes.scales is not None:
-        d, m = codes.scales(k, isa, fields_of(k, fmt, blocks, run))
+        d, m = codes.scales(k, k.isa, fields_of(k, blocks, run))
         return d, m
-    d = load_scales(k, isa, fmt, blocks, codes.d)
-    return d, load_scales(k, isa, fmt, blocks, codes.m) if codes.m else None
+    d = load_scales(k, blocks, codes.d)
+    return d, load_scales(k, blocks, codes.m) if codes.m else None
 
 
-def load_weights(k: Builder, isa: Isa, fmt: Format, block: At) -> list[Val]:
+def load_weights(k: Builder, block: At) -> list[Val]:
     """The weights of one block, ``f32 * 32`` each."""
-    codes = fmt.codes
-    assert codes is not None
+    codes = block.codes
     assert codes.sum_sub == codes.sub
-    whole = codes_in_order(k, fmt, block)
-    d, m = scales_of(k, isa, fmt, [block])
+    whole = codes_in_order(k, block)
+    d, m = scales_of(k, [block])
     out = []
-    for b in range(fmt.block // BLOCK):
+    for b in range(block.fmt.block // BLOCK):
         lanes = [(b * BLOCK + i) // codes.sub for i in range(BLOCK)]
         x = k.shuffle(whole, whole, range(b * BLOCK, (b + 1) * BLOCK)).to(i32) - codes.offset
         x = x.to(f32) * k.shuffle(d, d, lanes)
@@ -125,9 +148,7 @@ def load_weights(k: Builder, isa: Isa, fmt: Format, block: At) -> list[Val]:
     return out
 
 
-def load_scales(
-    k: Builder, isa: Isa, fmt: Format, blocks: list[At], field: str, lanes: Sequence[int] = ()
-) -> Val:
+def load_scales(k: Builder, blocks: list[At], field: str, lanes: Sequence[int] = ()) -> Val:
     """One f16 field of several blocks as f32; ``lanes``: whose each lane holds, or in turn."""
     if lanes:
         repeat = len(lanes) // len(blocks)
@@ -139,20 +160,17 @@ def load_scales(
         for lane, at in enumerate(blocks):
             bits = k.insert(bits, at.load(k, field, i16), lane)
         halves = bits.bits(f16 * len(blocks))
-    wide: Val = isa.widen_f16(k, halves)
-    return wide
+    return k.isa.widen_f16(k, halves)
 
 
-def load_scale_run(
-    k: Builder, isa: Isa, fmt: Format, at: At, n: int, field: str, lanes: Sequence[int]
-) -> Val:
+def load_scale_run(k: Builder, at: At, n: int, field: str, lanes: Sequence[int]) -> Val:
     """The same of ``n`` neighbouring blocks: one load and one shuffle where a register holds all
     of their scales and nothing past their end.
     """
-    (part, offset), n_bytes = fmt.place(field), isa.vector_bits // 8
-    size = fmt.strides[part]
+    (part, offset), n_bytes = at.fmt.place(field), k.isa.vector_bits // 8
+    size = at.fmt.strides[part]
     if n == 1 or size % 2 or offset % 2 or offset > 6:
-        return load_scales(k, isa, fmt, [at.block(i) for i in range(n)], field, lanes)
+        return load_scales(k, [at.block(i) for i in range(n)], field, lanes)
     first = at.parts[part]
     if (n - 1) * size + offset + 2 <= n_bytes <= n * size:
         words, stride = k.load(first, i16 * (n_bytes // 2)), size
@@ -160,5 +178,4 @@ def load_scale_run(
         heads = k.concat(*(k.load(first + i * size, u8 * 8) for i in range(n)))
         words, stride = heads.bits(i16 * (4 * n)), 8
     order = [(i * stride + offset) // 2 for i in lanes]
-    wide: Val = isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))
-    return wide
+    return k.isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))

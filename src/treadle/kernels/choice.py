@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from treadle.kernels.act import BLOCK
+from treadle.formats import Format
+from treadle.jit.language import Isa
+from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
@@ -18,11 +20,6 @@ from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
-
-if TYPE_CHECKING:
-    from treadle.formats import Format
-    from treadle.isa.isa import Isa
-    from treadle.kernels.act import Act
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)

@@ -6,24 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.formats import by_name
+from treadle.formats import Format, by_name
 from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, ptr
 from treadle.kernels.act import BLOCK, Act, emit_store
-from treadle.kernels.blocks import At, load_weights
-from treadle.kernels.panel import load_floats
-from treadle.kernels.spec import Args, Frame, Spec
-
-if TYPE_CHECKING:
-    from treadle.formats import Format
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+from treadle.kernels.blocks import At
+from treadle.kernels.panel import load_values
+from treadle.kernels.spec import Args, Frame, Spec, parts
 
 F64Array = npt.NDArray[np.float64]
 
@@ -55,21 +50,14 @@ class Embed(Spec):
         with k.loop(frame.end, start=frame.begin) as n:
             row = weights.row(k.load(tokens, i32, offset=n * 4).to(n.ty), self.k)
             to = x + n * stride * 4
-            if fmt.codes:
-                with k.loop(self.k // fmt.block) as b:
-                    values = load_weights(k, isa, fmt, row.block(b))
-                    for i, value in enumerate(values):
-                        k.store(
-                            to + b * (fmt.block * 4), value * self.scale, offset=i * (BLOCK * 4)
-                        )
-            else:
-                full, rest = divmod(self.k, BLOCK)
-                with k.loop(full) as b:
-                    value = load_floats(k, isa, fmt, row, b, BLOCK, BLOCK)
-                    k.store(to, value * self.scale, offset=b * (BLOCK * 4))
-                if rest:
-                    value = load_floats(k, isa, fmt, row, k.i64(full), BLOCK, rest)
-                    k.store_first(to + full * BLOCK * 4, value * self.scale, rest)
+            n_values = max(BLOCK, fmt.block)
+
+            def values(b: Val, count: int, row: At = row, to: Val = to) -> None:
+                for i, v in enumerate(load_values(k, row, b, count)):
+                    here = to + b * (n_values * 4) + i * (BLOCK * 4)
+                    k.store_first(here, v * self.scale, min(count, BLOCK))
+
+            k.runs(self.k, n_values, values)
 
     def run_ref(self, args: Any, run: Any) -> None:
         fmt = self.fmt
@@ -115,7 +103,6 @@ class Norm(Spec):
         act, lanes = self.layout(), isa.lanes
         n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
         bias = frame.bias if self.bias else w
-        full, rest = divmod(self.k, BLOCK)
 
         def row_of(n: Val) -> Val:
             source = k.min(n, n_rows - 1)  # a group's last row fills it up: see Act.grid
@@ -165,10 +152,7 @@ class Norm(Spec):
                         old = k.load_first(residual + place, f32 * lanes, have)
                         k.store_first(out + place, old + v, have)
 
-            with k.loop(full) as b:
-                block(b, BLOCK)
-            if rest:
-                block(k.i64(full), rest)
+            k.runs(self.k, BLOCK, block)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_outputs" if self.outputs else "n_tokens"])
@@ -212,17 +196,13 @@ def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, 
     """
     sums = [k.var(k.zero(f32 * lanes)) for _ in range(4)]
     step = 4 * lanes
-    full, rest = divmod(n, step)
 
-    def part(at: Val, i: int, count: int) -> None:
-        v = k.load_first(row + (at * (4 * step) + i * lanes * 4), f32 * lanes, count)
-        sums[i].v = add(sums[i].v, v, count)
+    def run(at: Val, count: int) -> None:
+        for i, have in parts(count, lanes):
+            v = k.load_first(row + (at * (4 * step) + i * 4), f32 * lanes, have)
+            sums[i // lanes].v = add(sums[i // lanes].v, v, have)
 
-    with k.loop(full) as c:
-        for i in range(4):
-            part(c, i, lanes)
-    for i in range(-(-rest // lanes)):
-        part(k.i64(full), i, min(lanes, rest - i * lanes))
+    k.runs(n, step, run)
     total = (sums[0].v + sums[1].v) + (sums[2].v + sums[3].v)
     return k.sum(total) * (1 / n)
 

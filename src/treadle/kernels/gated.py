@@ -11,22 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act, emit_store
-from treadle.kernels.blocks import At
+from treadle.kernels.blocks import At, Rows
 from treadle.kernels.elementwise import activated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.spec import Frame
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 
 @dataclass(frozen=True)
@@ -94,8 +90,8 @@ class Gated(Matmul):
             first = item // n_chunks * item_rows
             with k.loop(panels) as p:
                 weights = self._matrix(k, frame, p * rows >= item_rows)
-                row = first + p * rows % item_rows
-                product.fill(k, frame.scratch + p * pitch, stage, weights, row, k.i64(self.m))
+                source = Rows(weights, first + p * rows % item_rows, k.i64(self.m), self.k)
+                product.fill(k, frame.scratch + p * pitch, stage, source)
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
             with k.loop(stop, start=start, step=self.nr) as token:
@@ -115,7 +111,9 @@ class Gated(Matmul):
     def _matrix(self, k: Builder, frame: Frame, up: Val) -> At:
         """The gate's weights, or the other matrix's where ``up``."""
         gate, other = frame.each("w", 0), frame.each("w", 1)
-        return At(self.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True)))
+        return At(
+            self.product.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True))
+        )
 
     def _activate(
         self, k: Builder, frame: Frame, n: Val, first: Val, token: Val, values: Val

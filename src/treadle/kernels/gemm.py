@@ -4,7 +4,7 @@ The one tile loop of all formats, for each group of nr tokens and mr vectors of 
 
     for each dword kd of K:   acc[m][t] += dot(panel[kd][m], x[kd][t])      acc: i32 (q8) or f32
     q8, every 32 values:      sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])
-                              acc = start[t] = -offset * sum_x[t]
+                              acc = comp[t] = -offset * sum_x[t]
 
 (the panel scheme is that of Goto and van de Geijn, "Anatomy of high-performance matrix
 multiplication", 2008).
@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.jit.types import bf16, f32, i8, i32
+from treadle.formats import Format
+from treadle.jit.language import Builder, Isa, Operand, Val, Var
+from treadle.jit.types import Ty, bf16, f32, i8, i32
 from treadle.kernels.act import (
     BLOCK,
     MAGIC,
@@ -30,11 +32,11 @@ from treadle.kernels.act import (
     PER_DWORD,
     Act,
     block_sums,
-    correction,
     from_bf16_bits,
+    scaled_comp,
     to_bf16_bits,
 )
-from treadle.kernels.blocks import At
+from treadle.kernels.blocks import Rows
 from treadle.kernels.matmul import Matmul, pick_segment
 from treadle.kernels.out import Out, Sums
 from treadle.kernels.panel import (
@@ -48,15 +50,8 @@ from treadle.kernels.panel import (
 )
 from treadle.kernels.spec import Frame, round_up
 
-if TYPE_CHECKING:
-    from treadle.formats import Format
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.types import Ty
-    from treadle.jit.values import Operand, Val, Var
-
 # Steps of K from the first to before the last, and what the sums of (m, t) were before.
-Part: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
+KRange: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
 STEP = {"q8": 8, "bf16": 4, "f32": 4}  # dwords of K that the loop does at a time
 
 
@@ -121,30 +116,21 @@ class Gemm(Matmul):
         return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
 
     def fill(
-        self,
-        k: Builder,
-        panel: Val,
-        stage: Val,
-        weights: At,
-        first: Val,
-        m: Val,
-        part: tuple[Val, Val] | None = None,
+        self, k: Builder, panel: Val, stage: Val, rows: Rows, part: tuple[Val, Val] | None = None
     ) -> None:
-        """Pack the rows from ``first`` on of ``weights [m, K]`` into ``panel``, and make ready what
-        its tiles need beside it. ``part`` of K, from a step to before another, where tiles do not
-        resume.
+        """Pack ``rows`` into ``panel``, and make ready what its tiles need beside it. ``part`` of
+        K, from a step to before another, where tiles do not resume.
         """
+        act, n = self.layout(), self.mr * k.isa.lanes
         if self.act == "q8":
             magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
-            lane_values = panel + panel_bytes(self.fmt, self.layout(), self.mr * k.isa.lanes)
+            lane_values = panel + panel_bytes(self.fmt, act, n)
             k.store(lane_values, magic, offset=4 * self.nr * self.n_sums)
-        k.apart("pack", (panel, stage, *weights.parts, first, m), self._pack)
 
-    def _pack(self, k: Builder, panel: Val, stage: Val, *source: Val) -> None:
-        *parts, first, m = source
-        weights = At(self.fmt, tuple(parts))
-        rows, act = self.mr * k.isa.lanes, self.layout()
-        emit_pack(k, k.isa, self.fmt, act, panel, stage, weights, first, m, rows)
+        def pack(k: Builder, panel: Val, stage: Val, *source: Val) -> None:
+            emit_pack(k, act, panel, stage, rows.of(source), n)
+
+        k.outlined("pack", (panel, stage, *rows.values), pack)
 
     @property
     def steps(self) -> int:
@@ -161,13 +147,13 @@ class Gemm(Matmul):
         with self.registers(k, isa, free), k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item // n_chunks, rows)
             if not in_parts:
-                self.fill(k, panel, free, seg.weights, seg.first, seg.m)
+                self.fill(k, panel, free, seg.rows)
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)
 
             def tokens(first: Val, last: Val, again: bool) -> None:
                 if in_parts:
-                    self.fill(k, panel, free, seg.weights, seg.first, seg.m, (first, last))
+                    self.fill(k, panel, free, seg.rows, (first, last))
                 with k.loop(stop, start=start, step=self.nr) as token:
                     x = frame.x + token // self.nr * act.group_bytes
                     out = Out(k, isa, self, frame, seg, token)
@@ -187,7 +173,7 @@ class Gemm(Matmul):
 
     @contextmanager
     def tiles(
-        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: Part | None = None
+        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: KRange | None = None
     ) -> Iterator[tuple[Val, Sums]]:
         """Once for each tile of a panel: the row that it begins at, and its sums.
 
@@ -201,7 +187,7 @@ class Gemm(Matmul):
 class Tile:
     """mr vectors of rows times nr tokens, multiplied over a part of K."""
 
-    def __init__(self, k: Builder, isa: Isa, spec: Gemm, panel: Val, x: Val, part: Part) -> None:
+    def __init__(self, k: Builder, isa: Isa, spec: Gemm, panel: Val, x: Val, part: KRange) -> None:
         self.k, self.isa, self.spec = k, isa, spec
         self.panel, self.x, self.act = panel, x, spec.layout()
         self.rows = spec.mr * isa.lanes
@@ -280,19 +266,19 @@ class Tile:
             return k.splat(k.load(p + 4 * t, ty, offset=offset, align=4), ty * lanes)
 
         offset = code_offset(codes, isa)
-        starts_at = piece * (4 * spec.nr * n_sums) + act.start_off
+        comp_at = piece * (4 * spec.nr * n_sums) + act.comp_off
         if codes.has_m or offset not in (0, OFFSET):
             # What each token needs in every lane is computed for all tokens at once and read back
             # lane by lane: a broadcast from memory costs no arithmetic.
-            start = k.load(self.x, i32 * spec.nr, offset=starts_at, align=4)
+            comp = k.load(self.x, i32 * spec.nr, offset=comp_at, align=4)
             if codes.has_m:
                 d = k.load(self.x, f32 * spec.nr, offset=group + act.d_off, align=4)
-                k.store(self.lane_values, block_sums(k, start, d))
+                k.store(self.lane_values, block_sums(k, comp, d))
                 for i in range(1, n_sums):
-                    start = k.load(self.x + 4 * spec.nr * i, start.ty, offset=starts_at, align=4)
-                    k.store(self.lane_values, block_sums(k, start, d), offset=4 * spec.nr * i)
+                    comp = k.load(self.x + 4 * spec.nr * i, comp.ty, offset=comp_at, align=4)
+                    k.store(self.lane_values, block_sums(k, comp, d), offset=4 * spec.nr * i)
             else:
-                k.store(self.lane_values, correction(offset, start) + MAGIC_BITS)
+                k.store(self.lane_values, scaled_comp(offset, comp) + MAGIC_BITS)
             k.fence()
         if not offset:
             # Each accumulator's own copy in memory: of one constant LLVM would make 16 copies in
@@ -305,9 +291,9 @@ class Tile:
                 for m in range(spec.mr)
             ]
         else:
-            base, at = (self.x, starts_at) if offset == OFFSET else (self.lane_values, 0)
-            starts = [in_lanes(base, i32, t, at) for t in range(spec.nr)]
-            acc = [list(starts) for _ in range(spec.mr)]
+            base, at = (self.x, comp_at) if offset == OFFSET else (self.lane_values, 0)
+            comps = [in_lanes(base, i32, t, at) for t in range(spec.nr)]
+            acc = [list(comps) for _ in range(spec.mr)]
         for step in range(codes.sub // 4):
             kd = piece * (codes.sub // 4) + step
             weights = [w.bits(code_type(codes, isa) * (4 * lanes)) for w in self._weights(kd)]

@@ -3,7 +3,7 @@
 Decoding is bound by reading the weights once, so nothing is packed: mr rows are walked together
 (they share each load of x)::
 
-    q8, every 32 values:   sum[r][t] += f32(dot(code[r], x[t]) + correction[t]) * d_w[r] * d_x[t]
+    q8, every 32 values:   sum[r][t] += f32(dot(code[r], x[t]) + comp[t]) * d_w[r] * d_x[t]
     floats, every vector:  sum[r][t] += w[r] * x[t]
 
 in vectors along K, which are added up across their lanes at the end of the row.
@@ -12,27 +12,25 @@ in vectors along K, which are added up across their lanes at the end of the row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import reduce
+from operator import add
+from typing import ClassVar
 
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.ahead import Ahead
+from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.matmul import Matmul, Segment, pick_segment
-from treadle.kernels.spec import Frame
+from treadle.kernels.spec import Frame, parts
 
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
-    from treadle.kernels.blocks import At
-
-STRIP = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
+ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
 
 
 @dataclass(frozen=True)
 class Gemv(Matmul):
-    """``nr`` tokens; items are strips of rows."""
+    """``nr`` tokens; items are ITEM_ROWS rows."""
 
     op: ClassVar[str] = "gemv"
 
@@ -40,7 +38,7 @@ class Gemv(Matmul):
         return Act(self.act, self.k, sub=self.sub if self.act == "q8" else BLOCK)
 
     def rows_per_item(self, lanes: int) -> int:
-        return STRIP
+        return ITEM_ROWS
 
     def scratch(self, lanes: int) -> int:
         return prepared_bytes(self.k) if self.act == "q8" else 0
@@ -51,20 +49,18 @@ class Gemv(Matmul):
         tokens = [frame.x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
         dot = Q8(k, isa, self, tokens, frame.scratch).dot if self.act == "q8" else None
         with k.loop(frame.end, start=frame.begin) as item:
-            seg = pick_segment(k, frame, self, item, STRIP)
-            with k.loop(STRIP, step=self.mr) as r:
-                first = seg.first + r
-                with k.if_(first < seg.m):
-                    mine = k.min((frame.end - item) * STRIP - r, seg.m - first)
-                    rows = [
-                        seg.weights.row(k.min(first + i, seg.m - 1), self.k) for i in range(self.mr)
-                    ]
+            seg = pick_segment(k, frame, self, item, ITEM_ROWS)
+            with k.loop(ITEM_ROWS, step=self.mr) as r:
+                here = seg.rows.behind(r)
+                with k.if_(here.first < here.m):
+                    mine = k.min((frame.end - item) * ITEM_ROWS - r, here.m - here.first)
+                    rows = [here.row(k, i) for i in range(self.mr)]
                     ahead = Ahead(k, rows[0], mine, self.k // self.fmt.block)
                     if dot:
                         sums = dot(rows, ahead)
                     else:
                         sums = _dot_floats(k, isa, self, rows, tokens, ahead)
-                    self._store(k, frame, seg, first, sums)
+                    self._store(k, frame, seg, here.first, sums)
 
     def _store(
         self, k: Builder, frame: Frame, seg: Segment, first: Val, sums: list[list[Val]]
@@ -92,29 +88,22 @@ def _dot_floats(
     depth = max(1, 8 // (spec.mr * spec.nr))
     sums = [grid(k, spec, lanes) for _ in range(depth)]
     step = lanes * depth
-    full, rest = divmod(spec.k, step)
 
-    def part(base: Val, u: int, n: int) -> None:
-        at = base + u * lanes
-        xs = [k.load(token, f32 * lanes, offset=at * 4) for token in tokens]
-        for r, row in enumerate(rows):
-            (here,) = row.block(at).parts
-            w = load(k, isa, here, lanes, n)
-            for t in range(spec.nr):
-                sums[u][r][t].v = k.fma(w, xs[t], sums[u][r][t].v)
+    def run(c: Val, count: int) -> None:
+        if count == step:
+            ahead.fetch(c, step * spec.mr)
+        for u, (first, n) in enumerate(parts(count, lanes)):
+            at = c * step + first
+            xs = [k.load(token, f32 * lanes, offset=at * 4) for token in tokens]
+            for r, row in enumerate(rows):
+                (here,) = row.block(at).parts
+                w = load(k, isa, here, lanes, n)
+                for t in range(spec.nr):
+                    sums[u][r][t].v = k.fma(w, xs[t], sums[u][r][t].v)
 
-    with k.loop(full) as c:
-        ahead.fetch(c, step * spec.mr)
-        for u in range(depth):
-            part(c * step, u, lanes)
-    for u in range(-(-rest // lanes)):
-        part(k.i64(full * step), u, min(lanes, rest - u * lanes))
-    totals: list[list[Val]] = []
-    for r in range(spec.mr):
-        totals.append([])
-        for t in range(spec.nr):
-            total = sums[0][r][t].v
-            for u in range(1, depth):
-                total = total + sums[u][r][t].v
-            totals[-1].append(k.sum(total))
-    return totals
+    k.runs(spec.k, step, run)
+
+    def total(r: int, t: int) -> Val:
+        return k.sum(reduce(add, (some[r][t].v for some in sums)))
+
+    return [[total(r, t) for t in range(spec.nr)] for r in range(spec.mr)]

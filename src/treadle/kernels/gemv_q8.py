@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from treadle.jit.types import f32, i8, i32
-from treadle.kernels.act import BLOCK, block_sums, correction
-from treadle.kernels.blocks import load_scale_run, scales_of, unpack_codes
-from treadle.kernels.fold import fold_all
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.types import Ty
-    from treadle.jit.values import Val, Var
-    from treadle.kernels.ahead import Ahead
-    from treadle.kernels.blocks import At
-    from treadle.kernels.matmul import Matmul
+from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.types import Ty, f32, i8, i32
+from treadle.kernels.act import BLOCK, block_sums, scaled_comp
+from treadle.kernels.ahead import Ahead
+from treadle.kernels.blocks import At, load_scale_run, scales_of, unpack_codes
+from treadle.kernels.matmul import Matmul
+from treadle.kernels.reduce import reduce_all
 
 
 def grid(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
@@ -26,7 +19,7 @@ def grid(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
 
 
 def prepared_bytes(k: int) -> int:
-    """Scratch for one token's operands: values, scales, starts and sums, none of them wider than
+    """Scratch for one token's operands: values, scales, comps and sums, none of them wider than
     the codes they meet.
     """
     return 4 * k + 64
@@ -51,7 +44,7 @@ class Q8:
             self._prepare()
 
     def _prepare(self) -> None:
-        k, blocks = self.k, Blocks(self.k, self.isa, self.spec, self.at_once)
+        k, blocks = self.k, BlockSums(self.k, self.isa, self.spec, self.at_once)
         with k.loop(self.full) as b:
             operands = blocks.operands(self.tokens[0], b * self.at_once)
             self.types = [v.ty for v in operands]
@@ -63,7 +56,7 @@ class Q8:
         at = self.scratch + b * sum(sizes)
         return [at + sum(sizes[:i]) for i in range(len(sizes))]
 
-    def _operands(self, blocks: Blocks, b: Val) -> list[list[Val]]:
+    def _operands(self, blocks: BlockSums, b: Val) -> list[list[Val]]:
         if not self.types:
             return [blocks.operands(token, b * self.at_once) for token in self.tokens]
         places = self._places(b)
@@ -71,14 +64,14 @@ class Q8:
 
     def dot(self, rows: list[At], ahead: Ahead) -> list[list[Val]]:
         """The products of some rows with all tokens."""
-        k, blocks = self.k, Blocks(self.k, self.isa, self.spec, self.at_once)
+        k, blocks = self.k, BlockSums(self.k, self.isa, self.spec, self.at_once)
         with k.loop(self.full) as b:
             ahead.fetch(b, self.at_once * len(rows))
             blocks.add(rows, self._operands(blocks, b), b * self.at_once)
         sums = blocks.totals()
         if not self.rest:
             return sums
-        one = Blocks(k, self.isa, self.spec, 1)
+        one = BlockSums(k, self.isa, self.spec, 1)
         for i in range(self.rest):
             b = k.i64(self.full * self.at_once + i)
             one.add(rows, [one.operands(token, b) for token in self.tokens], b)
@@ -101,12 +94,12 @@ class Piece:
     starts: list[int]  # lanes where a scale's codes begin: whose, else one past the last
 
 
-class Blocks:
+class BlockSums:
     """Sums of the products of ``n`` blocks at a time. A block's lanes stay together, for n = 2::
 
     dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
     scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
-    starts  i32   s0  0  0  0 | s1  0  0  0      (starts), and the sums for minimums alike
+    comps   i32   c0  0  0  0 | c1  0  0  0      (starts), and the sums for minimums alike
     """
 
     def __init__(self, k: Builder, isa: Isa, spec: Matmul, n: int) -> None:
@@ -142,20 +135,20 @@ class Blocks:
     def operands(self, token: Val, b: Val) -> list[Val]:
         """What of a token's activations meets the blocks from ``b`` on, whichever the row: the
         values of each piece; scales, for each set of lanes unless the format has its own; where
-        there is an offset the starts, where there are minimums the sums.
+        there is an offset the comps, where there are minimums the sums.
         """
         k, codes, n_subs, act = self.k, self.codes, self.n_subs, self.act
         base, per = b * self.fmt.block, BLOCK // self.codes.sub
         out = [self._values(token + base, piece.fours) for piece in self.pieces]
         d = k.load(token + (base // BLOCK) * 4, f32 * max(1, n_subs // per), offset=act.d_off)
         d = k.shuffle(d, d, [i // per for i in range(n_subs)]) if per > 1 else d
-        start = k.load(token + (base // codes.sub) * 4, i32 * n_subs, offset=act.start_off)
+        comp = k.load(token + (base // codes.sub) * 4, i32 * n_subs, offset=act.comp_off)
         out += [d] if codes.scales else [k.shuffle(d, d, piece.subs) for piece in self.firsts]
         if self.offset:
-            corrected = correction(self.offset, start)
-            out += [k.shuffle(corrected, k.zero(start.ty), p.starts) for p in self.firsts]
+            scaled = scaled_comp(self.offset, comp)
+            out += [k.shuffle(scaled, k.zero(comp.ty), p.starts) for p in self.firsts]
         if codes.has_m:
-            sums = block_sums(k, start, d)
+            sums = block_sums(k, comp, d)
             once = k.shuffle(sums, k.zero(sums.ty), self.pieces[0].starts)
             out.append(sums if codes.scales else once)
         return out
@@ -192,7 +185,7 @@ class Blocks:
 
     def _codes(self, at: At) -> list[Val]:
         """The codes of the blocks at ``at``, as the dots take them."""
-        vectors = unpack_codes(self.k, self.fmt, self._blocks(at))
+        vectors = unpack_codes(self.k, self._blocks(at))
         return [(v - self.less).bits(i8.like(v.ty)) for v in vectors] if self.less else vectors
 
     def _blocks(self, at: At) -> list[At]:
@@ -206,9 +199,7 @@ class Blocks:
         a register.
         """
         k, rows = self.k, len(starts)
-        d, m = scales_of(
-            k, self.isa, self.fmt, [p for at in starts for p in self._blocks(at)], self.n
-        )
+        d, m = scales_of(k, [p for at in starts for p in self._blocks(at)], self.n)
         every = [*range(self.n_subs)] * rows
         out = []
         for t, given in enumerate(operands):
@@ -220,7 +211,7 @@ class Blocks:
         return out
 
     def _loaded(self, at: At, field: str, subs: tuple[int, ...]) -> Val:
-        return load_scale_run(self.k, self.isa, self.fmt, at, self.n, field, subs)
+        return load_scale_run(self.k, at, self.n, field, subs)
 
     def _cut(self, vector: Val) -> list[Val]:
         width = min(vector.ty.lanes, 4 * self.isa.lanes)
@@ -249,12 +240,12 @@ class Blocks:
             sums = [self.sums[r][t].v for r in range(rows)]
             if self.codes.minimums:
                 sums = [self._with(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
-            lanes = sums[0].ty.lanes  # as many as can be folded together
+            lanes = sums[0].ty.lanes  # as many as can be reduced together
             for first in range(0, rows, lanes):
                 some = sums[first : first + lanes]
-                folded = fold_all(k, some, lambda a, b: a + b)
+                reduced = reduce_all(k, some, lambda a, b: a + b)
                 for r in range(len(some)):
-                    out[first + r].append(k.extract(folded, r))
+                    out[first + r].append(k.extract(reduced, r))
         return out
 
     def _with(self, total: Val, minimums: Val, r: int) -> Val:

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.errors import UnsupportedError
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i32, u16, u32
 from treadle.kernels.act import BLOCK, to_bf16_bits
 from treadle.kernels.spec import Spec
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 PAGE = 32  # tokens: with f16 a row of transposed keys is one cache line
 
@@ -42,23 +37,13 @@ class KVFormat:
     from_numpy: Callable[[np.ndarray], np.ndarray]
 
 
-def _load_f16(k: Builder, isa: Isa, p: Val, n: int) -> Val:
-    wide: Val = isa.widen_f16(k, k.load(p, f16 * n))
-    return wide
-
-
-def _narrow_f16(k: Builder, isa: Isa, x: Val) -> Val:
-    # Clamped: an infinity kept here would turn every masked key (0 * inf) into NaN.
-    half: Val = isa.narrow_f16(k, k.max(k.min(x, 65504.0), -65504.0))
-    return half
-
-
 F16_KV = KVFormat(
     "f16",
     2,
     False,
-    _load_f16,
-    _narrow_f16,
+    lambda k, isa, p, n: isa.widen_f16(k, k.load(p, f16 * n)),
+    # Clamped: an infinity kept here would turn every masked key (0 * inf) into NaN.
+    lambda k, isa, x: isa.narrow_f16(k, k.max(k.min(x, 65504.0), -65504.0)),
     lambda b: b.view(np.float16).astype(np.float64),
     lambda x: np.clip(x, -65504, 65504).astype(np.float16).view(np.uint8),
 )

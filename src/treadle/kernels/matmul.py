@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from treadle.formats import Format, by_name
+from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
-from treadle.kernels.blocks import At
+from treadle.kernels.blocks import At, Rows
 from treadle.kernels.spec import Args, Frame, Spec
-
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
@@ -94,15 +91,11 @@ class Matmul(Spec):
 
 @dataclass
 class Segment:
-    """One item's rows: a tensor, its height, where its columns start, and which of its rows the
-    item begins at.
-    """
+    """One item's rows of a tensor, their biases, and where the tensor's columns begin."""
 
-    weights: At
+    rows: Rows
     bias: Val | None
-    m: Val
     column: Val
-    first: Val
 
 
 def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -> Segment:
@@ -124,8 +117,8 @@ def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -
             here = k.select(inside, first - passed, here)
             passed = passed + padded
     *parts, bias, m, column = chosen
-    weights = At(spec.fmt, tuple(parts))
-    return Segment(weights, bias if spec.bias else None, m, column, here)
+    source = Rows(At(spec.fmt, tuple(parts)), here, m, spec.k)
+    return Segment(source, bias if spec.bias else None, column)
 
 
 def add_bias(k: Builder, seg: Segment, row: Val, lanes: int) -> Val | None:

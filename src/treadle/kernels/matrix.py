@@ -16,21 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, PER_DWORD
-from treadle.kernels.blocks import At, load_weights
-from treadle.kernels.gemm import STEP, Gemm, Part
+from treadle.kernels.blocks import At, Rows
+from treadle.kernels.gemm import STEP, Gemm, KRange
 from treadle.kernels.out import Sums
-from treadle.kernels.panel import Rows, load_floats
+from treadle.kernels.panel import load_values
 from treadle.kernels.spec import LINE, round_up
 from treadle.kernels.transpose import transpose
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 SIDE = 16  # rows of a register, and dwords
 EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for
@@ -62,25 +58,16 @@ class MatrixGemm(Gemm):
         return row_pitch(round_up(n_values, BLOCK) // PER_DWORD[self.act])
 
     def fill(
-        self,
-        k: Builder,
-        panel: Val,
-        stage: Val,
-        weights: At,
-        first: Val,
-        m: Val,
-        part: tuple[Val, Val] | None = None,
+        self, k: Builder, panel: Val, stage: Val, rows: Rows, part: tuple[Val, Val] | None = None
     ) -> None:
-        values = STEP[self.act] * PER_DWORD[self.act]
-        whole = part or (k.i64(0), k.i64(self.steps))
-        ends = (end * values for end in whole)
-        k.apart("pack", (panel, *weights.parts, first, m, *ends), self._pack)
+        def pack(k: Builder, panel: Val, *source: Val) -> None:
+            *given, begin, end = source
+            n = self.mr * k.isa.lanes
+            emit_pack_rows(k, panel, self.row_pitch, rows.of(given), n, begin, end)
 
-    def _pack(self, k: Builder, panel: Val, *source: Val) -> None:
-        *parts, first, m, begin, end = source
-        rows = Rows(At(self.fmt, tuple(parts)), first, m, self.k)
-        n = self.mr * k.isa.lanes
-        emit_pack_rows(k, k.isa, panel, self.row_pitch, rows, n, begin, end)
+        values = STEP[self.act] * PER_DWORD[self.act]
+        ends = (end * values for end in part or (k.i64(0), k.i64(self.steps)))
+        k.outlined("pack", (panel, *rows.values, *ends), pack)
 
     @contextmanager
     def registers(self, k: Builder, isa: Isa, free: Val) -> Iterator[None]:
@@ -91,7 +78,7 @@ class MatrixGemm(Gemm):
 
     @contextmanager
     def tiles(
-        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: Part | None = None
+        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: KRange | None = None
     ) -> Iterator[tuple[Val, Sums]]:
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
         n = (last - first) * STEP[self.act] // SIDE
@@ -109,7 +96,7 @@ def row_pitch(n_dwords: int) -> int:
 
 
 def emit_pack_rows(
-    k: Builder, isa: Isa, panel: Val, pitch: int, source: Rows, rows: int, begin: Val, end: Val
+    k: Builder, panel: Val, pitch: int, source: Rows, rows: int, begin: Val, end: Val
 ) -> None:
     """Pack ``rows`` rows of ``source``, their values from ``begin`` to before ``end``, into
     ``panel``. Both are whole blocks, but for K itself, where zeros fill the last line up.
@@ -119,13 +106,10 @@ def emit_pack_rows(
     n_blocks, (full, rest) = n_values // fmt.block, divmod(source.k, n_values)
 
     def some(row: At, to: Val, c: Val, n: int) -> None:
-        if fmt.codes:
-            values = load_weights(k, isa, fmt, row.block(c))
-        else:
-            values = [load_floats(k, isa, fmt, row, c, BLOCK, n)]
+        values = load_values(k, row, c, n)
         for i, v in enumerate(values):
             at = (c * len(values) + i) * LINE
-            k.store(to + at, isa.narrow_bf16(k, v), align=LINE)
+            k.store(to + at, k.isa.narrow_bf16(k, v), align=LINE)
 
     with k.loop(rows) as r:
         row, to = source.row(k, r), panel + (r * pitch - begin * 2)

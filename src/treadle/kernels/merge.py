@@ -1,20 +1,17 @@
-"""Joining the runs of keys that attention took apart; see ``attention.py``."""
+"""Joining the runs of keys that attention was cut into; see ``attention.py``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from treadle.jit import math
-from treadle.jit.types import f32, i64, ptr
+from treadle.jit.language import Builder, Isa
+from treadle.jit.types import f32, ptr
 from treadle.kernels.attention_item import LOWEST
-from treadle.kernels.spec import Args, Frame, Spec, numbered, widest
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
+from treadle.kernels.spec import Args, Frame, Spec, load_record, numbered, widest
 
 MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_partials")])
 
@@ -42,10 +39,7 @@ class Merge(Spec):
         record = self.n_groups * rows * (dims + 2) * 4
         with k.loop(frame.end, start=frame.begin) as index:
             merge, group = merges + index // self.n_groups * MERGE.itemsize, index % self.n_groups
-            assert MERGE.fields is not None
-            token, n_tokens, first, n = (
-                k.load(merge, i64, offset=int(field[1])) for field in MERGE.fields.values()
-            )
+            token, n_tokens, first, n = load_record(k, merge, MERGE).values()
             with k.loop(n_tokens * self.heads) as r:
                 source = partials + (first * record + (group * rows + r) * ((dims + 2) * 4))
                 m, total = k.var(k.const(LOWEST, f32)), k.var(k.const(0.0, f32))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import f32
 from treadle.kernels.matmul import Matmul, Segment, add_bias
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Operand, Val
-    from treadle.kernels.spec import Frame
+from treadle.kernels.spec import Frame
 
 # Row and token in a tile, and a vector of rows from there on.
 Sums: TypeAlias = "Iterator[tuple[int, int, Val]]"
@@ -34,7 +30,7 @@ class Out:
 
     def _place(self, row: Operand, t: int) -> Val:
         """Where the panel's row of token t is, in bytes, in y and in the residual."""
-        column = self.seg.column + self.seg.first + row
+        column = self.seg.column + self.seg.rows.first + row
         return (self.token + t) * (self.frame.stride * 4) + column * 4
 
     def load(self, m: int, t: int) -> Val:
@@ -50,7 +46,7 @@ class Out:
         for row_in_tile, t, y in sums:
             row = above + row_in_tile
             place, ty = self._place(row, t), y.ty
-            bias = add_bias(k, self.seg, self.seg.first + row, ty.lanes)
+            bias = add_bias(k, self.seg, self.seg.rows.first + row, ty.lanes)
             if bias is not None and not again:
                 y = y + bias
             if self.spec.residual and not again:

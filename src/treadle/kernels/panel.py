@@ -7,13 +7,14 @@ minimums ``[KS, P]``. Rows past the last one repeat it, so nothing outside the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from treadle.jit.types import f32, i8, i32, u8
-from treadle.kernels.act import BLOCK, CHUNK, OFFSET, PER_DWORD, Act
+from treadle.formats import Format
+from treadle.formats.format import Codes
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import Ty, f32, i8, i32, u8
+from treadle.kernels.act import BLOCK, OFFSET, PER_DWORD, Act
 from treadle.kernels.blocks import (
     At,
+    Rows,
     codes_in_order,
     load_scales,
     load_weights,
@@ -23,16 +24,8 @@ from treadle.kernels.blocks import (
 from treadle.kernels.spec import round_up
 from treadle.kernels.transpose import transpose
 
-if TYPE_CHECKING:
-    from treadle.formats import Format
-    from treadle.formats.format import Codes
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.types import Ty
-    from treadle.jit.values import Operand, Val
-
-
 STAGE = 256  # codes of a row that are unpacked at once
+PACK_DWORDS = 16  # of a row, that are put in order at once
 
 
 def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
@@ -96,81 +89,40 @@ def code_top(codes: Codes, isa: Isa) -> int:
     return codes.top + code_offset(codes, isa) - codes.offset
 
 
-def emit_pack(
-    k: Builder,
-    isa: Isa,
-    fmt: Format,
-    act: Act,
-    panel: Val,
-    stage: Val,
-    weights: At,
-    first: Val,
-    m: Val,
-    rows: int,
-) -> None:
-    """Pack rows ``first .. first + rows`` of ``weights [m, K]`` into ``panel``, by way of
-    ``stage``.
-    """
-    lanes = isa.lanes
-    if is_staged(fmt):
+def emit_pack(k: Builder, act: Act, panel: Val, stage: Val, source: Rows, rows: int) -> None:
+    """Pack so many ``rows`` of ``source`` into ``panel``, by way of ``stage``."""
+    lanes = k.isa.lanes
+    if is_staged(source.weights.fmt):
         with k.loop(rows, step=lanes) as at:
-            source = Rows(weights, first + at, m, act.k)
-            _pack_staged(k, isa, fmt, act, panel + at * 4, stage, source, rows)
+            _pack_staged(k, act, panel + at * 4, stage, source.behind(at), rows)
         return
-    for strip in range(0, rows, lanes):
-        source = Rows(weights, first + strip, m, act.k)
-        pointers = [source.row(k, r) for r in range(lanes)]
-        out = panel + strip * 4
-        if act.kind == "q8":
-            _pack_codes(k, isa, fmt, act, out, pointers, rows)
-        else:
-            _pack_floats(k, isa, fmt, act, out, pointers, rows)
+    pack = _pack_codes if act.kind == "q8" else _pack_floats
+    for first in range(0, rows, lanes):
+        strip = source.behind(first)
+        pack(k, act, panel + first * 4, [strip.row(k, r) for r in range(lanes)], rows)
 
 
-def _pack_codes(
-    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[At], rows: int
-) -> None:
-    codes = fmt.codes
-    assert codes is not None
-    lanes = isa.lanes
-    more = code_offset(codes, isa) - codes.offset
+def _pack_codes(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> None:
+    lanes, fmt, codes = k.isa.lanes, strip[0].fmt, strip[0].codes
+    more = code_offset(codes, k.isa) - codes.offset
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
-        blocks = [p.block(b) for p in pointers]
-        for p in blocks:
-            p.prefetch(k, lanes * (act.k // fmt.block), 1, 2)  # the strip after this one
-        quants = [(k.concat(*unpack_codes(k, fmt, [p])) + more).bits(i32 * 8) for p in blocks]
-        _store_columns(k, isa, out + b * (8 * rows * 4), quants, rows)
+        blocks = [row.block(b) for row in strip]
+        for block in blocks:
+            block.prefetch(k, lanes * (act.k // fmt.block), 1, 2)  # the strip after this one
+        quants = [(k.concat(*unpack_codes(k, [p])) + more).bits(i32 * 8) for p in blocks]
+        _store_columns(k, out + b * (8 * rows * 4), quants, rows)
         for at, field in enumerate(f for f in (codes.d, codes.m) if f):
-            k.store(
-                scales + 4 * rows * act.kb * at,
-                load_scales(k, isa, fmt, blocks, field),
-                offset=b * (4 * rows),
-            )
+            to = scales + 4 * rows * act.kb * at
+            k.store(to, load_scales(k, blocks, field), offset=b * (4 * rows))
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows from ``first`` on of ``weights [m, k]``; the last stands in for those past it."""
-
-    weights: At
-    first: Val
-    m: Val
-    k: int
-
-    def row(self, k: Builder, r: Operand) -> At:
-        return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
-
-
-def _pack_staged(
-    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, stage: Val, source: Rows, rows: int
-) -> None:
+def _pack_staged(k: Builder, act: Act, out: Val, stage: Val, source: Rows, rows: int) -> None:
     """Large blocks: each row's are unpacked into ``stage``, then all rows' put in order together,
     the 32 codes of a block of activations at a time.
     """
-    codes, lanes = fmt.codes, isa.lanes
-    assert codes is not None
-    more, n_blocks = code_offset(codes, isa) - codes.offset, stage_blocks(fmt, act.k)
+    fmt, codes, lanes = source.weights.fmt, source.weights.codes, k.isa.lanes
+    more, n_blocks = code_offset(codes, k.isa) - codes.offset, stage_blocks(fmt, act.k)
     n = n_blocks * fmt.block
     counts, each = shared_by(codes, n), shared_by(codes, fmt.block)
     pitch, scales = n + 4 * sum(counts), out + 4 * rows * act.kd
@@ -183,69 +135,69 @@ def _pack_staged(
             with k.loop(n_blocks) as i:
                 block = row.block(i)
                 to = stage + (r * pitch + i * fmt.block)
-                k.store(to, codes_in_order(k, fmt, block) + more)
-                both = [v for v in scales_of(k, isa, fmt, [block]) if v is not None]
+                k.store(to, codes_in_order(k, block) + more)
+                both = [v for v in scales_of(k, [block]) if v is not None]
                 for v, at, per in zip(both, staged, each, strict=True):
                     k.store(stage + (r * pitch + at + i * (4 * per)), v)
         with k.loop(n // BLOCK) as j:
             held = [k.load(stage + j * BLOCK, i32 * 8, offset=r * pitch) for r in range(lanes)]
             to = out + (c * (n // BLOCK) + j) * (8 * rows * 4)
-            _store_columns(k, isa, to, held, rows)
+            _store_columns(k, to, held, rows)
         for count, at, to in zip(counts, staged, packed, strict=True):
             width = min(count, 8)
             with k.loop(count, step=width) as j:
                 here = stage + j * 4
                 held = [k.load(here, i32 * width, offset=r * pitch + at) for r in range(lanes)]
-                _store_columns(k, isa, to + (c * count + j) * (4 * rows), held, rows)
+                _store_columns(k, to + (c * count + j) * (4 * rows), held, rows)
 
 
-def _store_columns(k: Builder, isa: Isa, to: Val, held: list[Val], rows: int) -> None:
+def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
     """The dwords of some rows, column after column of a panel of ``rows``."""
-    for c, column in enumerate(transpose(k, held, isa.lanes)):
+    for c, column in enumerate(transpose(k, held, k.isa.lanes)):
         for i, v in enumerate(column):
             k.store(to, v, offset=4 * (c * rows + i * v.ty.lanes))
 
 
-def _pack_floats(
-    k: Builder, isa: Isa, fmt: Format, act: Act, out: Val, pointers: list[At], rows: int
-) -> None:
-    """Weights of any format as bf16 or f32 dwords, CHUNK dwords (or a whole block) of each row at a
+def _pack_floats(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> None:
+    """Weights of any format as bf16 or f32 dwords, PACK_DWORDS (or a whole block) of each row at a
     time.
     """
     per = PER_DWORD[act.kind]
-    n_values = max(CHUNK * per, fmt.block)
+    n_values = max(PACK_DWORDS * per, strip[0].fmt.block)
     n_dwords = n_values // per
     full = act.k // n_values
 
-    def chunk(c: Val, n: int) -> None:
-        vectors = []
-        for p in pointers:
-            x = load_floats(k, isa, fmt, p, c, n_values, n)
-            vectors.append(
-                (isa.narrow_bf16(k, x) if act.kind == "bf16" else x).bits(i32 * n_dwords)
-            )
-        _store_columns(k, isa, out + c * (n_dwords * rows * 4), vectors, rows)
+    def some(c: Val, n: int) -> None:
+        values = (load_floats(k, row, c, n_values, n) for row in strip)
+        if act.kind == "bf16":
+            values = (k.isa.narrow_bf16(k, x) for x in values)
+        vectors = [x.bits(i32 * n_dwords) for x in values]
+        _store_columns(k, out + c * (n_dwords * rows * 4), vectors, rows)
 
     with k.loop(full) as c:
-        chunk(c, n_values)
+        some(c, n_values)
     for last in range(full, act.kd // n_dwords):  # the ragged end, and zeros up to a whole block
-        chunk(k.i64(last), max(0, act.k - last * n_values))
+        some(k.i64(last), max(0, act.k - last * n_values))
 
 
-def load_floats(k: Builder, isa: Isa, fmt: Format, row: At, c: Val, n_values: int, n: int) -> Val:
+def load_values(k: Builder, row: At, c: Val, n: int) -> list[Val]:
+    """A row's values from the ``c``-th block of the format on, or BLOCK of them, as ``f32 *
+    BLOCK`` each; ``n`` are there, zeros behind them.
+    """
+    if row.fmt.codes:
+        return load_weights(k, row.block(c))
+    return [load_floats(k, row, c, BLOCK, n)]
+
+
+def load_floats(k: Builder, row: At, c: Val, n_values: int, n: int) -> Val:
     """``n`` weights from value ``c * n_values`` of a row on, as f32, zeros up to ``n_values``."""
-    codes = fmt.codes
-    if codes is None:
+    fmt = row.fmt
+    if fmt.codes is None:
         assert fmt.load is not None
         if not n:
             return k.zero(f32 * n_values)
         (at,) = row.block(c, n_values).parts
-        return fmt.load(k, isa, at, n_values, n)  # type: ignore[no-any-return]
-    first = row.block(c, n_values // fmt.block)
-    return k.concat(
-        *(
-            part
-            for j in range(n_values // fmt.block)
-            for part in load_weights(k, isa, fmt, first.block(j))
-        )
-    )
+        return fmt.load(k, k.isa, at, n_values, n)  # type: ignore[no-any-return]
+    n_blocks = n_values // fmt.block
+    first = row.block(c, n_blocks)
+    return k.concat(*(v for j in range(n_blocks) for v in load_weights(k, first.block(j))))

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.jit.types import f32, i64, ptr
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, ptr
 from treadle.kernels.elementwise import mean_square
-from treadle.kernels.spec import PART, Args, Frame, Spec
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 
 TINY = 1e-30  # mean squares below it are taken for it: rows of zeros stay zeros
 
@@ -33,11 +29,9 @@ class Pooling(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         parts, lanes = frame.run("parts", ptr), isa.lanes
-        assert PART.fields is not None
-        at = {name: int(field[1]) for name, field in PART.fields.items()}
         with k.loop(frame.end, start=frame.begin) as part:
-            record = parts + part * PART.itemsize
-            first, n = (k.load(record, i64, offset=at[name]) for name in ("token", "n_tokens"))
+            record = load_record(k, parts + part * PART.itemsize, PART)
+            first, n = record["token"], record["n_tokens"]
             if self.how == "last":
                 first = first + (n - 1)
             n = n if self.how == "mean" else k.i64(1)
@@ -52,7 +46,7 @@ class Pooling(Spec):
                     total.v = total.v + k.load_first(row, f32 * lanes, count)
                 k.store_first(out + c * (lanes * 4), total.v * k.splat(share, f32 * lanes), count)
 
-            self._each(k, lanes, columns)
+            k.runs(self.k, lanes, columns)
             if self.unit:
                 square = k.max(mean_square(k, out, self.k, lanes), TINY) * float(self.k)
                 scale = k.splat(1.0 / k.sqrt(square), f32 * lanes)
@@ -61,14 +55,7 @@ class Pooling(Spec):
                     here = out + c * (lanes * 4)
                     k.store_first(here, k.load_first(here, f32 * lanes, count) * scale, count)
 
-                self._each(k, lanes, scaled)
-
-    def _each(self, k: Builder, lanes: int, columns: Any) -> None:
-        full, rest = divmod(self.k, lanes)
-        with k.loop(full) as c:
-            columns(c, lanes)
-        if rest:
-            columns(k.i64(full), rest)
+                k.runs(self.k, lanes, scaled)
 
     def run_ref(self, args: Any, run: Any) -> None:
         x = args.x.view(np.float32).reshape(-1, args.stride)[:, : self.k].astype(np.float64)

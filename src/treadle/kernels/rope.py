@@ -5,20 +5,16 @@ attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.act import BLOCK
 from treadle.kernels.elementwise import mean_square
 from treadle.kernels.kv import PAGE, Paged
 from treadle.kernels.spec import Args, Frame, numbered, widest
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class RopeStore(Paged):
         with k.loop(dims // width) as b:
             v = k.load(x, f32 * width, offset=b * (4 * width))
             if fmt.scaled:
-                d = k.fold(k.abs(v), k.max) * (1 / 127)
+                d = k.reduce(k.abs(v), k.max) * (1 / 127)
                 inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
                 v = v * k.splat(inverse, v.ty)
                 at = b * PAGE + place if transposed else place * (dims // BLOCK) + b

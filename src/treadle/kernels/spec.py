@@ -12,21 +12,17 @@ bytes of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import chain, repeat, takewhile
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, i64, ptr
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 # What changes from one run to the next lies in one block: ``batch.py`` writes it, and the compiled
 # steps read it. It begins with these fields, then EACH once for every pool and rope table: those of
@@ -75,6 +71,12 @@ def run_offset(field: str) -> int:
     stem = field.rstrip("0123456789")
     index = int(field[len(stem) :] or 0)
     return 8 * (len(FIELDS) + index * len(EACH) + EACH.index(stem))
+
+
+def load_record(k: Builder, p: Val, record: np.dtype[Any]) -> dict[str, Val]:
+    """The fields of the record at ``p``, all of them i64."""
+    assert record.names is not None
+    return {name: k.load(p, i64, offset=8 * i, align=8) for i, name in enumerate(record.names)}
 
 
 LINE = 64  # bytes of a cache line
@@ -240,6 +242,11 @@ def _floats(cls: Any) -> tuple[str, ...]:
 def round_up(n: int, multiple: int) -> int:
     """The next multiple of ``multiple`` that is at least ``n``."""
     return -(-n // multiple) * multiple
+
+
+def parts(n: int, size: int) -> Iterator[tuple[int, int]]:
+    """``n`` things in parts of ``size``: where each begins, and how many it has."""
+    return ((at, min(size, n - at)) for at in range(0, n, size))
 
 
 def widest(most: int, n: int) -> int:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+from treadle.jit.language import Builder, Val
 
 
 def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:

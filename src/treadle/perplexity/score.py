@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-STRIP = 1 << 18  # logits a thread takes at a time
+TASK_LOGITS = 1 << 18  # logits a thread takes at a time
 FLOOR = -16.0  # log-probabilities that saved logits hold no better than "less than this"
 
 Floats = npt.NDArray[np.float32]
@@ -84,7 +84,7 @@ def _in_strips(
     shape: tuple[int, ...],
     pool: Executor,
 ) -> list:  # type: ignore[type-arg]
-    step = max(1, STRIP // shape[1])
+    step = max(1, TASK_LOGITS // shape[1])
     begins = range(0, shape[0], step)
     return list(pool.map(work, begins, [min(b + step, shape[0]) for b in begins]))
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Set
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from treadle.isa import choose, runnable
 from treadle.jit import cache
 from treadle.jit.compile import compiler_versions, host_features
+from treadle.jit.language import Isa
 from treadle.runtime import facts, machine, residence
-from treadle.runtime.facts import Here, ModelFile, Told
+from treadle.runtime.facts import Here, Told
 from treadle.runtime.peaks import wanted_bytes
 from treadle.runtime.tuned import tuned_row
 from treadle.version import __version__
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.runtime.peaks import Peaks
 
 Report = dict[str, Any]
 
@@ -32,31 +28,14 @@ def row_in_use() -> Isa:
     return choose(host_features())
 
 
-def describe(
-    model: ModelFile | None = None,
-    peaks: Peaks | None = None,
-    *,
-    sys_root: Path = machine.SYS,
-    proc: Path = machine.PROC,
-    features: Set[str] | None = None,
-    allowed: list[int] | None = None,
-) -> Report:
-    """This machine as a dictionary that JSON can hold.
+def describe(here: Here) -> Report:
+    """A machine as a dictionary that JSON can hold.
 
     SECTIONS has its parts; what they say nothing of is left out. warnings: each reason for lost
     speed and every fallback in force, with what to do; those of the model come first.
 
-    The other arguments stand for another machine, for tests. Raises UnsupportedError for a
-    ``TREADLE_ISA`` that is unknown or cannot run here.
+    Raises UnsupportedError for a ``TREADLE_ISA`` that is unknown or cannot run there.
     """
-    here = Here(
-        host_features() if features is None else features,
-        machine.affinity() if allowed is None else allowed,
-        model,
-        peaks,
-        sys_root,
-        proc,
-    )
     told = {name: list(section(here)) for name, section in SECTIONS.items()}
     report: Report = {
         name: dict(each for each in part if not isinstance(each, str))

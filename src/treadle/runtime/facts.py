@@ -9,20 +9,21 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from treadle.isa import ROWS, choose, portable, runnable
 from treadle.isa import best as best_row
+from treadle.jit.compile import host_features
+from treadle.jit.language import Isa
 from treadle.jit.permission import ASKED_FOR
 from treadle.runtime import machine, memory
 from treadle.runtime.memory import MemoryBound
 from treadle.runtime.threads import FUTEX_CALL
 
 if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
     from treadle.runtime.peaks import Peaks
 
 # LLVM's name of a feature: what it gives, and the features that make it needless.
@@ -71,12 +72,14 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class Here:
-    """A machine, a model on it if one is asked about, and its peaks if they were measured."""
+    """This machine or another, a model on it if one is asked about, and its peaks if they were
+    measured.
+    """
 
-    features: Set[str]
-    allowed: list[int]  # processors
     model: ModelFile | None = None
     peaks: Peaks | None = None
+    features: Set[str] = field(default_factory=host_features)
+    allowed: list[int] = field(default_factory=machine.affinity)  # processors
     sys_root: Path = machine.SYS
     proc: Path = machine.PROC
 

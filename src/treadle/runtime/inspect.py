@@ -4,19 +4,16 @@ traced.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treadle.errors import CacheError
 from treadle.jit import cache
 from treadle.jit.kernel import trace
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.kernels.spec import Spec
+from treadle.jit.language import Isa
+from treadle.kernels.spec import Spec
 
 
 def ir(name: str, isa: str | None = None) -> str:
@@ -61,16 +58,12 @@ def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
 
 def spec_of(about: Mapping[str, Any]) -> Spec:
     """The spec that ``kernel.about`` described. Raises CacheError where it is no kernel of ours."""
-    from treadle.kernels.spec import Spec
-
     module, kind = str(about.get("module")), str(about.get("spec"))
-    if module not in sys.modules and module.startswith("treadle."):
-        with suppress(ImportError):  # the look-up below fails, and says so
-            import_module(module)
-    found = next(
-        (c for c in _subclasses(Spec) if (c.__module__, c.__qualname__) == (module, kind)), None
-    )
-    if found is None:
+    found: Any = None
+    if module.startswith("treadle."):
+        with suppress(ImportError):  # the look-up fails, and the error below says so
+            found = getattr(import_module(module), kind, None)
+    if not (isinstance(found, type) and issubclass(found, Spec)):
         raise CacheError(
             f"kernel {about.get('name')} was made by {module}.{kind}, which is not here"
         )
@@ -82,8 +75,3 @@ def spec_of(about: Mapping[str, Any]) -> Spec:
         ) from error
     assert spec.name == about["name"], (spec.name, about["name"])
     return spec
-
-
-def _subclasses(kind: type[Spec]) -> list[type[Spec]]:
-    below = kind.__subclasses__()
-    return below + [deeper for one in below for deeper in _subclasses(one)]

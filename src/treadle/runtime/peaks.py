@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from treadle.jit.kernel import load_kernels
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
 from treadle.kernels.act import from_bf16_bits
 from treadle.kernels.matrix import REGISTER
@@ -23,11 +26,6 @@ from treadle.runtime import machine
 from treadle.runtime.memory import usable_memory
 from treadle.runtime.runner import STEP
 from treadle.runtime.threads import Memory, Team
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 Progress = Callable[[str, int, int], None]
 
@@ -109,13 +107,10 @@ class Dots(Spec):
         """One of them."""
         if self.act == "f32":
             return k.fma(w, x, total)
-        made: Val
         if self.act == "q8":
-            made = isa.dot4(k, total, w, x, WEIGHT_MAX)
-        else:
-            assert isa.dot_bf16 is not None
-            made = isa.dot_bf16(k, total, w, x)
-        return made
+            return isa.dot4(k, total, w, x, WEIGHT_MAX)
+        assert isa.dot_bf16 is not None
+        return isa.dot_bf16(k, total, w, x)
 
     def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin; bf16 operands are u16."""
@@ -197,10 +192,7 @@ class Stream(Spec):
                         for part in range(per_line):
                             off = part * ty.n_bytes
                             total.v = total.v + k.load(p, ty, offset=off, align=ty.n_bytes)
-            total_v = sums[0].v
-            for other in sums[1:]:
-                total_v = total_v + other.v
-            k.store(out, k.sum(total_v), offset=item * 4)
+            k.store(out, k.sum(reduce(add, (each.v for each in sums))), offset=item * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin."""

@@ -21,7 +21,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -29,14 +29,10 @@ from treadle.errors import CacheError, CompileError
 from treadle.files.mapping import FAULTS
 from treadle.isa.portable import PORTABLE
 from treadle.jit.kernel import load_kernels
+from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import Spec
 from treadle.runtime.threads import ENTRY, LIBC, Memory
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
 
 
 class System(NamedTuple):

@@ -15,11 +15,12 @@ import platform
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from treadle.jit.kernel import load_kernels
+from treadle.jit.language import Isa
 from treadle.runtime.runner import (
     CALLER,
     JOB,
@@ -31,9 +32,6 @@ from treadle.runtime.runner import (
     WORKER,
     Work,
 )
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
 
 SPINS = 20_000  # polls (about a millisecond) a worker stays awake for: longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.errors import CacheError, CompileError
-from treadle.kernels.act import BLOCK
+from treadle.jit.language import Isa
+from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.choice import tokens_per_item
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
@@ -27,8 +28,6 @@ from treadle.runtime.threads import Memory, Team
 
 if TYPE_CHECKING:
     from treadle.formats import Format
-    from treadle.isa.isa import Isa
-    from treadle.kernels.act import Act
 
 LEAST_OPS = 1 << 30  # of a timed run: far above the microseconds of starting one
 ROUNDING = 2.0**-24  # of f32

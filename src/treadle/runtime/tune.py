@@ -18,6 +18,7 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
+from treadle.jit.language import Isa
 from treadle.kernels import choice
 from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits
 from treadle.kernels.matmul import Matmul
@@ -25,7 +26,6 @@ from treadle.kernels.matrix import MatrixGemm
 
 if TYPE_CHECKING:
     from treadle.formats import Format
-    from treadle.isa.isa import Isa
 
 Progress = Callable[[str, int, int], None]
 

@@ -17,20 +17,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treadle.errors import CacheError
 from treadle.jit import cache
+from treadle.jit.language import Isa
 from treadle.kernels.choice import SHIPPED, SWEPT, Table, fits
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.runtime import machine
 from treadle.version import __version__
-
-if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.kernels.matmul import Matmul
 
 MAX_BYTES = 1 << 18  # of a file: a row of fifty formats has a tenth of this
 MAX_TOKENS = 64

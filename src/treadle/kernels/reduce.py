@@ -1,20 +1,17 @@
-"""Folding many vectors to one value each, all at once."""
+"""Reducing many vectors to one value each, all at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from treadle.jit.builder import Builder
-    from treadle.jit.values import Val
+from treadle.jit.language import Builder, Val
 
 
-def fold_all(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-    """Lane i of the result: ``vectors[i]`` folded by ``op``. At most as many vectors as lanes.
+def reduce_all(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
+    """Lane i of the result: ``vectors[i]`` reduced by ``op``. At most as many vectors as lanes.
 
-    All are folded together: of two vectors, the lower half of each beside the upper half of each
-    make two full ones, and ``op`` of them one that holds both. Every vector is folded in the same
+    All are reduced together: of two vectors, the lower half of each beside the upper half of each
+    make two full ones, and ``op`` of them one that holds both. Every vector is reduced in the same
     order, however many there are.
     """
     lanes = vectors[0].ty.lanes
