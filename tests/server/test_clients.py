@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
+import anthropic
 import numpy as np
+import ollama
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from starlette.testclient import TestClient
 
 import treadle
+from tests.server.conftest import Served
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -80,3 +84,62 @@ def test_openai_errors(people: openai.OpenAI) -> None:
         people.chat.completions.create(model="any", messages=HI, tools=tools)
     with pytest.raises(openai.NotFoundError):
         people.files.list()
+
+
+def test_openai_responses(people: openai.OpenAI) -> None:
+    grammar = {"grammar": 'root ::= "naïve 猫"'}
+    with people.responses.stream(model="any", input="hi", extra_body=grammar) as stream:
+        said = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert said == final.output_text == "naïve 猫"
+    assert final.status == "completed"
+    more = people.responses.create(model="any", input="x", previous_response_id=final.id)
+    assert more.usage is not None
+    assert more.usage.input_tokens > 0
+
+
+@pytest.fixture
+def others(client: TestClient) -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        api_key="none", base_url="http://localhost", http_client=client, max_retries=0
+    )
+
+
+def test_ollama(process: Served) -> None:
+    """Its client makes its own connections."""
+    server = process("--no-log", "--alias", "mine")
+    with closing(ollama.Client(host=server.url)) as client:
+        assert [entry.model for entry in client.list().models] == ["mine"]
+        talk = [{"role": "user", "content": "hi"}]
+        greedy = {"temperature": 0, "num_predict": 8}
+        whole = client.chat(model="mine", messages=talk, options=greedy)
+        parts = list(client.chat(model="mine", messages=talk, options=greedy, stream=True))
+        assert "".join(part.message.content or "" for part in parts) == whole.message.content
+        assert (parts[-1].done, parts[-1].done_reason) == (True, "length")
+        assert client.generate(model="mine", prompt="x", options=greedy).eval_count == 8
+        assert len(client.embed(model="mine", input=["a", "b"]).embeddings) == 2
+        assert client.show("mine").details is not None
+        with pytest.raises(ollama.ResponseError, match="images"):
+            client.generate(model="mine", prompt="x", images=[b"x"])
+
+
+def test_anthropic_messages(others: anthropic.Anthropic, model: treadle.Model) -> None:
+    talk: Any = HI
+    greedy = {"temperature": 0}
+    expected = model.chat([dict(m) for m in HI], temperature=0, max_tokens=8).finish()
+    made = others.messages.create(model="any", max_tokens=8, messages=talk, extra_body=greedy)
+    assert [block.text for block in made.content if block.type == "text"] == [expected]
+    with others.messages.stream(
+        model="any", max_tokens=8, messages=talk, extra_body=greedy
+    ) as stream:
+        assert "".join(stream.text_stream) == expected
+        final = stream.get_final_message()
+    assert final.stop_reason == "max_tokens"
+    assert final.usage.output_tokens == 8
+    n = others.messages.count_tokens(model="any", messages=talk).input_tokens
+    assert n == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+    with pytest.raises(anthropic.BadRequestError, match="tools"):
+        others.messages.create(
+            model="any", max_tokens=8, messages=talk,
+            tools=[{"name": "f", "input_schema": {"type": "object"}}],
+        )  # fmt: skip

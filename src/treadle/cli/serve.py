@@ -72,7 +72,7 @@ def command(
     load: dict[str, Any],
     **settings: Any,
 ) -> None:
-    """Serve MODEL over HTTP, for clients of OpenAI's and llama.cpp's protocols.
+    """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     The address is printed on standard output, alone on its line, as soon as the first call can be
     answered. Without MODEL, the small model that ships inside the package is served.

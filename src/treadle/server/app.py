@@ -26,12 +26,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treadle.errors import TreadleError
 from treadle.server import (
+    anthropic,
     embeddings,
     metrics,
     models,
     native,
+    ollama,
     openai_chat,
     openai_completions,
+    openai_responses,
 )
 from treadle.server.call import GoneError
 from treadle.server.problems import ApiError, not_yet, problem_of
@@ -44,6 +47,15 @@ POST: dict[str, Handler] = {
     "/v1/chat/completions": openai_chat.chat_completions,
     "/v1/completions": openai_completions.completions,
     "/v1/embeddings": embeddings.embeddings,
+    "/v1/responses": openai_responses.responses,
+    "/v1/responses/input_tokens": openai_responses.input_tokens,
+    "/v1/messages": anthropic.messages,
+    "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/api/chat": ollama.chat,
+    "/api/generate": ollama.generate,
+    "/api/embed": ollama.embed_texts,
+    "/api/embeddings": ollama.embed_prompt,
+    "/api/show": ollama.show,
     "/completion": native.completion,
     "/embedding": embeddings.native_embedding,
     "/tokenize": native.tokenize,
@@ -51,6 +63,10 @@ POST: dict[str, Handler] = {
     "/apply-template": native.apply_template,
 }
 GET: dict[str, Handler] = {
+    "/": ollama.root,
+    "/api/version": ollama.version,
+    "/api/tags": ollama.tags,
+    "/api/ps": ollama.running,
     "/health": native.health,
     "/metrics": metrics.metrics,
     "/props": native.props,
@@ -59,21 +75,16 @@ GET: dict[str, Handler] = {
     "/v1/models/{name:path}": models.one_model,
 }
 NOT_YET = (  # known to clients, and not built
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
     "/v1/rerank",
     "/infill",
     "/lora-adapters",
     "/v1/audio/transcriptions",
     "/v1/images/generations",
-    "/api/generate",
-    "/api/chat",
-    "/api/embed",
-    "/api/tags",
-    "/api/show",
-    "/api/ps",
-    "/api/version",
+    "/api/pull",
+    "/api/create",
+    "/api/delete",
+    "/api/copy",
+    "/api/push",
 )
 PUBLIC = ("/health", "/v1/health")
 
@@ -122,9 +133,20 @@ async def _missing(request: Request) -> Response:
     raise not_yet(request.url.path)
 
 
+def refusal(path: str, problem: ApiError) -> Json:
+    """The error in the form of the path's protocol."""
+    own = path.removeprefix("/v1")
+    if own.startswith("/messages"):
+        value = anthropic.error_dict(problem)
+    elif own.startswith("/api/"):
+        value = ollama.error_dict(problem)
+    else:
+        value = problem.as_dict()
+    return Json(value, problem.status, problem.headers)
+
+
 async def _refuse(request: Request, error: Exception) -> Response:
-    problem = problem_of(error)
-    return Json(problem.as_dict(), problem.status, problem.headers)
+    return refusal(request.url.path, problem_of(error))
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
@@ -133,7 +155,8 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     what = {404: "there is no such path", 405: "this path has another method"}
     message = what.get(error.status_code, str(error.detail))
     problem = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {message}")
-    return Json(problem.as_dict(), error.status_code, error.headers)
+    problem.headers |= dict(error.headers or {})
+    return refusal(request.url.path, problem)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -173,8 +196,7 @@ class Guard:
             if problem is None:
                 await self._app(scope, receive, noted)
             else:
-                answer = Json(problem.as_dict(), problem.status, problem.headers)
-                await answer(scope, receive, noted)
+                await refusal(scope["path"], problem)(scope, receive, noted)
         finally:
             if self._service.settings.log:
                 log(scope, name, status, time.perf_counter() - began)

@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treadle.card import card
 from treadle.server.asked import Asked, file_defaults
 from treadle.server.call import Call, Text
 from treadle.server.engine_thread import EngineThread
 from treadle.server.problems import ApiError, busy
+from treadle.server.talks import Talks
 from treadle.server.tally import Tally
 from treadle.version import __version__
 
@@ -51,13 +53,17 @@ class Service:
         self.name = self.settings.alias or own
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
-        self.tally = Tally()
+        self.tally, self.talks = Tally(), Talks()
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = file_defaults(self.model.gguf.metadata)
         self.draining = False
         self.calls: set[Call] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._n_preparing = 0
+
+    def card(self) -> dict[str, str]:
+        """What the model is, in words."""
+        return card(self.model.path, self.model.engine)
 
     def check_ready(self) -> None:
         """Raise ApiError where no call can be taken now."""

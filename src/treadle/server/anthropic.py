@@ -1,0 +1,224 @@
+"""Anthropic's ``/v1/messages``, and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from treadle.server.asked import Asked, read_asked
+from treadle.server.call import Call, Piece, Text
+from treadle.server.conversation import conversation_ids
+from treadle.server.fields import Table, array, mapping, read_fields, refused, text, texts, whole
+from treadle.server.problems import ApiError
+from treadle.server.service import Service, service_of
+from treadle.server.wire import Json, Stream, event, finished, read_json, ticking
+
+# A client's first line of the system prompt, which changes with every call: with it no beginning
+# of a prompt would ever be found in the cache.
+BILLING = "x-anthropic-billing-header:"
+
+FIELDS: Table = {
+    "max_tokens": whole(1),
+    "stop_sequences": texts,
+    "metadata": mapping,
+    "tools": array,
+    "tool_choice": mapping,
+    "messages": array,
+    "thinking": mapping,
+    "mcp_servers": refused("treadle calls no servers", []),
+}
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_dict(error: ApiError) -> dict[str, Any]:
+    """Anthropic's error object."""
+    kind = TYPES.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def read_messages(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    given = read_fields(body, FIELDS)
+    if "max_tokens" not in given:
+        raise ApiError(400, "max_tokens: required", param="max_tokens")
+    own = {
+        "stop": given.get("stop_sequences"),
+        "user": given.get("metadata", {}).get("user_id"),
+        "n": None,
+    }
+    asked = read_asked({**body, **own}, service.model, service.defaults)
+    asked.more["stop"] = list(asked.settings["stop"])  # the template's own are no stop_sequence
+    asked.settings["stop"] += service.model.template.stop
+    asked.prompts = [read_prompt(service, body)]
+    return asked
+
+
+def read_prompt(service: Service, body: Mapping[str, Any]) -> list[int]:
+    """The ids of a body's conversation."""
+    given = read_fields(body, FIELDS)
+    choice = given.get("tool_choice", {}).get("type", "auto")
+    if not given.get("messages"):
+        raise ApiError(400, "messages: required", param="messages")
+    messages = _system(body.get("system"))
+    for i, message in enumerate(given["messages"]):
+        messages += _messages(f"messages[{i}]", mapping(f"messages[{i}]", message))
+    chat: dict[str, Any] = {
+        "messages": messages,
+        "tools": given.get("tools"),
+        "tool_choice": "none" if choice == "none" else "auto",
+    }
+    if "thinking" in given:  # a variable that templates of models which reason read
+        on = given["thinking"].get("type") != "disabled"
+        chat["chat_template_kwargs"] = {"enable_thinking": on}
+    return conversation_ids(chat, service.model)
+
+
+def _system(system: Any) -> list[dict[str, Any]]:
+    if system is None:
+        return []
+    blocks = [system] if isinstance(system, str) else array("system", system)
+    said = [block if isinstance(block, str) else _text("system", block) for block in blocks]
+    kept = [_without_billing(words) for words in said]
+    return [{"role": "system", "content": "\n".join(words for words in kept if words)}]
+
+
+def _without_billing(words: str) -> str:
+    return words.partition("\n")[2] if words.startswith(BILLING) else words
+
+
+def _text(name: str, block: Any) -> str:
+    return text(f"{name}.text", mapping(name, block).get("text"))
+
+
+def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A message as OpenAI's: results of tools are messages of their own, calls a list beside the
+    content.
+    """
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, str) or content is None:
+        return [{"role": role, "content": content}]
+    said: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    thought: list[str] = []
+    for i, block in enumerate(array(f"{name}.content", content)):
+        where = f"{name}.content[{i}]"
+        kind = mapping(where, block).get("type")
+        if kind == "text":
+            said.append(_text(where, block))
+        elif kind == "thinking":
+            thought.append(text(f"{where}.thinking", block.get("thinking")))
+        elif kind == "tool_use":
+            arguments = json.dumps(mapping(f"{where}.input", block.get("input")))
+            function = {"name": text(f"{where}.name", block.get("name")), "arguments": arguments}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            results.append(_result(where, block))
+        elif kind != "redacted_thinking":
+            raise ApiError(
+                400, f"{where}: a block of type {kind!r:.40}: treadle reads text alone", param=name
+            )
+    made: dict[str, Any] = {"role": role, "content": "\n".join(said)}
+    if calls:
+        made["tool_calls"] = calls
+    if thought:
+        made["reasoning_content"] = "\n".join(thought)
+    return [*results, *([made] if said or calls or not results else [])]
+
+
+def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    content = block.get("content", "")
+    if not isinstance(content, str):
+        content = "\n".join(_text(name, part) for part in array(f"{name}.content", content))
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+async def messages(request: Request) -> Response:
+    """``POST /v1/messages``."""
+    service, body = service_of(request), await read_json(request)
+    call = await service.begin(request, read_messages, body)
+    shown = _message(service, call.texts[0])
+    if call.stream:
+        return Stream(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
+    (piece,) = await finished(request, call)
+    shown["content"] = [{"type": "text", "text": piece.content}]
+    return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text)})
+
+
+async def count_tokens(request: Request) -> Response:
+    """``POST /v1/messages/count_tokens``."""
+    service, body = service_of(request), await read_json(request)
+    ids = await service.prepare(read_prompt, service, body)
+    return Json({"input_tokens": len(ids)})
+
+
+def _message(service: Service, of: Text) -> dict[str, Any]:
+    """A message of which nothing is written yet."""
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": service.name,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(of),
+    }
+
+
+def _usage(of: Text) -> dict[str, int]:
+    """Tokens that the cache had are not in ``input_tokens``: a client adds them up."""
+    t = of.answer.timings
+    return {
+        "input_tokens": t.n_prompt - t.n_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": t.n_cached,
+        "output_tokens": len(of.answer.ids),
+    }
+
+
+def _stop(call: Call, piece: Piece) -> dict[str, Any]:
+    assert call.asked is not None
+    word, own = piece.text.answer.stopped_by, call.asked.more["stop"]
+    if piece.finish_reason != "stop":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if word and word in own:
+        return {"stop_reason": "stop_sequence", "stop_sequence": word}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield _event("message_start", message=shown)
+    block = {"type": "text", "text": ""}
+    yield _event("content_block_start", index=0, content_block=block)
+    async for piece in ticking(call):
+        if piece is None:
+            yield _event("ping")
+            continue
+        if piece.content:
+            delta = {"type": "text_delta", "text": piece.content}
+            yield _event("content_block_delta", index=0, delta=delta)
+        if piece.finish_reason is not None:
+            yield _event("content_block_stop", index=0)
+            yield _event("message_delta", delta=_stop(call, piece), usage=_usage(piece.text))
+    yield _event("message_stop")
+
+
+def _event(kind: str, **values: Any) -> bytes:
+    return event({"type": kind, **values}, kind)

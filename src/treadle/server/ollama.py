@@ -1,0 +1,268 @@
+"""Ollama's ``/api``: one line of JSON a part, durations in nanoseconds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from treadle.server.asked import Asked, read_asked, read_prompt
+from treadle.server.call import Call, Piece, Text
+from treadle.server.conversation import conversation_ids
+from treadle.server.embeddings import embed
+from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
+from treadle.server.problems import ApiError
+from treadle.server.service import Service, service_of
+from treadle.server.wire import Json, Stream, encode, finished, read_json, result, ticking
+from treadle.version import __version__
+
+Say = Callable[[str], dict[str, Any]]  # from text to the keys that carry it
+
+FIELDS: Table = {
+    "options": mapping,
+    "stream": flag,
+    "raw": flag,
+    "prompt": text,
+    "system": text,
+    "messages": array,
+    "tools": array,
+    "images": refused("treadle reads text alone", []),
+    "suffix": refused("filling in the middle is not supported yet", ""),
+    "template": refused("the model's own template is used", ""),
+    "context": refused("the cache finds beginnings by itself", []),
+}
+
+
+def error_dict(error: ApiError) -> dict[str, Any]:
+    """Ollama's error object."""
+    return {"error": error.message}
+
+
+def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
+    """Settings: Ollama has them in ``options``, and streams unless it is told not to."""
+    given = read_fields(body, FIELDS)
+    options = dict(given.get("options", {}))
+    if options.get("num_predict") == -2:  # fill the context, which is what no limit means here
+        options["num_predict"] = -1
+    form = body.get("format")
+    if form not in (None, ""):
+        options["json_schema"] = {"type": "object"} if form == "json" else mapping("format", form)
+    options |= {"stream": given.get("stream", True), "n": None}
+    return read_asked(options, service.model, service.defaults)
+
+
+def read_chat(service: Service, body: dict[str, Any]) -> Asked:
+    """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
+    given, asked = read_fields(body, FIELDS), _asked(service, body)
+    asked.settings["stop"] += service.model.template.stop
+    for i, message in enumerate(given.get("messages", [])):
+        if mapping(f"messages[{i}]", message).get("images"):
+            raise ApiError(400, f"messages[{i}].images: treadle reads text alone")
+    chat = {"messages": given.get("messages"), "tools": given.get("tools")}
+    asked.prompts = [conversation_ids({**chat, **_thinking(body)}, service.model)]
+    return asked
+
+
+def read_generate(service: Service, body: dict[str, Any]) -> Asked:
+    """What ``/api/generate`` asks for: a prompt is one message, unless it is raw."""
+    given, asked = read_fields(body, FIELDS), _asked(service, body)
+    prompt = given.get("prompt", "")
+    if given.get("raw", False):
+        asked.prompts = [read_prompt(prompt, service.model)]
+        return asked
+    asked.settings["stop"] += service.model.template.stop
+    messages = [{"role": "user", "content": prompt}]
+    if given.get("system"):
+        messages.insert(0, {"role": "system", "content": given["system"]})
+    chat = {"messages": messages, **_thinking(body)}
+    asked.prompts = [conversation_ids(chat, service.model)]
+    return asked
+
+
+def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
+    """``think``: a variable that templates of models which reason read."""
+    think = body.get("think")
+    return {"chat_template_kwargs": {"enable_thinking": bool(think)}} if think is not None else {}
+
+
+async def chat(request: Request) -> Response:
+    """``POST /api/chat``."""
+    service, body = service_of(request), await read_json(request)
+    if body.get("messages") == []:
+        return Json(_loaded(service, _message))
+    return await _answer(request, service, await service.begin(request, read_chat, body), _message)
+
+
+async def generate(request: Request) -> Response:
+    """``POST /api/generate``."""
+    service, body = service_of(request), await read_json(request)
+    if not body.get("prompt"):  # a client that wants the model loaded
+        return Json(_loaded(service, _response))
+    call = await service.begin(request, read_generate, body)
+    return await _answer(request, service, call, _response)
+
+
+def _message(said: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": said}}
+
+
+def _response(said: str) -> dict[str, Any]:
+    return {"response": said}
+
+
+def _loaded(service: Service, say: Say) -> dict[str, Any]:
+    service.check_ready()
+    return {**_head(service), **say(""), "done": True, "done_reason": "load"}
+
+
+async def _answer(request: Request, service: Service, call: Call, say: Say) -> Response:
+    if call.stream:
+        parts = _lines(service, call, say)
+        return Stream(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
+    (piece,) = await finished(request, call)
+    return Json({**_head(service), **say(piece.content), **_end(piece)})
+
+
+async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]:
+    async for piece in ticking(call):
+        if piece is None:  # there is no comment in lines of JSON: a part without text
+            yield _line({**_head(service), **say(""), "done": False})
+            continue
+        if piece.content:
+            yield _line({**_head(service), **say(piece.content), "done": False})
+        if piece.finish_reason is not None:
+            yield _line({**_head(service), **say(""), **_end(piece)})
+
+
+def _line(value: Any) -> bytes:
+    return encode(value) + b"\n"
+
+
+def _head(service: Service) -> dict[str, Any]:
+    return {"model": service.name, "created_at": _now()}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _end(piece: Piece) -> dict[str, Any]:
+    reason = "stop" if piece.finish_reason == "stop" else "length"
+    return {"done": True, "done_reason": reason, **_durations(piece.text)}
+
+
+def _durations(of: Text) -> dict[str, int]:
+    t = of.answer.timings
+    return {
+        "total_duration": _ns(of.last_s - of.came_s),
+        "load_duration": _ns(t.compile_s),
+        "prompt_eval_count": t.n_prompt,
+        "prompt_eval_duration": _ns(t.prefill_s),
+        "eval_count": t.n_generated,
+        "eval_duration": _ns(t.decode_s),
+    }
+
+
+def _ns(seconds: float) -> int:
+    return max(0, int(seconds * 1e9))
+
+
+# -- embeddings and models ------------------------------------------------------------------------
+
+
+async def embed_texts(request: Request) -> Response:
+    """``POST /api/embed``."""
+    service, body = service_of(request), await read_json(request)
+    width = service.model.config.n_embd
+    if read_fields(body, {"dimensions": whole(1)}).get("dimensions", width) != width:
+        raise ApiError(400, f"dimensions: this model's vectors have {width}, and are not cut")
+    if body.get("input") == []:
+        return Json({"model": service.name, "embeddings": []})
+    vectors, n_tokens = await result(request, embed(service, body.get("input")))
+    return Json(
+        {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
+    )
+
+
+async def embed_prompt(request: Request) -> Response:
+    """``POST /api/embeddings``, the older form: one text."""
+    service, body = service_of(request), await read_json(request)
+    prompt = text("prompt", body.get("prompt"))
+    vectors, _ = await result(request, embed(service, prompt, "prompt"))
+    return Json({"embedding": vectors[0].tolist()})
+
+
+def describe(service: Service) -> dict[str, Any]:
+    """The one model, as ``/api/tags`` lists it."""
+    model, when = service.model, datetime.fromtimestamp(service.created, timezone.utc)
+    # Clients want a digest; hashing all of a file would take longer than it is worth.
+    told = f"{model.path}:{model.gguf.n_bytes}".encode()
+    return {
+        "name": service.name,
+        "model": service.name,
+        "modified_at": when.isoformat().replace("+00:00", "Z"),
+        "size": model.gguf.n_bytes,
+        "digest": hashlib.sha256(told).hexdigest(),
+        "details": details(service),
+    }
+
+
+def details(service: Service) -> dict[str, Any]:
+    """What kind of model it is."""
+    card, arch = service.card(), service.model.config.arch.name
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": arch,
+        "families": [arch],
+        "parameter_size": card["parameters"],
+        "quantization_level": card["format"],
+    }
+
+
+async def root(request: Request) -> Response:
+    """``GET /``: how clients of Ollama find out that a server is there."""
+    return PlainTextResponse("Ollama is running")
+
+
+async def version(request: Request) -> Response:
+    """``GET /api/version``: treadle's own."""
+    return Json({"version": __version__})
+
+
+async def tags(request: Request) -> Response:
+    """``GET /api/tags``."""
+    return Json({"models": [describe(service_of(request))]})
+
+
+async def running(request: Request) -> Response:
+    """``GET /api/ps``."""
+    service = service_of(request)
+    never = "9999-12-31T23:59:59Z"
+    own = {"expires_at": never, "size_vram": 0, "context_length": service.model.n_ctx}
+    return Json({"models": [{**describe(service), **own}]})
+
+
+async def show(request: Request) -> Response:
+    """``POST /api/show``: any name is this model's."""
+    service = service_of(request)
+    model = service.model
+    arch = model.config.arch.name
+    return Json(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": model.template.source,
+            "details": details(service),
+            "model_info": {
+                "general.architecture": arch,
+                f"{arch}.context_length": model.config.n_ctx_train,
+                f"{arch}.embedding_length": model.config.n_embd,
+            },
+            "capabilities": ["completion", "embedding"],
+        }
+    )

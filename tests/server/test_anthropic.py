@@ -1,0 +1,135 @@
+"""Anthropic's ``/v1/messages``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import N_CTX
+from tests.server.test_openai import post
+from tests.server.test_responses import named, prompt_of
+from treadle.server.anthropic import BILLING
+
+PATH = "/v1/messages"
+HI = [{"role": "user", "content": "hi"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+
+
+def test_a_message(client: TestClient, model: treadle.Model) -> None:
+    made = model.chat(HI, temperature=0, max_tokens=8)
+    found = post(client, f"{PATH}?beta=true", messages=HI, **GREEDY)
+    assert found["content"] == [{"type": "text", "text": made.finish()}]
+    assert (found["type"], found["role"]) == ("message", "assistant")
+    assert (found["stop_reason"], found["stop_sequence"]) == ("max_tokens", None)
+    usage = found["usage"]
+    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert read == len(made.prompt_ids)
+    assert usage["output_tokens"] == 8
+
+
+def test_why_it_stopped(client: TestClient) -> None:
+    said = post(client, PATH, messages=HI, **GREEDY)["content"][0]["text"]
+    stop = said[3:5]
+    found = post(client, PATH, messages=HI, stop_sequences=[stop], **GREEDY)
+    assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", stop)
+    ended = post(client, PATH, messages=HI, grammar='root ::= "x"', **GREEDY)
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+
+
+def test_events_in_their_order(client: TestClient) -> None:
+    whole = post(client, PATH, messages=HI, **GREEDY)
+    body = {"messages": HI, "stream": True, **GREEDY}
+    events = named(client.post(PATH, json=body).text)
+    names = [name for name, _ in events]
+    deltas = [data for name, data in events if name == "content_block_delta"]
+    assert names == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * len(deltas),
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert all(name == data["type"] for name, data in events)
+    assert events[0][1]["message"]["content"] == []
+    assert events[0][1]["message"]["usage"]["input_tokens"] > 0
+    assert "".join(d["delta"]["text"] for d in deltas) == whole["content"][0]["text"]
+    last = events[-2][1]
+    assert last["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert last["usage"]["output_tokens"] == 8
+
+
+def counted(client: TestClient, **body: Any) -> int:
+    n: int = post(client, f"{PATH}/count_tokens", **body)["input_tokens"]
+    return n
+
+
+def test_blocks_are_messages(client: TestClient) -> None:
+    blocks = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"},
+                                          {"type": "text", "text": "c"}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "d"}]},
+            {"type": "text", "text": "e"},
+        ]},
+    ]  # fmt: skip
+    system = [{"type": "text", "text": "s"}, {"type": "text", "text": "t"}]
+    plain = [
+        {"role": "system", "content": "s\nt"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c"},
+        {"role": "tool", "content": "d"},
+        {"role": "user", "content": "e"},
+    ]
+    assert counted(client, messages=blocks, system=system) == prompt_of(client, plain)
+
+
+def test_a_changing_first_line_does_not_spoil_the_cache(client: TestClient) -> None:
+    rest = "You are of great help. " * 4
+    n = counted(client, messages=HI, system=rest)
+    for i in range(2):
+        line = f"{BILLING} cc_version=1.{i}; cch={i};"
+        system = [{"type": "text", "text": line}, {"type": "text", "text": rest}]
+        assert counted(client, messages=HI, system=system) == n
+        assert counted(client, messages=HI, system=f"{line}\n{rest}") == n
+    body = {"messages": HI, "system": system, **GREEDY}
+    post(client, PATH, **body)
+    assert post(client, PATH, **body)["usage"]["cache_read_input_tokens"] >= n // 32 * 32
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": HI}, "max_tokens"),
+        ({"max_tokens": 5}, "messages"),
+        ({"max_tokens": 0, "messages": HI}, "max_tokens"),
+        (
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "image",
+        ),
+        ({"max_tokens": 5, "messages": HI, "tools": [{"name": "f"}]}, "tools"),
+        ({"max_tokens": 5, "messages": HI, "system": [5]}, "system"),
+        ({"max_tokens": 5, "messages": [{"role": "user", "content": "x " * N_CTX}]}, "tokens"),
+    ],
+)
+def test_refused(body: dict[str, Any], said: str, client: TestClient) -> None:
+    found = post(client, PATH, 400, **body)
+    assert found["type"] == "error"
+    assert found["error"]["type"] == "invalid_request_error"
+    assert said in found["error"]["message"]
+
+
+def test_errors_have_its_form_everywhere(client: TestClient) -> None:
+    for answer in (
+        client.post(PATH, content=b"{"),
+        client.get(PATH),
+        client.get(PATH, headers={"host": "evil.example"}),
+    ):
+        assert answer.status_code in (400, 403, 405)
+        assert answer.json()["type"] == "error"
+    assert json.loads(client.get("/messages").text)["type"] == "error"

@@ -1,0 +1,112 @@
+"""Ollama's ``/api``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.test_openai import post
+
+HI = [{"role": "user", "content": "hi"}]
+OPTIONS = {"temperature": 0, "num_predict": 8}
+
+
+def lines(client: TestClient, path: str, **body: Any) -> list[Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.text.endswith("\n")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/chat", {"messages": HI}), ("/api/generate", {"prompt": "hi"})]
+)
+def test_a_stream_of_lines_is_the_default(
+    path: str, body: dict[str, Any], client: TestClient, model: treadle.Model
+) -> None:
+    made = model.chat(HI, temperature=0, max_tokens=8)
+    text = made.finish()
+
+    def said(part: Any) -> str:
+        word: str = part["message"]["content"] if "message" in part else part["response"]
+        return word
+
+    *parts, last = lines(client, path, options=OPTIONS, **body)
+    assert "".join(map(said, parts)) == text
+    assert [part["done"] for part in parts] == [False] * len(parts)
+    assert (said(last), last["done"], last["done_reason"]) == ("", True, "length")
+    assert (last["prompt_eval_count"], last["eval_count"]) == (len(made.prompt_ids), 8)
+    assert 0 < last["eval_duration"] <= last["total_duration"] < 600e9  # nanoseconds
+    whole = post(client, path, options=OPTIONS, stream=False, **body)
+    assert said(whole) == text
+
+
+def test_a_raw_prompt_is_gone_on_with(client: TestClient, model: treadle.Model) -> None:
+    expected = model.generate("def f(", temperature=0, max_tokens=8).finish()
+    body: dict[str, Any] = {"prompt": "def f(", "raw": True, "stream": False, "options": OPTIONS}
+    assert post(client, "/api/generate", **body)["response"] == expected
+
+
+def test_formats(client: TestClient) -> None:
+    schema: Any = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    body: dict[str, Any] = {
+        "messages": HI,
+        "stream": False,
+        "options": {"temperature": 0, "num_predict": -2},
+    }
+    found = post(client, "/api/chat", format=schema, **body)
+    assert json.loads(found["message"]["content"]) == {"a": 1}
+    assert found["done_reason"] == "stop"
+    assert post(client, "/api/chat", format="json", **body)["message"]["content"].startswith("{")
+
+
+def test_nothing_to_say_loads_the_model(client: TestClient) -> None:
+    assert post(client, "/api/generate", model="x")["done_reason"] == "load"
+    assert post(client, "/api/chat", model="x", messages=[])["done_reason"] == "load"
+
+
+def test_embeddings(client: TestClient, model: treadle.Model) -> None:
+    expected = model.embed(["a", "b c"])
+    found = post(client, "/api/embed", input=["a", "b c"])
+    assert np.array_equal(np.array(found["embeddings"], np.float32), expected)
+    old = post(client, "/api/embeddings", prompt="a")
+    assert np.array_equal(np.array(old["embedding"], np.float32), expected[0])
+    assert post(client, "/api/embed", input=[])["embeddings"] == []
+
+
+def test_what_is_served(client: TestClient) -> None:
+    assert client.get("/").text == "Ollama is running"
+    assert client.head("/").status_code == 200
+    assert client.get("/api/version").json()["version"] == treadle.__version__
+    (tag,) = client.get("/api/tags").json()["models"]
+    assert tag["name"] == "demo"
+    assert tag["details"]["quantization_level"] == "Q5_K"
+    (loaded,) = client.get("/api/ps").json()["models"]
+    assert loaded["digest"] == tag["digest"]
+    shown = post(client, "/api/show", model="anything")
+    assert shown["model_info"]["llama.embedding_length"] == 256
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/generate", {"prompt": "x", "images": ["x"]}),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}),
+        ("/api/generate", {"prompt": "x", "options": {"temperature": "hot"}}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}),
+        ("/api/chat", {"messages": HI, "tools": [{"type": "function"}]}),
+        ("/api/chat", {"messages": HI, "format": 5}),
+        ("/api/chat", {}),
+        ("/api/embed", {"input": "x", "dimensions": 5}),
+        ("/api/embeddings", {}),
+    ],
+)
+def test_refused(path: str, body: dict[str, Any], client: TestClient) -> None:
+    assert isinstance(post(client, path, 400, **body)["error"], str)

@@ -1,0 +1,154 @@
+"""OpenAI's ``/v1/responses``: the order of events, the three indexes, conversations that go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.test_openai import post
+from treadle.server.talks import Talks
+
+PATH = "/v1/responses"
+GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 8}
+
+
+def named(text: str) -> list[tuple[str, Any]]:
+    """Name and data of each event."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["event"], json.loads(lines["data"])))
+    return found
+
+
+def prompt_of(client: TestClient, messages: list[Any]) -> int:
+    """Tokens of a conversation."""
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 0}
+    n: int = post(client, "/v1/chat/completions", **body)["usage"]["prompt_tokens"]
+    return n
+
+
+def test_a_response(client: TestClient, model: treadle.Model) -> None:
+    hi = [{"role": "user", "content": "hi"}]
+    expected = model.chat(hi, temperature=0, max_tokens=8).finish()
+    found = post(client, PATH, input="hi", **GREEDY)
+    assert (found["object"], found["status"]) == ("response", "incomplete")
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    (item,) = found["output"]
+    assert (item["type"], item["role"]) == ("message", "assistant")
+    assert item["content"][0]["text"] == expected
+    assert found["usage"]["input_tokens"] == prompt_of(client, hi)
+    assert found["usage"]["output_tokens"] == 8
+    form = {"type": "json_schema", "name": "x", "schema": {"enum": [5]}}
+    done = post(client, PATH, input="hi", text={"format": form})
+    assert (done["status"], done["incomplete_details"]) == ("completed", None)
+    assert json.loads(done["output"][0]["content"][0]["text"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("grammar", "last"), [('root ::= "a é"', "completed"), (None, "incomplete")]
+)
+def test_events_in_their_order(grammar: str | None, last: str, client: TestClient) -> None:
+    body = {"input": "hi", "stream": True, "grammar": grammar, **GREEDY}
+    events = named(client.post(PATH, json=body).text)
+    names = [name for name, _ in events]
+    deltas = [data for name, data in events if name == "response.output_text.delta"]
+    assert names == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * len(deltas),
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        f"response.{last}",
+    ]
+    assert all(name == data["type"] for name, data in events)
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    assert all(data["output_index"] == 0 for _, data in events[2:-1])
+    inner = [data for name, data in events if "text" in name or "part" in name]
+    assert all(data["content_index"] == 0 for data in inner)
+    whole = events[-1][1]["response"]
+    assert {data["item_id"] for data in inner} == {whole["output"][0]["id"]}
+    said = "".join(data["delta"] for data in deltas)
+    assert said == whole["output"][0]["content"][0]["text"]
+    if grammar:
+        assert said == "a é"
+
+
+def test_items_are_messages(client: TestClient) -> None:
+    items = [
+        {"role": "developer", "content": "one"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "summary": []},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "b"}],
+        },
+        {"role": "user", "content": "c"},
+    ]
+    plain = [
+        {"role": "system", "content": "zero\n\none"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    n = post(client, f"{PATH}/input_tokens", input=items, instructions="zero")["input_tokens"]
+    assert n == prompt_of(client, plain)
+
+
+def test_one_response_goes_on_from_another(client: TestClient) -> None:
+    first = post(client, PATH, input="hi", instructions="be", **GREEDY)
+    said = first["output"][0]["content"][0]["text"]
+    second = post(client, PATH, input="and?", previous_response_id=first["id"], **GREEDY)
+    talk = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "and?"},
+    ]
+    assert second["usage"]["input_tokens"] == prompt_of(client, talk)
+    error = post(client, PATH, 400, input="x", previous_response_id="resp_none")["error"]
+    assert error["code"] == "previous_response_not_found"
+    loose = post(client, PATH, input="hi", store=False, **GREEDY)
+    post(client, PATH, 400, input="x", previous_response_id=loose["id"])
+
+
+def test_tools_that_are_no_functions_are_left_out(client: TestClient) -> None:
+    tools: list[Any] = [{"type": "web_search"}, {"type": "local_shell"}]
+    assert post(client, PATH, input="hi", tools=tools, **GREEDY)["output"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input": 5},
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        {"input": "x", "background": True},
+        {"input": "x", "text": {"format": {"type": "xml"}}},
+        {"input": "x", "prompt": {"id": "p"}},
+    ],
+)
+def test_refused(body: dict[str, Any], client: TestClient) -> None:
+    assert post(client, PATH, 400, **body)["error"]["message"]
+
+
+def test_talks_are_bounded() -> None:
+    talks = Talks(most=2, most_characters=100)
+    for name in "abc":
+        talks.keep(name, [{"role": "user", "content": name}])
+    assert talks.get("a") is None
+    assert talks.get("b") == [{"role": "user", "content": "b"}]
+    talks.keep("d", [])
+    assert talks.get("c") is None  # b was asked for later
+    talks.keep("e", [{"content": "x" * 200}])
+    assert talks.get("e") is None
+    assert talks.get("b") is None
+    assert talks._n == 0
