@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.convert.test_output import failing
 from treadle.convert import output
+from treadle.convert.source import FILE_TYPES
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
@@ -24,7 +24,7 @@ from treadle.formats import FORMATS, Format, by_name
 from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.quantize import write as writing
 from treadle.quantize.mixes import ALIASES, MIXES
-from treadle.quantize.plan import Recipe, Rule, find_mix, kind_by_name, make_recipe, parse_rule
+from treadle.quantize.plan import Recipe, Rule, find_mix, format_by_name, make_recipe, parse_rule
 
 GOLDEN = Path(__file__).parent / "golden" / "llamacpp_mixes.json"
 MODELS: dict[str, Any] = json.loads(GOLDEN.read_text())["models"]
@@ -92,11 +92,17 @@ def test_file_types_are_llama_cpps() -> None:
     assert {name: MIXES[name].file_type for name in shared} == {n: numbers[n] for n in shared}
 
 
+def test_file_types_of_convert_are_those_of_the_mixes() -> None:
+    named = {name: MIXES[ALIASES.get(name, name)].file_type for name in FILE_TYPES}
+    assert named == FILE_TYPES
+    assert {fmt.name for fmt in FORMATS.values()} - FILE_TYPES.keys() == {"F64"}
+
+
 def test_every_format_in_a_mix_is_one_that_ggml_has() -> None:
     names = {fmt for mix in MIXES.values() for row in mix.choices.values() for fmt, _ in row}
     names |= {mix.base for mix in MIXES.values()}
     for name in names - {"Q2_0"}:  # newer than the table of ggml's types
-        assert kind_by_name(name).name == name
+        assert format_by_name(name).name == name
 
 
 def test_names_of_mixes() -> None:
@@ -281,13 +287,6 @@ def test_importances_meet_their_columns_and_experts(
         np.testing.assert_allclose(found, x * expected[:, None], rtol=1e-6)
         assert made.metadata["quantize.imatrix.chunks_count"] == 7
         assert "general.file_type" not in made.metadata  # llama.cpp has no number for it
-
-
-def test_a_format_without_a_quantizer(tmp_path: Path, toy: Format) -> None:
-    FORMATS[99] = replace(toy, quantize=None)  # type: ignore[arg-type]
-    source = write_source(tmp_path / "source.gguf", np.ones((2, 8)))
-    with pytest.raises(UnsupportedError, match=r"ffn_down.weight .* TOY, .* no quantizer"):
-        convert(source, tmp_path / "made.gguf", "TOY")
 
 
 # -- what goes wrong leaves nothing behind ------------------------------------------------------

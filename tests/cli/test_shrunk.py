@@ -34,7 +34,7 @@ run_process()
 SHRINK = "os.truncate('model.gguf', 0)"
 COPY_OVER = "open('model.gguf', 'wb').write(b'GGUF' * 999)"
 TOUCH = "os.utime('model.gguf', ns=(1, 1))"
-STRIP = "treadle.quantize.write:quantize_rows"
+STRIP = "treadle.formats.format:Format.quantize_rows"
 TENSOR = "treadle.convert.part:Part.write"
 COMMANDS = [
     (["run", "model.gguf", "Once", "--temp", "0", "-t", "2"], "treadle.engine:Engine.run"),

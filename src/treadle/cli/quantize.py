@@ -17,6 +17,7 @@ from treadle.errors import TreadleError, UnsupportedError
 from treadle.words import listed
 
 if TYPE_CHECKING:
+    from treadle.convert.recipe import Shard
     from treadle.quantize.plan import Recipe
 
 SHOWN = 6  # names of tensors in a remark
@@ -54,14 +55,14 @@ def command(
     """
     from treadle.files.gguf import open_gguf
     from treadle.imatrix.matrix import read
-    from treadle.quantize.plan import find_mix, kind_by_name, make_recipe, parse_rule
-    from treadle.quantize.write import STAGE, check_target, write
+    from treadle.quantize.plan import find_mix, format_by_name, make_recipe, parse_rule
+    from treadle.quantize.write import STAGE, check_target, plan_shards, write
     from treadle.runtime.machine import usable_threads
 
     with as_usage(TreadleError):
         wanted, asked = find_mix(mix), [parse_rule(rule) for rule in rules]
         for name in filter(None, (output_type, embd_type)):
-            kind_by_name(name)
+            format_by_name(name)
     if not dst:
         raise click.UsageError("DST is an empty name")
     with ProgressBar(STAGE, "B") as meter:
@@ -82,7 +83,8 @@ def command(
                     overwrite=force, allow_requantize=allow_requantize, progress=meter, say=remark,
                 )  # fmt: skip
             seconds = time.perf_counter() - began
-            report = describe(recipe, gguf, dst, None if dry_run else seconds)
+            (made,) = plan_shards(gguf, recipe, Path(dst), matrix)
+            report = describe(recipe, gguf, made, None if dry_run else seconds)
             report["remarks"] = remarks(recipe, matrix)
         finally:
             gguf.close()
@@ -100,19 +102,17 @@ def gguf_of(src: str, meter: ProgressBar) -> Path:
     return path
 
 
-def describe(recipe: Recipe, gguf: Any, dst: str, seconds: float | None) -> dict[str, Any]:
+def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> dict[str, Any]:
     """Tell what became, or is to become, of the file; without ``seconds`` nothing was done."""
-    from treadle.quantize.write import gguf_bytes
-
     before = sum(target.tensor.n_bytes for target in recipe.targets)
     return {
         "source": str(gguf.path),
-        "path": dst,
+        "path": str(made.path),
         "mix": recipe.name,
         "file_type": recipe.file_type,
         "n_weights": recipe.n_weights,
         "n_bytes_before": gguf.n_bytes,
-        "n_bytes": gguf_bytes(recipe, gguf) if seconds is None else Path(dst).stat().st_size,
+        "n_bytes": made.layout.n_bytes,
         "bits_per_weight_before": 8 * before / max(recipe.n_weights, 1),
         "bits_per_weight": recipe.bits_per_weight,
         "seconds": seconds,
@@ -122,7 +122,7 @@ def describe(recipe: Recipe, gguf: Any, dst: str, seconds: float | None) -> dict
             {
                 "name": target.tensor.name,
                 "shape": list(target.tensor.shape),
-                "from": target.tensor.type_name,
+                "from": target.tensor.kind.name,
                 "to": target.type.name,
                 "n_bytes": target.n_bytes,
                 "note": target.note,

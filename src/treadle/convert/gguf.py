@@ -20,7 +20,7 @@ def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Source:
 def gguf_source(gguf: GGUF) -> Source:
     """An open file as a source, which closes it."""
     metadata = {key: _typed(gguf, key) for key in gguf.metadata}
-    tensors = {name: _tensor(tensor) for name, tensor in gguf.tensors.items()}
+    tensors = {name: source_tensor(tensor) for name, tensor in gguf.tensors.items()}
     return Source(gguf.path, metadata, tensors, [gguf], verbatim=True)
 
 
@@ -32,7 +32,8 @@ def _typed(gguf: GGUF, key: str) -> Any:
     return np.array(value, DTYPES[kind])[()]
 
 
-def _tensor(tensor: Tensor) -> SourceTensor:
+def source_tensor(tensor: Tensor) -> SourceTensor:
+    """A tensor as it lies in its file."""
     origin = f"{tensor.path}: {tensor.name}"
     return SourceTensor(
         tensor.name, tensor.shape, tensor.ggml_type, lambda: tensor.data, origin, (tensor,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter, Layout
 from treadle.files.splits import shard_name
-from treadle.formats import FORMATS, Format, type_of
+from treadle.formats import FORMATS, Format, GGMLType, type_of
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
 OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment")
@@ -45,6 +45,12 @@ class Entry:
 
     tensor: SourceTensor
     encode: Format | None
+    note: str = ""  # why it is not what was asked for
+
+    @property
+    def type(self) -> GGMLType:
+        """What it is in the output. UnsupportedError for a type without a size."""
+        return replace(self.tensor, ggml_type=self.ggml_type).kind
 
     @property
     def ggml_type(self) -> int:
@@ -126,17 +132,16 @@ def plan_entries(source: Source, wanted: Format | None) -> list[Entry]:
     return [entry_of(tensor, choose(tensor)) for tensor in source.tensors.values()]
 
 
-def entry_of(tensor: SourceTensor, wanted: Format | None) -> Entry:
+def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> Entry:
     """The tensor in the format ``wanted``, None for its own. UnsupportedError where that cannot be
     read.
     """
-    kind = tensor.kind
     if wanted is None or wanted.ggml_id == tensor.ggml_type:
-        return Entry(tensor, None)
+        return Entry(tensor, None, note)
     if tensor.ggml_type not in FORMATS:
-        what = f"treadle cannot read {kind.name} weights yet, and so not change their type"
+        what = f"treadle cannot read {tensor.kind.name} weights yet, and so not change their type"
         raise UnsupportedError(f"{tensor.origin}: {what}")
-    return Entry(tensor, wanted)
+    return Entry(tensor, wanted, note)
 
 
 def is_matrix(tensor: SourceTensor) -> bool:
@@ -148,8 +153,6 @@ def _check_rows(source: Source, wanted: Format | None) -> None:
     """Refuse a format whose blocks do not divide the rows, and say which would do."""
     if wanted is None:
         return
-    if wanted.quantize is None:
-        raise UnsupportedError(f"treadle reads {wanted.name}, but has no quantiser for it")
     matrices = [tensor for tensor in source.tensors.values() if is_matrix(tensor)]
     for tensor in matrices:
         if tensor.k % wanted.block:
@@ -168,8 +171,7 @@ def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
     def bits(fmt: Format) -> float:
         return 8 * fmt.dtype.itemsize / fmt.block
 
-    made = [fmt for fmt in FORMATS.values() if fmt.quantize is not None]
-    fit = [fmt for fmt in made if not any(k % fmt.block for k in rows)]
+    fit = [fmt for fmt in FORMATS.values() if not any(k % fmt.block for k in rows)]
     return min(fit, key=lambda fmt: (abs(bits(fmt) - bits(wanted)), -bits(fmt)))
 
 

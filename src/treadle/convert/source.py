@@ -24,6 +24,7 @@ FILE_TYPES = {
     "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18,
     "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26,
     "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
+    "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
 }  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
+from treadle.convert.gguf import source_tensor
+from treadle.convert.recipe import Entry, entry_of
 from treadle.errors import TreadleError, UnsupportedError
-from treadle.formats import FORMATS, GGMLType, by_name, number_of, type_of
+from treadle.formats import FORMATS, Format, by_name
 from treadle.quantize.mixes import (
     ALIASES,
     FALLBACKS,
@@ -47,33 +48,12 @@ class Rule:
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
-    """What one tensor is to become."""
-
-    tensor: Tensor
-    type: GGMLType
-    note: str = ""  # why it is not what was asked for
-
-    @property
-    def changes(self) -> bool:
-        return self.type.name != self.tensor.type_name
-
-    @property
-    def n_weights(self) -> int:
-        return prod(self.tensor.shape)
-
-    @property
-    def n_bytes(self) -> int:
-        return self.n_weights // self.type.block * self.type.n_bytes
-
-
-@dataclass(frozen=True, eq=False)
 class Recipe:
     """What becomes of every tensor of a file."""
 
     name: str  # of the mix
     file_type: int | None  # ``general.file_type``
-    targets: tuple[Target, ...]
+    targets: tuple[Entry, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -82,7 +62,7 @@ class Recipe:
 
     @property
     def n_weights(self) -> int:
-        return sum(target.n_weights for target in self.targets)
+        return sum(prod(target.tensor.shape) for target in self.targets)
 
     @property
     def bits_per_weight(self) -> float:
@@ -96,7 +76,7 @@ class Recipe:
     @property
     def wants_imatrix(self) -> list[str]:
         """Tensors that become so coarse that importances would help them most."""
-        inner = (t for t in self.targets if t.changes and t.type.name in WANTS_IMATRIX)
+        inner = (t for t in self.targets if t.encode and t.encode.name in WANTS_IMATRIX)
         return [t.tensor.name for t in inner]
 
 
@@ -129,17 +109,15 @@ def parse_rule(text: str) -> Rule:
         re.compile(pattern)
     except re.error as error:
         raise TreadleError(f"'{pattern}' is not a regular expression: {error}") from error
-    return Rule(pattern, kind_by_name(fmt).name)
+    return Rule(pattern, format_by_name(fmt).name)
 
 
-@cache
-def kind_by_name(name: str) -> GGMLType:
-    """Size and name of a format, known by treadle or only by ggml. Raises UnsupportedError."""
-    kind = type_of(number_of(name))
-    if kind is None:
-        by_name(name)  # raises, and says which there are
-        raise AssertionError(name)
-    return kind
+def format_by_name(name: str) -> Format:
+    """A format that GGUF files can have. Raises UnsupportedError."""
+    fmt = by_name(name)
+    if fmt.ggml_id not in FORMATS:
+        raise UnsupportedError(f"GGUF has no weight format {fmt.name}")
+    return fmt
 
 
 def make_recipe(
@@ -165,26 +143,24 @@ def make_recipe(
     if output_type is not None:
         tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too
         name = "token_embd" if tied else "output"
-        rules = (*rules, Rule(rf"^{name}\.weight$", kind_by_name(output_type).name))
+        rules = (*rules, Rule(rf"^{name}\.weight$", format_by_name(output_type).name))
     if embd_type is not None:
-        rules = (*rules, Rule(r"^token_embd\.weight$", kind_by_name(embd_type).name))
+        rules = (*rules, Rule(r"^token_embd\.weight$", format_by_name(embd_type).name))
     places = _Places(gguf, mix, imatrix is not None)
     unused = set(rules)
     targets = []
     for tensor in gguf.tensors.values():
         if not is_matrix(tensor.name, tensor.shape):
-            kind = type_of(tensor.ggml_type)
-            assert kind is not None, tensor.ggml_type  # the reader refuses types without a size
-            targets.append(Target(tensor, kind))
+            targets.append(entry_of(source_tensor(tensor), None))
             continue
         said = [rule for rule in rules if re.search(rule.pattern, tensor.name)]
         unused.difference_update(said)
         if said:
-            targets.append(_exactly(tensor, kind_by_name(said[-1].format), gguf))
+            targets.append(_exactly(tensor, format_by_name(said[-1].format), gguf))
         elif pure:
-            targets.append(_exactly(tensor, kind_by_name(mix.base), gguf))
+            targets.append(_exactly(tensor, format_by_name(mix.base), gguf))
         else:
-            targets.append(_nearly(tensor, kind_by_name(mix.format_for(*places(tensor)))))
+            targets.append(_nearly(tensor, format_by_name(mix.format_for(*places(tensor)))))
     for rule in rules:
         if rule in unused:
             raise TreadleError(
@@ -199,28 +175,28 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
     return len(shape) >= 2 and name.endswith("weight") and not KEPT.search(name)
 
 
-def nearest(kind: GGMLType, k: int) -> GGMLType:
-    """The format nearest to ``kind`` whose blocks divide rows of ``k`` weights."""
-    while k % kind.block:
-        kind = kind_by_name(FALLBACKS.get(kind.name, LAST_RESORT))
-    return kind
+def nearest(fmt: Format, k: int) -> Format:
+    """The format nearest to ``fmt`` whose blocks divide rows of ``k`` weights."""
+    while k % fmt.block:
+        fmt = by_name(FALLBACKS.get(fmt.name, LAST_RESORT))
+    return fmt
 
 
-def _nearly(tensor: Tensor, wanted: GGMLType) -> Target:
+def _nearly(tensor: Tensor, wanted: Format) -> Entry:
     k = tensor.shape[-1]
-    kind = nearest(wanted, k)
-    note = "" if kind is wanted else f"rows of {k} do not fill {wanted.name}'s {wanted.block}"
-    return Target(tensor, kind, note)
+    fmt = nearest(wanted, k)
+    note = "" if fmt is wanted else f"rows of {k} do not fill {wanted.name}'s {wanted.block}"
+    return entry_of(source_tensor(tensor), fmt, note)
 
 
-def _exactly(tensor: Tensor, wanted: GGMLType, gguf: GGUF) -> Target:
+def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> Entry:
     k = tensor.shape[-1]
     if k % wanted.block:
         raise UnsupportedError(
             f"{gguf.path}: {tensor.name}: {wanted.name} cannot hold rows of {k} weights, which its "
             f"blocks of {wanted.block} do not divide; {nearest(wanted, k).name} can"
         )
-    return Target(tensor, wanted)
+    return entry_of(source_tensor(tensor), wanted)
 
 
 class _Places:
@@ -233,7 +209,7 @@ class _Places:
         n_head_kv = _largest(meta, f"{arch}.attention.head_count_kv", n_head)
         n_layer = _largest(meta, f"{arch}.block_count", 0)
         self.n_layer, self.tied = n_layer, "output.weight" not in gguf.tensors
-        self.block = kind_by_name(mix.base).block
+        self.block = format_by_name(mix.base).block
         self.model = Place(
             layer=0,
             n_layer=n_layer,
