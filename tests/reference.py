@@ -6,6 +6,7 @@ no cache, no pages, no tiles; every token attends to all the tokens before it at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,7 +16,8 @@ from treadle.files.gguf import GGUF
 from treadle.models.config import Config
 
 Array = npt.NDArray[np.float64]
-Sublayer = Callable[[Config, int, Array, Callable[[str], Array]], Array]
+Tensors = Callable[[str], Array]
+Sublayer = Callable[[Config, int, Array, Tensors], Array]
 
 
 def forward(
@@ -26,11 +28,11 @@ def forward(
     feed: Sublayer | None = None,
 ) -> Array:
     """Logits [n_tokens, n_vocab] of one sequence that starts at position 0; ``mix`` and ``feed``
-    in place of attention and gated FFN.
+    in place of attention and FFN, with what stands around them.
     """
     h = states(gguf, config, ids, mix, feed)
     logits = h @ tensor_of(gguf)("token_embd.weight" if config.tied else "output.weight").T
-    return softcap(logits, config.logit_softcap)
+    return softcap(logits * config.logit_scale, config.logit_softcap)
 
 
 def states(
@@ -43,10 +45,18 @@ def states(
     """The last layer's normed states [n_tokens, n_embd]."""
     tensor = tensor_of(gguf)
     x = tensor("token_embd.weight")[np.asarray(ids)] * config.embd_scale
+    if config.n_positions:
+        x = x + tensor("position_embd.weight")[: len(ids)]
     for i in range(config.n_layer):
-        x = (mix or mixed)(config, i, x, tensor)
-        x = (feed or fed)(config, i, x, tensor)
-    return rms_norm(x, tensor("output_norm.weight"), config.norm_eps)
+        if config.parallel:
+            maps = Layer(config, i, tensor)
+            h = maps.norm(x, "attn_norm")
+            x = x + attended(maps, h) + gated(maps, maps.norm(x, config.ffn_norm, h))
+        else:
+            x = (mix or mixed)(config, i, x, tensor)
+            x = (feed or fed)(config, i, x, tensor)
+    bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
+    return np.asarray(normed(x, tensor("output_norm.weight"), config) + bias)
 
 
 def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
@@ -72,13 +82,23 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
 
 
+def normed(x: Array, weight: Array, config: Config) -> Array:
+    """RMS norm, or LayerNorm without its bias."""
+    x = x - x.mean(axis=-1, keepdims=True) if config.arch.norm == "layer" else x
+    return rms_norm(x, weight, config.norm_eps)
+
+
 def softcap(x: Array, cap: float) -> Array:
     """cap * tanh(x / cap); x itself where cap is 0."""
     return cap * np.tanh(x / cap) if cap else x
 
 
 def activate(x: Array, activation: str) -> Array:
-    """silu, or gelu by its tanh approximation."""
+    """silu; gelu by its tanh approximation, or by the error function; relu squared."""
+    if activation == "relu2":
+        return np.where(x > 0, x * x, 0.0)
+    if activation == "gelu_erf":
+        return np.asarray(x * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0))) / 2.0)
     if activation == "silu":
         return np.asarray(x / (1.0 + np.exp(-x)))
     return np.asarray(0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
@@ -115,47 +135,92 @@ def attention(q: Array, k: Array, v: Array, scale: float, cap: float, window: in
 class Layer:
     """One layer's linear maps and norms."""
 
-    def __init__(self, config: Config, i: int, tensor: Callable[[str], Array]) -> None:
-        self.config, self.i, self.tensor = config, i, tensor
+    def __init__(self, config: Config, i: int, tensor: Tensors) -> None:
+        self.config, self.i, self.tensor, self.at = config, i, tensor, config.layers[i]
 
-    def linear(self, x: Array, stem: str) -> Array:
-        """With its bias, if the file has one."""
-        y = x @ self.tensor(f"blk.{self.i}.{stem}.weight").T
-        biased = f"{stem}.bias" in self.config.optional
-        return y + self.tensor(f"blk.{self.i}.{stem}.bias") if biased else y
+    def has(self, name: str) -> bool:
+        return name in self.config.optional
 
-    def norm(self, x: Array, stem: str, *, optional: bool = False) -> Array:
-        """An optional norm that the file lacks is the identity."""
-        if optional and f"{stem}.weight" not in self.config.optional:
-            return x
-        return rms_norm(x, self.tensor(f"blk.{self.i}.{stem}.weight"), self.config.norm_eps)
+    def linear(self, x: Array, stem: str, rows: slice | None = None) -> Array:
+        """With its bias, if the file has one; ``rows`` of the matrix alone."""
+        weight = self.tensor(f"blk.{self.i}.{stem}.weight")
+        y = x @ (weight if rows is None else weight[rows]).T
+        if not self.has(f"{stem}.bias"):
+            return y
+        bias = self.tensor(f"blk.{self.i}.{stem}.bias")
+        return y + (bias if rows is None else bias[rows])
+
+    def norm(self, x: Array, stem: str, without: Array | None = None) -> Array:
+        """``without``, or ``x`` itself, where the file lacks the norm that another one has."""
+        optional = {f"{name}.weight" for name in OPTIONAL_NORMS} | self.config.arch.lacks
+        if not stem or (f"{stem}.weight" in optional and not self.has(f"{stem}.weight")):
+            return x if without is None else without
+        y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), self.config)
+        bias = f"{stem}.bias"
+        return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
 
 
-def mixed(config: Config, i: int, x: Array, tensor: Callable[[str], Array]) -> Array:
+OPTIONAL_NORMS = (
+    "attn_q_norm",
+    "attn_k_norm",
+    "post_attention_norm",
+    "post_ffw_norm",
+)
+
+
+def mixed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
     """x [n_tokens, n_embd] through the attention of layer i."""
-
-    def heads(x: Array, n_head: int) -> Array:
-        return x.reshape(len(x), n_head, -1)
-
-    maps, layer = Layer(config, i, tensor), config.layers[i]
-    linear, norm = maps.linear, maps.norm
-    inv_freq, factor = config.ropes[layer.rope].frequencies()
-    h = norm(x, "attn_norm")
-    q = norm(heads(linear(h, "attn_q"), layer.n_head), "attn_q_norm", optional=True)
-    k = norm(heads(linear(h, "attn_k"), layer.n_head_kv), "attn_k_norm", optional=True)
-    v = heads(linear(h, "attn_v"), layer.n_head_kv)
-    q = rope(q, inv_freq, factor, config.arch.rope)
-    k = rope(k, inv_freq, factor, config.arch.rope)
-    a = attention(q, k, v, config.attn_scale, config.attn_softcap, layer.window)
-    return x + norm(
-        linear(a.reshape(len(x), -1), "attn_output"), "post_attention_norm", optional=True
-    )
-
-
-def fed(config: Config, i: int, x: Array, tensor: Callable[[str], Array]) -> Array:
-    """x [n_tokens, n_embd] through the gated FFN of layer i."""
     maps = Layer(config, i, tensor)
-    h = maps.norm(x, "ffn_norm")
-    gate = activate(maps.linear(h, "ffn_gate"), config.arch.activation)
-    h = maps.linear(gate * maps.linear(h, "ffn_up"), "ffn_down")
-    return x + maps.norm(h, "post_ffw_norm", optional=True)
+    h = attended(maps, maps.norm(x, "attn_norm"))
+    return x + (h if config.ffn_norm == POST else maps.norm(h, POST))
+
+
+def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
+    """x [n_tokens, n_embd] through the FFN of layer i."""
+    maps = Layer(config, i, tensor)
+    return x + maps.norm(gated(maps, maps.norm(x, config.ffn_norm)), "post_ffw_norm")
+
+
+POST = "post_attention_norm"
+
+
+def attended(maps: Layer, h: Array) -> Array:
+    """What attention makes of normed states."""
+    config, at = maps.config, maps.at
+    sizes = [at.n_head * at.head_dim, at.n_head_kv * at.head_dim, at.n_head_kv * at.head_dim_v]
+    ends = np.cumsum(sizes)
+    if at.mixer == "attention":
+        qkv = [maps.linear(h, f"attn_{name}") for name in "qkv"]
+    else:
+        parts = zip(ends - sizes, ends, strict=True)
+        qkv = [maps.linear(h, "attn_qkv", slice(start, end)) for start, end in parts]
+
+    def placed(x: Array, stem: str, n_head: int) -> Array:
+        def norm(x: Array) -> Array:
+            x = x.reshape(len(x), -1) if at.wide_norm else x
+            return maps.norm(x, stem).reshape(len(x), n_head, -1)
+
+        def turn(x: Array) -> Array:
+            if at.rope is None:
+                return x
+            return rope(x, *config.ropes[at.rope].frequencies(), config.arch.rope)
+
+        x = x.reshape(len(x), n_head, -1)
+        return norm(turn(x)) if config.arch.norm_last else turn(norm(x))
+
+    q, k = placed(qkv[0], "attn_q_norm", at.n_head), placed(qkv[1], "attn_k_norm", at.n_head_kv)
+    v = qkv[2].reshape(len(h), at.n_head_kv, -1)
+    a = attention(q, k, v, config.attn_scale, config.attn_softcap, at.window)
+    return maps.linear(a.reshape(len(h), -1), "attn_output")
+
+
+def gated(maps: Layer, h: Array) -> Array:
+    """What the FFN makes of normed states."""
+    fn, n_ff = maps.config.arch.activation, maps.at.n_ff
+    if maps.at.ffn == "plain":
+        return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
+    if maps.at.ffn == "gated":
+        gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
+    else:
+        gate, up = (maps.linear(h, "ffn_up", rows) for rows in (slice(n_ff), slice(n_ff, None)))
+    return maps.linear(activate(gate, fn) * up, "ffn_down")

@@ -21,14 +21,14 @@ from treadle.errors import UnsupportedError
 from treadle.formats import FORMATS
 from treadle.formats.format import Codes, Format
 from treadle.isa import ROWS, portable
-from treadle.models.archs import ARCHS, Arch
+from treadle.models.archs import ARCHS, PATTERN, Arch
 
 # -- the new file of a format: 32 weights of two bits, in four planes; w = d * (q - 1) -----------
 
 T2 = np.dtype([("qs", "u1", (8,)), ("d", "<f2")])
 
 
-def quantize(x: np.ndarray) -> np.ndarray:
+def quantize(x: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     out = np.empty(x.shape[:-1], T2)
     d = np.abs(x).max(-1)
     out["d"] = d
@@ -80,7 +80,7 @@ TOY_ARCH = Arch(
     rope="norm",
     activation="gelu",
     embd_scale=True,
-    window_period=2,
+    keys=((PATTERN, 2),),
     needs=frozenset({"attn_q_norm.weight", "attn_k_norm.weight", "ffn_down.bias"}),
 )
 

@@ -72,7 +72,7 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
     row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
     found: dict[str, tuple[int, ...]] = {}
-    for tensor, places in graph.tensors(graph.read(Keys(file, arch), row)):
+    for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
         asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
         if asked or not tensor.optional:
             found |= places
@@ -96,6 +96,7 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         "attention.key_length": size["head_dim"],
         "attention.value_length": size["head_dim_v"] or size["head_dim"],
         "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
     }
     if size["window"]:

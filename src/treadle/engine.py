@@ -79,7 +79,7 @@ class Engine:
         self._arena, self._arena_bytes = device.memory(0), 0
         self._closed = False
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
-        self._ropes = [RopeTable(*rope.frequencies(), n_ctx) for rope in config.ropes]
+        self._ropes = [RopeTable(*rope.frequencies(n_ctx), n_ctx) for rope in config.ropes]
         self.max_tokens = min(CHUNK, max(n_ctx, GEMV_TOKENS[-1] + 1))
 
     # -- plans ----------------------------------------------------------------------------------

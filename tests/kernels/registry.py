@@ -10,6 +10,7 @@ from typing import Any
 from treadle.formats import FORMATS, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
+from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
@@ -17,6 +18,7 @@ from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Spec
+from treadle.kernels.sums import Add, AddRows
 
 EPS = 1e-6
 
@@ -78,6 +80,12 @@ PACKS = [
     Pack("gelu", "bf16", 172, 1),
     Pack("gelu", "f32", SLICE + 172, 6),
     Pack("silu", "q8", SLICE + 32, 1),
+    Pack("gelu_erf", "q8", 352, 6),
+    # Without a gate.
+    Pack("relu2", "q8", 352, 6, gated=False),
+    Pack("relu2", "bf16", SLICE + 172, 32, gated=False),
+    Pack("gelu", "f32", 172, 1, gated=False),
+    Pack("gelu_erf", "f32", 172, 6, gated=False),
 ]
 ROPES = [
     RopeStore("norm", "f16", 4, 2, 8, 8, 8**-0.5),
@@ -94,6 +102,15 @@ ROPES = [
     RopeStore("neox", "q8_0", 4, 2, 64, 0, 0.125, eps=EPS, head_dim_v=32),
     RopeStore("neox", "f16", 6, 2, 80, 32, 0.3, eps=EPS, table=1, queries_only=True),
     RopeStore("norm", "f16", 3, 3, 20, 0, 0.5, queries_only=True),
+    # The norm behind the rotation.
+    RopeStore("neox", "f16", 6, 2, 80, 32, 0.3, eps=EPS, norm_last=True),
+    RopeStore("norm", "bf16", 3, 3, 20, 20, 0.5, eps=EPS, norm_last=True),
+    RopeStore("neox", "q8_0", 4, 4, 32, 0, 0.25, eps=EPS, norm_last=True),
+]
+COLUMN_NORMS = [ColumnNorm(k, EPS) for k in (5, 64, 1041)]
+SUMS = [
+    *(Add(k) for k in (5, 64, 1041)),
+    *(AddRows(k, by) for by in ("position", "first") for k in (7, 64)),
 ]
 ATTENTIONS = [
     Attention("f16", 8, 2, 64, 1),
@@ -202,6 +219,8 @@ ALL: list[Spec] = [
     *NORMS,
     *PACKS,
     *ROPES,
+    *COLUMN_NORMS,
+    *SUMS,
     *ATTENTIONS,
     *ATTENTIONS_MATRIX,
     *dict.fromkeys(MERGES),

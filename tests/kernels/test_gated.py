@@ -20,7 +20,7 @@ from treadle.formats import FORMATS, by_name
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
 from treadle.kernels.act import Act
-from treadle.kernels.elementwise import activated
+from treadle.kernels.activation import activated
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.spec import round_up

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
-from treadle.models.archs import ARCHS, Arch
+from treadle.kernels.activation import ACTIVATIONS
+from treadle.models.archs import ARCHS, REFUSED, Arch
 from treadle.models.graphs import GRAPHS
-from treadle.models.graphs.decoder import LAYER_ROWS
+from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
 
 
 def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
-    optional = {row.name for row in LAYER_ROWS if row.optional}
+    rows = (*MODEL_ROWS, *LAYER_ROWS)
+    optional = {row.name for row in rows if row.optional}
     for name, arch in ARCHS.items():
         assert name == arch.name
         assert arch.needs <= optional
+        assert arch.lacks <= {row.name for row in rows} - optional
         assert arch.graph in GRAPHS
-    assert len(dataclasses.fields(Arch)) <= 12
+        assert arch.activation in ACTIVATIONS
+        assert name not in REFUSED
+    assert len(dataclasses.fields(Arch)) - len(("name", "graph")) <= 12  # traits: about a dozen

@@ -22,6 +22,7 @@ from treadle.models.config import Config, Layer
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.keys import Keys
+from treadle.models.layer import build_layer
 from treadle.models.mixers.attention import ATTENTION
 from treadle.models.structure import Graph, Sublayer, TensorRow
 
@@ -35,22 +36,25 @@ def normed(stem: str) -> tuple[TensorRow, ...]:
     return TensorRow(f"{stem}.weight", ("n_embd",)), TensorRow(f"{stem}.bias", ("n_embd",))
 
 
-def attend(g: Ops, i: int, x: Rows) -> Rows:
+def attend(g: Ops, i: int, h: Rows) -> Rows:
     at, blk, table = f"L{i}.attn", f"blk.{i}.attn", g.config.layers[i].rope
-    q, k, v = g.linears(f"{at}.qkv", x, [f"{blk}_q", f"{blk}_k", f"{blk}_v"])
+    assert table is not None
+    q, k, v = g.linears(f"{at}.qkv", h, [f"{blk}_q", f"{blk}_k", f"{blk}_v"])
     q, k = g.rope(f"{at}.rope", q, table), g.rope(f"{at}.rope", k, table)
-    h = g.linear(f"{at}.output", g.attend(at, i, q, k, v), f"{blk}_output")
-    return g.norm(f"{at}.norm", g.add(x, h), f"{blk}_output_norm", centred=True)
+    return g.linear(f"{at}.output", g.attend(at, i, q, k, v), f"{blk}_output")
 
 
-def feed(g: Ops, i: int, x: Rows) -> Rows:
+def feed(g: Ops, i: int, h: Rows) -> Rows:
     at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
-    gate, up = g.linears(f"{at}.gate_up", x, [f"{blk}_gate", f"{blk}_up"])
-    h = g.linear(f"{at}.down", g.gated(f"{at}.gelu", gate, up, "gelu"), f"{blk}_down")
-    return g.norm(f"{at}.norm", g.add(x, h), f"blk.{i}.layer_output_norm", centred=True)
+    gate, up = g.linears(f"{at}.gate_up", h, [f"{blk}_gate", f"{blk}_up"])
+    return g.linear(f"{at}.down", g.gated(f"{at}.gelu", gate, up, "gelu"), f"{blk}_down")
 
 
 BOTH_WAYS = Sublayer(
+    label="attn",
+    before="",
+    after="",
+    behind="attn_output_norm",
     build=attend,
     rows=(
         *(row for row in ATTENTION.rows if "norm" not in row.name),
@@ -60,6 +64,10 @@ BOTH_WAYS = Sublayer(
     memory=ATTENTION.memory,
 )
 FEED = Sublayer(
+    label="ffn",
+    before="",
+    after="",
+    behind="layer_output_norm",
     build=feed,
     rows=(
         TensorRow("ffn_gate.weight", ("n_ff", "n_embd")),
@@ -71,7 +79,7 @@ FEED = Sublayer(
 )
 
 
-def sublayers(layer: Layer) -> tuple[Sublayer, ...]:
+def sublayers(layer: Layer) -> tuple[Sublayer, Sublayer]:
     return BOTH_WAYS, FEED
 
 
@@ -79,8 +87,7 @@ def build(g: Ops) -> Rows:
     x = g.embed("token_embd", "token_embd", 1.0)
     x = g.norm("token_embd_norm", x, "token_embd_norm", centred=True)
     for i, layer in enumerate(g.config.layers):
-        for sublayer in sublayers(layer):
-            x = sublayer.build(g, i, x)
+        x = build_layer(g, i, x, *sublayers(layer))
     return x
 
 
@@ -123,6 +130,7 @@ def vector(model: treadle.Model, ids: list[int]) -> Array:
             linear(x, f"blk.{i}.attn_{name}").reshape(len(x), n, -1)
             for name, n in (("q", at.n_head), ("k", at.n_head_kv), ("v", at.n_head_kv))
         )
+        assert at.rope is not None
         inv_freq, factor = config.ropes[at.rope].frequencies()
         q, k = (rope(each, inv_freq, factor, config.arch.rope) for each in (q, k))
         k, v = (np.repeat(each, at.n_head // at.n_head_kv, axis=1) for each in (k, v))
@@ -139,7 +147,7 @@ def vector(model: treadle.Model, ids: list[int]) -> Array:
 @pytest.mark.parametrize("isa", [None, "portable"])
 def test_an_encoder(isa: str | None, register: Register, tmp_path: Path) -> None:
     """Texts of one token, of several pages, and all of them in one run."""
-    register(ARCHS, "encoder", Arch("encoder", graph="encoder", needs=NEEDS))
+    register(ARCHS, "encoder", Arch("encoder", graph="encoder", norm="layer", needs=NEEDS))
     register(GRAPHS, "encoder", ENCODER)
     write_model(tmp_path / "toy.gguf", "encoder", n_embd=128, n_layer=2, head_dim_v=64)
     with treadle.load(tmp_path / "toy.gguf", threads=2, kv="f32", isa=isa) as model:

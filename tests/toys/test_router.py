@@ -43,13 +43,16 @@ RECORD = 2 + TILE  # of a tile: expert, number of tokens, tokens; i64, behind th
 # -- the sublayer ---------------------------------------------------------------------------------
 
 
-def build(g: Ops, i: int, x: Rows) -> Rows:
-    h = g.norm(f"L{i}.ffn.norm", x, f"blk.{i}.ffn_norm")
+def build(g: Ops, i: int, h: Rows) -> Rows:
     scores = g.linear(f"L{i}.ffn.scores", h, f"blk.{i}.ffn_route")
-    return g.call("experts", f"L{i}.ffn", x, h, scores, weight=f"blk.{i}.ffn_expert.weight")
+    return g.call("experts", f"L{i}.ffn", h, scores, weight=f"blk.{i}.ffn_expert.weight")
 
 
 ROUTER = Sublayer(
+    label="ffn",
+    before="ffn_norm",
+    after="",
+    behind="",
     build=build,
     rows=(
         TensorRow("ffn_norm.weight", ("n_embd",)),
@@ -68,26 +71,25 @@ def read(keys: Keys, arch: Arch) -> Config:
 # -- its word, and two kernels --------------------------------------------------------------------
 
 
-def experts(ops: CpuOps, label: str, x: Rows, h: Rows, scores: Rows, *, weight: str) -> Rows:
+def experts(ops: CpuOps, label: str, h: Rows, scores: Rows, *, weight: str) -> Rows:
     steps = ops.steps
-    chosen, rows, residual = (ops.floats(each) for each in (scores, h, x))
+    chosen, rows = ops.floats(scores), ops.floats(h)
     tiles = Buffer(f"{label}.tiles", 1, 8 * (1 + RECORD * (steps.plan.n_tokens + N_EXPERT)), "i8")
     stride = chosen.row_bytes // 4
     steps.emit(f"{label}.route", Route(), Grid(1), scores=chosen, tiles=tiles, stride=stride)
-    out = steps.floats(label, x.width)
+    out = steps.floats(label, h.width)
     steps.emit(
         label,
-        Experts(x.width),
+        Experts(h.width),
         Grid(1, "tiles"),
         tiles=tiles,
         x=rows,
         w=steps.weight(weight)[0],
-        residual=residual,
         out=out,
         stride=rows.row_bytes // 4,
         out_stride=out.row_bytes // 4,
     )
-    return Floats(label, x.width, out)
+    return Floats(label, h.width, out)
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,10 @@ class Route(Spec):
 
 @dataclass(frozen=True)
 class Experts(Spec):
-    """``out = residual + W[expert] x`` of each tile's tokens. Items: tiles."""
+    """``out = W[expert] x`` of each tile's tokens. Items: tiles."""
 
     op: ClassVar[str] = "toy_experts"
-    args = Args("tiles:in x:in w:const residual:in out:out stride out_stride")
+    args = Args("tiles:in x:in w:const out:out stride out_stride")
     k: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -148,7 +150,7 @@ class Experts(Spec):
                 x = frame.x + token * frame.stride * 4
                 with k.loop(self.k) as m:
                     at = token * frame.out_stride * 4 + m * 4
-                    total = k.var(k.load(frame.residual + at, f32))
+                    total = k.var(k.const(0.0, f32))
                     with k.loop(self.k) as c:
                         weight = k.load(w + (m * self.k + c) * 4, f32)
                         total.v = k.fma(weight, k.load(x + c * 4, f32), total.v)
@@ -156,11 +158,11 @@ class Experts(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         x = args.x.view(np.float32).reshape(-1, args.stride)[:, : self.k].astype(np.float64)
-        out, residual = (a.reshape(-1, args.out_stride) for a in (args.out, args.residual))
+        out = args.out.reshape(-1, args.out_stride)
         w = args.w.reshape(-1).view(np.float32).reshape(N_EXPERT, self.k, self.k)
         for tile in args.tiles[1:][: args.tiles[0] * RECORD].reshape(-1, RECORD):
             tokens = tile[2 : 2 + tile[1]]
-            out[tokens, : self.k] = residual[tokens, : self.k] + x[tokens] @ w[tile[0]].T
+            out[tokens, : self.k] = x[tokens] @ w[tile[0]].T
 
 
 # -- in plain numpy -------------------------------------------------------------------------------

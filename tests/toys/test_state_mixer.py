@@ -41,15 +41,18 @@ if TYPE_CHECKING:
 # -- the sublayer ---------------------------------------------------------------------------------
 
 
-def build(g: Ops, i: int, x: Rows) -> Rows:
+def build(g: Ops, i: int, h: Rows) -> Rows:
     at, blk = f"L{i}.mix", f"blk.{i}.mix"
-    h = g.norm(f"{at}.norm", x, f"{blk}_norm")
     v = g.linear(f"{at}.in", h, f"{blk}_in")
     s = g.call("decay", f"{at}.scan", v, layer=i, weight=f"{blk}_decay.weight")
-    return g.add(x, g.linear(f"{at}.out", s, f"{blk}_out"))
+    return g.linear(f"{at}.out", s, f"{blk}_out")
 
 
 DECAY = Sublayer(
+    label="mix",
+    before="mix_norm",
+    after="",
+    behind="",
     build=build,
     rows=(
         TensorRow("mix_norm.weight", ("n_embd",)),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.models.archs import ARCHS, QKV_BIAS, Arch
+from treadle.models.archs import ARCHS, PATTERN, QKV_BIAS, Arch
 
 BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN's, where llama.cpp is not told on its command line
 ANY_BIAS = frozenset(
@@ -51,7 +51,7 @@ def _window(file: Written) -> str:
     window = _number(file, "attention.sliding_window")
     if not window or not isinstance(flags, Collection):
         return ""
-    name, period = file.arch.name, file.arch.window_period
+    name, period = file.arch.name, dict(file.arch.keys).get(PATTERN)
     if period:
         return f"in {name} it lets one layer of {period} see everything, whatever the file says"
     n_layer = sum(bool(flag) for flag in flags)

@@ -20,7 +20,7 @@ from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import POSITION_MAX, Keys
-from treadle.models.archs import ARCHS
+from treadle.models.archs import ARCHS, PATTERN
 from treadle.models.keys import N_LAYER_MAX
 
 Windowed = list[bool] | None
@@ -271,7 +271,7 @@ def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "attention.sliding_window": keys.integer("sliding_window", hi=POSITION_MAX)
     }
-    period = ARCHS[family.arch].window_period
+    period = dict(ARCHS[family.arch].keys).get(PATTERN)
     if not period or flags != [(i + 1) % period != 0 for i in range(n_layer)]:
         found["attention.sliding_window_pattern"] = flags
     return found

@@ -138,7 +138,7 @@ def widths(n: Mapping[str, int]) -> dict[str, int]:
     """
     head_dim = n.get("head_dim", n["n_embd"] // n["n_head"])
     sizes = {"n_vocab": n["n_vocab"], "n_embd": n["n_embd"], "n_ff": n["n_ff"]}
-    sizes |= {"head_dim": head_dim, "n_rope_freq": head_dim // 2}
+    sizes |= {"q_norm": head_dim, "k_norm": head_dim, "n_rope_freq": head_dim // 2}
     n_q, n_kv = n["n_head"] * head_dim, n["n_head_kv"] * head_dim
     return sizes | {"n_q": n_q, "n_attn": n_q, "n_k": n_kv, "n_v": n_kv}
 

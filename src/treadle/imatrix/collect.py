@@ -168,7 +168,9 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap]]:
                 _split(step, made) if isinstance(step.spec, Gated) else _tap(step, made)
             )
             at = next(i for i, part in enumerate(both) if buffer in part.writes)
-            taps.append(Tap(len(steps) + at, act, buffer, counts[made], tuple(tensors[made])))
+            # Once, also where rows of one matrix are several products.
+            names = tuple(dict.fromkeys(tensors[made]))
+            taps.append(Tap(len(steps) + at, act, buffer, counts[made], names))
             steps += both
     return steps, taps
 

@@ -9,18 +9,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from treadle.formats import Format, by_name
-from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, ptr
 from treadle.kernels.act import BLOCK, Act, emit_store
+from treadle.kernels.activation import ACTIVATIONS, activated
 from treadle.kernels.blocks import At
 from treadle.kernels.panel import load_values
 from treadle.kernels.spec import Args, Frame, Spec, parts
-
-F64Array = npt.NDArray[np.float64]
 
 SLICE = (
     1024  # values of a row that one item handles: decoding's single row still feeds several threads
@@ -212,7 +209,7 @@ class Pack(Spec):
     """f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out = f(gate) *
     up``.
 
-    ``fn`` is "copy", "silu" or "gelu"; ``up`` is the column where up begins. Items: rows times
+    ``fn`` is "copy" or of ACTIVATIONS; ``up`` is the column where up begins. Items: rows times
     slices of SLICE values.
     """
 
@@ -223,6 +220,7 @@ class Pack(Spec):
     k: int
     group: int
     sub: int = BLOCK
+    gated: bool = True  # else there is no up
 
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub)
@@ -237,6 +235,7 @@ class Pack(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         x, out, stride, up = frame.x, frame.out, frame.stride, frame.up
         act, lanes = self.layout(), isa.lanes
+        gated = self.gated and self.fn != "copy"
         full, rest = divmod(self.k, BLOCK)
         n_rows = frame.run("n_tokens")
         with k.loop(frame.end, start=frame.begin) as item:
@@ -253,12 +252,13 @@ class Pack(Spec):
                         have = min(max(count - i, 0), lanes)
                         if self.group > 1:  # the next token's: too short a run for the hardware
                             k.prefetch(at + stride * 4)
-                            if self.fn != "copy":
+                            if gated:
                                 k.prefetch(at + (up + stride) * 4)
                         v = k.load_first(at, f32 * lanes, have)
                         if self.fn != "copy":
-                            gated = getattr(math, self.fn)(k, v)
-                            v = gated * k.load_first(at + up * 4, f32 * lanes, have)
+                            v = ACTIVATIONS[self.fn].emit(k, v)
+                        if gated:
+                            v = v * k.load_first(at + up * 4, f32 * lanes, have)
                         values.append(v)
                     return values
 
@@ -276,14 +276,6 @@ class Pack(Spec):
         rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])].astype(np.float64)
         y = rows[:, : self.k]
         if self.fn != "copy":
-            y = activated(self.fn, y) * rows[:, args.up : args.up + self.k]
+            y = activated(self.fn, y)
+            y = y * rows[:, args.up : args.up + self.k] if self.gated else y
         self.layout().write_ref(args.out, y)
-
-
-def activated(fn: str, y: F64Array) -> F64Array:
-    """An activation function, by its name in ``math``, in numpy."""
-    if fn == "silu":
-        made: F64Array = y * np.exp(-np.logaddexp(0, -y))
-    else:
-        made = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
-    return made

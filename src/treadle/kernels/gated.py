@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act, emit_store
+from treadle.kernels.activation import ACTIVATIONS, activated
 from treadle.kernels.blocks import At, Rows
-from treadle.kernels.elementwise import activated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
@@ -27,7 +26,7 @@ from treadle.kernels.spec import Frame
 
 @dataclass(frozen=True)
 class Gated(Matmul):
-    """Many tokens, ``fn`` "silu" or "gelu"; both matrices have ``m`` rows, whole blocks.
+    """Many tokens, ``fn`` of ACTIVATIONS; both matrices have ``m`` rows, whole blocks.
 
     Without biases; ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of
     tokens.
@@ -131,7 +130,7 @@ class Gated(Matmul):
                 for i in range(b * BLOCK, (b + 1) * BLOCK, lanes):
                     gate = k.load(at, f32 * lanes, offset=4 * i, align=4)
                     up = k.load(at, f32 * lanes, offset=4 * (rows + i), align=4)
-                    results.append(getattr(math, self.fn)(k, gate) * up)
+                    results.append(ACTIVATIONS[self.fn].emit(k, gate) * up)
                 return results
 
             emit_store(k, out, frame.y, n, first // BLOCK + b, values_of, free)

@@ -25,7 +25,8 @@ class RopeStore(Paged):
     Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair;
     pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
     ``scale`` and stay, f32, where they were. With ``queries_only`` nothing else is done: the layer
-    uses another one's keys and values. Items: tokens x n_head_kv.
+    uses another one's keys and values. With ``norm_last`` the norm is of the rotated values. Items:
+    tokens x n_head_kv.
     """
 
     op: ClassVar[str] = "rope"
@@ -45,6 +46,7 @@ class RopeStore(Paged):
     table: int = 0
     head_dim_v: int = 0  # of a value; 0: head_dim
     queries_only: bool = False
+    norm_last: bool = False
 
     def scratch(self, lanes: int) -> int:
         return 2 * 4 * (self.head_dim + 64)
@@ -79,13 +81,13 @@ class RopeStore(Paged):
         """One head, ``x`` to ``out`` (which may be the same)."""
         half, dims = self.rope_dims // 2, self.head_dim
         gain = None
-        if self.eps:
+        if self.eps and not self.norm_last:
             gain = 1.0 / k.sqrt(mean_square(k, x, dims, isa.lanes) + self.eps) * scale
 
         def scaled(v: Val, at: int) -> Val:
             if gain is not None:
                 return v * k.splat(gain, v.ty) * k.load(weight, v.ty, offset=at * 4)
-            return v * scale if scale != 1.0 else v
+            return v * scale if scale != 1.0 and not self.norm_last else v
 
         width = widest(isa.lanes, half)
         pairs = f32 * width
@@ -109,6 +111,13 @@ class RopeStore(Paged):
         width = widest(isa.lanes, dims - 2 * half) if dims > 2 * half else 1
         for i in range(2 * half, dims, width):
             k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
+        if self.norm_last:
+            last = 1.0 / k.sqrt(mean_square(k, out, dims, isa.lanes) + self.eps) * scale
+            width = widest(isa.lanes, dims)
+            for i in range(0, dims, width):
+                v = k.load(out, f32 * width, offset=i * 4)
+                v = v * k.splat(last, v.ty) * k.load(weight, v.ty, offset=i * 4)
+                k.store(out, v, offset=i * 4)
 
     def _store(
         self, k: Builder, isa: Isa, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
@@ -137,12 +146,18 @@ class RopeStore(Paged):
         n, dims, half = int(run["n_tokens"]), self.head_dim, self.rope_dims // 2
         rows = args.qkv.reshape(-1, args.stride)[:n]
 
+        def normed(x: np.ndarray, weight: Any) -> np.ndarray:
+            y: np.ndarray = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight[:dims]
+            return y
+
         def rotate(x: np.ndarray, weight: Any) -> np.ndarray:
             x = x.astype(np.float64)
-            if self.eps:
-                x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight[:dims]
-            if not half:
-                return x
+            if self.eps and not self.norm_last:
+                x = normed(x, weight)
+            y = turned(x) if half else x
+            return normed(y, weight) if self.norm_last else y
+
+        def turned(x: np.ndarray) -> np.ndarray:
             y, tables = x.copy(), run.rope(self.table, self.rope_dims).astype(np.float64)
             ia = np.arange(half) if self.style == "neox" else np.arange(0, 2 * half, 2)
             ib = ia + (half if self.style == "neox" else 1)

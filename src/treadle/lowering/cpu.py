@@ -14,16 +14,19 @@ from treadle.errors import UnsupportedError
 from treadle.kernels.act import Act
 from treadle.kernels.attention import Attention
 from treadle.kernels.attention_item import SPLIT
-from treadle.kernels.choice import SHIPPED, Table, gated
-from treadle.kernels.elementwise import Embed, Norm, Pack
-from treadle.kernels.gemm import Gemm
+from treadle.kernels.choice import SHIPPED, Table
+from treadle.kernels.column_norm import ColumnNorm
+from treadle.kernels.elementwise import Embed
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.merge import Merge
 from treadle.kernels.pooling import Pooling
 from treadle.kernels.rope import RopeStore
-from treadle.kernels.spec import Grid, numbered, round_up
+from treadle.kernels.spec import Grid, numbered
+from treadle.kernels.sums import Add, AddRows
+from treadle.lowering.making import Making
 from treadle.lowering.steps import Steps
 from treadle.lowering.values import (
+    Activated,
     Floats,
     GateUp,
     Normed,
@@ -31,8 +34,8 @@ from treadle.lowering.values import (
     Product,
     Products,
     Roped,
-    Value,
     of_outputs,
+    unwrap,
 )
 from treadle.models.graphs import GRAPHS
 from treadle.models.ops import Ops, Rows
@@ -80,7 +83,7 @@ def build_plan(
 WORDS: dict[str, Callable[..., Rows]] = {}
 
 
-class CpuOps(Ops):
+class CpuOps(Making, Ops):
     """The ops of one plan, as steps."""
 
     def __init__(self, steps: Steps) -> None:
@@ -107,18 +110,40 @@ class CpuOps(Ops):
         )
         return Floats(label, width, x)
 
+    def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
+        rows = self.floats(x)
+        self.steps.emit(
+            label,
+            AddRows(x.width, by),
+            Grid(1, "n_parts"),
+            x=rows,
+            w=self.steps.vector(f"{weight}.weight"),
+            stride=rows.row_bytes // 4,
+        )
+        return Floats(label, x.width, rows)
+
     def norm(
-        self, label: str, x: Rows, weight: str, *, heads: int = 1, centred: bool = False
+        self,
+        label: str,
+        x: Rows,
+        weight: str,
+        *,
+        heads: int = 1,
+        centred: bool = False,
+        scale: float = 1.0,
     ) -> Rows:
-        return Normed(label, x.width, x, weight, heads, centred, outputs=of_outputs(x))
+        return Normed(label, x.width, x, weight, heads, centred, scale, outputs=of_outputs(x))
 
     def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
-        heights = [self.steps.weights.tensor(f"{name}.weight").shape[0] for name in weights]
+        heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
         of, outputs = Products(label, x, list(weights), heights), of_outputs(x)
         return [Product(label, n, of, i, outputs=outputs) for i, n in enumerate(heights)]
 
     def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
         return GateUp(label, gate.width, gate, up, fn)
+
+    def activate(self, label: str, x: Rows, fn: str) -> Rows:
+        return Activated(label, x.width, x, fn)
 
     def rope(self, label: str, x: Rows, table: int) -> Rows:
         return Roped(label, x.width, x, table)
@@ -148,7 +173,9 @@ class CpuOps(Ops):
         self.steps.plan.outputs[name] = self.floats(x)
 
     def add(self, x: Rows, h: Rows) -> Rows:
-        """A product adds ``x`` by itself, and so does a norm behind one."""
+        """A product adds ``x`` by itself, and so does a norm behind one; what else there is takes a
+        step.
+        """
         steps, residual = self.steps, self.floats(x)
         if residual.row_bytes != steps.floats("", x.width).row_bytes:
             raise UnsupportedError(
@@ -156,15 +183,20 @@ class CpuOps(Ops):
             )
         if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
             return Floats(h.label, h.width, self._multiply(h.of, residual))
-        if not isinstance(h, Normed) or h.heads > 1:
-            raise UnsupportedError(f"{h.label}: an addition to what is neither product nor norm")
-        y, out = self.floats(h.x), steps.floats(h.label, h.width)
-        self._norm_step(h.label, h, Act("f32", h.width), y, out, residual)
+        out = steps.floats(h.label, h.width)
+        if isinstance(h, Normed) and h.heads == 1:
+            self._norm_step(h.label, h, Act("f32", h.width), self.floats(h.x), out, residual)
+            return Floats(h.label, h.width, out)
+        rows, stride = self.floats(h), out.row_bytes // 4
+        if rows.row_bytes != out.row_bytes:
+            raise UnsupportedError(f"{h.label}: a sum with some columns of others")
+        grid = Grid(1, "n_tokens")
+        steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
 
     def attend(self, label: str, layer: int, q: Rows, k: Rows, v: Rows) -> Rows:
         steps, config, at = self.steps, self.config, self.config.layers[layer]
-        pool, qkv = steps.cache.pool_of(at.kv_from), self._rotated(layer, q, k, v)
+        pool, qkv = steps.cache.pool_of(at.kv_from), self._rotated(label, layer, q, k, v)
         spec = Attention(
             steps.cache.kv,
             at.n_head,
@@ -207,188 +239,42 @@ class CpuOps(Ops):
             )
         return Floats(label, width, out)
 
-    # -- how values are made ----------------------------------------------------------------------
-
-    def floats(self, x: Rows) -> Buffer:
-        """``x`` in f32, from the first column on."""
-        buffer, column = self._place(x)
-        if column:
-            raise UnsupportedError(f"{x.label}: one of several products, by itself")
-        return buffer
-
-    def _place(self, x: Rows) -> tuple[Buffer, int]:
-        """``x`` in f32, and the column where it begins."""
-        if isinstance(x, Product):
-            return self._multiply(x.of), x.of.columns[x.index]
-        if isinstance(x, Floats):
-            return x.buffer, 0
-        if isinstance(x, Normed) and x.heads == 1:
-            return self._activations(x, Act("f32", x.width)), 0
-        raise UnsupportedError(f"{x.label}: its rows as plain floats")
-
-    def _activations(self, x: Rows, act: Act) -> Buffer:
-        """``x`` in the layout ``act``."""
-        assert isinstance(x, Value)
-        if act not in x.acts:
-            if isinstance(x, Normed) and x.heads == 1:
-                x.acts[act] = self._norm(x, act)
-            elif isinstance(x, GateUp):
-                x.acts[act] = self._gate(x, act)
-            else:
-                floats = self.floats(x)
-                x.acts[act] = self._pack(f"{x.label}.pack", "copy", floats, act, 0)
-        return x.acts[act]
-
-    def _norm(self, x: Normed, act: Act) -> Buffer:
-        steps, source = self.steps, x.x.x if isinstance(x.x, Outputs) else x.x
-        label = x.label + (f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else "")
-        out = steps.activations(label, act, outputs=x.outputs)
-        self._norm_step(label, x, act, self.floats(source), out)
-        return out
-
-    def _norm_step(
-        self,
-        label: str,
-        x: Normed,
-        act: Act,
-        rows: Buffer,
-        out: Buffer,
-        residual: Buffer | None = None,
-    ) -> None:
-        steps, bias = self.steps, f"{x.weight}.bias"
-        biased = steps.has(bias)
-        spec = Norm(
-            act.kind,
-            act.k,
-            act.group,
-            self.config.norm_eps,
-            add=residual is not None,
-            outputs=x.outputs,
-            sub=act.sub,
-            centred=x.centred,
-            bias=biased,
-        )
-        steps.emit(
-            label,
-            spec,
-            act.grid(1, "n_outputs" if x.outputs else "n_tokens"),
-            x=rows,
-            w=steps.vector(f"{x.weight}.weight"),
-            out=out,
-            residual=residual,
-            stride=rows.row_bytes // 4,
-            bias=steps.vector(bias) if biased else None,
-        )
-
-    def _pack(self, label: str, fn: str, x: Buffer, act: Act, up: int) -> Buffer:
-        out = self.steps.activations(label, act)
-        spec = Pack(fn, act.kind, act.k, act.group, act.sub)
-        grid = act.grid(spec.slices, "n_tokens")
-        self.steps.emit(label, spec, grid, x=x, out=out, stride=x.row_bytes // 4, up=up)
-        return out
-
-    def _gate(self, x: GateUp, act: Act) -> Buffer:
-        """Both products and the activation in one step, where tokens are many and the two matrices
-        alike; else one more step.
-        """
-        steps, gate, up = self.steps, x.gate, x.up
-        if not (
-            isinstance(gate, Product)
-            and isinstance(up, Product)
-            and gate.of is up.of
-            and (gate.index, up.index) == (0, 1)
-        ):
-            raise UnsupportedError(f"{x.label}: gate and up that are no products of one input")
-        of, names = gate.of, gate.of.names
-        spec = steps.matmul(names[0], of.x.width)
-        formats = {steps.weights.format(f"{name}.weight").name for name in names}
-        biased = any(steps.has(f"{name}.bias") for name in names)
-        if of.y is None and len(formats) == 1 and not biased and isinstance(spec, Gemm):
-            fmt, n = steps.weights.format(f"{names[0]}.weight"), steps.family(steps.plan.n_tokens)
-            both = gated(fmt, steps.isa, of.x.width, x.width, x.fn, act, n, steps.table)
-            if both is not None:
-                h = self._activations(of.x, both.layout())
-                out = steps.activations(x.label, both.result())
-                steps.multiply(f"{of.label}_{x.fn}", both, names, of.heights, [0, 0], h, out)
-                return out
-        return self._pack(x.label, x.fn, self.floats(gate), act, self._place(up)[1])
-
-    def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
-        """Make products: those of the same format and biases are one step."""
-        steps, outputs = self.steps, of_outputs(of.x)
-        if of.y is not None:
-            return of.y
-        width = 0
-        for height in of.heights:
-            of.columns.append(width)
-            width += round_up(height, COLUMNS)
-        groups: dict[tuple[str, bool], list[int]] = {}
-        inputs = []
-        for j, name in enumerate(of.names):
-            layout = steps.matmul(name, of.x.width, outputs=outputs).layout()
-            inputs.append(self._activations(of.x, layout))
-            key = steps.weights.format(f"{name}.weight").name, steps.has(f"{name}.bias")
-            groups.setdefault(key, []).append(j)
-        of.y = steps.floats(of.label, width, outputs=outputs)
-        for (_, bias), members in groups.items():
-            part = [of.names[j] for j in members]
-            spec = steps.matmul(
-                part[0],
-                of.x.width,
-                segments=len(part),
-                bias=bias,
-                residual=residual is not None,
-                outputs=outputs,
-            )
-            label = of.label
-            if len(groups) > 1:
-                stem = "_".join(name.rpartition("_")[2] for name in part)
-                label = f"{label.rpartition('.')[0]}.{stem}"
-            steps.multiply(
-                label,
-                spec,
-                part,
-                [of.heights[j] for j in members],
-                [of.columns[j] for j in members],
-                inputs[members[0]],
-                of.y,
-                residual,
-            )
-        return of.y
-
-    def _rotated(self, layer: int, q: Rows, k: Rows, v: Rows) -> Buffer:
-        """Rotate queries and keys in place, and put keys and values into their pages."""
+    def _rotated(self, label: str, layer: int, q: Rows, k: Rows, v: Rows) -> Buffer:
+        """Norm and rotate queries and keys in place, and put keys and values into their pages."""
         steps, config, at = self.steps, self.config, self.config.layers[layer]
-        if not (isinstance(q, Roped) and isinstance(k, Roped) and q.table == k.table):
-            raise UnsupportedError(f"L{layer}: queries and keys without a rope that they share")
-        norms = [
-            steps.vector(f"{x.weight}.weight") if isinstance(x, Normed) else None
-            for x in (q.x, k.x)
-        ]
-        sources = [x.x if isinstance(x, Normed) else x for x in (q.x, k.x)]
-        (qkv, q_column), (kept, k_column), (other, v_column) = map(self._place, (*sources, v))
-        if not (qkv is kept is other) or q_column or (norms[0] is None) != (norms[1] is None):
+        q_way, k_way = unwrap(q), unwrap(k)
+        places = [self._place(x) for x in (q_way.source, k_way.source, v)]
+        (qkv, q_column), (kept, k_column), (other, v_column) = places
+        if not (qkv is kept is other) or q_column or not q_way.alike(k_way):
             raise UnsupportedError(f"L{layer}: queries, keys and values that do not lie together")
+        ways, norms = (q_way, k_way), [way.norm for way in (q_way, k_way)]
+        if norms[0] is not None and norms[0].heads == 1 < at.n_head:  # of all heads together
+            for way, (_, column) in zip(ways, places, strict=False):
+                self._column_norm(way.norm, qkv, column)
+            norms = [None, None]
+        rope = None if q_way.table is None else config.ropes[q_way.table]
         pool = steps.cache.pool_of(layer)
+        q_norm, k_norm = (x and steps.vector(f"{x.weight}.weight") for x in norms)
         steps.emit(
-            q.label,
+            f"{label}.store" if rope is None else f"{label}.rope",
             RopeStore(
-                config.arch.rope,
+                config.arch.rope if rope else "none",
                 steps.cache.kv,
                 at.n_head,
                 at.n_head_kv,
                 at.head_dim,
-                config.ropes[q.table].dims,
+                rope.dims if rope else 0,
                 config.attn_scale,
-                config.norm_eps if norms[0] else 0.0,
+                config.norm_eps if q_norm else 0.0,
                 pool.index,
-                q.table,
+                q_way.table or 0,
                 at.head_dim_v,
+                norm_last=q_way.norm_last,
             ),
             Grid(at.n_head_kv, "n_tokens"),
             qkv=qkv,
-            q_norm=norms[0],
-            k_norm=norms[1],
+            q_norm=q_norm,
+            k_norm=k_norm,
             pool=pool.const,
             stride=qkv.row_bytes // 4,
             k_column=k_column,
@@ -397,3 +283,17 @@ class CpuOps(Ops):
             layer_off=pool.layer_off(layer),
         )
         return qkv
+
+    def _column_norm(self, x: Normed | None, rows: Buffer, column: int) -> None:
+        assert x is not None
+        if x.centred:
+            raise UnsupportedError(f"{x.label}: LayerNorm of queries or keys")
+        self.steps.emit(
+            x.label,
+            ColumnNorm(x.width, self.config.norm_eps),
+            Grid(1, "n_tokens"),
+            x=rows,
+            w=self.steps.vector(f"{x.weight}.weight", x.scale),
+            stride=rows.row_bytes // 4,
+            column=column,
+        )

@@ -14,6 +14,8 @@ from treadle.kernels.choice import (
 )
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.lowering.weights import whole
+from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan import Buffer, Const, Plan, Step
 
 if TYPE_CHECKING:
@@ -66,8 +68,8 @@ class Steps:
         self.plan = Plan(n_tokens, n_outputs, query_tile=tile, split_keys=decoding)
         self.plan.tensors = frozenset(weights.gguf.tensors)
         self.plan.tensors_ignored = frozenset(config.ignored)
-        if any(rope.factors for rope in config.ropes):
-            self.plan.tensors_used.add("rope_freqs.weight")  # in the rope tables of every run
+        # In the rope tables of every run.
+        self.plan.tensors_used |= self.plan.tensors & {FACTORS, SHORT, LONG}
 
     # -- kernels ----------------------------------------------------------------------------------
 
@@ -104,7 +106,7 @@ class Steps:
             label,
             spec,
             Grid(strips, spec.count, tokens),
-            n_bytes=sum(self.weights.tensor(f"{name}.weight").n_bytes for name in names),
+            n_bytes=sum(self.weights.n_bytes(f"{name}.weight") for name in names),
             n_flops=2 * spec.k * sum(heights),
             shape=(sum(heights), spec.k),
             x=x,
@@ -149,14 +151,15 @@ class Steps:
         return n if exact else round_up(n, 64) + 64
 
     def has(self, name: str) -> bool:
+        name = whole(name)
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
     def weight(self, name: str) -> tuple[Const, ...]:
         """A matrix as it is in the file: a constant for each of its arrays."""
-        self.plan.tensors_used.add(name)
+        self.plan.tensors_used.add(whole(name))
         return self.weights[name]
 
-    def vector(self, name: str) -> Const:
-        """A vector (norm, bias) in f32."""
-        self.plan.tensors_used.add(name)
-        return self.weights.floats(name)
+    def vector(self, name: str, scale: float = 1.0) -> Const:
+        """A vector (norm, bias) in f32, times ``scale``."""
+        self.plan.tensors_used.add(whole(name))
+        return self.weights.floats(name, scale)

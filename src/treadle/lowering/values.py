@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.models.ops import Rows
 
@@ -42,6 +42,7 @@ class Normed(Value):
     weight: str
     heads: int
     centred: bool
+    scale: float
 
 
 @dataclass(eq=False)
@@ -58,6 +59,14 @@ class GateUp(Value):
 
     gate: Rows
     up: Rows
+    fn: str
+
+
+@dataclass(eq=False)
+class Activated(Value):
+    """``fn(x)``."""
+
+    x: Rows
     fn: str
 
 
@@ -85,3 +94,35 @@ def of_outputs(x: Rows) -> bool:
     """Whether there is a row for each output, not each token."""
     assert isinstance(x, Value)
     return x.outputs
+
+
+class Way(NamedTuple):
+    """What is done to queries or keys on their way to attention."""
+
+    source: Rows
+    norm: Normed | None
+    table: int | None  # of the rope
+    norm_last: bool
+
+    def alike(self, other: Way) -> bool:
+        """Whether the same is done to both, each by weights of its own."""
+        norms = self.norm, other.norm
+        return (self.table, self.norm_last) == (other.table, other.norm_last) and (
+            all(norms) or not any(norms)
+        )
+
+
+def unwrap(x: Rows) -> Way:
+    """A norm and a rope taken off, in whatever order they are there."""
+    norm, table, norm_last = None, None, False
+    while isinstance(x, (Normed, Roped)):
+        if isinstance(x, Normed):
+            if norm is not None:
+                break
+            norm = x
+        else:
+            if table is not None:
+                break
+            table, norm_last = x.table, norm is not None
+        x = x.x
+    return Way(x, norm, table, norm_last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,18 @@ if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
     from treadle.formats import Format
 
+PART = re.compile(r"(?P<stem>.*)\[(?P<first>\d+):(?P<end>\d+)\](?P<kind>\.\w+)")
+
+
+def whole(name: str) -> str:
+    """The tensor of the file that ``name`` is, or names rows of (``models.ops.part``)."""
+    match = PART.fullmatch(name)
+    return match["stem"] + match["kind"] if match else name
+
 
 @dataclass
 class Weights:
-    """A model's tensors as constants of a plan; shared by all of its plans."""
+    """A model's tensors, and rows of them, as constants of a plan; shared by all of its plans."""
 
     gguf: GGUF
     device: Device
@@ -30,29 +39,53 @@ class Weights:
     def __getitem__(self, name: str) -> tuple[Const, ...]:
         """A constant for each array that the tensor has."""
         if name not in self.consts:
-            arrays = self.gguf.tensors[name].arrays
-            self.consts[name] = tuple(self.device.weights(name, array) for array in arrays)
+            rows, n = self._rows(name), self.tensor(name).shape[0]
+            # Rows of a tensor are rows of each of its arrays, one behind the other.
+            arrays = [
+                array.reshape(-1)[rows.start * (array.size // n) : rows.stop * (array.size // n)]
+                if len(rows) < n
+                else array
+                for array in self.tensor(name).arrays
+            ]
+            self.consts[name] = tuple(self.device.weights(whole(name), array) for array in arrays)
         return self.consts[name]
 
-    def floats(self, name: str) -> Const:
+    def floats(self, name: str, scale: float = 1.0) -> Const:
         """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias."""
-        key = f"{name}:f32"
+        key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
         if key not in self.consts:
-            values = self.gguf.tensors[name].dequantize().ravel()
+            values, rows = self.tensor(name).dequantize(), self._rows(name)
+            values = values[rows.start : rows.stop].ravel() * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values
-            self.consts[key] = (self.device.weights(name, padded),)
+            self.consts[key] = (self.device.weights(f"{whole(name)}:f32", padded),)
         (made,) = self.consts[key]
         return made
 
     def tensor(self, name: str) -> Tensor:
-        return self.gguf.tensors[name]
+        """The tensor of the file, also where ``name`` names rows of it."""
+        return self.gguf.tensors[whole(name)]
+
+    def n_rows(self, name: str) -> int:
+        return len(self._rows(name))
+
+    def n_bytes(self, name: str) -> int:
+        tensor = self.tensor(name)
+        return tensor.n_bytes // tensor.shape[0] * self.n_rows(name)
+
+    def _rows(self, name: str) -> range:
+        match = PART.fullmatch(name)
+        return (
+            range(int(match["first"]), int(match["end"]))
+            if match
+            else range(self.tensor(name).shape[0])
+        )
 
     def format(self, name: str) -> Format:
         tensor = self.tensor(name)
         if tensor.format is None:
             raise UnsupportedError(
-                f"{self.gguf.path}: {name} is {tensor.type_name}, "
+                f"{self.gguf.path}: {whole(name)} is {tensor.type_name}, "
                 "a format treadle has no kernels for yet"
             )
         return tensor.format

@@ -1,8 +1,8 @@
 """Architectures: a graph's name and a row of named traits each.
 
 A trait says how the data flow differs from Llama's; what a tensor's presence can say is no trait
-(biases, q/k norms, post norms, tied output, rope factors: optional rows of ``models/mixers`` and
-``models/ffns``).
+(biases, q/k norms, norms after the products, fused matrices, tied output, rope factors: optional
+rows of ``models/mixers`` and ``models/ffns``).
 """
 
 from __future__ import annotations
@@ -10,12 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+FFN_NORM = frozenset({"ffn_norm.weight"})
+PRE_NORM = FFN_NORM | {"attn_norm.weight"}
+POST_ATTENTION = frozenset({"post_attention_norm.weight"})
+POST_NORM = POST_ATTENTION | {"post_ffw_norm.weight"}
 QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
-POST_NORM = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
+POSITIONS = frozenset({"position_embd.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
-RopePairs = Literal["norm", "neox"]
+RopePairs = Literal["norm", "neox", "none"]
 ROPES: tuple[RopePairs, ...] = ("norm", "neox")
+
+WINDOW = "attention.sliding_window"
+PATTERN = "attention.sliding_window_pattern"
+LOCAL_BASE = "rope.freq_base_swa"
 
 
 @dataclass(frozen=True)
@@ -24,25 +32,34 @@ class Arch:
 
     graph: how data flows, a name in ``models.graphs.GRAPHS``.
     rope: which elements of a head turn together: ``norm`` is (2i, 2i+1), ``neox`` (i, i + dims/2).
-    activation: on the gate: ``silu``, or ``gelu`` (the tanh approximation).
-    needs: optional layer tensors that every sound file of this architecture has.
+    activation: of the FFN, a name in ``kernels.activation.ACTIVATIONS``.
+    gated: the activation is on a gate; else on the one product before ``ffn_down``.
+    norm: ``rms``, or ``layer`` for LayerNorm.
+    needs: optional tensors that every sound file of this architecture has.
+    lacks: tensors that other architectures need, and this one's files may do without.
+    keys: the values of keys that files lack, mostly llama.cpp's.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
-    window_period: of every ``window_period`` layers the last sees everything and the others see
-        ``attention.sliding_window`` tokens; 0: all see everything and that key means nothing, as in
-        llama.cpp (Qwen2 files carry a window that the model does not use).
-    rope_base_local: default rope base of the layers with a window; such layers ignore rope scaling.
+    nope: layers without a rope: ``global``, those that see everything where others have a window,
+        or every ``fourth``.
+    norm_last: q/k norms come behind the rope.
+    divide_logits: by ``logit_scale``, where others multiply.
     width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
-        where the others have 1/sqrt(head_dim): Gemma 3 27B says so in no key.
+        where the others have 1/sqrt(head_dim): Gemma's 27B say so in no key.
     """
 
     name: str
     graph: str = "decoder"
     rope: RopePairs = "neox"
-    activation: Literal["silu", "gelu"] = "silu"
+    activation: str = "silu"
+    gated: bool = True
+    norm: Literal["rms", "layer"] = "rms"
     needs: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
+    keys: tuple[tuple[str, float], ...] = ()
     embd_scale: bool = False
-    window_period: int = 0
-    rope_base_local: float = 10000.0
+    nope: Literal["", "global", "fourth"] = ""
+    norm_last: bool = False
+    divide_logits: bool = False
     width_scaled: frozenset[int] = frozenset()
 
 
@@ -52,13 +69,85 @@ ARCHS: dict[str, Arch] = {
         Arch("llama", rope="norm"),  # Llama 1 to 3, Mistral, TinyLlama
         Arch("qwen2", needs=QKV_BIAS),
         Arch("qwen3", needs=QK_NORM),
+        Arch("gemma", activation="gelu", embd_scale=True),
+        Arch(
+            "gemma2",
+            activation="gelu",
+            needs=POST_NORM,
+            keys=(
+                (WINDOW, 4096),
+                (PATTERN, 2),
+                ("attn_logit_softcapping", 50.0),
+                ("final_logit_softcapping", 30.0),
+            ),
+            embd_scale=True,
+            width_scaled=frozenset({46}),
+        ),
         Arch(
             "gemma3",
             activation="gelu",
             needs=QK_NORM | POST_NORM,
+            keys=((PATTERN, 6), (LOCAL_BASE, 10000.0)),
             embd_scale=True,
-            window_period=6,
             width_scaled=frozenset({62}),
         ),
+        Arch("smollm3", rope="norm", nope="fourth"),
+        Arch("granite", rope="norm", divide_logits=True),
+        Arch("olmo2", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # and OLMo 3
+        Arch(
+            "exaone4",
+            needs=QK_NORM | POST_NORM,
+            lacks=PRE_NORM,
+            keys=((PATTERN, 4),),
+            nope="global",
+        ),
+        Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
+        Arch("arcee", rope="norm", activation="relu2", gated=False),
+        Arch("phi3", keys=((PATTERN, 0),)),
+        Arch("glm4", rope="norm", needs=POST_NORM),
+        Arch("ernie4_5", rope="norm"),
+        Arch("hunyuan-dense", needs=QK_NORM, norm_last=True),
+        Arch("command-r", rope="norm", norm="layer", lacks=FFN_NORM),
+        Arch(
+            "cohere2",
+            rope="norm",
+            norm="layer",
+            lacks=FFN_NORM,
+            keys=((PATTERN, 4),),
+            nope="global",
+        ),
+        Arch("stablelm", norm="layer", lacks=FFN_NORM),
+        Arch("starcoder2", activation="gelu", gated=False, norm="layer"),
+        Arch("nemotron", activation="relu2", gated=False, norm="layer"),
+        Arch("gptneox", activation="gelu_erf", gated=False, norm="layer"),  # Pythia
+        Arch(
+            "gpt2",
+            rope="none",
+            activation="gelu",
+            gated=False,
+            norm="layer",
+            needs=POSITIONS,
+        ),
     )
+}
+
+# What other files say of themselves, and why they are refused.
+REFUSED: dict[str, str] = {
+    name: why
+    for why, names in {
+        "a mixture of experts": (
+            "qwen2moe qwen3moe gpt-oss deepseek2 granitemoe glm4moe olmoe ernie4_5-moe minimax-m2 "
+            "hunyuan-moe llama4 dbrx grok phimoe"
+        ),
+        "a recurrent state beside attention or in its place": (
+            "qwen35 qwen35moe qwen3next lfm2 lfm2moe mamba mamba2 granitehybrid nemotron_h "
+            "nemotron_h_moe falcon-h1 jamba rwkv6 rwkv7 kimi-linear"
+        ),
+        "an encoder": (
+            "bert nomic-bert nomic-bert-moe modern-bert gemma-embedding jina-bert-v2 jina-bert-v3 "
+            "eurobert t5 t5encoder"
+        ),
+        "embeddings for each layer, or layers that share keys and values": "gemma3n gemma4",
+    }.items()
+    for name in names.split()
 }

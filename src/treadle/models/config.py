@@ -24,9 +24,10 @@ class Layer:
     kv_from: int  # the layer whose keys and values it attends to: itself, or an earlier one
     causal: bool = True  # tokens see none behind them
     window: int = 0  # tokens that it sees, the current one included; 0: all of them
-    rope: int = 0  # index of its table in Config.ropes
+    rope: int | None = 0  # index of its table in Config.ropes; None: nothing is turned
     mixer: str = "attention"
     ffn: str = "gated"
+    wide_norm: bool = False  # q/k norms, if any, are of all heads together
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,18 @@ class Config:
     n_embd: int
     n_vocab: int  # rows of token_embd: logits per token
     n_ctx_train: int
-    norm_eps: float  # of every RMS norm, the q/k norms included
+    norm_eps: float  # of every norm, the q/k norms included
     embd_scale: float  # token embeddings are multiplied by it; 1.0 mostly
     attn_scale: float  # q.k is multiplied by it
     attn_softcap: float  # c: scores become c * tanh(score / c); 0.0: off
+    logit_scale: float  # logits are multiplied by it, before their softcap
     logit_softcap: float  # the same on the logits
     pooling: str  # of a text's states into one vector: "mean", "first" or "last"
     ropes: tuple[Rope, ...]
     layers: tuple[Layer, ...]
+    parallel: bool = False  # FFN and attention read the same states, and both are added
+    ffn_norm: str = "ffn_norm"  # what the norm before the FFN is called; "": it has the mixer's
+    n_positions: int = 0  # rows of learned positions, and so the longest context; 0: there are none
     optional: frozenset[str] = frozenset()  # names, "blk.N." cut off, of those the file has
     ignored: tuple[str, ...] = ()  # tensors that the graph does not use, none of them a layer's own
 
@@ -56,3 +61,8 @@ class Config:
     def tied(self) -> bool:
         """Whether the token embeddings are the output matrix as well."""
         return "output.weight" not in self.optional
+
+    @property
+    def centred(self) -> bool:
+        """Whether norms are LayerNorms."""
+        return self.arch.norm == "layer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +19,14 @@ N_LAYER_MAX = 1024
 
 class Keys(keys.Keys):
     """The keys behind ``arch.``; each reader raises FileError for a value of another type or out of
-    range, and where a key without default is missing.
+    range, and where a key without default is missing. ``lacking``: values of keys that the file
+    does not have.
     """
 
-    def __init__(self, gguf: GGUF, arch: str) -> None:
+    def __init__(self, gguf: GGUF, arch: str, lacking: Iterable[tuple[str, float]] = ()) -> None:
         self.gguf, self.arch, prefix = gguf, arch, f"{arch}."
         own = {k.removeprefix(prefix): v for k, v in gguf.metadata.items() if k.startswith(prefix)}
-        super().__init__(own, gguf.path, prefix=prefix, missing="the key is missing")
+        super().__init__(own, gguf.path, dict(lacking), prefix, "the key is missing")
 
     def per_layer(
         self, key: str, n_layer: int, default: Sequence[int] | None = None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import ARCHS, ROPES, Arch
+from treadle.models.archs import ARCHS, REFUSED, ROPES, Arch
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import Keys
@@ -29,7 +29,7 @@ def load_config(gguf: GGUF) -> Config:
     treadle does not have.
     """
     arch = _find_arch(gguf)
-    keys, graph = Keys(gguf, arch.name), GRAPHS[arch.graph]
+    keys, graph = Keys(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
     if not gguf.tensors:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
     config = graph.read(keys, arch)
@@ -63,8 +63,9 @@ def _find_arch(gguf: GGUF) -> Arch:
     if name not in ARCHS:
         meant = next((arch for arch in ARCHS if _is_slip(name, arch)), None)
         hint = f"; did its writer mean {meant}?" if meant else ""
+        why = f"{REFUSED[name]}, which treadle has not yet: " if name in REFUSED else ""
         raise UnsupportedError(
-            f"{gguf.path}: architecture {name!r:.80}: treadle has {', '.join(ARCHS)}{hint}"
+            f"{gguf.path}: architecture {name!r:.80}: {why}treadle has {', '.join(ARCHS)}{hint}"
         )
     asked = gguf.metadata.get(ROPE_KEY)
     if asked is None:

@@ -24,9 +24,15 @@ class Rows:
     width: int
 
 
+def part(weight: str, first: int, n: int) -> str:
+    """``n`` rows of a matrix, and of its bias, as a matrix of its own, by name."""
+    return f"{weight}[{first}:{first + n}]"
+
+
 class Ops(ABC):
     """The ops of one plan. ``label`` names the steps that an op becomes; matrices are named by
-    their stem in the file, as in ``blk.0.attn_q``, and a bias that is there is added.
+    their stem in the file, as in ``blk.0.attn_q``, and a bias that is there is added. Of a matrix
+    ``part`` names some rows.
     """
 
     config: Config
@@ -40,11 +46,24 @@ class Ops(ABC):
         """The matrix' rows of the batch's tokens, times ``scale``."""
 
     @abstractmethod
+    def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
+        """``x`` plus, for each token, a row of the matrix: that of its ``position``, or the
+        ``first``. ``x`` is used up.
+        """
+
+    @abstractmethod
     def norm(
-        self, label: str, x: Rows, weight: str, *, heads: int = 1, centred: bool = False
+        self,
+        label: str,
+        x: Rows,
+        weight: str,
+        *,
+        heads: int = 1,
+        centred: bool = False,
+        scale: float = 1.0,
     ) -> Rows:
-        """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight``;
-        ``centred``: LayerNorm.
+        """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight`` and
+        ``scale``; ``centred``: LayerNorm.
         """
 
     @abstractmethod
@@ -57,7 +76,11 @@ class Ops(ABC):
 
     @abstractmethod
     def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
-        """``fn(gate) * up``, value by value; ``fn``: "silu" or "gelu" (tanh approximation)."""
+        """``fn(gate) * up``, value by value; ``fn``: a name in ``kernels.activation``."""
+
+    @abstractmethod
+    def activate(self, label: str, x: Rows, fn: str) -> Rows:
+        """``fn(x)``, value by value."""
 
     @abstractmethod
     def rope(self, label: str, x: Rows, table: int) -> Rows:
@@ -68,7 +91,7 @@ class Ops(ABC):
         """Attention of each token over what its sequence holds, its own ``k`` and ``v`` included,
         which are kept in the layer's pool. Heads and window are the layer's, and whether tokens
         see those behind them; the scale of scores and their softcap the model's. ``q`` and ``k``
-        are used up.
+        are used up. They may be turned, normed, both in either order, or neither, both alike.
         """
 
     @abstractmethod

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
+from treadle.models.archs import LOCAL_BASE
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
-    from treadle.models.archs import Arch
     from treadle.models.keys import Keys
 
-ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")
+ROPE_SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
+FACTORS = "rope_freqs.weight"
+SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,27 @@ class Rope:
     scale: float = 1.0  # positions are divided by it
     attn_factor: float = 1.0  # cos and sin are multiplied by it
     factors: tuple[float, ...] | None = None  # [dims / 2] of rope_freqs.weight: divide inv_freq
-    n_ctx_orig: int = 0  # YaRN: the context before it was stretched
+    long_factors: tuple[float, ...] | None = None  # in their place in contexts over n_ctx_orig
+    n_ctx_orig: int = 0  # the context before it was stretched
     yarn_ext_factor: float = 1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
+    yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
 
-    def frequencies(self) -> tuple[npt.NDArray[np.float64], float]:
+    def factors_in(self, n_ctx: int) -> tuple[float, ...] | None:
+        """Those of a context of ``n_ctx`` tokens. A text's first tokens turn by them too, so the
+        choice cannot wait for its length, as it does in transformers: pages would be of no use.
+        """
+        return self.long_factors if self.long_factors and n_ctx > self.n_ctx_orig else self.factors
+
+    def frequencies(self, n_ctx: int = 0) -> tuple[npt.NDArray[np.float64], float]:
         """Angle per position of each rotated pair, ``[dims / 2]``, and what cos and sin are
-        multiplied by.
+        multiplied by, in a context of ``n_ctx`` tokens.
         """
         pair = np.arange(self.dims // 2, dtype=np.float64)
         inv_freq = self.base ** (-2.0 * pair / self.dims)
-        if self.factors is not None:
-            inv_freq = inv_freq / np.asarray(self.factors, dtype=np.float64)
+        if (factors := self.factors_in(n_ctx)) is not None:
+            inv_freq = inv_freq / np.asarray(factors, dtype=np.float64)
         kept = np.zeros_like(inv_freq)  # the share of each pair that is not stretched
         attn_factor = self.attn_factor
         if self.scaling == "yarn" and self.yarn_ext_factor != 0.0:
@@ -50,7 +60,8 @@ class Rope:
             kept = (1.0 - ramp) * self.yarn_ext_factor
             # YaRN (arXiv 2309.00071, eq. 22): attention over stretched positions needs a cooler
             # softmax.
-            attn_factor *= 1.0 + 0.1 * math.log(max(1.0, self.scale))
+            log = 0.1 * math.log(max(1.0, self.scale))
+            attn_factor *= (1.0 + log) / (1.0 + self.yarn_log_multiplier * log)
         return inv_freq * (kept + (1.0 - kept) / self.scale), attn_factor
 
     def _yarn_range(self) -> tuple[float, float]:
@@ -65,10 +76,10 @@ class Rope:
         return low, high
 
 
-def read_ropes(keys: Keys, arch: Arch, head_dim: int, n_ctx_train: int) -> tuple[Rope, Rope]:
-    """The rope of layers that see everything, and of those with a window: scaling (linear, YaRN,
-    Llama 3's factors) stretches the first alone, for the others never look farther than in
-    training.
+def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
+    """The rope of all layers, or where there is a base for those with a window, of the others and
+    of these: scaling (linear, YaRN, factors) stretches the first alone, for layers with a window
+    never look farther than in training.
     """
     rope_dims = keys.integer("rope.dimension_count", head_dim, lo=2, hi=head_dim)
     if rope_dims % 2:
@@ -81,11 +92,13 @@ def read_ropes(keys: Keys, arch: Arch, head_dim: int, n_ctx_train: int) -> tuple
         )
     factor = keys.number("rope.scaling.factor", 0.0, lo=0.0)
     factor = factor or keys.number("rope.scale_linear", 0.0, lo=0.0) or 1.0  # the key's old name
-    if scaling in ("none", "llama3") or (scaling == "linear" and factor == 1.0):
+    factors, short, long = (_rope_factors(keys.gguf, name) for name in (FACTORS, SHORT, LONG))
+    if scaling == "llama3" and factors is None:
+        keys.fail("rope.scaling.type", "is llama3, which needs its factors", FACTORS)
+    if (short is None) != (long is None) or (scaling == "longrope" and long is None):
+        keys.fail("rope.scaling.type", f"is {scaling}", f"both {SHORT} and {LONG}")
+    if scaling in ("none", "llama3", "longrope") or (scaling == "linear" and factor == 1.0):
         scaling, factor = "none", 1.0
-    factors = _rope_factors(keys.gguf)
-    if keys.text("rope.scaling.type", "linear") == "llama3" and factors is None:
-        keys.fail("rope.scaling.type", "is llama3, which needs its factors", "rope_freqs.weight")
     ext_factor = keys.number("rope.scaling.yarn_ext_factor", -1.0, lo=-1.0, hi=1.0)
     full = Rope(
         dims=rope_dims,
@@ -93,20 +106,23 @@ def read_ropes(keys: Keys, arch: Arch, head_dim: int, n_ctx_train: int) -> tuple
         scaling=scaling,
         scale=factor,
         attn_factor=keys.number("rope.scaling.attn_factor", 1.0, lo=0.0),
-        factors=factors,
+        factors=short or factors,
+        long_factors=long,
         n_ctx_orig=keys.integer(
             "rope.scaling.original_context_length", n_ctx_train, lo=1, hi=1 << 31
         ),
         yarn_ext_factor=ext_factor if ext_factor >= 0.0 else 1.0,  # negative: not set
         yarn_beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, lo=1e-3),
         yarn_beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, lo=1e-3),
+        yarn_log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", 0.0, lo=0.0),
     )
-    base_local = keys.number("rope.freq_base_swa", arch.rope_base_local, lo=1.001)
-    return full, Rope(rope_dims, base_local)
+    if keys.get(LOCAL_BASE) is None:
+        return (full,)
+    return full, Rope(rope_dims, keys.number(LOCAL_BASE, lo=1.001))
 
 
-def _rope_factors(gguf: GGUF) -> tuple[float, ...] | None:
-    tensor = gguf.tensors.get("rope_freqs.weight")
+def _rope_factors(gguf: GGUF, name: str) -> tuple[float, ...] | None:
+    tensor = gguf.tensors.get(name)
     if tensor is None:
         return None
     if tensor.format is None or tensor.format.block > 1:

@@ -35,14 +35,21 @@ class TensorRow:
 
 @dataclass(frozen=True, eq=False)
 class Sublayer:
-    """One half of a layer.
+    """One half of a layer; how it stands on the states says ``models/layer.py``.
 
-    build: ``build(g, i, x)`` gives what becomes of ``x`` in layer ``i``, the residual included.
-    rows: its tensors, of each layer that has it.
+    label: of its steps, behind the layer's number.
+    before, after, behind: stems of its norms: of what it reads, of what it gives, and of the sum
+        of that and the states.
+    build: ``build(g, i, h)`` gives what is added to the states, made of ``h``, the normed ones.
+    rows: its tensors, those of the norms included, of each layer that has it.
     sizes: the words of their shapes; those of the graph are there as well.
     memory: what it remembers of a sequence from one run to the next, with ``layers`` left empty.
     """
 
+    label: str
+    before: str
+    after: str
+    behind: str
     build: Callable[[Ops, int, Rows], Rows]
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Layer], Sizes]
@@ -56,7 +63,7 @@ class Graph:
     build: the layers, from the batch's tokens to their states.
     outputs: what plans make of these, by name.
     rows, sizes: its tensors outside layers.
-    sublayers: those of a layer, in order.
+    sublayers: a layer's mixer and its FFN.
     read: a file's keys as a Config; raises FileError and UnsupportedError.
     """
 
@@ -64,7 +71,7 @@ class Graph:
     outputs: Mapping[str, Callable[[Ops, Rows], None]]
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Config], Sizes]
-    sublayers: Callable[[Layer], tuple[Sublayer, ...]]
+    sublayers: Callable[[Layer], tuple[Sublayer, Sublayer]]
     read: Callable[[Keys, Arch], Config]
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
@@ -115,7 +122,8 @@ def check_tensors(
     optional: set[str] = set()
     for row, places in graph.tensors(config):
         found = {name for name in places if name in gguf.tensors}
-        if row.optional and not found and row.name not in config.arch.needs:
+        spare = row.optional or row.name in config.arch.lacks
+        if spare and not found and row.name not in config.arch.needs:
             continue
         for name, shape in places.items():
             if name not in found:
@@ -127,6 +135,6 @@ def check_tensors(
                 continue
             raise FileError(what, path=gguf.path, where=name, expected=expected)
         known |= found
-        if row.optional:
+        if spare:
             optional.add(row.name)
     return frozenset(optional), tuple(name for name in gguf.tensors if name not in known)

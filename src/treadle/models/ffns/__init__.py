@@ -1,6 +1,7 @@
 """FFNs: what each token makes of itself, one small file each."""
 
-from treadle.models.ffns.gated import GATED
+from treadle.models.ffns.gated import FUSED, GATED, GATED_FUSED
+from treadle.models.ffns.plain import PLAIN
 from treadle.models.structure import Sublayer
 
-FFNS: dict[str, Sublayer] = {"gated": GATED}
+FFNS: dict[str, Sublayer] = {"gated": GATED, FUSED: GATED_FUSED, "plain": PLAIN}

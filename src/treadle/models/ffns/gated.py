@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treadle.models.ops import part
 from treadle.models.structure import Sublayer, TensorRow
 
 if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 
-def build(g: Ops, i: int, x: Rows) -> Rows:
-    """``x + post_norm(down(act(gate(norm(x))) * up(norm(x))))``."""
-    at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
-    h = g.norm(f"{at}.norm", x, f"{blk}_norm")
-    gate, up = g.linears(f"{at}.gate_up", h, [f"{blk}_gate", f"{blk}_up"])
-    h = g.linear(f"{at}.down", g.gated(f"{at}.{fn}", gate, up, fn), f"{blk}_down")
-    if g.has(f"blk.{i}.post_ffw_norm.weight"):
-        h = g.norm(f"{at}.down.post_norm", h, f"blk.{i}.post_ffw_norm")
-    return g.add(x, h)
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``down(act(gate(h)) * up(h))``."""
+    layer, at, blk = g.config.layers[i], f"L{i}.ffn", f"blk.{i}.ffn"
+    fn, names = g.config.arch.activation, [f"{blk}_gate", f"{blk}_up"]
+    if layer.ffn == FUSED:
+        names = [part(f"{blk}_up", first, layer.n_ff) for first in (0, layer.n_ff)]
+    gate, up = g.linears(f"{at}.gate_up", h, names)
+    return g.linear(f"{at}.down", g.gated(f"{at}.{fn}", gate, up, fn), f"{blk}_down")
 
 
+FUSED = "gated_up"  # the rows of ffn_up are those of the gate, then its own
+NORMS_BEFORE = (
+    TensorRow("ffn_norm.weight", ("n_embd",)),
+    TensorRow("ffn_norm.bias", ("n_embd",), optional=True),
+)
+DOWN_AND_NORMS = (
+    TensorRow("ffn_down.weight", ("n_embd", "n_ff")),
+    TensorRow("ffn_down.bias", ("n_embd",), optional=True),
+    TensorRow("post_ffw_norm.weight", ("n_embd",), optional=True),  # before the add
+    TensorRow("layer_output_norm.weight", ("n_embd",), optional=True),  # behind it
+    TensorRow("layer_output_norm.bias", ("n_embd",), optional=True),
+)
 GATED = Sublayer(
+    label="ffn",
+    before="ffn_norm",
+    after="post_ffw_norm",
+    behind="layer_output_norm",
     build=build,
     rows=(
-        TensorRow("ffn_norm.weight", ("n_embd",)),
+        *NORMS_BEFORE,
         TensorRow("ffn_gate.weight", ("n_ff", "n_embd")),
         TensorRow("ffn_gate.bias", ("n_ff",), optional=True),
         TensorRow("ffn_up.weight", ("n_ff", "n_embd")),
         TensorRow("ffn_up.bias", ("n_ff",), optional=True),
-        TensorRow("ffn_down.weight", ("n_embd", "n_ff")),
-        TensorRow("ffn_down.bias", ("n_embd",), optional=True),
-        TensorRow("post_ffw_norm.weight", ("n_embd",), optional=True),  # before the add
+        *DOWN_AND_NORMS,
     ),
     sizes=lambda layer: {"n_ff": layer.n_ff},
+)
+GATED_FUSED = replace(
+    GATED,
+    rows=(
+        *NORMS_BEFORE,
+        TensorRow("ffn_up.weight", ("n_gate_up", "n_embd")),
+        TensorRow("ffn_up.bias", ("n_gate_up",), optional=True),
+        *DOWN_AND_NORMS,
+    ),
+    sizes=lambda layer: {"n_ff": layer.n_ff, "n_gate_up": 2 * layer.n_ff},
 )

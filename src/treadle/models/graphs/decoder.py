@@ -3,15 +3,13 @@
 ::
 
     x = embed(ids)
-    x = x + post_norm(mixer(norm(x)))    each layer
-    x = x + post_norm(ffn(norm(x)))
+    x = layer(x)                         each: models/layer.py
     logits = linear(norm(x))
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
@@ -19,44 +17,59 @@ from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import ARCHS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.ffns import FFNS
+from treadle.models.graphs.kinds import (
+    ffn_norm_of,
+    ffn_of,
+    has_wide_norm,
+    mixer_of,
+    n_rows,
+    read_tables,
+    read_windows,
+)
 from treadle.models.keys import N_LAYER_MAX, Keys
+from treadle.models.layer import build_layer
 from treadle.models.mixers import MIXERS
-from treadle.models.rope import read_ropes
 from treadle.models.structure import Graph, Sublayer, TensorRow
 
 if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
-WINDOW_KEY = "attention.sliding_window_pattern"
+POSITIONS = "position_embd.weight"
+RMS_EPS = "attention.layer_norm_rms_epsilon"
 
 
 def build(g: Ops) -> Rows:
     """The states behind the last layer."""
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
+    if g.config.n_positions:
+        x = g.add_rows("position_embd", x, "position_embd", by="position")
     for i, layer in enumerate(g.config.layers):
-        for sublayer in _sublayers(layer):
-            x = sublayer.build(g, i, x)
+        x = build_layer(g, i, x, *_sublayers(layer))
     return x
+
+
+def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
+    return g.norm("output_norm", x, "output_norm", centred=g.config.centred, scale=scale)
 
 
 def logits(g: Ops, x: Rows) -> None:
     """Logits of the rows that they are wanted of."""
-    h = g.norm("output_norm", g.outputs(x), "output_norm")
+    h = _normed(g, g.outputs(x), g.config.logit_scale)
     name = "token_embd" if g.config.tied else "output"
     g.result("logits", g.linear("output", h, name))
 
 
 def embedding(g: Ops, x: Rows) -> None:
     """A vector for each text, and the same of length 1."""
-    h, how = g.norm("output_norm", x, "output_norm"), g.config.pooling
+    h, how = _normed(g, x), g.config.pooling
     g.result("pooled", g.pool("pool", h, how))
     g.result("embedding", g.pool("pool.unit", h, how, unit=True))
 
 
 def states(g: Ops, x: Rows) -> None:
     """The last layer's normed states of all tokens."""
-    g.result("states", g.norm("output_norm", x, "output_norm"))
+    g.result("states", _normed(g, x))
 
 
 def read(keys: Keys, arch: Arch) -> Config:
@@ -74,9 +87,8 @@ def read(keys: Keys, arch: Arch) -> Config:
     head_dim = keys.integer("attention.key_length", n_embd // n_head[0], lo=1, hi=SIZE_MAX)
     head_dim_v = keys.integer("attention.value_length", n_embd // n_head[0], lo=1, hi=SIZE_MAX)
     n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
-    window = keys.integer("attention.sliding_window", 0, lo=0, hi=1 << 31)
-    windowed = bool(window) and (arch.window_period > 0 or keys.has(WINDOW_KEY))
-    local = _local_layers(keys, arch, n_layer) if windowed else (False,) * n_layer
+    window, local = read_windows(keys, n_layer)
+    ropes, tables = read_tables(keys, arch, local, head_dim, n_ctx_train)
     n_ff = keys.per_layer("feed_forward_length", n_layer)
     layers = tuple(
         Layer(
@@ -87,24 +99,38 @@ def read(keys: Keys, arch: Arch) -> Config:
             n_ff=n_ff[i],
             kv_from=i,
             window=window if local[i] else 0,
-            rope=int(local[i]),
+            rope=tables[i],
+            mixer=mixer_of(keys, i),
+            ffn=ffn_of(keys, arch, i, n_ff[i]),
+            wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),
         )
         for i in range(n_layer)
     )
     width = n_embd / n_head[0] if n_layer in arch.width_scaled else head_dim
+    ffn_norm = ffn_norm_of(keys, arch)
+    # x + r h, layer by layer, is r (x / r + h): the stream is kept in units of r, and norms make
+    # the same of it if their eps is kept in those of r**2.
+    residual = keys.number("residual_scale", 0.0, lo=0.0) or 1.0
+    norm = "attention.layer_norm_epsilon" if arch.norm == "layer" else RMS_EPS
+    embd_scale = math.sqrt(n_embd) if arch.embd_scale else 1.0
+    logit_scale = keys.number("logit_scale", 0.0, lo=0.0) or 1.0
     return Config(
         arch=arch,
         n_embd=n_embd,
         n_vocab=keys.n_vocab(),
         n_ctx_train=n_ctx_train,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon", lo=0.0, hi=1.0),
-        embd_scale=math.sqrt(n_embd) if arch.embd_scale else 1.0,
+        norm_eps=keys.number(norm, lo=0.0, hi=1.0) / residual**2,
+        embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
         attn_scale=keys.number("attention.scale", 0.0, lo=0.0) or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
+        logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),
         pooling=POOLINGS.get(keys.integer("pooling_type", 1, lo=0, hi=4), "mean"),
-        ropes=read_ropes(keys, arch, head_dim, n_ctx_train)[: 1 + any(local)],
+        ropes=ropes,
         layers=layers,
+        parallel=not ffn_norm or keys.flag("use_parallel_residual", False),
+        ffn_norm=ffn_norm,
+        n_positions=n_rows(keys, POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
     )
 
 
@@ -118,28 +144,20 @@ def _refuse_other_graphs(keys: Keys) -> None:
         raise UnsupportedError(f"{path}: {name} with attention both ways (an encoder): {have}")
 
 
-def _local_layers(keys: Keys, arch: Arch, n_layer: int) -> tuple[bool, ...]:
-    """Which layers have the window: the key is a period, or one flag per layer."""
-    key = WINDOW_KEY
-    flags = keys.get(key)
-    if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
-        if len(flags) != n_layer or any(flag not in (0, 1) for flag in flags):
-            keys.fail(key, f"has {len(flags)} entries", f"{n_layer} flags")
-        return tuple(bool(flag) for flag in flags)
-    period = keys.integer(key, arch.window_period, lo=0, hi=N_LAYER_MAX)
-    return tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
-
-
 MODEL_ROWS = (
     TensorRow("token_embd.weight", ("n_vocab", "n_embd")),
+    TensorRow(POSITIONS, ("n_positions", "n_embd"), optional=True),  # learned
     TensorRow("output_norm.weight", ("n_embd",)),
+    TensorRow("output_norm.bias", ("n_embd",), optional=True),
     TensorRow("output.weight", ("n_vocab", "n_embd"), optional=True),  # absent: token_embd's
     TensorRow("rope_freqs.weight", ("n_rope_freq",), optional=True),  # Llama 3: see Rope
+    TensorRow("rope_factors_short.weight", ("n_rope_freq",), optional=True),  # Phi 3's
+    TensorRow("rope_factors_long.weight", ("n_rope_freq",), optional=True),
 )
 LAYER_ROWS = (*MIXERS["attention"].rows, *FFNS["gated"].rows)  # of most decoders
 
 
-def _sublayers(layer: Layer) -> tuple[Sublayer, ...]:
+def _sublayers(layer: Layer) -> tuple[Sublayer, Sublayer]:
     return MIXERS[layer.mixer], FFNS[layer.ffn]
 
 
@@ -150,7 +168,8 @@ DECODER = Graph(
     sizes=lambda config: {
         "n_vocab": config.n_vocab,
         "n_embd": config.n_embd,
-        "n_rope_freq": config.ropes[0].dims // 2,
+        "n_rope_freq": config.ropes[0].dims // 2 if config.ropes else 0,
+        "n_positions": config.n_positions,
     },
     sublayers=_sublayers,
     read=read,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treadle.models.ops import part
 from treadle.models.pools import PoolSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow
 
@@ -12,27 +14,46 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 
-def build(g: Ops, i: int, x: Rows) -> Rows:
-    """``x + post_norm(output(attention(norm(x))))``."""
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``output(attention(h))``."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
-    h = g.norm(f"{at}.norm", x, f"{blk}_norm")
-    q, k, v = g.linears(f"{at}.qkv", h, [f"{blk}_q", f"{blk}_k", f"{blk}_v"])
-    if g.has(f"{blk}_q_norm.weight"):
-        q = g.norm(f"{at}.q_norm", q, f"{blk}_q_norm", heads=layer.n_head)
-        k = g.norm(f"{at}.k_norm", k, f"{blk}_k_norm", heads=layer.n_head_kv)
-    q, k = g.rope(f"{at}.rope", q, layer.rope), g.rope(f"{at}.rope", k, layer.rope)
-    h = g.linear(f"{at}.output", g.attend(at, i, q, k, v), f"{blk}_output")
-    if g.has(f"blk.{i}.post_attention_norm.weight"):
-        h = g.norm(f"{at}.output.post_norm", h, f"blk.{i}.post_attention_norm")
-    return g.add(x, h)
+    q, k, v = g.linears(f"{at}.qkv", h, _matrices(layer, f"{blk}_"))
+
+    def normed(x: Rows, name: str, heads: int) -> Rows:
+        if not g.has(f"{blk}_{name}_norm.weight"):
+            return x
+        heads = 1 if layer.wide_norm else heads
+        return g.norm(f"{at}.{name}_norm", x, f"{blk}_{name}_norm", heads=heads)
+
+    def turned(x: Rows) -> Rows:
+        return x if layer.rope is None else g.rope(f"{at}.rope", x, layer.rope)
+
+    if g.config.arch.norm_last:
+        q, k = normed(turned(q), "q", layer.n_head), normed(turned(k), "k", layer.n_head_kv)
+    else:
+        q, k = turned(normed(q, "q", layer.n_head)), turned(normed(k, "k", layer.n_head_kv))
+    return g.linear(f"{at}.output", g.attend(at, i, q, k, v), f"{blk}_output")
+
+
+def _matrices(layer: Layer, stem: str) -> list[str]:
+    """Of queries, keys and values; where they are one in the file, rows of it."""
+    if layer.mixer != FUSED:
+        return [stem + name for name in "qkv"]
+    sizes = _sizes(layer)
+    q, k, v = sizes["n_q"], sizes["n_k"], sizes["n_v"]
+    return [part(f"{stem}qkv", at, n) for at, n in ((0, q), (q, k), (q + k, v))]
 
 
 def _sizes(layer: Layer) -> Sizes:
+    n_q, n_k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
+    n_v = layer.n_head_kv * layer.head_dim_v
     return {
-        "head_dim": layer.head_dim,
-        "n_q": layer.n_head * layer.head_dim,
-        "n_k": layer.n_head_kv * layer.head_dim,
-        "n_v": layer.n_head_kv * layer.head_dim_v,
+        "n_q": n_q,
+        "n_k": n_k,
+        "n_v": n_v,
+        "n_qkv": n_q + n_k + n_v,
+        "q_norm": n_q if layer.wide_norm else layer.head_dim,
+        "k_norm": n_k if layer.wide_norm else layer.head_dim,
         "n_attn": layer.n_head * layer.head_dim_v,
     }
 
@@ -49,22 +70,45 @@ def _memory(layer: Layer) -> PoolSpec:
     )
 
 
+FUSED = "attention_qkv"  # queries, keys and values are one matrix
+_BEFORE = (
+    TensorRow("attn_norm.weight", ("n_embd",)),
+    TensorRow("attn_norm.bias", ("n_embd",), optional=True),
+)
+_AFTER = (
+    TensorRow("attn_q_norm.weight", ("q_norm",), optional=True),
+    TensorRow("attn_k_norm.weight", ("k_norm",), optional=True),
+    TensorRow("attn_output.weight", ("n_embd", "n_attn")),
+    TensorRow("attn_output.bias", ("n_embd",), optional=True),
+    TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
+    TensorRow("attn_output_norm.weight", ("n_embd",), optional=True),  # behind it
+    TensorRow("attn_output_norm.bias", ("n_embd",), optional=True),
+)
 ATTENTION = Sublayer(
+    label="attn",
+    before="attn_norm",
+    after="post_attention_norm",
+    behind="attn_output_norm",
     build=build,
     rows=(
-        TensorRow("attn_norm.weight", ("n_embd",)),
+        *_BEFORE,
         TensorRow("attn_q.weight", ("n_q", "n_embd")),
         TensorRow("attn_q.bias", ("n_q",), optional=True),
         TensorRow("attn_k.weight", ("n_k", "n_embd")),
         TensorRow("attn_k.bias", ("n_k",), optional=True),
         TensorRow("attn_v.weight", ("n_v", "n_embd")),
         TensorRow("attn_v.bias", ("n_v",), optional=True),
-        TensorRow("attn_q_norm.weight", ("head_dim",), optional=True),  # per head, before rope
-        TensorRow("attn_k_norm.weight", ("head_dim",), optional=True),
-        TensorRow("attn_output.weight", ("n_embd", "n_attn")),
-        TensorRow("attn_output.bias", ("n_embd",), optional=True),
-        TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
+        *_AFTER,
     ),
     sizes=_sizes,
     memory=_memory,
+)
+ATTENTION_QKV = replace(
+    ATTENTION,
+    rows=(
+        *_BEFORE,
+        TensorRow("attn_qkv.weight", ("n_qkv", "n_embd")),
+        TensorRow("attn_qkv.bias", ("n_qkv",), optional=True),
+        *_AFTER,
+    ),
 )

@@ -1,0 +1,44 @@
+"""Norms of some columns of f32 rows, in place: queries or keys, all heads of a token together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32
+from treadle.kernels.elementwise import mean_square
+from treadle.kernels.spec import Args, Frame, Spec
+
+
+@dataclass(frozen=True)
+class ColumnNorm(Spec):
+    """RMS norm of ``k`` values from ``column`` on, times ``w``. Items: tokens."""
+
+    op: ClassVar[str] = "column_norm"
+    args = Args("x:inout w:const stride column")
+    k: int
+    eps: float
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        x, w, lanes = frame.x + frame.column * 4, frame.w, isa.lanes
+        stride = frame.stride * 4
+        with k.loop(frame.end, start=frame.begin) as n:
+            row = x + n * stride
+            gain = 1.0 / k.sqrt(mean_square(k, row, self.k, lanes) + self.eps)
+
+            def vector(c: Val, count: int, row: Val = row, gain: Val = gain) -> None:
+                at = c * (4 * lanes)
+                v = k.load_first(row + at, f32 * lanes, count)
+                v = v * k.splat(gain, v.ty) * k.load_first(w + at, v.ty, count)
+                k.store_first(row + at, v, count)
+
+            k.runs(self.k, lanes, vector)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
+        part = rows[:, args.column : args.column + self.k]
+        y = part.astype(np.float64)
+        part[:] = y / np.sqrt((y**2).mean(-1, keepdims=True) + self.eps) * args.w[: self.k]

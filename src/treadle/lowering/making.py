@@ -1,0 +1,187 @@
+"""How the CPU makes values: buffers and steps, once something uses them, as it wants them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+from treadle.kernels.act import Act
+from treadle.kernels.choice import gated
+from treadle.kernels.elementwise import Norm, Pack
+from treadle.kernels.gemm import Gemm
+from treadle.kernels.matmul import COLUMNS
+from treadle.kernels.spec import round_up
+from treadle.lowering.values import (
+    Activated,
+    Floats,
+    GateUp,
+    Normed,
+    Outputs,
+    Product,
+    Products,
+    Value,
+    of_outputs,
+)
+
+if TYPE_CHECKING:
+    from treadle.lowering.steps import Steps
+    from treadle.models.config import Config
+    from treadle.models.ops import Rows
+    from treadle.plan import Buffer
+
+
+class Making:
+    """One plan's values, made."""
+
+    config: Config
+    steps: Steps
+
+    def floats(self, x: Rows) -> Buffer:
+        """``x`` in f32, from the first column on."""
+        buffer, column = self._place(x)
+        if column:
+            raise UnsupportedError(f"{x.label}: one of several products, by itself")
+        return buffer
+
+    def _place(self, x: Rows) -> tuple[Buffer, int]:
+        """``x`` in f32, and the column where it begins."""
+        if isinstance(x, Product):
+            return self._multiply(x.of), x.of.columns[x.index]
+        if isinstance(x, Floats):
+            return x.buffer, 0
+        if isinstance(x, Normed) and x.heads == 1:
+            return self._activations(x, Act("f32", x.width)), 0
+        raise UnsupportedError(f"{x.label}: its rows as plain floats")
+
+    def _activations(self, x: Rows, act: Act) -> Buffer:
+        """``x`` in the layout ``act``."""
+        assert isinstance(x, Value)
+        if act not in x.acts:
+            if isinstance(x, Normed) and x.heads == 1:
+                x.acts[act] = self._norm(x, act)
+            elif isinstance(x, GateUp):
+                x.acts[act] = self._gate(x, act)
+            elif isinstance(x, Activated):
+                x.acts[act] = self._pack(x.label, x.fn, self.floats(x.x), act)
+            else:
+                floats = self.floats(x)
+                x.acts[act] = self._pack(f"{x.label}.pack", "copy", floats, act)
+        return x.acts[act]
+
+    def _norm(self, x: Normed, act: Act) -> Buffer:
+        steps, source = self.steps, x.x.x if isinstance(x.x, Outputs) else x.x
+        label = x.label + (f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else "")
+        out = steps.activations(label, act, outputs=x.outputs)
+        self._norm_step(label, x, act, self.floats(source), out)
+        return out
+
+    def _norm_step(
+        self,
+        label: str,
+        x: Normed,
+        act: Act,
+        rows: Buffer,
+        out: Buffer,
+        residual: Buffer | None = None,
+    ) -> None:
+        steps, bias = self.steps, f"{x.weight}.bias"
+        biased = steps.has(bias)
+        spec = Norm(
+            act.kind,
+            act.k,
+            act.group,
+            self.config.norm_eps,
+            add=residual is not None,
+            outputs=x.outputs,
+            sub=act.sub,
+            centred=x.centred,
+            bias=biased,
+        )
+        steps.emit(
+            label,
+            spec,
+            act.grid(1, "n_outputs" if x.outputs else "n_tokens"),
+            x=rows,
+            w=steps.vector(f"{x.weight}.weight", x.scale),
+            out=out,
+            residual=residual,
+            stride=rows.row_bytes // 4,
+            bias=steps.vector(bias, x.scale) if biased else None,
+        )
+
+    def _pack(self, label: str, fn: str, x: Buffer, act: Act, up: int | None = None) -> Buffer:
+        """``up``: the column where begins what the activation gates."""
+        out, gated = self.steps.activations(label, act), up is not None or fn == "copy"
+        spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated)
+        grid = act.grid(spec.slices, "n_tokens")
+        self.steps.emit(label, spec, grid, x=x, out=out, stride=x.row_bytes // 4, up=up or 0)
+        return out
+
+    def _gate(self, x: GateUp, act: Act) -> Buffer:
+        """Both products and the activation in one step, where tokens are many and the two matrices
+        alike; else one more step.
+        """
+        steps, gate, up = self.steps, x.gate, x.up
+        if not (
+            isinstance(gate, Product)
+            and isinstance(up, Product)
+            and gate.of is up.of
+            and (gate.index, up.index) == (0, 1)
+        ):
+            raise UnsupportedError(f"{x.label}: gate and up that are no products of one input")
+        of, names = gate.of, gate.of.names
+        spec = steps.matmul(names[0], of.x.width)
+        formats = {steps.weights.format(f"{name}.weight").name for name in names}
+        biased = any(steps.has(f"{name}.bias") for name in names)
+        if of.y is None and len(formats) == 1 and not biased and isinstance(spec, Gemm):
+            fmt, n = steps.weights.format(f"{names[0]}.weight"), steps.family(steps.plan.n_tokens)
+            both = gated(fmt, steps.isa, of.x.width, x.width, x.fn, act, n, steps.table)
+            if both is not None:
+                h = self._activations(of.x, both.layout())
+                out = steps.activations(x.label, both.result())
+                steps.multiply(f"{of.label}_{x.fn}", both, names, of.heights, [0, 0], h, out)
+                return out
+        return self._pack(x.label, x.fn, self.floats(gate), act, self._place(up)[1])
+
+    def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
+        """Make products: those of the same format and biases are one step."""
+        steps, outputs = self.steps, of_outputs(of.x)
+        if of.y is not None:
+            return of.y
+        width = 0
+        for height in of.heights:
+            of.columns.append(width)
+            width += round_up(height, COLUMNS)
+        groups: dict[tuple[str, bool], list[int]] = {}
+        inputs = []
+        for j, name in enumerate(of.names):
+            layout = steps.matmul(name, of.x.width, outputs=outputs).layout()
+            inputs.append(self._activations(of.x, layout))
+            key = steps.weights.format(f"{name}.weight").name, steps.has(f"{name}.bias")
+            groups.setdefault(key, []).append(j)
+        of.y = steps.floats(of.label, width, outputs=outputs)
+        for (_, bias), members in groups.items():
+            part = [of.names[j] for j in members]
+            spec = steps.matmul(
+                part[0],
+                of.x.width,
+                segments=len(part),
+                bias=bias,
+                residual=residual is not None,
+                outputs=outputs,
+            )
+            label = of.label
+            if len(groups) > 1:
+                stem = "_".join(name.rpartition("_")[2] for name in part)
+                label = f"{label.rpartition('.')[0]}.{stem}"
+            steps.multiply(
+                label,
+                spec,
+                part,
+                [of.heights[j] for j in members],
+                [of.columns[j] for j in members],
+                inputs[members[0]],
+                of.y,
+                residual,
+            )
+        return of.y

@@ -1,0 +1,31 @@
+"""The feed-forward network without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns.gated import DOWN_AND_NORMS, GATED, NORMS_BEFORE
+from treadle.models.structure import TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``down(act(up(h)))``."""
+    at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
+    h = g.activate(f"{at}.{fn}", g.linear(f"{at}.up", h, f"{blk}_up"), fn)
+    return g.linear(f"{at}.down", h, f"{blk}_down")
+
+
+PLAIN = replace(
+    GATED,
+    build=build,
+    rows=(
+        *NORMS_BEFORE,
+        TensorRow("ffn_up.weight", ("n_ff", "n_embd")),
+        TensorRow("ffn_up.bias", ("n_ff",), optional=True),
+        *DOWN_AND_NORMS,
+    ),
+)

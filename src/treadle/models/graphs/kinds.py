@@ -1,0 +1,106 @@
+"""What kind each layer is of: its window, its rope, and what its tensors say of its halves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+from treadle.models.archs import PATTERN, WINDOW, Arch
+from treadle.models.ffns.gated import FUSED as FUSED_FFN
+from treadle.models.keys import N_LAYER_MAX, Keys
+from treadle.models.mixers.attention import FUSED as FUSED_MIXER
+from treadle.models.rope import Rope, read_ropes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from treadle.files.tensor import Tensor
+
+FFN_NORM, POST_ATTENTION = "ffn_norm", "post_attention_norm"
+
+
+def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
+    """The window, and which layers have it: the key of the pattern is a period, of which the last
+    sees everything, or one flag per layer. Without that key no layer has one, as in llama.cpp:
+    Qwen2 files carry a window that the model does not use.
+    """
+    window = keys.integer(WINDOW, 0, lo=0, hi=1 << 31)
+    flags = keys.get(PATTERN)
+    if not window or flags is None:
+        return 0, (False,) * n_layer
+    if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
+        if len(flags) != n_layer or any(flag not in (0, 1) for flag in flags):
+            keys.fail(PATTERN, f"has {len(flags)} entries", f"{n_layer} flags")
+        return window, tuple(bool(flag) for flag in flags)
+    period = keys.integer(PATTERN, lo=0, hi=N_LAYER_MAX)
+    return window, tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
+
+
+def read_tables(
+    keys: Keys, arch: Arch, local: Sequence[bool], head_dim: int, n_ctx_train: int
+) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
+    """The tables of the rope, and which of them each layer has. Layers with a window have one of
+    their own where there is a base for it.
+    """
+    if arch.rope == "none":
+        return (), (None,) * len(local)
+    ropes = read_ropes(keys, head_dim, n_ctx_train)
+    own = len(ropes) > 1 and any(local)
+    tables: list[int | None] = [int(own and here) for here in local]
+    for i, here in enumerate(local):
+        if arch.nope == "fourth" and i % 4 == 3:
+            tables[i] = None
+        if arch.nope == "global" and any(local) and not here:
+            tables[i] = None
+    return ropes[: 1 + own], tuple(tables)
+
+
+def mixer_of(keys: Keys, i: int) -> str:
+    """Whether queries, keys and values are one matrix."""
+    return FUSED_MIXER if f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors else "attention"
+
+
+def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
+    """Whether there is a gate, and whether it is one matrix with what it gates."""
+    if not arch.gated:
+        return "plain"
+    fused = f"blk.{i}.ffn_gate.weight" not in keys.gguf.tensors
+    return FUSED_FFN if fused and n_rows(keys, f"blk.{i}.ffn_up.weight") == 2 * n_ff else "gated"
+
+
+def has_wide_norm(keys: Keys, i: int, n_q: int, head_dim: int) -> bool:
+    """Whether q/k norms are of all heads together."""
+    name = f"blk.{i}.attn_q_norm.weight"
+    norm = keys.gguf.tensors.get(name)
+    if norm is None:
+        return False
+    if len(norm.shape) == 2:
+        raise UnsupportedError(
+            f"{keys.gguf.path}: {name}: weights of its own for each head: treadle has q/k norms "
+            "that all heads share, or of all heads together"
+        )
+    return norm.shape == (n_q,) and n_q != head_dim
+
+
+def ffn_norm_of(keys: Keys, arch: Arch) -> str:
+    """What the norm before the FFN is called; "" where it reads what the mixer reads.
+
+    ``post_attention_norm`` is Gemma's norm behind the product, but the one before the FFN in files
+    that have no other.
+    """
+    tensors: Mapping[str, Tensor] = keys.gguf.tensors
+    found = {
+        stem
+        for stem in (FFN_NORM, POST_ATTENTION, "post_ffw_norm")
+        if f"blk.0.{stem}.weight" in tensors or f"{stem}.weight" in arch.needs
+    }
+    if f"{FFN_NORM}.weight" not in arch.lacks or FFN_NORM in found or "post_ffw_norm" in found:
+        return FFN_NORM
+    return POST_ATTENTION if POST_ATTENTION in found else ""
+
+
+def n_rows(keys: Keys, name: str) -> int:
+    """Rows of a matrix of the file; 0 where there is none."""
+    tensor = keys.gguf.tensors.get(name)
+    return tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else 0

@@ -1,0 +1,52 @@
+"""How a layer's two halves stand on the stream of states: norms before and after, and the sums.
+
+::
+
+    x = x + after(mixer(before(x)))
+    x = x + after(ffn(before(x)))               or, in parallel, both of the same x:
+    x = x + mixer(before(x)) + ffn(before(x))
+
+A norm that the file lacks is none. One that stands behind the sum, as BERT's do, is the stream from
+there on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+    from treadle.models.structure import Sublayer
+
+
+def build_layer(g: Ops, i: int, x: Rows, mixer: Sublayer, ffn: Sublayer) -> Rows:
+    """What becomes of the states ``x`` in layer ``i``."""
+    if not g.config.parallel:
+        for half in (mixer, ffn):
+            h = half.build(g, i, _before(g, i, x, half))
+            if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
+                h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}")
+            x = g.add(x, h)
+            if g.has(f"blk.{i}.{half.behind}.weight"):
+                x = _norm(g, f"L{i}.{half.label}.norm", x, f"blk.{i}.{half.behind}")
+        return x
+    h = _before(g, i, x, mixer)
+    mixed = mixer.build(g, i, h)
+    fed = ffn.build(g, i, _before(g, i, x, ffn) if _stem(g, ffn) else h)
+    return g.add(g.add(x, mixed), fed)
+
+
+def _stem(g: Ops, half: Sublayer) -> str:
+    """What the norm before a half is called in the file."""
+    return g.config.ffn_norm if half.before == "ffn_norm" else half.before
+
+
+def _before(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
+    stem = _stem(g, half)
+    if not stem or not g.has(f"blk.{i}.{stem}.weight"):
+        return x
+    return _norm(g, f"L{i}.{half.label}.norm", x, f"blk.{i}.{stem}")
+
+
+def _norm(g: Ops, label: str, x: Rows, weight: str) -> Rows:
+    return g.norm(label, x, weight, centred=g.config.centred)
