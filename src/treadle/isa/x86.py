@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from treadle.isa import amx, portable
-from treadle.isa.isa import Tiles
+from treadle.isa.isa import Isa, Tiles
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import Ty, bf16, f16, f32, i8, i16, u8, u16
 
@@ -171,6 +172,15 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
     return by_register(k, v, one)
 
 
+def above(row: Isa, name: str, more: str, **better: Any) -> Isa:
+    """The row of CPUs that have ``more`` features than ``row`` needs, and so do some things
+    ``better``.
+    """
+    features = filter(None, [row.features, *(f"+{feature}" for feature in more.split())])
+    needs = row.needs.union(more.split())
+    return replace(row, name=name, needs=needs, features=",".join(features), **better)
+
+
 AVX2 = replace(
     portable.PORTABLE,
     name="avx2",
@@ -185,14 +195,7 @@ AVX2 = replace(
     pause=pause,
     lookup=lookup,
 )
-AVX2_VNNI = replace(
-    AVX2,
-    name="avx2_vnni",
-    needs=AVX2.needs | {"avxvnni"},
-    features="+avxvnni",
-    dot4=dot4_vnni,
-    dot4_top=255,
-)
+AVX2_VNNI = above(AVX2, "avx2_vnni", "avxvnni", dot4=dot4_vnni, dot4_top=255)
 WIDE = Tiles(floats=(2, 12), bytes=(2, 8), bytes16=(2, 6), peak=(4, 6))  # of 32 registers
 # x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
 AVX512 = replace(
@@ -208,31 +211,21 @@ AVX512 = replace(
     # Without VNNI a dot holds both halves of w and x: 8 tokens run at 89 GOP/s, 4 at 143.
     tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4)),
 )
-AVX512_VNNI = replace(
-    AVX512,
-    name="avx512_vnni",
-    needs=AVX512.needs | {"avx512vnni"},
-    features="-prefer-256-bit,+avx512vnni",
-    dot4=dot4_vnni,
-    dot4_top=255,
-    tiles=WIDE,
-)
+AVX512_VNNI = above(AVX512, "avx512_vnni", "avx512vnni", dot4=dot4_vnni, dot4_top=255, tiles=WIDE)
 # One instruction for whatever order LLVM has to put bytes in, and for any bits in bytes.
-AVX512_VBMI = replace(
+AVX512_VBMI = above(
     AVX512_VNNI,
-    name="avx512_vbmi",
-    needs=AVX512_VNNI.needs | {"avx512vbmi", "avx512bitalg", "gfni"},
-    features="-prefer-256-bit,+avx512vnni,+avx512vbmi,+avx512bitalg,+gfni",
+    "avx512_vbmi",
+    "avx512vbmi avx512bitalg gfni",
     bit_extract=bit_extract,
     multishift=multishift,
     bit_spread=bit_spread,
     lookup=lookup_any,
 )
-AVX512_BF16 = replace(
+AVX512_BF16 = above(
     AVX512_VBMI,
-    name="avx512_bf16",
-    needs=AVX512_VBMI.needs | {"avx512bf16"},
-    features="-prefer-256-bit,+avx512vnni,+avx512vbmi,+avx512bitalg,+gfni,+avx512bf16",
+    "avx512_bf16",
+    "avx512bf16",
     dot_bf16=dot_bf16,
     narrow_bf16=narrow_bf16,
     # Intel's cores with AMX run vdpbf16ps at half the speed of FMA's products: 114 GFLOP/s a core
@@ -240,11 +233,10 @@ AVX512_BF16 = replace(
     slow_with=frozenset({"amx-bf16"}),
 )
 # Prompts of every format of bytes, and of BF16, unpacked to bf16; all else as in the rows before.
-AMX_BF16 = replace(
+AMX_BF16 = above(
     AVX512_VBMI,
-    name="amx_bf16",
-    needs=AVX512_VBMI.needs | {"avx512bf16", "amx-tile", "amx-bf16"},
-    features=f"{AVX512_BF16.features},+amx-tile,+amx-bf16",
+    "amx_bf16",
+    "avx512bf16 amx-tile amx-bf16",
     narrow_bf16=narrow_bf16,
     matrix=amx.MATRIX,
 )

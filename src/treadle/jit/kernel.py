@@ -13,6 +13,7 @@ from treadle.jit import cache
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
+    from treadle.jit.compile import Linker
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
@@ -56,7 +57,7 @@ def symbol(spec: Spec) -> str:
 
 
 @lru_cache(maxsize=1)
-def _linker() -> object:
+def _linker() -> Linker:
     from treadle.jit.compile import Linker
 
     return Linker()
@@ -134,8 +135,6 @@ def load_kernels(
     """Addresses of the kernels by name. ``progress("compile", done, total)`` is called before each
     one that is compiled; ``tally`` counts them.
     """
-    from treadle.jit.compile import Linker
-
     unique = {spec.name: spec for spec in specs}
     key = isa_key(isa)
     for done, (name, spec) in enumerate(unique.items()):
@@ -144,9 +143,7 @@ def load_kernels(
         if progress:
             progress("compile", done, len(unique))
         code = object_code(spec, isa, tally)
-        linker = _linker()
-        assert isinstance(linker, Linker)
-        _linked[key, name] = linker.link(symbol(spec), code)
+        _linked[key, name] = _linker().link(symbol(spec), code)
     if progress:
         progress("compile", len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}

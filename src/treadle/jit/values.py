@@ -5,15 +5,15 @@ Nothing is promoted silently: mixing types raises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 
 from treadle.jit.types import Ty, boolean, i64, ptr
 
-# FMAs may form; nothing may be reordered, so every sum has the one order that the source gives it.
-_FLAGS = ("contract",)
+Binary: TypeAlias = "Callable[[Val, Operand], Val]"
 
 
 class Emitter:
@@ -48,6 +48,39 @@ class Emitter:
         return Val(self, self.b.gep(p.ir, [off.ir], source_etype=ir.IntType(8)), ptr)
 
 
+def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: str | None) -> Binary:
+    """What ``sign`` emits, by llvmlite's names; None for kinds of numbers that do not have it."""
+
+    def emit(self: Val, other: Operand) -> Val:
+        ty = self.ty
+        name = of_floats if ty.is_float else signed if ty.is_signed else unsigned
+        if name is None:
+            kind, instead = ("floats", "") if ty.is_float else ("integers", ": use //")
+            raise TypeError(f"{sign} is not for {kind} ({ty}){instead}")
+        # FMAs may form; nothing may be reordered, so every sum has the one order that the source
+        # gives it.
+        flags = {"flags": ("contract",)} if ty.is_float else {}
+        made = getattr(self.k.b, name)(self.ir, self._other(other), **flags)
+        return Val(self.k, made, ty)
+
+    return emit
+
+
+def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
+    """``op`` with a number on its left."""
+    return lambda self, other: op(self.k.val(other, self.ty), self)
+
+
+def _comparison(sign: str) -> Binary:
+    def emit(self: Val, other: Operand) -> Val:
+        b, ty = self.k.b, self.ty
+        integers = b.icmp_signed if ty.is_signed or ty == ptr else b.icmp_unsigned
+        made = (b.fcmp_ordered if ty.is_float else integers)(sign, self.ir, self._other(other))
+        return Val(self.k, made, boolean.like(ty))
+
+    return emit
+
+
 class Val:
     """A typed run-time value. Arithmetic takes another ``Val`` of the very same type, or a Python
     number.
@@ -61,110 +94,42 @@ class Val:
     def __bool__(self) -> bool:
         raise TypeError(f"a run-time value ({self.ty}) in a Python if: use k.if_ or k.select")
 
-    def _other(self, other: Operand) -> Val:
+    def _other(self, other: Operand) -> Any:
+        """The IR of ``other``, as a value of this very type."""
         other = self.k.val(other, self.ty)
         if other.ty != self.ty:
             raise TypeError(f"mixed types: {self.ty} and {other.ty}; convert one with .to()")
-        return other
-
-    def _whole(self, other: Operand, what: str) -> Any:
-        """The IR of ``other``, for an operation that only integers (and bools) have."""
-        if self.ty.is_float:
-            raise TypeError(f"{what} is not for floats ({self.ty})")
-        return self._other(other).ir
-
-    def _arith(self, other: Operand, f: str, i: str) -> Val:
-        b = self._other(other)
-        build = self.k.b
-        made = (
-            getattr(build, f)(self.ir, b.ir, flags=_FLAGS)
-            if self.ty.is_float
-            else getattr(build, i)(self.ir, b.ir)
-        )
-        return Val(self.k, made, self.ty)
+        return other.ir
 
     def __add__(self, other: Operand) -> Val:
-        if self.ty == ptr:
-            return self.k.gep(self, other)
-        return self._arith(other, "fadd", "add")
-
-    def __sub__(self, other: Operand) -> Val:
-        return self._arith(other, "fsub", "sub")
-
-    def __mul__(self, other: Operand) -> Val:
-        return self._arith(other, "fmul", "mul")
-
-    def __truediv__(self, other: Operand) -> Val:
-        if not self.ty.is_float:
-            raise TypeError(f"/ divides floats, not {self.ty}: use //")
-        return self._arith(other, "fdiv", "")
-
-    def __floordiv__(self, other: Operand) -> Val:
-        op = self.k.b.sdiv if self.ty.is_signed else self.k.b.udiv
-        return Val(self.k, op(self.ir, self._whole(other, "//")), self.ty)
-
-    def __mod__(self, other: Operand) -> Val:
-        op = self.k.b.srem if self.ty.is_signed else self.k.b.urem
-        return Val(self.k, op(self.ir, self._whole(other, "%")), self.ty)
-
-    def __radd__(self, other: Operand) -> Val:
-        return self.k.val(other, self.ty) + self
-
-    def __rsub__(self, other: Operand) -> Val:
-        return self.k.val(other, self.ty) - self
-
-    def __rmul__(self, other: Operand) -> Val:
-        return self.k.val(other, self.ty) * self
-
-    def __rtruediv__(self, other: Operand) -> Val:
-        return self.k.val(other, self.ty) / self
+        return self.k.gep(self, other) if self.ty == ptr else self._plus(other)
 
     def __neg__(self) -> Val:
         if self.ty.is_float:
             return Val(self.k, self.k.b.fneg(self.ir), self.ty)
         return 0 - self
 
-    def __and__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.and_(self.ir, self._whole(other, "&")), self.ty)
-
-    def __or__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.or_(self.ir, self._whole(other, "|")), self.ty)
-
-    def __xor__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.xor(self.ir, self._whole(other, "^")), self.ty)
-
-    def __lshift__(self, other: Operand) -> Val:
-        return Val(self.k, self.k.b.shl(self.ir, self._whole(other, "<<")), self.ty)
-
-    def __rshift__(self, other: Operand) -> Val:
-        op = self.k.b.ashr if self.ty.is_signed else self.k.b.lshr
-        return Val(self.k, op(self.ir, self._whole(other, ">>")), self.ty)
-
-    def _compare(self, how: str, other: Operand) -> Val:
-        b = self._other(other)
-        build = self.k.b
-        if self.ty.is_float:
-            made = build.fcmp_ordered(how, self.ir, b.ir)
-        else:
-            signed = self.ty.is_signed or self.ty == ptr
-            made = (build.icmp_signed if signed else build.icmp_unsigned)(how, self.ir, b.ir)
-        return Val(self.k, made, boolean.like(self.ty))
-
-    def __lt__(self, other: Operand) -> Val:
-        return self._compare("<", other)
-
-    def __le__(self, other: Operand) -> Val:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Operand) -> Val:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Operand) -> Val:
-        return self._compare(">=", other)
-
-    def eq(self, other: Operand) -> Val:
-        """Lane-wise equality (a method, so that ``==`` keeps its Python meaning)."""
-        return self._compare("==", other)
+    # By llvmlite's names: of floats, of signed and of unsigned integers.
+    _plus = _operator("+", "fadd", "add", "add")
+    __sub__ = _operator("-", "fsub", "sub", "sub")
+    __mul__ = _operator("*", "fmul", "mul", "mul")
+    __truediv__ = _operator("/", "fdiv", None, None)
+    __floordiv__ = _operator("//", None, "sdiv", "udiv")
+    __mod__ = _operator("%", None, "srem", "urem")
+    __and__ = _operator("&", None, "and_", "and_")
+    __or__ = _operator("|", None, "or_", "or_")
+    __xor__ = _operator("^", None, "xor", "xor")
+    __lshift__ = _operator("<<", None, "shl", "shl")
+    __rshift__ = _operator(">>", None, "ashr", "lshr")
+    __radd__ = _reflected(operator.add)
+    __rsub__ = _reflected(operator.sub)
+    __rmul__ = _reflected(operator.mul)
+    __rtruediv__ = _reflected(operator.truediv)
+    __lt__ = _comparison("<")
+    __le__ = _comparison("<=")
+    __gt__ = _comparison(">")
+    __ge__ = _comparison(">=")
+    eq = _comparison("==")  # lane by lane; a method, so that ``==`` keeps its Python meaning
 
     def to(self, ty: Ty) -> Val:
         """Convert the number: widen by the source's sign, narrow by truncation, round float to

@@ -209,22 +209,24 @@ def measure_peaks(
     kernels = load_kernels([*dots.values(), *(Stream(*shape) for shape in STREAMS)], isa)
     team = Team(n_threads, isa, LINE)
     rates: dict[str, float] = {}
+
+    def tell(done: int) -> None:
+        if progress:
+            progress("measure", done, len(acts) + 1)
+
     try:
         began, began_cpu = time.perf_counter(), time.process_time()
         for done, act in enumerate(acts):
-            if progress:
-                progress("measure", done, len(acts) + 1)
+            tell(done)
             rates[act] = _rate_of_dots(team, kernels[dots[act].name], dots[act], isa, seconds)
         asked = (time.perf_counter() - began) * n_threads
         cpu_share = min(1.0, (time.process_time() - began_cpu) / asked)
-        if progress:
-            progress("measure", len(acts), len(acts) + 1)
+        tell(len(acts))
         n_bytes = buffer_bytes()
         bytes_s = _rate_of_streams(team, kernels, n_bytes, seconds)
     finally:
         team.close()
-    if progress:
-        progress("measure", len(acts) + 1, len(acts) + 1)
+    tell(len(acts) + 1)
     return Peaks(
         rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share,
         n_bytes, n_bytes >= BEYOND * machine.cache_bytes(),
