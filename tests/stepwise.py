@@ -118,14 +118,16 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return [("f32", q), *((kind, np.array(which)) for which in kept)]
     out = slice(spec.n_head * spec.dims_v if isinstance(spec, Attention) else None)
     if isinstance(spec, Attention):
-        y, items = rows(step.writes[0], out), run.attn_items(spec.pool)
+        y, items = rows(step.writes[0], out), run.attn_items(spec.pool, few=bool(args.few))
         whole = [int(i["token"]) + t for i, _ in items for t in range(int(i["n_tokens"]))
                  if i["partial"] < 0]  # fmt: skip
         n_partials = sum(int(item["partial"] >= 0) for item, _ in items)
-        size = spec.partial_values
-        at = plan.offsets[step.writes[1]]
-        parts = arena[at : at + 4 * size * n_partials].view(np.float32)
         kind = "pairs" if spec.matrix else "f32"
+        if not args.few:
+            assert not n_partials
+            return [(kind, y[whole])]
+        at, size = plan.offsets[step.writes[1]], spec.partial_values
+        parts = arena[at : at + 4 * size * n_partials].view(np.float32)
         return [(kind, y[whole]), (kind, parts.reshape(-1, spec.dims_v + 2).copy())]
     assert isinstance(spec, Merge)
     merges = run.attn_merges(spec.pool)

@@ -11,7 +11,7 @@ import pytest
 from treadle.batch import Inputs, Part, RopeTable, Run
 from treadle.devices.cpu import Cpu
 from treadle.isa.portable import PORTABLE
-from treadle.kernels.attention_item import SPLIT
+from treadle.kernels.attention_item import SPLIT, most_partials
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import EACH, FIELDS, numbered, run_offset, run_state
 from treadle.kvcache import KVCache
@@ -74,53 +74,72 @@ def test_tokens_outputs_and_positions() -> None:
         assert (found.rope(table, dims) == expected).all()
 
 
+MANY_DEEP = [(1500, 1)] * 60  # split, all of them would need more partial results than there are
+
+
 @pytest.mark.parametrize(
-    ("tile", "split", "lengths"),
+    ("tile", "few", "lengths"),
     [
-        (1, True, [(0, 1), (1500, 1), (512, 1), (511, 1), (60, 2)]),
-        (4, False, [(0, 9), (1500, 5), (31, 1), (639, 33)]),
-        (64, False, [(0, 200), (1000, 100)]),
+        (8, 4, [(0, 1), (1500, 1), (512, 1), (511, 1), (60, 2)]),
+        (4, 0, [(0, 9), (1500, 5), (31, 1), (639, 33)]),
+        (64, 4, [(0, 200), (1000, 100)]),
+        (8, 4, [(0, 9), (1500, 1), (639, 33), (1023, 4), (512, 5)]),
+        (8, 4, MANY_DEEP),
     ],
+    ids=["few", "deterministic", "many", "mixed", "deep"],
 )
 def test_every_query_meets_its_keys_once(
-    tile: int, split: bool, lengths: list[tuple[int, int]]
+    tile: int, few: int, lengths: list[tuple[int, int]]
 ) -> None:
-    """In all pools: the keys that a window leaves, in the pages where the sequence has them."""
+    """In all pools: the keys that a window leaves, in the pages where the sequence has them. Those
+    of parts of few tokens in short items, whatever else is in the batch.
+    """
     n = sum(n for _, n in lengths)
-    plan = Plan(n + 5, 8, query_tile=tile, split_keys=split)
+    plan = Plan(n + 5, n, query_tile=tile, few_tokens=few)
     parts, starts, found = laid_out(plan, lengths)
-    rows = [(part.seq, start + i) for part, start in zip(parts, starts, strict=True)
+    rows = [(part, start + i) for part, start in zip(parts, starts, strict=True)
             for i in range(len(part.ids))]  # fmt: skip
     for pool, window in enumerate(WINDOWS):
-        slots = [seq.pages[pool][at // PAGE] * PAGE + at % PAGE for seq, at in rows]
+        slots = [part.seq.pages[pool][at // PAGE] * PAGE + at % PAGE for part, at in rows]
         assert found.kv_slots(pool).tolist() == slots
         seen: dict[int, list[int]] = {}
-        partials: dict[int, tuple[int, int]] = {}
-        for item, pages in found.attn_items(pool):
+        partials: dict[int, int] = {}
+        whole = []
+        both = [(f, *at) for f in (False, True) for at in found.attn_items(pool, few=f)]
+        for is_few, item, pages in both:
             first, last = int(item["key_begin"]), int(item["key_end"])
             assert 0 <= first < last
-            assert not split or first // SPLIT == (last - 1) // SPLIT
-            seq, position = rows[item["token"]]
+            part, position = rows[item["token"]]
+            assert is_few == (len(part.ids) <= few)
+            assert item["n_tokens"] <= (1 if is_few else tile)
             assert position == item["position"]
-            held = list(seq.pages[pool][: len(pages)])
+            held = list(part.seq.pages[pool][: len(pages)])
             assert pages.tolist() == held
             assert min(held[first // PAGE :]) >= 0  # given back: nobody may read there
             for row in range(item["token"], item["token"] + item["n_tokens"]):
-                assert rows[row][0] is seq
+                assert rows[row][0] is part
                 seen.setdefault(row, []).extend(range(first, last))
             if item["partial"] >= 0:
-                partials[int(item["partial"])] = int(item["token"]), int(item["n_tokens"])
+                assert is_few
+                partials[int(item["partial"])] = int(item["token"])
+            elif is_few and first // SPLIT != (last - 1) // SPLIT:
+                whole.append(int(item["token"]))
+            assert item["partial"] < 0 or first // SPLIT == (last - 1) // SPLIT
         for row, (_, at) in enumerate(rows):
             begin = max(0, at - window + 1) if window else 0
             assert [key for key in seen[row] if begin <= key <= at] == list(range(begin, at + 1))
         assert list(partials) == list(range(len(partials)))
+        merges = found.attn_merges(pool)
         merged = [
-            (int(merge["partial"]) + i, (int(merge["token"]), int(merge["n_tokens"])))
-            for merge in found.attn_merges(pool)
+            (int(merge["partial"]) + i, int(merge["token"]))
+            for merge in merges
             for i in range(merge["n_partials"])
         ]
         assert merged == list(partials.items())
-        assert split or not merged
+        assert all(merge["n_tokens"] == 1 for merge in merges)
+        assert bool(whole) == (lengths is MANY_DEEP and window != 40), (window, whole)
+        most = most_partials(n, min(N_CTX, window or N_CTX))
+        assert bool(whole) <= (most - 3 < len(partials) <= most)
 
 
 def test_a_layer_with_a_state_reads_one_slot_and_writes_another() -> None:

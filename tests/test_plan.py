@@ -129,6 +129,21 @@ def test_labels_are_gguf_stems(tiny: WriteTiny) -> None:
     ]
 
 
+def test_attention_of_many_tokens_and_of_few(tiny: WriteTiny) -> None:
+    """In a plan for many tokens both; where bits must not tell who is few, one for all."""
+
+    def kernels(n_tokens: int, deterministic: bool = False) -> dict[str, str]:
+        plan = plan_of(tiny("gemma3", window=16, n_layer=3), n_tokens, 1, deterministic)
+        labels = ("L2.attn", "L2.attn.few", "L2.attn.merge")
+        return {step.label: step.kernel for step in plan if step.label in labels}
+
+    alone, beside = kernels(1), kernels(512)
+    assert [*alone] == ["L2.attn", "L2.attn.merge"]
+    assert [*beside] == ["L2.attn", "L2.attn.few", "L2.attn.merge"]
+    assert beside["L2.attn.few"] == alone["L2.attn"] != beside["L2.attn"]
+    assert kernels(512, True) == kernels(1, True) == {"L2.attn": beside["L2.attn"]}
+
+
 def test_labels_are_found_by_pattern(tiny: WriteTiny) -> None:
     plan = plan_of(tiny(), 1, 1)
     assert [step.label for step in plan.match("L*.ffn.gate_up")] == [
@@ -261,6 +276,7 @@ def batches(model: treadle.Model) -> list[list[Part]]:
         [Part(long, ids(1))],
         [Part(long, ids(1)), Part(cache.sequence(), ids(2), 2)],
         [Part(long, ids(1)), Part(short, ids(9), 0), Part(cache.sequence(), ids(5), 5)],
+        [Part(short, ids(40), 0), Part(long, ids(4), 4)],
     ]
 
 

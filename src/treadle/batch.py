@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 ROPE_ROWS = 64  # positions that a table of rotations grows by
 NO_STATE = 0, 0
-WHOLE = 1 << 40  # keys in one item where histories are not cut: all there can be
 COUNTS = Struct("=3q")  # of RUN_STATE, at its beginning
 PART_RECORD, ITEM_RECORD, MERGE_RECORD = (
     Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE)
@@ -100,12 +99,15 @@ class Inputs:
     def kv_slots(self, pool: int) -> np.ndarray:
         return self._array(numbered("kv_slots", pool), "n_tokens", "i8")
 
-    def attn_items(self, pool: int) -> list[tuple[Any, np.ndarray]]:
-        """A pool's attention items, each with its sequence's pages."""
-        names = numbered("attn_items", pool), numbered("n_attn_items", pool)
+    def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
+        """A pool's attention items, those of parts of few tokens or of the others; each with its
+        sequence's pages.
+        """
+        field = "attn_few" if few else "attn_items"
+        name, count = numbered(field, pool), numbered(f"n_{field}", pool)
         made = []
-        for i, item in enumerate(self._array(*names, ITEM)):
-            at = self[names[0]] + i * ITEM.itemsize + int(item["pages"])
+        for i, item in enumerate(self._array(name, count, ITEM)):
+            at = self[name] + i * ITEM.itemsize + int(item["pages"])
             made.append((item, self._array_at(at, -(-int(item["key_end"]) // PAGE), "i8")))
         return made
 
@@ -120,13 +122,15 @@ class Run(Inputs):
     """
 
     def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], device: Device) -> None:
-        n, step = plan.n_tokens, SPLIT if plan.split_keys else WHOLE
-        n_items, n_pages = cache.max_partials(n, step), -(-cache.n_ctx // PAGE)
+        n, n_pages = plan.n_tokens, -(-cache.n_ctx // PAGE)
         pools = [pool for pool in cache.pools if pool.layers]
         sizes = {"tokens": 4 * n, "output_rows": 4 * plan.n_outputs, "parts": n * PART.itemsize}
-        for i in range(len(pools)):
+        n_split = n if plan.few_tokens else 0
+        partials = [cache.max_partials(n_split, pool.window) for pool in pools]
+        for i, n_partials in enumerate(partials):
             sizes[numbered("kv_slots", i)] = 8 * n
-            sizes[numbered("attn_items", i)] = n_items * ITEM.itemsize
+            sizes[numbered("attn_items", i)] = n * ITEM.itemsize
+            sizes[numbered("attn_few", i)] = (n + n_partials) * ITEM.itemsize
             sizes[numbered("attn_merges", i)] = n * MERGE.itemsize
         for i, table in enumerate(ropes):
             sizes[numbered("rope", i)] = n * table.row_bytes
@@ -148,8 +152,8 @@ class Run(Inputs):
             for table, offset in ((t, offsets[numbered("rope", i)]) for i, t in enumerate(ropes))
         ]
         self._pools = [
-            _Pool(self._bytes, self._words, i, offsets, plan.query_tile, step, pool)
-            for i, pool in enumerate(pools)
+            _Pool(self._bytes, self._words, i, offsets, plan, pool, n_partials)
+            for i, (pool, n_partials) in enumerate(zip(pools, partials, strict=True))
         ]
 
     def lay_out(self, parts: Ids[Part], starts: Ids[int]) -> None:
@@ -160,7 +164,7 @@ class Run(Inputs):
         at_part, at_pages = self._parts, self._pages
         block, words, ints, pools = self._bytes, self._words, self._ints, self._pools
         for pool in pools:
-            pool.n_items = pool.n_merges = pool.n_partials = 0
+            pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
         for (seq, ids, n_outputs), start in zip(parts, starts, strict=True):
             n = len(ids)
             end, n_held = row + n, start + n
@@ -182,12 +186,15 @@ class Run(Inputs):
         self.n_outputs = at_output - self._outputs
         COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts))
         for pool in pools:
-            words[pool.counts], words[pool.counts + 1] = pool.n_items, pool.n_merges
+            at = pool.counts
+            words[at], words[at + 1], words[at + 2] = pool.n_items, pool.n_few, pool.n_merges
 
 
 class _Pool:
-    """What one pool's layers are to do: where to write, and the attention items: ``tile`` query
-    tokens each, and ``step`` keys of their histories at most.
+    """What one pool's layers are to do: where to write, and the attention items.
+
+    A part of few tokens has items of one query token and SPLIT keys at most; others of ``tile``
+    query tokens and all keys that these see.
     """
 
     def __init__(
@@ -196,46 +203,68 @@ class _Pool:
         words: memoryview,
         index: int,
         offsets: dict[str, int],
-        tile: int,
-        step: int,
+        plan: Plan,
         pool: Pool,
+        max_partials: int,
     ) -> None:
         self._bytes, self._words = block, words
         self._slots = offsets[numbered("kv_slots", index)] // 8
         self._items = offsets[numbered("attn_items", index)]
+        self._few_items = offsets[numbered("attn_few", index)]
         self._merges = offsets[numbered("attn_merges", index)]
         self.counts = run_offset(numbered("n_attn_items", index)) // 8
-        self._tile, self._step, self._window, self._causal = tile, step, pool.window, pool.causal
-        self.n_items = self.n_merges = self.n_partials = 0
+        self._tile, self._few, self._max_partials = plan.query_tile, plan.few_tokens, max_partials
+        self._window, self._causal = pool.window, pool.causal
+        self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 
     def add(self, pages: array[int], table: int, token: int, start: int, n: int) -> None:
         """``n`` tokens of one sequence, rows ``token`` and on of the batch, behind ``start``; its
         pages are written down at ``table``, a byte offset.
-
-        A tile's keys are cut into runs that begin at multiples of ``step``: where there is more
-        than one, a merge joins them.
         """
-        end, step, window = start + n, self._step, self._window
-        block, at, token = self._bytes, self._items + self.n_items * ITEM_RECORD.size, token - start
-        for position in range(start, end):
+        for position in range(start, start + n):
             page = pages[position // PAGE]
-            self._words[self._slots + token + position] = page * PAGE + position % PAGE
-        for position in range(start, end, self._tile):
-            last = min(position + self._tile, end)
+            self._words[self._slots + token - start + position] = page * PAGE + position % PAGE
+        if n <= self._few:
+            self._add_few(table, token, start, n)
+            return
+        end, tile, window, causal = start + n, self._tile, self._window, self._causal
+        block, at = self._bytes, self._items + self.n_items * ITEM_RECORD.size
+        for position in range(start, end, tile):
+            last = min(position + tile, end)
             begin = max(0, position - window + 1) if window else 0
-            row, count, cut, partial = token + position, last - position, begin // step * step, -1
-            seen = last if self._causal else end
-            if seen - cut > step:
-                partial, n_cuts = self.n_partials, -(-(seen - cut) // step)
+            row, seen = token - start + position, last if causal else end
+            ITEM_RECORD.pack_into(
+                block, at, row, last - position, position, begin, seen, table - at, -1, 0
+            )
+            at += ITEM_RECORD.size
+        self.n_items = (at - self._items) // ITEM_RECORD.size
+
+    def _add_few(self, table: int, token: int, start: int, n: int) -> None:
+        """Each token's keys are split into runs that begin at multiples of SPLIT: where there is
+        more than one, a merge joins them.
+        """
+        end, window, causal = start + n, self._window, self._causal
+        block, at = self._bytes, self._few_items + self.n_few * ITEM_RECORD.size
+        for position in range(start, end):
+            begin = max(0, position - window + 1) if window else 0
+            row, seen, partial = token - start + position, position + 1 if causal else end, -1
+            cut = begin // SPLIT * SPLIT
+            n_cuts = -(-(seen - cut) // SPLIT)
+            if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
+                n_cuts = 1  # as many items as could be wanted: the rest stay whole
+                cut = seen - SPLIT
+            elif n_cuts > 1:
+                partial = self.n_partials
                 to = self._merges + self.n_merges * MERGE_RECORD.size
-                MERGE_RECORD.pack_into(block, to, row, count, partial, n_cuts)
+                MERGE_RECORD.pack_into(block, to, row, 1, partial, n_cuts)
                 self.n_merges += 1
                 self.n_partials += n_cuts
-            while begin < seen:
-                cut = min(cut + step, seen)
+            for _ in range(n_cuts):
+                cut += SPLIT
+                stop = min(cut, seen)
                 ITEM_RECORD.pack_into(
-                    block, at, row, count, position, begin, cut, table - at, partial, 0
+                    block, at, row, 1, position, begin, stop, table - at, partial, 0
                 )
                 at += ITEM_RECORD.size
-                begin, partial = cut, partial + 1
-        self.n_items = (at - self._items) // ITEM_RECORD.size
+                begin, partial = stop, partial + 1
+        self.n_few = (at - self._few_items) // ITEM_RECORD.size

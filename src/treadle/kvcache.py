@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treadle.errors import ContextFullError, NoRoomError
+from treadle.kernels.attention_item import most_partials
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool, States
 from treadle.kvtree import Node, PageTree
@@ -108,9 +109,11 @@ class KVCache:
         """Memory reserved; only pages that were written take any."""
         return sum(cells.n_bytes for cells in (*self.pools, *self.states))
 
-    def max_partials(self, n_tokens: int, split: int) -> int:
-        """Attention items that ``n_tokens`` decoding tokens can need at most."""
-        return n_tokens * (-(-self.n_ctx // split) + 1)
+    def max_partials(self, n_tokens: int, window: int) -> int:
+        """Attention items that long histories are split into in a batch of ``n_tokens``, at most,
+        where layers have this window.
+        """
+        return most_partials(n_tokens, min(self.n_ctx, window or self.n_ctx))
 
     # -- beginnings that are known --------------------------------------------------------------
 

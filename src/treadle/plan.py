@@ -18,6 +18,7 @@ import numpy as np
 from treadle.kernels.spec import Grid, Spec, round_up
 
 ALIGN = 64
+ANY_PART = range(1 << 62)  # tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,7 @@ class Step:
     shape: tuple[int, ...] = ()
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
+    serves: range = ANY_PART  # the sizes of parts, in tokens, whose history it reads
 
     @property
     def kernel(self) -> str:
@@ -103,7 +105,7 @@ class Step:
         rows = n_outputs if self.grid.count == "n_outputs" else sum(n for _, n in parts)
         n_bytes, n_ops = (self.n_bytes if rows else 0), rows * self.n_flops
         for part in parts:
-            more_bytes, more_ops = self.spec.history(*part)
+            more_bytes, more_ops = self.spec.history(*part) if part[1] in self.serves else (0, 0)
             n_bytes, n_ops = n_bytes + more_bytes, n_ops + more_ops
         return n_bytes, n_ops
 
@@ -120,8 +122,8 @@ class Plan:
     arena_bytes: int = 0
     tensors: frozenset[str] = frozenset()  # of the file
     tensors_used: set[str] = field(default_factory=set)
-    query_tile: int = 1  # query tokens of an attention item
-    split_keys: bool = False  # long histories are cut into several items
+    query_tile: int = 1  # query tokens of an attention item, in parts of more than few_tokens
+    few_tokens: int = 0  # parts of at most so many: items of one token each, long histories cut
     tensors_ignored: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Step]:

@@ -86,6 +86,7 @@ class Run:
     ropes: dict[int, np.ndarray] = field(default_factory=dict)  # by rope table
     slots: dict[int, np.ndarray] = field(default_factory=dict)  # by pool, as the rest
     items: dict[int, list[tuple[Any, np.ndarray]]] = field(default_factory=dict)
+    few: dict[int, list[tuple[Any, np.ndarray]]] = field(default_factory=dict)
     merges: dict[int, list[Any]] = field(default_factory=dict)
 
     def rope(self, table: int, rope_dims: int) -> np.ndarray:
@@ -94,16 +95,21 @@ class Run:
     def kv_slots(self, pool: int) -> np.ndarray:
         return self.slots[pool]
 
-    def attn_items(self, pool: int) -> list[tuple[Any, np.ndarray]]:
-        return self.items[pool]
+    def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
+        return (self.few if few else self.items)[pool]
 
     def attn_merges(self, pool: int) -> list[Any]:
         return self.merges[pool]
 
     def __getitem__(self, name: str) -> int:
         counts = {"n_tokens": self.n_tokens, "n_outputs": len(self.output_rows)}
-        for field_, lists in (("n_attn_items", self.items), ("n_attn_merges", self.merges)):
-            counts |= {numbered(field_, pool): len(made) for pool, made in lists.items()}
+        lists = (
+            ("n_attn_items", self.items),
+            ("n_attn_few", self.few),
+            ("n_attn_merges", self.merges),
+        )
+        for field_, by_pool in lists:
+            counts |= {numbered(field_, pool): len(made) for pool, made in by_pool.items()}
         return counts[name]
 
     def record(self, memory: Memory) -> np.ndarray:
@@ -122,14 +128,15 @@ class Run:
             made[numbered("rope", i)] = away(table.astype(np.float32), "rope")
         for i, slots in self.slots.items():
             made[numbered("kv_slots", i)] = away(slots.astype(np.int64), "slots")
-        for i, items in self.items.items():
-            records = memory.array(len(items), ITEM, name="items")
-            for at, (item, pages) in enumerate(items):
-                records[at] = item
-                here = _address(records[at:])
-                records["pages"][at] = away(pages.astype(np.int64), "pages", here)
-            made[numbered("attn_items", i)] = _address(records) - _address(made)
-            made[numbered("n_attn_items", i)] = len(items)
+        for name, by_pool in (("attn_items", self.items), ("attn_few", self.few)):
+            for i, items in by_pool.items():
+                records = memory.array(len(items), ITEM, name=name)
+                for at, (item, pages) in enumerate(items):
+                    records[at] = item
+                    here = _address(records[at:])
+                    records["pages"][at] = away(pages.astype(np.int64), "pages", here)
+                made[numbered(name, i)] = _address(records) - _address(made)
+                made[numbered(f"n_{name}", i)] = len(items)
         for i, merges in self.merges.items():
             made[numbered("attn_merges", i)] = away(np.array(merges, MERGE), "merges")
             made[numbered("n_attn_merges", i)] = len(merges)

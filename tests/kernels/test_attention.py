@@ -68,8 +68,12 @@ class Cache:
                     page.write_ref(home, t % PAGE, key, value)
 
 
-def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run, int]:
-    """The work items of BATCH, and the number of partial results."""
+def build_run(
+    spec: Attention, cache: Cache, *, split: bool = True, few: bool = False
+) -> tuple[Run, int]:
+    """The work items of BATCH, in the list for few tokens or in the other, which is then empty; and
+    the number of partial results.
+    """
     items: list[Any] = []
     merges: list[Any] = []
     token = n_partials = 0
@@ -92,7 +96,9 @@ def build_run(spec: Attention, cache: Cache, *, split: bool = True) -> tuple[Run
                 record = (token + first, n, position, b, e, 0, at + i if at >= 0 else -1, 0)
                 items.append((np.array(record, ITEM)[()], pages))
         token += sequence.n
-    return Run(token, items={spec.pool: items}, merges={spec.pool: merges}), n_partials
+    run = Run(token, items={spec.pool: []}, few={spec.pool: []}, merges={spec.pool: merges})
+    (run.few if few else run.items)[spec.pool] = items
+    return run, n_partials
 
 
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
@@ -123,8 +129,8 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
 )
 def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
-    run, n_partials = build_run(spec, cache)
-    n, width, out_width = run.n_tokens, spec.n_head * spec.head_dim, spec.n_head * spec.dims_v
+    n = sum(sequence.n for sequence in BATCH)
+    width, out_width = spec.n_head * spec.head_dim, spec.n_head * spec.dims_v
     stride, out_stride = width + 7, out_width + 3
     x = rng.standard_normal((n, stride)).astype(np.float32) * spec.head_dim**-0.5
     x[:, width:] = np.nan
@@ -133,19 +139,22 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
     # The twin does not split; that splitting changes nothing is what is tested.
     whole, _ = build_run(spec, cache, split=False)
     expected = np.full((n, out_stride), np.nan)
-    spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, **args), whole)
+    spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, few=0, **args), whole)
     allowed = tolerance(spec, x[:, :width], cache)
 
     merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool)
     for front in (False, True):
+        run, n_partials = build_run(spec, cache, few=front)
         qkv = memory.copy(x, name="qkv", front=front)
         pool = memory.copy(cache.pool, name="pool", front=front)
         out = memory.array((n, out_stride), np.float32, name="out", front=front)
         partials = memory.array(
             n_partials * spec.partial_values, np.float32, name="partials", front=front
         )
-        n_items = run[numbered("n_attn_items", spec.pool)] * spec.n_groups
+        count = "n_attn_few" if front else "n_attn_items"
+        n_items = run[numbered(count, spec.pool)] * spec.n_groups
         parts = {"partials": partials, "out": out}
+        args["few"] = int(front)
         call(spec, isa, memory, {**args, **parts, "qkv": qkv, "pool": pool}, run, n_items)
         n_merges = run[numbered("n_attn_merges", spec.pool)] * merge.n_groups
         call(merge, isa, memory, {**parts, "out_stride": out_stride}, run, n_merges)
@@ -167,7 +176,7 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
             np.full(n_partials * spec.partial_values, np.nan),
         )
         parts = {"out": out, "partials": partials, "out_stride": width}
-        given = spec.args(qkv=x, pool=cache.pool, stride=x.shape[1], **parts, **cache.places)
+        given = spec.args(qkv=x, pool=cache.pool, stride=x.shape[1], few=0, **parts, **cache.places)
         spec.run_ref(given, run)
         merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool)
         merge.run_ref(merge.args(**parts), run)
@@ -188,7 +197,7 @@ def test_large_scores_do_not_overflow(
     run, _ = build_run(spec, cache, split=False)
     width = spec.n_head * spec.head_dim
     x = (rng.standard_normal((run.n_tokens, width)) * 1000).astype(np.float32)
-    args = {"stride": width, "out_stride": width, **cache.places}
+    args = {"stride": width, "out_stride": width, "few": 0, **cache.places}
     expected, out = np.empty((run.n_tokens, width)), memory.array((run.n_tokens, width), np.float32)
     spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, **args), run)
     buffers = {"qkv": memory.copy(x), "pool": memory.copy(cache.pool), "out": out}
@@ -229,7 +238,7 @@ def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.G
         run = Run(n_tokens=n, items={1: items})
         out = memory.array((n, width), np.float32)
         args = {"qkv": memory.copy(x), "pool": memory.copy(pool), "out": out, "stride": width}
-        args |= {"out_stride": width, "page_bytes": page_bytes, "layer_off": 0}
+        args |= {"out_stride": width, "page_bytes": page_bytes, "layer_off": 0, "few": 0}
         call(spec, isa, memory, args, run, len(items) * spec.n_groups)
         outs.append(out)
     for out in outs[1:]:

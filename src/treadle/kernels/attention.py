@@ -6,10 +6,11 @@ time::
     S = log2(e) Q K^T, masked;  m' = max(m, rowmax S);  P = 2**(S - m');  c = 2**(m - m')
     l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
 
-A long history is cut into runs of SPLIT keys, each an item of its own, so that every core has work
-while decoding; ``Merge`` joins their (O, m, l). The cuts depend on positions alone, so the thread
-count never changes a sum. In vectors the spans do too, and a hidden key adds exactly 0: so what a
-query gets does not depend on those that share its tile.
+A part of few tokens (a text that is being written) has items of one token each, whatever else is
+in the batch. A long history is cut into runs of SPLIT keys, each an item of its own, so that every
+core has work; ``Merge`` joins their (O, m, l). The cuts depend on the batch's positions alone, so
+the thread count never changes a sum. In vectors spans depend on the query's own position, and a
+hidden key adds exactly 0: so what a query gets does not depend on those that share its tile.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from treadle.jit import math
-from treadle.jit.language import Builder, Isa
-from treadle.jit.types import ptr
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import i64
 from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries
 from treadle.kernels.attention_matrix import MatrixTile, matrix_scratch
 from treadle.kernels.attention_vector import VectorTile
 from treadle.kernels.kv import PAGE
-from treadle.kernels.spec import Args, Frame, numbered
+from treadle.kernels.spec import Args, Frame, numbered, run_offset
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,14 @@ class Attention(Queries):
     """Attention, whole. Items: work items x head groups.
 
     ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]`` (O, then m and l). Without
-    ``causal`` queries see the keys behind them too, as far as their item's go.
+    ``causal`` queries see the keys behind them too, as far as their item's go. ``few``: 1 where
+    the items are those of parts of few tokens, 0 where they are the others.
     """
 
     op: ClassVar[str] = "attention"
-    args = Args("qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off")
+    args = Args(
+        "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few"
+    )
 
     def scratch(self, lanes: int) -> int:
         if self.matrix:
@@ -58,8 +62,8 @@ class Attention(Queries):
         return n_bytes, 2 * n_seen * self.n_head * (self.head_dim + self.dims_v)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        items = frame.run(numbered("attn_items", self.pool), ptr)
-        n_items = frame.run(numbered("n_attn_items", self.pool))
+        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
+        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
         tile = MatrixTile if self.matrix else VectorTile
         if self.matrix:
             assert isa.matrix is not None, isa.name
@@ -71,10 +75,16 @@ class Attention(Queries):
         if isa.matrix and self.matrix:
             isa.matrix.end(k)
 
+    def _of_run(self, frame: Frame, field: str, few: str) -> Val:
+        """A field of the pool's, or where items of few tokens are meant the other one."""
+        many_off, few_off = (run_offset(numbered(name, self.pool)) for name in (field, few))
+        at = frame.block + frame.few * (few_off - many_off)
+        return frame.k.load(at, i64, align=8, offset=many_off)
+
     def run_ref(self, args: Any, run: Any) -> None:
         dims, dims_v, per = self.head_dim, self.dims_v, self.n_head // self.n_head_kv
         q_all, out_all = args.qkv.reshape(-1, args.stride), args.out.reshape(-1, args.out_stride)
-        for item, pages in run.attn_items(self.pool):
+        for item, pages in run.attn_items(self.pool, few=bool(args.few)):
             first, last = int(item["key_begin"]), int(item["key_end"])
             keys = np.arange(first // PAGE * PAGE, -(-last // PAGE) * PAGE)
             for head in range(self.n_head):

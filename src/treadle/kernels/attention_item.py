@@ -17,7 +17,8 @@ from treadle.kernels.kv import Paged
 from treadle.kernels.spec import Frame, load_record
 
 SPAN = 4  # pages whose scores are kept: what is done for each row is done for so many keys
-SPLIT = 512  # keys of one item while decoding
+SPLIT = 512  # keys of one item of a part of few tokens
+MOST_SPLIT = 32  # so many whole contexts at a time may be split: more of them are items enough
 # pages: where the sequence's table of pages begins, in bytes behind the item itself.
 ITEM_FIELDS = "token n_tokens position key_begin key_end pages partial pad"
 ITEM = np.dtype([(name, "i8") for name in ITEM_FIELDS.split()])
@@ -60,6 +61,13 @@ class Queries(Paged):
     def partial_values(self) -> int:
         """f32 values of one item's partial results, all groups."""
         return self.n_groups * self.rows * (self.dims_v + 2)
+
+
+def most_partials(n_tokens: int, n_keys: int) -> int:
+    """Items that the histories of ``n_tokens`` query tokens are split into at most, where each sees
+    ``n_keys`` keys.
+    """
+    return min(n_tokens, MOST_SPLIT) * (-(-n_keys // SPLIT) + 1)
 
 
 class Item:

@@ -37,10 +37,12 @@ FIELDS = (
     "parts",  # PART [n_parts]
 )
 EACH = (
-    "n_attn_items",  # attention: work items
-    "n_attn_merges",  # attention: query groups whose keys were split among items
+    "n_attn_items",  # attention: work items of parts of many tokens
+    "n_attn_few",  # those of parts of few tokens
+    "n_attn_merges",  # query groups whose keys were split among items
     "kv_slots",  # i64 [n_tokens]: slot = page * page_size + place, where to write
     "attn_items",  # ITEM [n_attn_items]
+    "attn_few",  # ITEM [n_attn_few]
     "attn_merges",  # MERGE [n_attn_merges]
     "rope",  # f32 [n_tokens, 2, rope_dims / 2]: cosines, then sines
 )

@@ -8,12 +8,12 @@ input are one step, and so are rotation, norms of heads and the way into the pag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.act import Act
 from treadle.kernels.attention import Attention
-from treadle.kernels.attention_item import SPLIT
 from treadle.kernels.choice import SHIPPED, Table
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed
@@ -212,27 +212,37 @@ class CpuOps(Making, Ops):
         )
         width = at.n_head * at.head_dim_v
         out = steps.floats(f"{label}.out", width)
-        split, n_tokens = steps.plan.split_keys, steps.plan.n_tokens
-        n_partials = steps.cache.max_partials(n_tokens, SPLIT) if split else 1
-        partials = Buffer(f"{label}.partials", n_partials, spec.partial_values * 4)
-        steps.emit(
-            label,
-            spec,
-            Grid(spec.n_groups, numbered("n_attn_items", pool.index)),
-            qkv=qkv,
-            pool=pool.const,
-            out=out,
-            partials=partials,
-            stride=qkv.row_bytes // 4,
-            out_stride=out.row_bytes // 4,
-            page_bytes=pool.cell_bytes,
-            layer_off=pool.layer_off(at.kv_from),
-        )
-        if split:
+        given: dict[str, Any] = {
+            "qkv": qkv,
+            "pool": pool.const,
+            "out": out,
+            "stride": qkv.row_bytes // 4,
+            "out_stride": out.row_bytes // 4,
+            "page_bytes": pool.cell_bytes,
+            "layer_off": pool.layer_off(at.kv_from),
+        }
+        most, few = steps.plan.n_tokens, steps.plan.few_tokens
+        if most > few:
+            count = numbered("n_attn_items", pool.index)
+            grid, many = Grid(spec.n_groups, count), range(few + 1, most + 1)
+            steps.emit(label, spec, grid, serves=many, few=0, **given)
+        if few:
+            one = replace(spec, tokens=1, matrix=False)
+            n_partials = steps.cache.max_partials(most, at.window)
+            partials = Buffer(f"{label}.partials", n_partials, one.partial_values * 4)
+            steps.emit(
+                label if most <= few else f"{label}.few",
+                one,
+                Grid(one.n_groups, numbered("n_attn_few", pool.index)),
+                serves=range(few + 1),
+                few=1,
+                partials=partials,
+                **given,
+            )
             steps.emit(
                 f"{label}.merge",
-                Merge(spec.n_groups, spec.heads, spec.tokens, at.head_dim_v, pool.index),
-                Grid(spec.n_groups, numbered("n_attn_merges", pool.index)),
+                Merge(one.n_groups, one.heads, one.tokens, at.head_dim_v, pool.index),
+                Grid(one.n_groups, numbered("n_attn_merges", pool.index)),
                 partials=partials,
                 out=out,
                 out_stride=out.row_bytes // 4,

@@ -16,7 +16,7 @@ from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import Grid, Spec, round_up
 from treadle.lowering.weights import whole
 from treadle.models.rope import FACTORS, LONG, SHORT
-from treadle.plan import Buffer, Const, Plan, Step
+from treadle.plan import ANY_PART, Buffer, Const, Plan, Step
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
+FEW_TOKENS = GEMV_TOKENS[-1]  # of a part: the queries of more are put into tiles
 # The same on matrix registers: many rows share a page's unpacking. Fewer where so large tiles would
 # be too few for many cores; how many cores there are has no say, for it must not change a bit.
 MATRIX_TILE_ROWS, ENOUGH_TILES = (128, 64), 64
@@ -51,7 +52,6 @@ class Steps:
         # One tiling for all layers: a run's attention items are made by pool.
         shared = max(layer.n_head // layer.n_head_kv for layer in config.layers)
         n_head = min(layer.n_head for layer in config.layers)
-        decoding = n_tokens in GEMV_TOKENS and not deterministic
         # Not where bits must be a row's own: few tokens are met by vectors.
         self.matrix_attention = (
             isa.matrix is not None
@@ -64,8 +64,10 @@ class Steps:
         if self.matrix_attention:
             most, fewer = MATRIX_TILE_ROWS
             rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
-        tile = 1 if decoding else max(1, rows // shared)
-        self.plan = Plan(n_tokens, n_outputs, query_tile=tile, split_keys=decoding)
+        # Without few ones where bits must be a row's own: the size of its part must not show.
+        few = 0 if deterministic else FEW_TOKENS
+        tile = max(1, rows // shared)
+        self.plan = Plan(n_tokens, n_outputs, query_tile=tile, few_tokens=few)
         self.plan.tensors = frozenset(weights.gguf.tensors)
         self.plan.tensors_ignored = frozenset(config.ignored)
         # In the rope tables of every run.
@@ -128,10 +130,11 @@ class Steps:
         n_bytes: int = 0,
         n_flops: int = 0,
         shape: tuple[int, ...] = (),
+        serves: range = ANY_PART,
         **args: Any,
     ) -> None:
         """A step; ``args`` by the names that the kernel declares."""
-        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops))
+        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves))
 
     # -- memory -----------------------------------------------------------------------------------
 
