@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import i32
 
@@ -47,6 +50,13 @@ TAIL = (
 WHOLE = 12582912.0  # 1.5 * 2**23: a float that this is added to is rounded to a whole number
 
 
+def polynomial(k: Builder, x: Val, coefficients: Sequence[float]) -> Val:
+    """By Horner's rule: the coefficient of the highest power comes first."""
+    return reduce(
+        lambda p, c: k.fma(p, x, k.const(c, x.ty)), coefficients[1:], k.const(coefficients[0], x.ty)
+    )
+
+
 def exp(k: Builder, x: Val) -> Val:
     """``e**x`` in f32 to about 1 unit in the last place; 0 below -87, infinity above 88.37, NaN for
     NaN.
@@ -66,9 +76,7 @@ def _exp_within(k: Builder, x: Val, most: float) -> Val:
     n = rounded - WHOLE
     r = k.fma(n, k.const(-LN2_HIGH, x.ty), bounded)
     r = k.fma(n, k.const(-LN2_LOW, x.ty), r)
-    p = k.const(EXP[0], x.ty)
-    for c in EXP[1:]:
-        p = k.fma(p, r, k.const(c, x.ty))
+    p = polynomial(k, r, EXP)
     # n stands in the low bits of ``rounded``: from there into the exponent.
     power = (rounded.bits(i32.like(x.ty)) << 23) + (127 << 23)
     return p * power.bits(x.ty)
@@ -83,9 +91,7 @@ def exp2(k: Builder, x: Val) -> Val:
     bounded = k.max(k.const(EXP2_MIN, x.ty), x)  # x comes second: where it is NaN, so is the result
     rounded = bounded + WHOLE
     r = bounded - (rounded - WHOLE)
-    p = k.const(EXP2[0], x.ty)
-    for c in EXP2[1:]:
-        p = k.fma(p, r, k.const(c, x.ty))
+    p = polynomial(k, r, EXP2)
     # The whole number stands in the low bits of ``rounded``: from there into the exponent.
     bits = i32.like(x.ty)
     return (p.bits(bits) + (rounded.bits(bits) << 23)).bits(x.ty)
@@ -123,9 +129,7 @@ def gelu_erf(k: Builder, x: Val) -> Val:
     (Hastings, 1955); that of degree 9 with the least relative error, 2.5e-8 for |x| < 14.
     """
     u = 1.0 / (k.abs(x) * 0.26 + 1.0)
-    p = k.const(TAIL[0], x.ty)
-    for c in TAIL[1:]:
-        p = k.fma(p, u, k.const(c, x.ty))
+    p = polynomial(k, u, TAIL)
     beyond = exp(k, x * x * -0.5) * (p * u)
     return x * k.select(x < 0.0, beyond, 1.0 - beyond)
 

@@ -85,7 +85,7 @@ class Gated(Matmul):
         n_chunks = (n_tokens + (chunk - 1)) // chunk
         panels, pitch = 2 * (item_rows // rows), product.panel_pitch(isa.lanes)
         stage, values = (frame.scratch + at for at in self._places(isa.lanes)[:2])
-        with product.registers(k, isa, stage), k.loop(frame.end, start=frame.begin) as item:
+        with product.registers(k, stage), k.loop(frame.end, start=frame.begin) as item:
             first = item // n_chunks * item_rows
             with k.loop(panels) as p:
                 weights = self._matrix(k, frame, p * rows >= item_rows)
@@ -97,7 +97,7 @@ class Gated(Matmul):
                 x = frame.x + token // self.nr * act.group_bytes
                 with k.loop(panels) as p:
                     panel, to = frame.scratch + p * pitch, values + p * (4 * rows)
-                    with product.tiles(k, isa, panel, x, stage) as (above, sums):
+                    with product.tiles(k, panel, x, stage) as (above, sums):
                         for column, t, y in sums:
                             at = 4 * (2 * item_rows * t + column)
                             k.store(to + above * 4, y, offset=at)

@@ -144,7 +144,7 @@ class Gemm(Matmul):
         panel, free = frame.scratch, frame.scratch + self.panel_pitch(isa.lanes)
         kc = self.kc // BLOCK * (BLOCK // PER_DWORD[self.act]) // STEP[self.act] or self.steps
         in_parts = not self.resumes and kc < self.steps
-        with self.registers(k, isa, free), k.loop(frame.end, start=frame.begin) as item:
+        with self.registers(k, free), k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item // n_chunks, rows)
             if not in_parts:
                 self.fill(k, panel, free, seg.rows)
@@ -156,9 +156,9 @@ class Gemm(Matmul):
                     self.fill(k, panel, free, seg.rows, (first, last))
                 with k.loop(stop, start=start, step=self.nr) as token:
                     x = frame.x + token // self.nr * act.group_bytes
-                    out = Out(k, isa, self, frame, seg, token)
+                    out = Out(k, self, frame, seg, token)
                     part = first, last, out.load if again else None
-                    with self.tiles(k, isa, panel, x, free, part) as (row, sums):
+                    with self.tiles(k, panel, x, free, part) as (row, sums):
                         out.store(sums, row, again, add=again and in_parts)
 
             tokens(k.i64(0), k.i64(min(kc, self.steps)), False)
@@ -167,30 +167,30 @@ class Gemm(Matmul):
                     tokens(at, k.min(at + kc, self.steps), True)
 
     @contextmanager
-    def registers(self, k: Builder, isa: Isa, free: Val) -> Iterator[None]:
+    def registers(self, k: Builder, free: Val) -> Iterator[None]:
         """Where ``tiles`` may be used; ``free``: scratch of ``sums_bytes``."""
         yield
 
     @contextmanager
     def tiles(
-        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: KRange | None = None
+        self, k: Builder, panel: Val, x: Val, free: Val, part: KRange | None = None
     ) -> Iterator[tuple[Val, Sums]]:
         """Once for each tile of a panel: the row that it begins at, and its sums.
 
         ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``Tile.multiply``, None for all
         of K.
         """
-        tile = Tile(k, isa, self, panel, x, part or (k.i64(0), k.i64(self.steps), None))
+        tile = Tile(k, self, panel, x, part or (k.i64(0), k.i64(self.steps), None))
         yield k.i64(0), tile.results()
 
 
 class Tile:
     """mr vectors of rows times nr tokens, multiplied over a part of K."""
 
-    def __init__(self, k: Builder, isa: Isa, spec: Gemm, panel: Val, x: Val, part: KRange) -> None:
-        self.k, self.isa, self.spec = k, isa, spec
+    def __init__(self, k: Builder, spec: Gemm, panel: Val, x: Val, part: KRange) -> None:
+        self.k, self.isa, self.spec = k, k.isa, spec
         self.panel, self.x, self.act = panel, x, spec.layout()
-        self.rows = spec.mr * isa.lanes
+        self.rows = spec.mr * self.isa.lanes
         self.lane_values = panel + panel_bytes(spec.fmt, self.act, self.rows)
         self.sums = self._multiply(*part)
 

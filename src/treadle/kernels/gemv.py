@@ -12,7 +12,7 @@ in vectors along K, which are added up across their lanes at the end of the row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import ClassVar
 
@@ -47,7 +47,8 @@ class Gemv(Matmul):
         # Fewer tokens than nr: the last stands in for the missing ones.
         last, stride = frame.run(self.count) - 1, self.layout().row_bytes
         tokens = [frame.x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
-        dot = Q8(k, isa, self, tokens, frame.scratch).dot if self.act == "q8" else None
+        floats = partial(_dot_floats, k, self, tokens)
+        dot = Q8(k, self, tokens, frame.scratch).dot if self.act == "q8" else floats
         with k.loop(frame.end, start=frame.begin) as item:
             seg = pick_segment(k, frame, self, item, ITEM_ROWS)
             with k.loop(ITEM_ROWS, step=self.mr) as r:
@@ -56,11 +57,7 @@ class Gemv(Matmul):
                     mine = k.min((frame.end - item) * ITEM_ROWS - r, here.m - here.first)
                     rows = [here.row(k, i) for i in range(self.mr)]
                     ahead = Ahead(k, rows[0], mine, self.k // self.fmt.block)
-                    if dot:
-                        sums = dot(rows, ahead)
-                    else:
-                        sums = _dot_floats(k, isa, self, rows, tokens, ahead)
-                    self._store(k, frame, seg, here.first, sums)
+                    self._store(k, frame, seg, here.first, dot(rows, ahead))
 
     def _store(
         self, k: Builder, frame: Frame, seg: Segment, first: Val, sums: list[list[Val]]
@@ -77,12 +74,12 @@ class Gemv(Matmul):
 
 
 def _dot_floats(
-    k: Builder, isa: Isa, spec: Gemv, rows: list[At], tokens: list[Val], ahead: Ahead
+    k: Builder, spec: Gemv, tokens: list[Val], rows: list[At], ahead: Ahead
 ) -> list[list[Val]]:
     """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
     the last.
     """
-    fmt, lanes = spec.fmt, isa.lanes
+    fmt, lanes = spec.fmt, k.isa.lanes
     assert fmt.load is not None
     load = fmt.load
     depth = max(1, 8 // (spec.mr * spec.nr))
@@ -97,7 +94,7 @@ def _dot_floats(
             xs = [k.load(token, f32 * lanes, offset=at * 4) for token in tokens]
             for r, row in enumerate(rows):
                 (here,) = row.block(at).parts
-                w = load(k, isa, here, lanes, n)
+                w = load(k, k.isa, here, lanes, n)
                 for t in range(spec.nr):
                     sums[u][r][t].v = k.fma(w, xs[t], sums[u][r][t].v)
 

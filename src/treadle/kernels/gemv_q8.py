@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import Ty, f32, i8, i32
 from treadle.kernels.act import BLOCK, block_sums, scaled_comp
 from treadle.kernels.ahead import Ahead
@@ -32,19 +32,19 @@ class Q8:
     no room for that in the first-level cache, and as many rows share the work each time.
     """
 
-    def __init__(self, k: Builder, isa: Isa, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
+    def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
         fmt = spec.fmt
         assert fmt.codes is not None
-        self.k, self.isa, self.spec, self.tokens, self.scratch = k, isa, spec, tokens, scratch
+        self.k, self.spec, self.tokens, self.scratch = k, spec, tokens, scratch
         width = fmt.block // len(fmt.codes.order)  # codes of one block in a vector
-        self.at_once = max(1, isa.vector_bits // 8 // width)
+        self.at_once = max(1, k.isa.vector_bits // 8 // width)
         self.full, self.rest = divmod(spec.k // fmt.block, self.at_once)
         self.types: list[Ty] = []
         if len(tokens) == 1:
             self._prepare()
 
     def _prepare(self) -> None:
-        k, blocks = self.k, BlockSums(self.k, self.isa, self.spec, self.at_once)
+        k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
             operands = blocks.operands(self.tokens[0], b * self.at_once)
             self.types = [v.ty for v in operands]
@@ -64,14 +64,14 @@ class Q8:
 
     def dot(self, rows: list[At], ahead: Ahead) -> list[list[Val]]:
         """The products of some rows with all tokens."""
-        k, blocks = self.k, BlockSums(self.k, self.isa, self.spec, self.at_once)
+        k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
             ahead.fetch(b, self.at_once * len(rows))
             blocks.add(rows, self._operands(blocks, b), b * self.at_once)
         sums = blocks.totals()
         if not self.rest:
             return sums
-        one = BlockSums(k, self.isa, self.spec, 1)
+        one = BlockSums(k, self.spec, 1)
         for i in range(self.rest):
             b = k.i64(self.full * self.at_once + i)
             one.add(rows, [one.operands(token, b) for token in self.tokens], b)
@@ -102,12 +102,12 @@ class BlockSums:
     comps   i32   c0  0  0  0 | c1  0  0  0      (starts), and the sums for minimums alike
     """
 
-    def __init__(self, k: Builder, isa: Isa, spec: Matmul, n: int) -> None:
+    def __init__(self, k: Builder, spec: Matmul, n: int) -> None:
         assert spec.fmt.codes is not None
-        self.k, self.isa, self.spec, self.n = k, isa, spec, n
+        self.k, self.isa, self.spec, self.n = k, k.isa, spec, n
         self.act, self.fmt, self.codes = spec.layout(), spec.fmt, spec.fmt.codes
         # Codes that are too large for a dot of signed bytes are made signed, by an addition each.
-        signed = self.codes.top > isa.dot4_top and isa.dot4_least <= -self.codes.offset
+        signed = self.codes.top > k.isa.dot4_top and k.isa.dot4_least <= -self.codes.offset
         self.less = self.codes.offset if signed else 0
         self.offset = self.codes.offset - self.less
         self.n_subs = n * self.fmt.block // self.codes.sub

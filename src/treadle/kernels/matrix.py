@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
-from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, PER_DWORD
 from treadle.kernels.blocks import At, Rows
@@ -70,22 +70,22 @@ class MatrixGemm(Gemm):
         k.outlined("pack", (panel, *rows.values, *ends), pack)
 
     @contextmanager
-    def registers(self, k: Builder, isa: Isa, free: Val) -> Iterator[None]:
-        assert isa.matrix is not None, isa.name
-        isa.matrix.begin(k, free)
+    def registers(self, k: Builder, free: Val) -> Iterator[None]:
+        assert k.isa.matrix is not None, k.isa.name
+        k.isa.matrix.begin(k, free)
         yield
-        isa.matrix.end(k)
+        k.isa.matrix.end(k)
 
     @contextmanager
     def tiles(
-        self, k: Builder, isa: Isa, panel: Val, x: Val, free: Val, part: KRange | None = None
+        self, k: Builder, panel: Val, x: Val, free: Val, part: KRange | None = None
     ) -> Iterator[tuple[Val, Sums]]:
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
         n = (last - first) * STEP[self.act] // SIDE
         x = x + first * (STEP[self.act] * 4 * EDGE)
-        with k.loop(self.rows_per_item(isa.lanes) // EDGE) as s:
+        with k.loop(self.rows_per_item(k.isa.lanes) // EDGE) as s:
             strip, row = panel + s * (EDGE * self.row_pitch), s * EDGE
-            yield row, MatrixTile(k, isa, strip, self.row_pitch, x, n, free).results()
+            yield row, MatrixTile(k, strip, self.row_pitch, x, n, free).results()
 
 
 def row_pitch(n_dwords: int) -> int:
@@ -124,17 +124,14 @@ def emit_pack_rows(
 class MatrixTile:
     """32 rows times 32 tokens, multiplied over ``n`` lines of each row."""
 
-    def __init__(
-        self, k: Builder, isa: Isa, strip: Val, pitch: int, x: Val, n: Val, sums: Val
-    ) -> None:
-        self.k, self.isa, self.sums = k, isa, sums
+    def __init__(self, k: Builder, strip: Val, pitch: int, x: Val, n: Val, sums: Val) -> None:
+        self.k, self.sums = k, sums
         self._multiply(strip, pitch, x, n)
 
     def _multiply(self, strip: Val, pitch: int, x: Val, n: Val) -> None:
         """Leave the sums in scratch, a register after the other."""
-        k = self.k
-        assert self.isa.matrix is not None
-        matrix = self.isa.matrix
+        k, matrix = self.k, self.k.isa.matrix
+        assert matrix is not None, k.isa.name
         both = range(2)
         for c in range(4):
             matrix.zero(k, c)
@@ -149,7 +146,7 @@ class MatrixTile:
 
     def results(self) -> Sums:
         """What ``Out`` writes."""
-        k, lanes = self.k, self.isa.lanes
+        k, lanes = self.k, self.k.isa.lanes
         for m, t in product(range(2), range(2)):
             at = self.sums + (2 * m + t) * REGISTER
             held = [k.load(at, i32 * SIDE, offset=LINE * i, align=LINE) for i in range(SIDE)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from treadle.jit.language import Builder, Isa, Operand, Val
+from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import f32
 from treadle.kernels.matmul import Matmul, Segment, add_bias
 from treadle.kernels.spec import Frame
@@ -22,7 +22,6 @@ class Out:
     """
 
     k: Builder
-    isa: Isa
     spec: Matmul
     frame: Frame
     seg: Segment
@@ -35,8 +34,8 @@ class Out:
 
     def load(self, m: int, t: int) -> Val:
         """What y holds."""
-        at = self.frame.y + self._place(self.isa.lanes * m, t)
-        return self.k.load(at, f32 * self.isa.lanes, align=4)
+        at = self.frame.y + self._place(self.k.isa.lanes * m, t)
+        return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
         """Write sums, each a vector from some row on (``above`` it others) of some token, with bias
