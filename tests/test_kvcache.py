@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -15,7 +15,7 @@ from treadle.errors import ContextFullError, NoRoomError, TreadleError, Unsuppor
 from treadle.isa.portable import PORTABLE
 from treadle.kernels.kv import KV_FORMATS, PAGE
 from treadle.kvcache import KVCache, Sequence
-from treadle.kvpool import GONE
+from treadle.kvpool import GONE, pages_within
 from treadle.models.pools import PoolSpec, StateSpec
 from treadle.runtime.threads import Memory
 
@@ -77,10 +77,13 @@ class Walk(RuleBasedStateMachine):
     """Few tokens and few pages: texts share beginnings, and room runs out."""
 
     windows: tuple[int, ...] = (0,)
+    kv_bytes: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCache(specs(*self.windows), CPU, N_CTX, n_sequences=2)
+        self.cache = KVCache(
+            specs(*self.windows), CPU, N_CTX, n_sequences=2, kv_bytes=self.kv_bytes
+        )
         self.live: list[Sequence] = []
         self.contents: dict[tuple[int, int], list[int]] = {}  # page of pool -> the tokens in it
 
@@ -222,12 +225,18 @@ class WindowsAloneWalk(Walk):
     windows = (40, 100)
 
 
-for walk in (Walk, WindowWalk, ManyPoolsWalk, WindowsAloneWalk):
+class FewBytesWalk(Walk):
+    windows = (0, 40)
+    kv_bytes = 10 * 2 * 4096  # ten pages of each, where two full sequences want 16
+
+
+for walk in (Walk, WindowWalk, ManyPoolsWalk, WindowsAloneWalk, FewBytesWalk):
     walk.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestPages = Walk.TestCase
 TestPagesWithAWindow = WindowWalk.TestCase
 TestPagesOfManyPools = ManyPoolsWalk.TestCase
 TestPagesOfWindowsAlone = WindowsAloneWalk.TestCase
+TestPagesOfFewBytes = FewBytesWalk.TestCase
 
 
 def filled(cache: KVCache, ids: range | list[int]) -> Sequence:
@@ -391,6 +400,51 @@ def test_memory_reserved(kv: str) -> None:
 def test_more_than_any_memory(n_ctx: int) -> None:
     with pytest.raises(TreadleError, match="MiB of keys and values"):
         KVCache(SEEN, CPU, n_ctx)
+
+
+@given(
+    pools=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5000)), min_size=1, max_size=4),
+    share=st.floats(0, 1.5),
+)
+def test_as_many_pages_as_bytes_hold(pools: list[tuple[int, int]], share: float) -> None:
+    full, sizes = [n for n, _ in pools], [size for _, size in pools]
+
+    def n_bytes(pages: list[int]) -> int:
+        return sum(n * size for n, size in zip(pages, sizes, strict=True))
+
+    most = int(share * n_bytes(full))
+    if most < sum(sizes):
+        with pytest.raises(TreadleError, match=f"kv_bytes={most}: expected at least {sum(sizes)} "):
+            pages_within(most, full, sizes)
+        return
+    pages = pages_within(most, full, sizes)
+    assert n_bytes(pages) <= most
+    assert pages == [min(max(pages), n) for n in full]
+    more = [min(max(pages) + 1, n) for n in full]
+    assert pages == full or n_bytes(more) > most
+
+
+def test_few_bytes_are_for_all_sequences() -> None:
+    """The context of one stays what it is; what is full is said in tokens."""
+    both = specs(0, 40)
+    page = 4096  # 32 tokens, 32 dims, keys and values in f16
+    full = KVCache(both, CPU, N_CTX, n_sequences=3)
+    assert full.n_tokens == 3 * N_CTX
+    assert KVCache(both, CPU, N_CTX, n_sequences=3, kv_bytes=full.n_bytes).n_bytes == full.n_bytes
+    assert KVCache(both, CPU, N_CTX, n_sequences=3, kv_bytes=1 << 40).n_bytes == full.n_bytes
+    cache = KVCache(both, CPU, N_CTX, n_sequences=3, kv_bytes=2 * 5 * page + page)
+    assert (cache.n_bytes, cache.n_tokens, cache.n_ctx) == (10 * page, 5 * PAGE, N_CTX)
+    long, short = cache.sequence(), cache.sequence()
+    cache.extend(long, range(4 * PAGE))
+    cache.extend(short, range(PAGE))
+    with pytest.raises(NoRoomError, match=r"room for 160 tokens: close a session, or raise kv_byt"):
+        cache.extend(short, [1])
+    with pytest.raises(ContextFullError, match=f"do not fit the context of {N_CTX}"):
+        cache.check_context(N_CTX + 1)
+    with pytest.raises(
+        TreadleError, match=r"at least 8192 \(1 MiB\), a page of 32 tokens in every"
+    ):
+        KVCache(both, CPU, N_CTX, kv_bytes=2 * page - 1)
 
 
 def test_formats_that_do_not_fit_are_refused() -> None:

@@ -17,9 +17,11 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.kernels.rows import ALL
 from tests.test_kvcache import check_pages
+from treadle.convert.open import packaged_model
 from treadle.errors import (
     ContextFullError,
     FileError,
+    NoRoomError,
     SamplingError,
     TemplateError,
     TreadleError,
@@ -29,7 +31,6 @@ from treadle.formats import FORMATS, by_name
 from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.jit.compile import host_features
-from treadle.model import packaged_model
 from treadle.runtime.machine import usable_threads
 from treadle.text.template import ChatTemplate
 
@@ -43,6 +44,8 @@ GREEDY = treadle.Sampling(temperature=0)
         ({"threads": 1025}, "threads=1025"),
         ({"context": 0}, "context=0: expected at least 1"),
         ({"n_sequences": 0}, "n_sequences=0: expected at least 1"),
+        ({"kv_bytes": 0}, "kv_bytes=0: expected at least 1"),
+        ({"kv_bytes": 1e9}, r"kv_bytes=1000000000\.0: expected an integer"),
         ({"kv": "f17"}, "no KV format 'f17'"),
         ({"isa": "sse9"}, "^isa='sse9': unknown; there are"),
         ({"threads": "2"}, "threads='2': expected an integer"),
@@ -87,6 +90,22 @@ def test_defaults(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_ISA", "portable")
     with treadle.load(tiny()) as model:
         assert model.isa.name == "portable"
+
+
+def test_few_bytes_for_keys_and_values(tiny: WriteTiny) -> None:
+    """A text may be as long as the context where it is alone; two take turns."""
+    page = 3 * 2 * 2 * 32 * 32 * 2  # layers, keys and values, key heads, dims, tokens, f16
+    path = tiny(n_head_kv=2)
+    given: dict[str, Any] = {"threads": 1, "context": 128, "deterministic": True}
+    with treadle.load(path, n_sequences=2, kv_bytes=5 * page, **given) as model:
+        assert (model.engine.cache.n_bytes, model.n_ctx) == (5 * page, 128)
+        alone = [model.generate([i] * 100, max_tokens=20, temperature=0).finish() for i in (5, 6)]
+        both = model.generate_many([[5] * 100, [6] * 100], max_tokens=20, temperature=0)
+        assert [made.text for made in both] == alone
+    with treadle.load(path, kv_bytes=2 * page, **given) as model:
+        assert model.generate([5] * 40, max_tokens=10).finish()
+        with pytest.raises(NoRoomError, match="room for 64 tokens"):
+            model.generate([5] * 100, max_tokens=10).finish()
 
 
 def test_the_model_inside_the_package() -> None:
@@ -350,7 +369,7 @@ def test_what_a_model_says_of_itself(tiny: WriteTiny, tmp_path: Path) -> None:
         cells = {row[0].text: row[1].text for row in parsed.iter("tr")}
         assert cells["file"] == path.name
         assert cells["architecture"] == "llama"
-        assert cells["keys and values"] == "q8_0"
+        assert cells["keys and values"] == "q8_0, 67.5 KiB for 100 tokens"
         assert cells["context"] == "100 tokens"
         session = model.session()
         assert repr(session) == "Session(0 of 100 tokens)"

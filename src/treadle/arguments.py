@@ -22,6 +22,15 @@ def integer(name: str, value: object) -> int:
         raise TreadleError(f"{name}={value!r:.40}: expected an integer") from None
 
 
+def positive(name: str, value: object, most: int | None = None) -> int:
+    """``value``, which must be a whole number from 1 on, up to ``most``."""
+    number = integer(name, value)
+    if number < 1 or (most is not None and number > most):
+        expected = "at least 1" if most is None else f"1 to {most}"
+        raise TreadleError(f"{name}={value}: expected {expected}")
+    return number
+
+
 def listed(name: str, values: Any) -> list[Any]:
     """``values`` as a list. Text and bytes could be one as well, but were not meant so."""
     if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from treadle.engine import Engine
     from treadle.files.tensor import Tensor
+    from treadle.kvcache import KVCache
 
 
 def one_line(path: Path, engine: Engine) -> str:
@@ -47,6 +48,11 @@ def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
     return dict(sizes.most_common())
 
 
+def room(cache: KVCache) -> str:
+    """What keys and values take at most: ``f16, 88.0 MiB for 4096 tokens``."""
+    return f"{cache.kv}, {n_bytes(cache.n_bytes)} for {cache.n_tokens} tokens"
+
+
 def card(path: Path, engine: Engine) -> dict[str, str]:
     """What a model is, in words: key to value."""
     facts, tensors = {"file": path.name}, engine.gguf.tensors.values()
@@ -61,7 +67,7 @@ def card(path: Path, engine: Engine) -> dict[str, str]:
         "layers": str(engine.config.n_layer),
         "vocabulary": f"{engine.config.n_vocab} tokens",
         "context": f"{engine.n_ctx} tokens",
-        "keys and values": engine.cache.kv,
+        "keys and values": room(engine.cache),
         "threads": str(engine.device.n_threads),
         "instruction set": engine.device.isa.name,
     }

@@ -66,13 +66,13 @@ class Engine:
         n_ctx: int,
         kv: str = "f16",
         n_sequences: int = 1,
+        kv_bytes: int | None = None,
         deterministic: bool = False,
     ) -> None:
         self.config, self.device, self.n_ctx = config, device, n_ctx
         self.deterministic, self.kernels = deterministic, device.kernels
-        self.cache = KVCache(
-            GRAPHS[config.arch.graph].pools(config), device, n_ctx, kv, n_sequences
-        )
+        pools = GRAPHS[config.arch.graph].pools(config)
+        self.cache = KVCache(pools, device, n_ctx, kv, n_sequences, kv_bytes)
         self._batch_sizes = batch_sizes(device.isa)
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._ready: dict[tuple[int, int, str], _Ready] = {}

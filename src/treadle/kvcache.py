@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention_item import most_partials
 from treadle.kernels.kv import PAGE
-from treadle.kvpool import GONE, Pool, States
+from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within
 from treadle.kvtree import Node, PageTree
 from treadle.models.pools import PoolSpec, StateSpec
 
@@ -54,7 +54,9 @@ class Sequence:
 
 
 class KVCache:
-    """The pools of one model. ``n_ctx`` tokens a sequence, room for ``n_sequences`` full ones."""
+    """The pools of one model. ``n_ctx`` tokens a sequence, room for ``n_sequences`` full ones, or
+    for what ``kv_bytes`` hold, whichever is less.
+    """
 
     def __init__(
         self,
@@ -63,14 +65,18 @@ class KVCache:
         n_ctx: int,
         kv: str = "f16",
         n_sequences: int = 1,
+        kv_bytes: int | None = None,
     ) -> None:
         self.kv, self.n_ctx, self.n_sequences = kv, n_ctx, n_sequences
         pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
         if all(spec.window for spec in pools):
             pools.append(TEXT)
+        n_pages = [self._n_pages(spec.window) * n_sequences for spec in pools]
+        if kv_bytes is not None:
+            n_pages = pages_within(kv_bytes, n_pages, [page_bytes(spec, kv) for spec in pools])
         self.pools = [
-            Pool(device, spec, index, kv, self._n_pages(spec.window) * n_sequences)
-            for index, spec in enumerate(pools)
+            Pool(device, spec, index, kv, n)
+            for index, (spec, n) in enumerate(zip(pools, n_pages, strict=True))
         ]
         self.windows = [pool for pool in self.pools if pool.window]
         # Pools without a window fill alike: what is left in one is left in all.
@@ -103,6 +109,11 @@ class KVCache:
         states = self._layers[layer]
         assert isinstance(states, States)
         return states
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that all sequences together may hold."""
+        return min(self._whole.n_pages * PAGE, self.n_sequences * self.n_ctx)
 
     @property
     def n_bytes(self) -> int:
@@ -313,10 +324,13 @@ class KVCache:
             self.revive().close()
 
     def _no_room(self, cells: Pool | States) -> NoRoomError:
-        full = f"{self.n_sequences} x {self.n_ctx} tokens"
+        full = self.n_sequences * self.n_ctx
+        room, cure = f"{self.n_sequences} x {self.n_ctx} tokens", "load with a larger n_sequences="
+        if self.n_tokens < full:
+            room, cure = f"{self.n_tokens} tokens", "raise kv_bytes="
         return NoRoomError(
-            f"no {cells.cell_name} left in {cells.const.name}, which has room for {full}: "
-            "close a session, or load the model with a larger n_sequences"
+            f"no {cells.cell_name} left in {cells.const.name}, which has room for {room}: "
+            f"close a session, or {cure}"
         )
 
     def extend(self, seq: Sequence, ids: Ids[int], first: Ids[int] = ()) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.errors import TreadleError
@@ -37,7 +39,7 @@ class Cells:
         except (MemoryError, ValueError) as error:  # too much for this machine, or for any
             raise TreadleError(
                 f"no memory for {self.n_bytes >> 20} MiB of {self.what} ({name}): "
-                "lower context= or n_sequences="
+                "lower context= or n_sequences=, or set kv_bytes="
             ) from error
         self.const = Const(name, memory, memory.bytes)
 
@@ -59,6 +61,39 @@ class Cells:
         self._device.copy(self.const.memory, to * size, i * size, size)
 
 
+def page_bytes(spec: PoolSpec, kv: str) -> int:
+    """Of one page: a part for every layer."""
+    return layout_of(spec, kv).layer_bytes * len(spec.layers)
+
+
+def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
+    """Of one layer's part of a page."""
+    return PageLayout(kv, spec.n_head_kv, spec.head_dim, spec.head_dim_v)
+
+
+def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """How many pages pools of ``full`` pages, of ``sizes`` bytes each, have room for in
+    ``n_bytes``: for as many tokens as there can be, whichever sequences these belong to. What
+    tokens take in a pool without a window they take in one with a window at most.
+
+    Raises TreadleError where there is no room for a page of each.
+    """
+
+    def pages(most: int) -> list[int]:
+        return [min(most, n) for n in full]
+
+    def n_bytes_of(most: int) -> int:
+        return sum(n * size for n, size in zip(pages(most), sizes, strict=True))
+
+    most = bisect_right(range(max(full) + 1), n_bytes, key=n_bytes_of) - 1
+    if not most:
+        raise TreadleError(
+            f"kv_bytes={n_bytes}: expected at least {sum(sizes)} ({-(-sum(sizes) >> 20)} MiB), a "
+            f"page of {PAGE} tokens in every layer"
+        )
+    return pages(most)
+
+
 class Pool(Cells):
     """Pages: cells that sequences may share."""
 
@@ -67,7 +102,7 @@ class Pool(Cells):
     def __init__(self, device: Device, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
         self.index, self.window, self.causal = index, spec.window, spec.causal
         self.n_pages = n_pages
-        self.layout = PageLayout(kv, spec.n_head_kv, spec.head_dim, spec.head_dim_v)
+        self.layout = layout_of(spec, kv)
         super().__init__(device, spec.name, spec.layers, self.layout.layer_bytes, n_pages)
         self.free = list(range(n_pages - 1, -1, -1))
         self.holders = [0] * n_pages

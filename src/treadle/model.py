@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +16,14 @@ from treadle.arguments import (
     SAMPLING_FIELDS,
     alternatives,
     build_sampling,
-    integer,
     listed,
+    positive,
     token_ids,
     token_limit,
 )
 from treadle.batch import Part
 from treadle.card import one_line, table
-from treadle.convert.open import open_model
+from treadle.convert.open import open_model, packaged_model
 from treadle.devices.cpu import Cpu
 from treadle.engine import Engine
 from treadle.errors import GrammarError, TreadleError
@@ -58,6 +57,7 @@ def load(
     deterministic: bool = False,
     kv: str = "f16",
     n_sequences: int = 1,
+    kv_bytes: int | None = None,
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -68,7 +68,8 @@ def load(
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096;
     ``deterministic``: results do not depend on what else is in a batch, nor on how a text is cut
     into runs; ``kv``: keys and values as "f16", "bf16", "f32" or "q8_0"; ``n_sequences``: full
-    sequences to hold at once; ``isa``: an instruction set's name, None for the best here;
+    sequences to hold at once; ``kv_bytes``: what their keys and values take at most, of all of them
+    together, None for no other limit; ``isa``: an instruction set's name, None for the best here;
     ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
@@ -80,6 +81,7 @@ def load(
         deterministic=deterministic,
         kv=kv,
         n_sequences=n_sequences,
+        kv_bytes=kv_bytes,
         isa=isa,
         progress=progress,
     )
@@ -106,6 +108,7 @@ class Model:
         deterministic: bool,
         kv: str,
         n_sequences: int,
+        kv_bytes: int | None,
         isa: str | None,
         progress: Progress | None,
     ) -> None:
@@ -113,12 +116,10 @@ class Model:
         from treadle.jit.compile import host_features
 
         began = time.perf_counter()
-        if threads is not None and not 1 <= integer("threads", threads) <= 1024:
-            raise TreadleError(f"threads={threads}: expected 1 to 1024")
-        if context is not None and integer("context", context) < 1:
-            raise TreadleError(f"context={context}: expected at least 1")
-        if integer("n_sequences", n_sequences) < 1:
-            raise TreadleError(f"n_sequences={n_sequences}: expected at least 1")
+        for name, value in (("threads", threads), ("context", context), ("kv_bytes", kv_bytes)):
+            if value is not None:
+                positive(name, value, 1024 if name == "threads" else None)
+        positive("n_sequences", n_sequences)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path)
@@ -133,6 +134,7 @@ class Model:
             n_ctx=self.n_ctx,
             kv=kv,
             n_sequences=n_sequences,
+            kv_bytes=kv_bytes,
             deterministic=deterministic,
         )
         self._turns = Turns(Scheduler(self.engine))
@@ -393,8 +395,3 @@ class Model:
 
 
 SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)  # of generate, by name
-
-
-def packaged_model() -> Path:
-    """The small model that ships inside the package."""
-    return Path(__file__).resolve().parent / "data" / "demo.gguf"

@@ -196,7 +196,7 @@ def test_shares_name_each_peak_in_use() -> None:
 
 def test_the_packaged_model(run: Run) -> None:
     """The real engine: every step has a time, and attention at depth reads keys and values."""
-    from treadle.model import packaged_model
+    from treadle.convert.open import packaged_model
 
     found = json.loads(run("plan", str(packaged_model()), "--profile", "-d", "70", "--json").out)
     assert all(row["seconds"] > 0 for row in found["steps"])

@@ -155,7 +155,7 @@ def packed(
 
 load_options = packed(
     "load",
-    ["threads", "context", "kv"],
+    ["threads", "context", "kv", "kv_bytes"],
     [
         click.option(
             "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
@@ -168,6 +168,11 @@ load_options = packed(
         click.option(
             "--kv", metavar="TYPE",
             help="Type of the cached keys and values: f16, the default, bf16, f32 or q8_0.",
+        ),
+        click.option(
+            "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N",
+            callback=lambda context, option, n: n and n << 20,
+            help="Keys and values take at most N MiB of memory; the context may be longer.",
         ),
     ],
 )  # fmt: skip

@@ -17,7 +17,11 @@ from treadle.words import scaled as scaled
 from treadle.words import why
 
 CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but of \n, \t, \r before \n
-CONTEXT = re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])")  # of treadle.load
+# Settings of treadle.load, where messages tell what to change, and the options that set them.
+SETTINGS = (
+    (re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])"), "-c"),
+    (re.compile(r"\bkv_bytes=(?![^\s,.;:)])"), "--kv-mib"),
+)
 SHOWN = 1000  # characters of a cell on a terminal
 GAP = 2  # columns between two cells
 FOLDED = 24  # columns that a cell of long words has at least, before others are left out
@@ -193,7 +197,10 @@ def typed(error: Exception) -> str:
     """
     if isinstance(error, OSError):
         return f"{error.filename}: {why(error)}" if error.filename else why(error)
-    return CONTEXT.sub("-c", str(error))
+    text = str(error)
+    for setting, option in SETTINGS:
+        text = setting.sub(option, text)
+    return text
 
 
 def shorten(text: str, width: int) -> str:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.splits import is_hf
+
+
+def packaged_model() -> Path:
+    """The small model that ships inside the package."""
+    return Path(__file__).resolve().parent.parent / "data" / "demo.gguf"
 
 
 def open_model(path: str | os.PathLike[str]) -> GGUF:
