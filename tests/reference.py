@@ -203,7 +203,8 @@ def attended(maps: Layer, h: Array) -> Array:
         def turn(x: Array) -> Array:
             if at.rope is None:
                 return x
-            return rope(x, *config.ropes[at.rope].frequencies(), config.arch.rope)
+            n_ctx = config.n_ctx_train
+            return rope(x, *config.ropes[at.rope].frequencies(n_ctx), config.arch.rope)
 
         x = x.reshape(len(x), n_head, -1)
         return norm(turn(x)) if config.arch.norm_last else turn(norm(x))

@@ -10,7 +10,7 @@ import pytest
 
 import treadle
 from tests.kernels.rows import ALL, DISTINCT, name
-from tests.models.hf_tiny import CASES, write_tiny
+from tests.models.hf_tiny import ALL_CASES, CASES, write_tiny
 from tests.reference import forward
 from tests.tiny import rounding
 from treadle.isa.isa import Isa
@@ -60,7 +60,7 @@ def check(rows: dict[str, np.ndarray], expected: np.ndarray, share: float) -> No
         assert error[worst] <= share * scale, (way, worst, error[worst] / scale, share)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ALL_CASES)
 def test_agrees_with_transformers(case: str, truth: dict[str, Truth]) -> None:
     """In f32 throughout, by every path, on the best row of this machine."""
     t = truth[case]

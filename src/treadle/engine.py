@@ -69,6 +69,9 @@ class Engine:
         kv_bytes: int | None = None,
         deterministic: bool = False,
     ) -> None:
+        if config.n_positions and n_ctx > config.n_positions:
+            have = f"the model has learned positions for {config.n_positions}"
+            raise TreadleError(f"a context of {n_ctx} tokens: {have}")
         self.config, self.device, self.n_ctx = config, device, n_ctx
         self.deterministic, self.kernels = deterministic, device.kernels
         pools = GRAPHS[config.arch.graph].pools(config)

@@ -140,6 +140,8 @@ def _fingerprint(engine: Engine) -> str:
     for field in fields(config):
         if field.name not in ("arch", "optional", "ignored", "n_ctx_train"):
             numbers.append((field.name, getattr(config, field.name)))
+    # Which of two sets of factors turned the keys.
+    numbers += (rope.factors_in(engine.n_ctx) for rope in config.ropes if rope.long_factors)
     state = hashlib.sha256(repr(numbers).encode())
     for name, tensor in sorted(gguf.tensors.items()):
         state.update(repr((name, tensor.shape, tensor.ggml_type)).encode())

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.models.hf_names import FAMILIES, PLAIN, gguf_name
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
 
@@ -108,34 +109,54 @@ CASES: dict[str, Case] = {
         },
     ),
 }
-
-NAMES = {  # GGUF's stems, by transformers' names
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+# Architectures that llama.cpp reads from files of their own names, and `convert` does not write.
+MORE_CASES: dict[str, Case] = {
+    "gemma": Case(
+        "Gemma",
+        "gemma",
+        {"head_dim": 32, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    ),
+    "exaone4": Case(
+        "Exaone4",
+        "exaone4",
+        {"num_hidden_layers": 4, "sliding_window": 16, "sliding_window_pattern": 4},
+    ),
+    "exaone4-no-window": Case(
+        "Exaone4",
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "phi3-longrope": Case(
+        "Phi3",
+        "phi3",
+        {
+            "sliding_window": 20,
+            "pad_token_id": 0,
+            "original_max_position_embeddings": 32,
+            **_rope(
+                "longrope",
+                original_max_position_embeddings=32,  # a text of 48 has the long factors
+                short_factor=[1.0] * 8,
+                long_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 3.0, 4.0, 4.0],
+            ),
+        },
+    ),
+    "gptneox": Case("GPTNeoX", "gptneox", {"num_key_value_heads": 4}),
+    "gptneox-in-turn": Case(
+        "GPTNeoX", "gptneox", {"use_parallel_residual": False, "num_key_value_heads": 4}
+    ),
+    "gpt2": Case(
+        "GPT2",
+        "gpt2",
+        {"n_positions": 128, "n_inner": 96, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
 }
-GEMMA_NAMES = {  # four norms a layer: the same words, other places
-    **NAMES,
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
+ALL_CASES = CASES | MORE_CASES
 
 
 def tiny_models() -> list[tuple[str, Callable[[], Any]]]:
     """Every case: its name, and a builder of the transformers model (float64, evaluation mode)."""
-    return [(name, functools.partial(build, case)) for name, case in CASES.items()]
+    return [(name, functools.partial(build, case)) for name, case in ALL_CASES.items()]
 
 
 def write_tiny(name: str, path: Path) -> tuple[list[int], npt.NDArray[np.float64]]:
@@ -145,9 +166,9 @@ def write_tiny(name: str, path: Path) -> tuple[list[int], npt.NDArray[np.float64
     where torch or transformers is absent, and fails it under CI.
     """
     require_transformers()
-    model = build(CASES[name])
+    model = build(ALL_CASES[name])
     ids = np.random.default_rng(7).integers(3, N_VOCAB, N_TOKENS).tolist()
-    write_gguf(CASES[name], model, path)
+    write_gguf(ALL_CASES[name], model, path)
     return ids, compute_logits(model, ids)
 
 
@@ -218,20 +239,23 @@ def build(case: Case) -> Any:
         "num_key_value_heads": 2,
         "max_position_embeddings": 128,
         "rms_norm_eps": EPS,
+        "layer_norm_eps": EPS,
+        "layer_norm_epsilon": EPS,
         "tie_word_embeddings": False,
         "attn_implementation": "eager",
         **case.options,
     }
     text = "Text" if case.family == "Gemma3" else ""
     config = getattr(transformers, f"{case.family}{text}Config")(**options)
-    model_class = getattr(transformers, f"{case.family}ForCausalLM")
+    name = "GPT2LMHeadModel" if case.family == "GPT2" else f"{case.family}ForCausalLM"
+    model_class = getattr(transformers, name)
     with float64_only():
         model = model_class(config).eval()
     rng = np.random.default_rng(sum(case.family.encode()))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             value = _draw(rng, name, tuple(parameter.shape), model.config.tie_word_embeddings)
-            shift = 1.0 if case.family == "Gemma3" and "norm" in name else 0.0
+            shift = 1.0 if case.family in ("Gemma", "Gemma3") and "norm" in name else 0.0
             parameter.copy_(torch.from_numpy(value.astype(np.float64) - shift))
     return model
 
@@ -241,14 +265,15 @@ def _draw(
 ) -> npt.NDArray[np.float32]:
     """Weights that keep activations near 1, attention uneven, and logits of about 3."""
     x = rng.standard_normal(shape)
-    if "norm" in name:
+    if ("norm" in name or "ln_" in name) and not name.endswith("bias"):
         x = 1.0 + 0.25 * x
     elif name.endswith("bias"):
         x = 0.5 * x
-    elif "embed_tokens" in name:
+    elif any(stem in name for stem in ("embed_tokens", "embed_in", "wte", "wpe")):
         x = 0.35 * x if tied else x
     else:
-        x = x * (3.0 if "lm_head" in name else 1.4) / math.sqrt(shape[1])
+        head = "lm_head" in name or "embed_out" in name
+        x = x * (3.0 if head else 1.4) / math.sqrt(shape[1])
     return x.astype(np.float32)
 
 
@@ -263,66 +288,66 @@ def write_gguf(case: Case, model: Any, path: Path) -> None:
     for key, value in byte_vocabulary().items():
         writer.add(f"tokenizer.ggml.{key}", value)
     for name, parameter in model.named_parameters():
-        data = parameter.detach().numpy()
-        if case.family == "Gemma3" and "norm" in name:
-            data = data + 1.0  # Gemma multiplies by 1 + weight, GGUF by weight
-        if case.arch == "llama" and ("q_proj" in name or "k_proj" in name):
-            heads = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
-            data = halves_to_pairs(data, getattr(config, heads))
-        data = data.astype(np.float32)
-        writer.add_tensor(gguf_name(case, name), data.shape, f32, data)
+        to = gguf_name(case.family, name)
+        stem = to.rpartition(".")[0].rpartition(".")[2]
+        convert = FAMILIES.get(case.family, PLAIN).convert
+        data = convert(config, stem, parameter.detach().numpy()).astype(np.float32)
+        writer.add_tensor(to, data.shape, f32, data)
     factors = llama3_factors(config)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.shape, f32, factors)
+    for length in ("short", "long"):
+        given = (getattr(config, "rope_parameters", None) or {}).get(f"{length}_factor")
+        if given is not None:
+            some = np.array(given, np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", some.shape, f32, some)
     writer.write()
-
-
-def gguf_name(case: Case, name: str) -> str:
-    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``."""
-    stem, kind = name.rsplit(".", 1)
-    names = GEMMA_NAMES if case.family == "Gemma3" else NAMES
-    if stem.startswith("model.layers."):
-        _, _, i, stem = stem.split(".", 3)
-        return f"blk.{i}.{names[stem]}.{kind}"
-    return f"{names[stem]}.{kind}"
-
-
-def halves_to_pairs(rows: npt.NDArray[Any], n_head: int) -> npt.NDArray[Any]:
-    """Reorder each head's rows: transformers turns (i, i + d/2) together, llama.cpp (2i, 2i+1)."""
-    halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def hyper_parameters(config: Any) -> dict[str, Any]:
     """GGUF's keys, without the architecture's prefix."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layers = config.rope_parameters  # of every layer, or for Gemma by the layer's type
+    # Of every layer, or for Gemma by the layer's type; GPT-2 has none.
+    layers = getattr(config, "rope_parameters", None) or {"rope_type": "", "rope_theta": 1e4}
     rope = layers.get("full_attention", layers)
+    inner = getattr(config, "intermediate_size", None) or config.n_inner
+    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     keys: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": inner,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": kv_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": rope["rope_theta"],
     }
     if rope["rope_type"] in ("linear", "yarn"):
         keys["rope.scaling.type"] = rope["rope_type"]
         keys["rope.scaling.factor"] = rope["factor"]
+    if (share := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        keys["rope.dimension_count"] = int(head_dim * share)
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        stretch = math.log(config.max_position_embeddings / original)
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + stretch / math.log(original))
+        keys["rope.scaling.original_context_length"] = original
     if rope["rope_type"] == "yarn":
         keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     for key, attribute in {
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "attention.layer_norm_epsilon": "layer_norm_eps",
+        "use_parallel_residual": "use_parallel_residual",
         "attention.sliding_window": "sliding_window",
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
     }.items():
         if (value := getattr(config, attribute, None)) is not None:
             keys[key] = value
+    if (eps := getattr(config, "layer_norm_epsilon", None)) is not None:
+        keys["attention.layer_norm_epsilon"] = eps
     return keys
 
 
@@ -331,7 +356,7 @@ def llama3_factors(config: Any) -> npt.NDArray[np.float32] | None:
 
     Long waves by ``factor``, short ones by 1, those between by the smooth step of Meta's code.
     """
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "llama3":
         return None
     dims = config.hidden_size // config.num_attention_heads

@@ -10,6 +10,7 @@ from tests.conftest import WriteTiny
 from tests.reference import forward
 from tests.test_session import decode, prefill, text
 from tests.tiny import rounding
+from treadle.errors import TreadleError
 
 UNEQUAL = {"n_ff": [96, 32, 160], "n_head": [4, 2, 6], "n_head_kv": [2, 2, 3]}
 
@@ -30,6 +31,16 @@ def test_values_of_another_size_than_keys(arch: str, head_dim_v: int, tiny: Writ
     path = tiny(arch, window=16, head_dim_v=head_dim_v)
     with treadle.load(path, threads=2, kv="f32") as model:
         assert {layer.head_dim_v for layer in model.config.layers} == {head_dim_v}
+        check(model)
+
+
+def test_learned_positions_end(tiny: WriteTiny) -> None:
+    """Behind the last row there is nothing to read: a longer context is refused."""
+    path = tiny("gpt2", n_ctx=64, n_head_kv=4)
+    with pytest.raises(TreadleError, match=r"context of 65 tokens: the model has learned .* 64$"):
+        treadle.load(path, context=65)
+    with treadle.load(path, threads=2, kv="f32") as model:
+        assert model.n_ctx == 64
         check(model)
 
 

@@ -40,3 +40,19 @@ def test_yarn_keeps_short_waves_and_stretches_long_ones() -> None:
     inv_freq, factor = dataclasses.replace(yarn, yarn_ext_factor=0.0).frequencies()
     np.testing.assert_allclose(inv_freq, BASE / 4, rtol=1e-15)
     assert factor == 1.0
+
+
+def test_long_factors_are_chosen_by_the_context() -> None:
+    short, long = (1.0,) * 8, (1.0, 1.1, 1.3, 1.7, 2.0, 3.0, 4.0, 4.0)
+    rope = dataclasses.replace(PLAIN, factors=short, long_factors=long, n_ctx_orig=64)
+    for n_ctx, factors in ((0, short), (64, short), (65, long)):
+        inv_freq, _ = rope.frequencies(n_ctx)
+        np.testing.assert_allclose(inv_freq, BASE / factors, rtol=1e-15)
+
+
+def test_yarns_own_factor_may_be_taken_back() -> None:
+    """Ministral 3: the logarithm above is divided by the same, times its multiplier."""
+    yarn = Rope(16, 1e4, scaling="yarn", scale=16.0, n_ctx_orig=4096, yarn_log_multiplier=1.0)
+    assert yarn.frequencies()[1] == 1.0
+    _, factor = dataclasses.replace(yarn, yarn_log_multiplier=0.5).frequencies()
+    assert factor == pytest.approx((1 + 0.1 * np.log(16)) / (1 + 0.05 * np.log(16)))
