@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
-from treadle.cli.options import KNOBS, build_sampling
+from treadle.cli.options import OF_SAMPLING, build_sampling
 from treadle.sampling.settings import Sampling
 
 # What only a program can give.
@@ -17,7 +17,7 @@ NOT_TYPED = {"custom"}
 
 def test_every_setting_has_an_option() -> None:
     fields = {field.name for field in dataclasses.fields(Sampling)}
-    assert {knob.field for knob in KNOBS} == fields - NOT_TYPED
+    assert {setting.name for setting in OF_SAMPLING} == fields - NOT_TYPED
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ NO_MODEL = (
 
 @click.command(cls=ModelCommand)
 @click.argument("model", required=False, metavar="MODEL")
-@generation_options("Most tokens of one answer; -1, the default, for no limit.")
+@generation_options
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
 @click.option(

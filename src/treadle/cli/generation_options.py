@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,11 @@ import click
 
 from treadle.cli.load import read_text
 from treadle.cli.options import (
-    KNOBS,
-    Function,
+    OF_SAMPLING,
+    Knob,
     build_sampling,
+    option,
     packed,
-    sampling_option,
     token_limit,
 )
 from treadle.errors import GrammarError
@@ -76,24 +76,24 @@ def read_constraint(files: Mapping[str, Path | None]) -> Constraint | None:
 def build_options(values: dict[str, Any]) -> GenerationOptions:
     """What the options ask for."""
     constraint = read_constraint(values)
-    sampling = build_sampling({knob.field: values[knob.field] for knob in KNOBS})
+    sampling = build_sampling({each.name: values[each.name] for each in OF_SAMPLING})
     return GenerationOptions(sampling, values["max_tokens"], values["stop"], constraint)
 
 
-def generation_options(limit_help: str) -> Callable[[Function], Function]:
-    """A decorator that adds the options and hands them over as ``options``."""
-    options: list[Callable[[Function], Function]] = [
-        click.option("-n", "--max-tokens", type=token_limit, metavar="N", help=limit_help),
-        click.option(
-            "--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated."
-        ),
-        click.option(
-            "--grammar", type=EXISTING, metavar="FILE", help="Write only what this grammar allows."
-        ),
-        click.option(
-            "--json-schema", type=EXISTING, metavar="FILE", help="Write JSON of this schema."
-        ),
-        *map(sampling_option, KNOBS),
-    ]
-    fields = ["max_tokens", "stop", *FILES, *(knob.field for knob in KNOBS)]
-    return packed("options", fields, options, build_options)
+# What an answer's end and form are set by; all else is OF_SAMPLING.
+OF_ANSWERS = (
+    Knob(
+        "max_tokens", "-n --max-tokens", "Most tokens of an answer; -1, the default, for no limit.",
+        token_limit, metavar="N",
+    ),
+    Knob(
+        "stop", "--stop", "End before TEXT; may be repeated.", str, multiple=True, otherwise=()
+    ),
+    Knob("grammar", "--grammar", "Write only what this grammar allows.", EXISTING),
+    Knob("json_schema", "--json-schema", "Write JSON of this schema.", EXISTING),
+)  # fmt: skip
+_OPTIONS = (*OF_ANSWERS, *OF_SAMPLING)
+# A decorator that adds the options and hands them over as ``options``.
+generation_options = packed(
+    "options", [each.name for each in _OPTIONS], [option(each) for each in _OPTIONS], build_options
+)

@@ -14,6 +14,7 @@ from treadle.errors import SamplingError
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
 Function = Callable[..., Any]
+SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
 class SamplingOption(click.Option):
@@ -49,27 +50,82 @@ def bias(text: str) -> tuple[int, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """How one field of `Sampling` is typed; its type and its default are the field's own."""
+    """How one setting of an answer is typed: as an option, and behind ``/set`` in a chat."""
 
-    field: str
+    name: str
     flags: str
     help: str
-    reader: Callable[[str], Any] | None = None  # of one value, where its type is not enough
+    reader: Any = None  # click's type of one value, where the default's is not enough
     multiple: bool = False
+    metavar: str | None = None
+    otherwise: Any = None  # the default of what is no field of `Sampling`
 
     @property
     def default(self) -> Any:
-        """The field's."""
-        return getattr(DEFAULT, self.field)
+        """The field's, where it is one."""
+        return getattr(DEFAULT, self.name, self.otherwise)
 
     @property
     def kind(self) -> Any:
         """click's type of one value."""
         return self.reader or type(self.default)
 
+    @property
+    def names(self) -> list[str]:
+        """What it answers to in a chat."""
+        return [self.name, *map(plain, self.flags.split())]
+
+    def parse(self, text: str) -> Any:
+        """The value that was typed in a chat. Raises click.UsageError, ValueError."""
+        if self.is_default(text):
+            return self.default
+        if self.kind is bool:
+            if text.lower() not in SWITCH:
+                raise ValueError(f"'{text}' is neither on nor off")
+            return SWITCH[text.lower()]
+        kind = click.types.convert_type(self.kind)
+        if self.multiple:
+            import shlex  # a chat's alone
+
+            words = (word.replace("\\n", "\n").replace("\\t", "\t") for word in shlex.split(text))
+            return tuple(kind.convert(word, None, None) for word in words)
+        return kind.convert(text, None, None)
+
+    def is_default(self, text: str) -> bool:
+        """Whether what was typed stands for the default: "none" does where nothing is that."""
+        return text.lower() == "default" or (text.lower() == "none" and not self.default)
+
+    def written(self, value: Any) -> str:
+        """A value as it may be typed."""
+        if value is None or value in ((), {}):
+            return "none"
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if isinstance(value, dict):
+            return " ".join(f"{token}{bias:+g}" for token, bias in value.items())
+        if isinstance(value, tuple) and self.multiple:
+            return " ".join(map(quoted, value))
+        if isinstance(value, tuple):
+            return "; ".join(value)
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def quoted(text: str) -> str:
+    """One of several texts."""
+    if not text.isprintable() or text in ("none", "default"):
+        return repr(text)
+    import shlex
+
+    return shlex.quote(text)
+
+
+def plain(name: str) -> str:
+    """A name that may be written as an option."""
+    return name.lstrip("-").lower().replace("-", "_")
+
 
 DEFAULT = Sampling()
-KNOBS = (
+OF_SAMPLING = (
     Knob("temperature", "--temp --temperature", "Above 1 bolder, below 1 safer; 0 is greedy."),
     Knob("top_k", "--top-k", "Keep the k likeliest tokens; 0 keeps all."),
     Knob("top_p", "--top-p", "Keep the likeliest until they reach p; 1 keeps all."),
@@ -116,17 +172,19 @@ def token_limit(text: Any) -> int | None:
     return None if limit == -1 else limit
 
 
-def sampling_option(knob: Knob) -> Callable[[Function], Function]:
-    """Make the click option for one knob; not given, it leaves the field's default alone."""
-    shown, settings = "", {"type": knob.kind, "multiple": knob.multiple}
-    if knob.kind is bool:
-        settings = {"is_flag": True, "flag_value": True}
-    elif isinstance(knob.default, (int, float)):
-        shown = f"  [default: {knob.default:g}]"
-    elif knob.default == DEFAULT_ORDER:
+def option(setting: Knob) -> Callable[[Function], Function]:
+    """Make the click option for one of them; not given, it leaves the default alone."""
+    given: dict[str, Any] = {"type": setting.kind, "multiple": setting.multiple}
+    shown = ""
+    if setting.kind is bool:
+        given = {"is_flag": True, "flag_value": True}
+    elif isinstance(setting.default, (int, float)):
+        shown = f"  [default: {setting.default:g}]"
+    elif setting.default == DEFAULT_ORDER:
         shown = f"  [default: {';'.join(DEFAULT_ORDER)}]"
-    words, text = [*knob.flags.split(), knob.field], knob.help + shown
-    return click.option(*words, help=text, default=None, cls=SamplingOption, **settings)
+    given |= {"metavar": setting.metavar, "help": setting.help + shown, "default": None}
+    kind = SamplingOption if setting in OF_SAMPLING else click.Option
+    return click.option(*setting.flags.split(), setting.name, cls=kind, **given)
 
 
 def packed(

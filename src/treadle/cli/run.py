@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=ModelCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
-@generation_options("Most tokens to write; -1, the default, for no limit.")
+@generation_options
 @click.option(
     "--raw", is_flag=True,
     help="Take the prompt byte for byte: no BOS, no control tokens, no newline cut off.",

@@ -3,62 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from treadle.cli.generation_options import EXISTING, FILES, GenerationOptions, read_constraint
-from treadle.cli.options import KNOBS, build_sampling, token_limit
+from treadle.cli.generation_options import (
+    FILES,
+    OF_ANSWERS,
+    GenerationOptions,
+    read_constraint,
+)
+from treadle.cli.options import OF_SAMPLING, Knob, build_sampling, plain
 from treadle.errors import SamplingError
 
 WHEN_FULL = ("refuse", "drop")
-SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One of them: how its value is typed, what it is by default."""
-
-    name: str
-    kind: Any  # click's type of one value
-    default: Any
-    multiple: bool = False
-    names: tuple[str, ...] = ()  # others that it answers to
-
-    def parse(self, text: str) -> Any:
-        """The value that was typed. Raises click.UsageError, ValueError."""
-        if self.is_default(text):
-            return self.default
-        if self.kind is bool:
-            if text.lower() not in SWITCH:
-                raise ValueError(f"'{text}' is neither on nor off")
-            return SWITCH[text.lower()]
-        kind = click.types.convert_type(self.kind)
-        if self.multiple:
-            words = (word.replace("\\n", "\n").replace("\\t", "\t") for word in shlex.split(text))
-            return tuple(kind.convert(word, None, None) for word in words)
-        return kind.convert(text, None, None)
-
-    def is_default(self, text: str) -> bool:
-        """Whether what was typed stands for the default: "none" does where nothing is that."""
-        return text.lower() == "default" or (text.lower() == "none" and not self.default)
-
-    def written(self, value: Any) -> str:
-        """A value as it may be typed."""
-        if value is None or value in ((), {}):
-            return "none"
-        if isinstance(value, bool):
-            return "on" if value else "off"
-        if isinstance(value, dict):
-            return " ".join(f"{token}{bias:+g}" for token, bias in value.items())
-        if isinstance(value, tuple) and self.multiple:
-            return " ".join(map(quoted, value))
-        if isinstance(value, tuple):
-            return "; ".join(value)
-        return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -93,7 +53,7 @@ class Settings(GenerationOptions):
             self, sampling=dataclasses.replace(self.sampling, **{setting.name: value})
         )
 
-    def line(self, setting: Setting) -> str:
+    def line(self, setting: Knob) -> str:
         """Name and value; what differs from the default is marked, and says that."""
         value = self.value(setting.name)
         shown = f"{setting.name:<22}{setting.written(value)}"
@@ -106,21 +66,9 @@ class Settings(GenerationOptions):
         return "\n".join(map(self.line, SETTINGS.values()))
 
 
-def quoted(text: str) -> str:
-    """One of several texts."""
-    if not text.isprintable() or text in ("none", "default"):
-        return repr(text)
-    return shlex.quote(text)
-
-
-def plain(name: str) -> str:
-    """A name that may be written as an option."""
-    return name.lstrip("-").lower().replace("-", "_")
-
-
-def find(name: str) -> Setting:
+def find(name: str) -> Knob:
     """The setting that a name or an option stands for. Raises SamplingError."""
-    known = {each: s for s in SETTINGS.values() for each in (s.name, *s.names)}
+    known = {each: s for s in SETTINGS.values() for each in s.names}
     if plain(name) in known:
         return known[plain(name)]
     near = get_close_matches(plain(name), known, n=1, cutoff=0.7)
@@ -128,20 +76,9 @@ def find(name: str) -> Setting:
     raise SamplingError(f"no setting is called '{name}'; {hint}")
 
 
-def _of_sampling() -> list[Setting]:
-    names = ([plain(flag) for flag in knob.flags.split()] for knob in KNOBS)
-    return [
-        Setting(knob.field, knob.kind, knob.default, knob.multiple, tuple(flags))
-        for knob, flags in zip(KNOBS, names, strict=True)
-    ]
-
-
-_OF_CHAT = [
-    Setting("max_tokens", token_limit, None, names=("n",)),
-    Setting("stop", str, (), multiple=True),
-    *(Setting(name, EXISTING, None) for name in FILES),
-    Setting("when_full", click.Choice(WHEN_FULL), WHEN_FULL[0]),
-    Setting("markdown", bool, False),
-]
-SETTINGS = {setting.name: setting for setting in [*_of_sampling(), *_OF_CHAT]}
+_OF_CHAT = (
+    Knob("when_full", "", "", click.Choice(WHEN_FULL), otherwise=WHEN_FULL[0]),
+    Knob("markdown", "", "", otherwise=False),
+)
+SETTINGS = {each.name: each for each in (*OF_SAMPLING, *OF_ANSWERS, *_OF_CHAT)}
 OWN = {each.name for each in dataclasses.fields(Settings)}
