@@ -55,6 +55,20 @@ class Turns:
         if own.cancelled:  # it may have been woken to step
             self._wake(successor=True)
 
+    def step(self) -> tuple[list[Request], bool]:
+        """One step by a thread that waits for no text of its own, such as a server's: what the
+        scheduler has fed, and whether others have stepped meanwhile.
+        """
+        others = not self._turn.acquire(blocking=False)
+        if others:
+            self._turn.acquire()
+        try:
+            return self.scheduler.step(), others
+        finally:
+            self._turn.release()
+            if self._sleepers:
+                self._wake(successor=True)
+
     def _step(self, over: Enough, own: Request) -> bool:
         """Step until it is over, if nobody else does so."""
         with interrupts_held() as held:

@@ -25,7 +25,7 @@ def test_a_bug_in_a_step_is_told_to_all_and_the_next_call_is_served(
     with running(model) as service, talking(service, raise_server_exceptions=False) as client:
         step = service.engine.scheduler.step
 
-        def breaks() -> None:
+        def breaks(*_: object) -> None:
             monkeypatch.setattr(service.engine.scheduler, "step", step)
             raise ZeroDivisionError("a secret")
 
@@ -98,6 +98,33 @@ def test_jobs_and_texts_take_turns(service: Service, client: TestClient) -> None
     assert not done.is_set()
     writer.join(60)
     assert done.is_set()
+
+
+def test_the_library_may_be_used_beside_a_server(
+    service: Service, client: TestClient, model: treadle.Model
+) -> None:
+    """Threads of the library step for everybody, and so does the engine's: one at a time."""
+    prompts = [f"def text_{i}(" for i in range(8)]
+    settings: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+    alone = [model.generate(prompt, **settings).finish() for prompt in prompts]
+    found: dict[int, str] = {}
+
+    def write(i: int) -> None:
+        for _ in range(4):
+            if i % 2:
+                found[i] = model.generate(prompts[i], **settings).finish()
+            else:
+                made = post(client, "/v1/completions", prompt=prompts[i], **settings)
+                found[i] = made["choices"][0]["text"]
+            assert found[i] == alone[i]
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [found[i] for i in range(8)] == alone
 
 
 def test_a_service_that_was_closed_has_no_thread(model: treadle.Model) -> None:

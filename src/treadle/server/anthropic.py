@@ -10,12 +10,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from treadle.server.asked import Asked, read_asked
+from treadle.server.asked import Asked, check_length, read_asked
 from treadle.server.call import Call, Piece, Text
-from treadle.server.conversation import conversation_ids
+from treadle.server.conversation import conversation_text, prompt_ids, read_conversation
 from treadle.server.fields import Table, array, mapping, read_fields, refused, text, texts, whole
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
+from treadle.server.speech import Said
 from treadle.server.wire import Json, Stream, event, finished, read_json, ticking
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning
@@ -61,15 +62,13 @@ def read_messages(service: Service, body: dict[str, Any]) -> Asked:
     }
     asked = read_asked({**body, **own}, service.model, service.defaults)
     asked.more["stop"] = list(asked.settings["stop"])  # the template's own are no stop_sequence
-    asked.settings["stop"] += service.model.template.stop
-    asked.prompts = [read_prompt(service, body)]
+    read_conversation(chat_of(body), service, asked)
     return asked
 
 
-def read_prompt(service: Service, body: Mapping[str, Any]) -> list[int]:
-    """The ids of a body's conversation."""
+def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body's conversation and tools, as OpenAI's chat has them."""
     given = read_fields(body, FIELDS)
-    choice = given.get("tool_choice", {}).get("type", "auto")
     if not given.get("messages"):
         raise ApiError(400, "messages: required", param="messages")
     messages = _system(body.get("system"))
@@ -77,13 +76,42 @@ def read_prompt(service: Service, body: Mapping[str, Any]) -> list[int]:
         messages += _messages(f"messages[{i}]", mapping(f"messages[{i}]", message))
     chat: dict[str, Any] = {
         "messages": messages,
-        "tools": given.get("tools"),
-        "tool_choice": "none" if choice == "none" else "auto",
+        "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given.get("tools", []))],
+        **_choice(given.get("tool_choice", {})),
     }
     if "thinking" in given:  # a variable that templates of models which reason read
         on = given["thinking"].get("type") != "disabled"
         chat["chat_template_kwargs"] = {"enable_thinking": on}
-    return conversation_ids(chat, service.model)
+    return chat
+
+
+def count(service: Service, body: Mapping[str, Any]) -> int:
+    """Tokens of a body's conversation."""
+    prompt = conversation_text(chat_of(body), service)
+    return len(check_length(prompt_ids(prompt, service.model), service.model))
+
+
+def _tool(name: str, tool: Any) -> dict[str, Any]:
+    own = mapping(name, tool)
+    if own.get("type", "custom") != "custom":
+        raise ApiError(400, f"{name}: a tool of type {own['type']!r:.40}", param="tools")
+    function = {key: own[key] for key in ("name", "description") if key in own}
+    return {
+        "type": "function",
+        "function": {**function, "parameters": own.get("input_schema") or {"type": "object"}},
+    }
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    kind = choice.get("type", "auto")
+    words = {"auto": "auto", "none": "none", "any": "required"}
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    if kind not in words and kind != "tool":
+        raise ApiError(400, "tool_choice.type: expected auto, any, tool or none")
+    return {
+        "tool_choice": words.get(kind, named),
+        "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
+    }
 
 
 def _system(system: Any) -> list[dict[str, Any]]:
@@ -157,15 +185,14 @@ async def messages(request: Request) -> Response:
     if call.stream:
         return Stream(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
     (piece,) = await finished(request, call)
-    shown["content"] = [{"type": "text", "text": piece.content}]
+    shown["content"] = [_block(part) for part in piece.said()]
     return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text)})
 
 
 async def count_tokens(request: Request) -> Response:
     """``POST /v1/messages/count_tokens``."""
     service, body = service_of(request), await read_json(request)
-    ids = await service.prepare(read_prompt, service, body)
-    return Json({"input_tokens": len(ids)})
+    return Json({"input_tokens": await service.prepare(count, service, body)})
 
 
 def _message(service: Service, of: Text) -> dict[str, Any]:
@@ -194,8 +221,9 @@ def _usage(of: Text) -> dict[str, int]:
 
 
 def _stop(call: Call, piece: Piece) -> dict[str, Any]:
-    assert call.asked is not None
     word, own = piece.text.answer.stopped_by, call.asked.more["stop"]
+    if piece.finish_reason == "stop" and piece.text.scanner.n_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if piece.finish_reason != "stop":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if word and word in own:
@@ -203,19 +231,49 @@ def _stop(call: Call, piece: Piece) -> dict[str, Any]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
+def _block(part: Said) -> dict[str, Any]:
+    """A part of an answer as a block of content."""
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    if part.call is None:
+        return {"type": "text", "text": part.text}
+    id, name, arguments = part.call
+    return {"type": "tool_use", "id": id, "name": name, "input": json.loads(arguments)}
+
+
+def _delta(part: Said) -> dict[str, Any]:
+    if part.kind == "reasoning":
+        return {"type": "thinking_delta", "thinking": part.text}
+    if part.call is None:
+        return {"type": "text_delta", "text": part.text}
+    return {"type": "input_json_delta", "partial_json": part.call.arguments}
+
+
+def _opening(part: Said) -> dict[str, Any]:
+    """A block of which nothing is told yet."""
+    empty = {"thinking": "", "text": "", "input": {}}
+    return {key: empty.get(key, value) for key, value in _block(part).items() if key != "type"} | {
+        "type": _block(part)["type"]
+    }
+
+
 async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_start", message=shown)
-    block = {"type": "text", "text": ""}
-    yield _event("content_block_start", index=0, content_block=block)
+    index, kind = -1, ""  # of the block that is open
     async for piece in ticking(call):
         if piece is None:
             yield _event("ping")
             continue
-        if piece.content:
-            delta = {"type": "text_delta", "text": piece.content}
-            yield _event("content_block_delta", index=0, delta=delta)
+        for part in piece.said():
+            if part.kind != kind or part.call is not None:
+                if kind:
+                    yield _event("content_block_stop", index=index)
+                index, kind = index + 1, part.kind
+                yield _event("content_block_start", index=index, content_block=_opening(part))
+            yield _event("content_block_delta", index=index, delta=_delta(part))
         if piece.finish_reason is not None:
-            yield _event("content_block_stop", index=0)
+            if kind:
+                yield _event("content_block_stop", index=index)
             yield _event("message_delta", delta=_stop(call, piece), usage=_usage(piece.text))
     yield _event("message_stop")
 

@@ -25,6 +25,7 @@ from treadle.server.fields import (
     wrong,
 )
 from treadle.server.problems import ApiError, too_long
+from treadle.server.speech import Speech
 
 if TYPE_CHECKING:
     from treadle.model import Model
@@ -134,6 +135,7 @@ class Asked:
     priority: int = 0
     timeout_s: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
+    speech: Speech = field(default_factory=Speech)  # what may be found in the texts
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
         """A request for each text, and the number of its prompt. Raises TreadleError."""

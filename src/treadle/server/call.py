@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
     from treadle.request import Request
     from treadle.server.asked import Asked
+    from treadle.server.speech import Said
 
 
 @dataclass
@@ -30,6 +31,10 @@ class Piece:
     ids: list[int]
     logprobs: list[TokenLogprob]  # of each id, where they were asked for
     finish_reason: str | None  # "stop", "length" or "context"
+
+    def said(self) -> list[Said]:
+        """Reasoning, content and calls in it. To be asked for once, of pieces in their order."""
+        return self.text.scanner.feed(self.content, last=self.finish_reason is not None)
 
     @classmethod
     def joined(cls, pieces: list[Piece]) -> Piece:
@@ -49,9 +54,11 @@ class Text:
     def __init__(self, call: Call, request: Request, index: int, prompt: int = 0) -> None:
         self.call, self.request, self.answer = call, request, request.answer
         self.index, self.prompt = index, prompt  # the choice's, and that of its prompt
+        self.scanner = call.asked.speech.scanner()
         self.n_told = 0  # ids that were given out
         self.came_s = time.perf_counter()
         self.first_s = self.last_s = 0.0  # when ids came
+        self.counted = False  # in the tally, as one that has ended
 
     def take(self) -> Piece | None:
         """What is new. Raises ApiError where the text has ended with an error."""
@@ -109,16 +116,15 @@ class Call:
         drop: Callable[[Text], None],
         wake: Callable[[], None],
         *,
-        stream: bool,
+        asked: Asked,
         timeout_s: float | None = None,
-        asked: Asked | None = None,
     ) -> None:
         self.asked = asked  # what it wants
         self.on_close: Callable[[], None] = _nothing
         self.loop = asyncio.get_running_loop()
         self.bell = Bell(self.loop)
         self.texts: list[Text] = []
-        self.stream = stream  # else only ends are of interest
+        self.stream = asked.stream  # else only ends are of interest
         self.ended: BaseException | None = None  # why it was given up
         self._drop, self._wake = drop, wake
         self._timer: asyncio.TimerHandle | None = None

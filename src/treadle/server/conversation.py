@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 from treadle.server.asked import check_length, check_text
 from treadle.server.fields import Table, array, flag, mapping, read_fields, text, wrong
 from treadle.server.problems import ApiError
+from treadle.server.speech import THINK, Speech
+from treadle.server.tools import Tools, read_tools
+from treadle.text.variables import check_own
 
 if TYPE_CHECKING:
     from treadle.model import Model
+    from treadle.server.asked import Asked
+    from treadle.server.service import Service
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _SYSTEM = ("system", "developer")
@@ -29,14 +34,66 @@ FIELDS: Table = {
 }
 
 
-def conversation_text(body: Mapping[str, Any], model: Model) -> str:
+def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -> None:
+    """Put the prompt into ``asked``, the texts that end an answer, and what may be found in it.
+    Raises ApiError, TreadleError.
+    """
+    model, tools = service.model, read_tools(read_fields(body, FIELDS))
+    prompt = conversation_text(body, service)
+    asked.prompts = [check_length(prompt_ids(prompt, model), model)]
+    asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
+    if tools.forced:
+        if bound(asked):
+            raise ApiError(
+                400, "tool_choice: with a grammar or a schema of its own, no call can be forced"
+            )
+        asked.settings["json_schema"] = tools.schema()
+    elif tools.functions and asked.settings.get("json_schema") is not None:
+        raise ApiError(
+            400, "response_format: not with tools yet: the answer could not be a call",
+            param="response_format", code="unsupported_parameter",
+        )  # fmt: skip
+    reasons = service.template.reasons and not bound(asked)
+    asked.speech = Speech(
+        reasons=reasons,
+        opened=reasons and prompt.rstrip().endswith(THINK),
+        row=service.template.row if tools.functions else None,
+        names=tools.names,
+        forced=bool(tools.forced),
+        parallel=tools.parallel,
+    )
+
+
+def bound(asked: Asked) -> bool:
+    """Whether the answer must follow a grammar from its first token on."""
+    return any(asked.settings.get(name) is not None for name in ("grammar", "json_schema"))
+
+
+def check_tools(tools: Tools, service: Service) -> None:
+    """Raise ApiError where the template does not tell the model of tools, or where its calls could
+    not be told from text.
+    """
+    if not tools.functions:
+        return
+    if not service.template.shows_tools:
+        why = "this model's chat template has no tools"
+    elif service.template.row is None and not tools.forced:
+        why = "how this model writes calls is not known; tool_choice can force one"
+    else:
+        return
+    raise ApiError(400, f"tools: {why}", param="tools", code="unsupported_parameter")
+
+
+def conversation_text(body: Mapping[str, Any], service: Service) -> str:
     """The prompt that the model's template makes of a body's messages. Raises ApiError, and
     TemplateError.
     """
-    given = read_fields(body, FIELDS)
+    given, model = read_fields(body, FIELDS), service.model
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
-    check_tools(given)
+    tools = read_tools(given)
+    check_tools(tools, service)
+    shown = list(tools.functions) or None
     messages = read_messages(given["messages"])
     check_text("".join(str(message.get("content") or "") for message in messages), model)
     variables = dict(given.get("chat_template_kwargs", {}))
@@ -44,16 +101,13 @@ def conversation_text(body: Mapping[str, Any], model: Model) -> str:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
     continued = given.get("continue_final_message", True)
     if given.get("add_generation_prompt", True) and continued:
-        return model.chat_prompt(messages, template=variables)
+        return model.chat_prompt(messages, tools=shown, template=variables)
     if continued and "continue_final_message" in given:
-        return model.chat_prompt(messages, template=variables)
+        return model.chat_prompt(messages, tools=shown, template=variables)
     prompt = given.get("add_generation_prompt", True)
-    return model.template.render(messages, add_generation_prompt=prompt, **variables)
-
-
-def conversation_ids(body: Mapping[str, Any], model: Model) -> list[int]:
-    """The same as ids that the context can hold. Raises ApiError, TreadleError."""
-    return check_length(prompt_ids(conversation_text(body, model), model), model)
+    return model.template.render(
+        messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
+    )
 
 
 def prompt_ids(prompt: str, model: Model) -> list[int]:
@@ -61,21 +115,6 @@ def prompt_ids(prompt: str, model: Model) -> list[int]:
     bos = model.tokenizer.bos
     starts = bos is not None and prompt.startswith(model.tokenizer.piece(bos))
     return model.tokenize(prompt, bos=False if starts else None)
-
-
-def check_tools(given: Mapping[str, Any]) -> None:
-    """Calls of tools cannot be told from text yet: refuse them, rather than give them as text."""
-    choice = given.get("tool_choice", "auto")
-    if given.get("tools") and choice != "none":
-        raise ApiError(
-            400,
-            "tools: treadle does not find the calls of tools in a model's text yet; leave tools "
-            "out, or send tool_choice 'none'",
-            param="tools",
-            code="unsupported_parameter",
-        )
-    if not given.get("tools") and choice not in ("auto", "none"):
-        raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class EngineThread:
 
     def __init__(self, model: Model, tally: Tally) -> None:
         self.model, self.tally = model, tally
-        self.scheduler = model._turns.scheduler
+        self.turns, self.scheduler = model._turns, model._turns.scheduler
         self.state, self.why = "loading", ""
         self.warmed: Future[None] = Future()
         self.texts: dict[Request, Text] = {}  # in hand
@@ -106,6 +106,8 @@ class EngineThread:
             if not self.scheduler.idle:
                 self._step()
             elif not self._jobs:
+                # Another thread of this program may have written them, for a text of its own.
+                self._tell([r for r, text in list(self.texts.items()) if text.answer.done])
                 self._bell.wait()
         while self._jobs:
             self._jobs.popleft()[1].cancel()
@@ -131,25 +133,27 @@ class EngineThread:
     def _step(self) -> None:
         began = time.perf_counter()
         try:
-            fed = self.scheduler.step()
+            fed, others = self.turns.step()
+            if others:
+                fed = list(self.texts)
         except BaseException as error:  # a bug of ours: all are told, none waits for ever
             traceback.print_exc()
             fed = list(self.texts)
             for request in fed:
                 request.answer.fail(error)
                 self.scheduler.cancel(request)
-        now = time.perf_counter()
-        self.tally.note_step(len(fed), now - began)
-        self._tell(fed, now)
+        self.tally.note_step(len(fed), time.perf_counter() - began)
+        self._tell(fed)
 
-    def _tell(self, fed: list[Request], now: float) -> None:
+    def _tell(self, fed: list[Request]) -> None:
         """Ring the bells of all calls that have something new: one hand-over for the batch."""
+        now = time.perf_counter()
         calls: dict[asyncio.AbstractEventLoop, dict[Call, None]] = {}
         for request in fed:
             text = self.texts.get(request)
             if text is None:
                 continue
-            self.tally.note_token(text, now)
+            self.tally.note_news(text, now)
             if isinstance(request.answer.error, FileError):
                 self.state, self.why = "error", str(request.answer.error)
             if text.call.stream or request.answer.done:

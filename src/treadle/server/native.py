@@ -73,7 +73,6 @@ def _said(piece: Piece) -> dict[str, Any]:
 
 def _end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
     """What an answer, or a stream's last event, has beside its text."""
-    assert call.asked is not None
     answer, word = piece.text.answer, piece.text.answer.stopped_by
     kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
     limit = call.asked.settings["max_tokens"]
@@ -98,7 +97,6 @@ def _end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
 
 
 async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
-    assert call.asked is not None
     each = call.asked.more["timings_per_token"]
     async for piece in ticking(call):
         if piece is None:
@@ -167,7 +165,7 @@ async def detokenize(request: Request) -> Response:
 async def apply_template(request: Request) -> Response:
     """``POST /apply-template``: messages."""
     service, body = service_of(request), await read_json(request)
-    return Json({"prompt": await service.prepare(conversation_text, body, service.model)})
+    return Json({"prompt": await service.prepare(conversation_text, body, service)})
 
 
 # -- state ----------------------------------------------------------------------------------------

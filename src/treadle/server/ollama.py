@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -12,15 +13,17 @@ from starlette.responses import PlainTextResponse, Response
 
 from treadle.server.asked import Asked, read_asked, read_prompt
 from treadle.server.call import Call, Piece, Text
-from treadle.server.conversation import conversation_ids
+from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import embed
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
+from treadle.server.speech import Told
 from treadle.server.wire import Json, Stream, encode, finished, read_json, result, ticking
 from treadle.version import __version__
 
-Say = Callable[[str], dict[str, Any]]  # from text to the keys that carry it
+Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
+NOTHING = Told("", "", [])
 
 FIELDS: Table = {
     "options": mapping,
@@ -58,12 +61,11 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
-    asked.settings["stop"] += service.model.template.stop
     for i, message in enumerate(given.get("messages", [])):
         if mapping(f"messages[{i}]", message).get("images"):
             raise ApiError(400, f"messages[{i}].images: treadle reads text alone")
     chat = {"messages": given.get("messages"), "tools": given.get("tools")}
-    asked.prompts = [conversation_ids({**chat, **_thinking(body)}, service.model)]
+    read_conversation({**chat, **_thinking(body)}, service, asked)
     return asked
 
 
@@ -74,12 +76,10 @@ def read_generate(service: Service, body: dict[str, Any]) -> Asked:
     if given.get("raw", False):
         asked.prompts = [read_prompt(prompt, service.model)]
         return asked
-    asked.settings["stop"] += service.model.template.stop
     messages = [{"role": "user", "content": prompt}]
     if given.get("system"):
         messages.insert(0, {"role": "system", "content": given["system"]})
-    chat = {"messages": messages, **_thinking(body)}
-    asked.prompts = [conversation_ids(chat, service.model)]
+    read_conversation({"messages": messages, **_thinking(body)}, service, asked)
     return asked
 
 
@@ -106,17 +106,26 @@ async def generate(request: Request) -> Response:
     return await _answer(request, service, call, _response)
 
 
-def _message(said: str) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": said}}
+def _message(told: Told) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": told.content}
+    if told.reasoning:
+        made["thinking"] = told.reasoning
+    if told.calls:
+        made["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            for call in told.calls
+        ]
+    return {"message": made}
 
 
-def _response(said: str) -> dict[str, Any]:
-    return {"response": said}
+def _response(told: Told) -> dict[str, Any]:
+    thought = {"thinking": told.reasoning} if told.reasoning else {}
+    return {"response": told.content, **thought}
 
 
 def _loaded(service: Service, say: Say) -> dict[str, Any]:
     service.check_ready()
-    return {**_head(service), **say(""), "done": True, "done_reason": "load"}
+    return {**_head(service), **say(NOTHING), "done": True, "done_reason": "load"}
 
 
 async def _answer(request: Request, service: Service, call: Call, say: Say) -> Response:
@@ -124,18 +133,19 @@ async def _answer(request: Request, service: Service, call: Call, say: Say) -> R
         parts = _lines(service, call, say)
         return Stream(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
     (piece,) = await finished(request, call)
-    return Json({**_head(service), **say(piece.content), **_end(piece)})
+    return Json({**_head(service), **say(Told.of(piece.said())), **_end(piece)})
 
 
 async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]:
     async for piece in ticking(call):
         if piece is None:  # there is no comment in lines of JSON: a part without text
-            yield _line({**_head(service), **say(""), "done": False})
+            yield _line({**_head(service), **say(NOTHING), "done": False})
             continue
-        if piece.content:
-            yield _line({**_head(service), **say(piece.content), "done": False})
+        parts = piece.said()
+        if parts:
+            yield _line({**_head(service), **say(Told.of(parts)), "done": False})
         if piece.finish_reason is not None:
-            yield _line({**_head(service), **say(""), **_end(piece)})
+            yield _line({**_head(service), **say(NOTHING), **_end(piece)})
 
 
 def _line(value: Any) -> bytes:
@@ -263,6 +273,12 @@ async def show(request: Request) -> Response:
                 f"{arch}.context_length": model.config.n_ctx_train,
                 f"{arch}.embedding_length": model.config.n_embd,
             },
-            "capabilities": ["completion", "embedding"],
+            "capabilities": _capabilities(service),
         }
     )
+
+
+def _capabilities(service: Service) -> list[str]:
+    own = service.template
+    found = {"tools": own.row is not None, "thinking": own.reasons}
+    return ["completion", "embedding", *(name for name, there in found.items() if there)]

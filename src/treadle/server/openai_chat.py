@@ -12,11 +12,12 @@ from starlette.responses import Response
 
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
-from treadle.server.conversation import conversation_ids
+from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, whole
 from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
+from treadle.server.speech import Said, Told
 from treadle.server.wire import DONE, PING, Json, Stream, event, finished, read_json, ticking
 
 MAX_TOP = 64  # alternatives to a token
@@ -46,8 +47,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> Asked:
         raise ApiError(400, "top_logprobs: logprobs must be true", param="top_logprobs")
     if given.get("logprobs"):
         asked.settings["logprobs"] = min(n_top, model.config.n_vocab)
-    asked.settings["stop"] += model.template.stop
-    asked.prompts = [conversation_ids(body, model)]
+    read_conversation(body, service, asked)
     options = given.get("stream_options", {})
     asked.more = {
         "include_usage": options.get("include_usage") is True,
@@ -63,7 +63,7 @@ async def chat_completions(request: Request) -> Response:
     if call.stream:
         return Stream(call, _chunks(service, call), error_event)
     choices = [
-        _choice(piece, {"message": {"role": "assistant", "content": piece.content}})
+        _choice(piece, {"message": _message(Told.of(piece.said()))})
         for piece in await finished(request, call)
     ]
     return Json(
@@ -86,13 +86,13 @@ def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
         made["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
     else:
         made["logprobs"] = None
-    made["finish_reason"] = finish_reason(piece.finish_reason)
+    calls = piece.finish_reason == "stop" and piece.text.scanner.n_calls
+    made["finish_reason"] = "tool_calls" if calls else finish_reason(piece.finish_reason)
     return made
 
 
 async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     """The roles; deltas; each text's end; the use of tokens, if it was asked for."""
-    assert call.asked is not None
     more = call.asked.more
     shared = head(service, "chat.completion.chunk", _new_id())
     for text in call.texts:
@@ -115,8 +115,39 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
 
 def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
     """A piece as chunks with their deltas: what was said, and the end, which says nothing."""
-    if piece.finish_reason is None or not piece.content:
-        said = {"content": piece.content} if piece.finish_reason is None else {}
-        return [(piece, said)]
-    last = Piece(piece.text, "", [], [], piece.finish_reason)
-    return [(replace(piece, finish_reason=None), {"content": piece.content}), (last, {})]
+    deltas = [delta for part in piece.said() for delta in _deltas(part)]
+    end = piece.finish_reason is not None
+    if piece.logprobs and not deltas and not end:  # of a text that is held back
+        deltas = [{"content": ""}]
+    parts = []
+    for delta in [*deltas, *([{}] if end else [])]:
+        reason = None if delta else piece.finish_reason
+        parts.append((replace(piece, finish_reason=reason), delta))
+        piece = replace(piece, logprobs=[])  # told once
+    return parts
+
+
+def _deltas(part: Said) -> list[dict[str, Any]]:
+    if part.kind == "reasoning":  # clients read one name or the other
+        return [{"reasoning_content": part.text, "reasoning": part.text}]
+    if part.call is None:
+        return [{"content": part.text}]
+    id, name, arguments = part.call
+    first = {"index": part.number, "id": id, "type": "function"}
+    return [
+        {"tool_calls": [{**first, "function": {"name": name, "arguments": ""}}]},
+        {"tool_calls": [{"index": part.number, "function": {"arguments": arguments}}]},
+    ]
+
+
+def _message(told: Told) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": told.content}
+    if told.reasoning:
+        made["reasoning_content"] = made["reasoning"] = told.reasoning
+    if told.calls:
+        made["content"] = told.content or None
+        made["tool_calls"] = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id, name, arguments in told.calls
+        ]
+    return made

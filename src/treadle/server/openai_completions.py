@@ -90,7 +90,6 @@ async def completions(request: Request) -> Response:
 
 def _choice(call: Call, piece: Piece, offset: int) -> tuple[dict[str, Any], int]:
     """A choice of an answer or a chunk; ``offset``: characters of its text before it."""
-    assert call.asked is not None
     echo, said = call.asked.more["echo"], piece.content
     if echo is not None and offset == 0:
         said = echo[piece.text.prompt] + said
@@ -106,7 +105,6 @@ def _choice(call: Call, piece: Piece, offset: int) -> tuple[dict[str, Any], int]
 
 
 async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
-    assert call.asked is not None
     offsets = [0] * len(call.texts)
     async for piece in ticking(call):
         if piece is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -14,15 +14,17 @@ from starlette.responses import Response
 
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
-from treadle.server.conversation import conversation_ids
+from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.openai_answer import usage
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
+from treadle.server.speech import Said
 from treadle.server.wire import PING, Json, Stream, event, finished, read_json, ticking
 
 SKIPPED = ("reasoning",)  # items that say nothing to the model
+PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}  # of items' ids
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
 
 FIELDS: Table = {
@@ -48,28 +50,42 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
     asked = read_asked({**body, **own}, service.model, service.defaults)
-    asked.settings["stop"] += service.model.template.stop
     if "message.output_text.logprobs" in given.get("include", []):
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
     talk = _earlier(service, given) + read_items(body.get("input"))
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
-    # Tools that are no functions are a service of OpenAI's own: clients send them to everybody.
-    functions = [tool for tool in given.get("tools", []) if _is_function(tool)]
+    functions = read_functions(given.get("tools", []))
     chat = {
         "messages": first + talk,
         "tools": functions,
         "tool_choice": body.get("tool_choice") if functions else "none",
+        "parallel_tool_calls": body.get("parallel_tool_calls"),
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
     }
-    asked.prompts = [conversation_ids(chat, service.model)]
+    read_conversation(chat, service, asked)
     asked.more = {"talk": talk, "keep": given.get("store", True)}
     return asked
 
 
-def _is_function(tool: Any) -> bool:
-    return mapping("tools", tool).get("type") in ("function", "namespace")
+def read_functions(tools: list[Any]) -> list[dict[str, Any]]:
+    """The functions among the tools, as chat has them; those in a namespace under a longer name.
+    Others are services of OpenAI's own, which clients offer to everybody: they are left out.
+    """
+    made = []
+    for tool in tools:
+        kind = mapping("tools", tool).get("type")
+        if kind == "function":
+            keys = ("name", "description", "parameters")
+            function = {key: tool[key] for key in keys if tool.get(key) is not None}
+            made.append({"type": "function", "function": function})
+        elif kind == "namespace":
+            for inner in read_functions(array("tools.tools", tool.get("tools", []))):
+                function = inner["function"]
+                name = f"{tool.get('name')}__{function.get('name')}"
+                made.append({"type": "function", "function": {**function, "name": name}})
+    return made
 
 
 def _earlier(service: Service, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,12 +124,49 @@ def read_items(value: Any) -> list[dict[str, Any]]:
     return made
 
 
+class _Item:
+    """One item of an output: a message, a reasoning or a call."""
+
+    def __init__(self, part: Said) -> None:
+        self.kind, self.text, self.call = part.kind, part.text, part.call
+        self.logprobs: list[dict[str, Any]] = []
+        self.id = f"{PREFIXES[part.kind]}_{secrets.token_hex(24)}"
+
+    def part(self, text: str | None = None) -> dict[str, Any]:
+        """The one part of its content; with another text, as it begins."""
+        said = self.text if text is None else text
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": said}
+        logprobs = self.logprobs if text is None else []
+        return {"type": "output_text", "text": said, "annotations": [], "logprobs": logprobs}
+
+    def as_dict(self, status: str, *, begins: bool = False) -> dict[str, Any]:
+        """The item; of one that ``begins`` nothing is told yet."""
+        head = {"id": self.id, "status": status}
+        if self.call is not None:
+            arguments = "" if begins else self.call.arguments
+            own = {"call_id": self.call.id, "name": self.call.name, "arguments": arguments}
+            return {**head, "type": "function_call", **own}
+        content = [] if begins else [self.part()]
+        if self.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def message(self) -> dict[str, Any]:
+        """The item as a message of a chat."""
+        if self.call is None:
+            return {"role": "assistant", "content": self.text}
+        function = {"name": self.call.name, "arguments": self.call.arguments}
+        calls = [{"id": self.call.id, "type": "function", "function": function}]
+        return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
 class _Reply:
     """One response, as it is told: its ids, and what of the body it repeats."""
 
     def __init__(self, service: Service, call: Call, body: Mapping[str, Any]) -> None:
         self.service, self.call = service, call
-        self.id, self.item_id = f"resp_{secrets.token_hex(24)}", f"msg_{secrets.token_hex(24)}"
+        self.id = f"resp_{secrets.token_hex(24)}"
         form = mapping("text", body.get("text") or {}).get("format") or {"type": "text"}
         self._shared = {
             "id": self.id,
@@ -137,32 +190,28 @@ class _Reply:
         none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
         return {**self._shared, "status": "in_progress", **none}
 
-    def part(self, piece: Piece | None) -> dict[str, Any]:
-        """The part of the message's content: there is one."""
-        said = "" if piece is None else piece.content
-        logprobs = [] if piece is None else [entry.as_dict() for entry in piece.logprobs]
-        return {"type": "output_text", "text": said, "annotations": [], "logprobs": logprobs}
+    def items(self, parts: Sequence[Said]) -> list[_Item]:
+        """What was said, as items; neighbours of one kind are one."""
+        made: list[_Item] = []
+        for part in parts:
+            if not made or part.call is not None or made[-1].kind != part.kind:
+                made.append(_Item(part))
+            else:
+                made[-1].text += part.text
+        return made
 
-    def item(self, piece: Piece | None) -> dict[str, Any]:
-        """The message."""
-        status = "in_progress" if piece is None else _status(piece)
-        content = [] if piece is None else [self.part(piece)]
-        head = {"id": self.item_id, "type": "message", "status": status}
-        return {**head, "role": "assistant", "content": content}
-
-    def ended(self, piece: Piece) -> dict[str, Any]:
-        """The whole object; it is kept for one that goes on from it."""
-        assert self.call.asked is not None
+    def ended(self, piece: Piece, items: Sequence[_Item]) -> dict[str, Any]:
+        """The whole object; what was said is kept for one that goes on from it."""
         more, used = self.call.asked.more, usage(self.call)
         if more["keep"]:
-            said = {"role": "assistant", "content": piece.content}
-            self.service.talks.keep(self.id, [*more["talk"], said])
+            said = [item.message() for item in items if item.kind != "reasoning"]
+            self.service.talks.keep(self.id, [*more["talk"], *said])
         whole = _status(piece) == "completed"
         return {
             **self._shared,
             "status": _status(piece),
             "incomplete_details": None if whole else {"reason": "max_output_tokens"},
-            "output": [self.item(piece)],
+            "output": [item.as_dict(_status(piece)) for item in items],
             "usage": {
                 "input_tokens": used["prompt_tokens"],
                 "input_tokens_details": used["prompt_tokens_details"],
@@ -185,7 +234,12 @@ async def responses(request: Request) -> Response:
     if call.stream:
         return Stream(call, _events(reply), _error)
     (piece,) = await finished(request, call)
-    return Json(reply.ended(piece))
+    items = reply.items(piece.said())
+    for item in items:
+        if item.kind == "content":
+            item.logprobs = [entry.as_dict() for entry in piece.logprobs]
+            break
+    return Json(reply.ended(piece, items))
 
 
 async def input_tokens(request: Request) -> Response:
@@ -200,34 +254,82 @@ def _error(error: ApiError) -> bytes:
     return event({"type": "error", **own}, "error")
 
 
+class _Told:
+    """The events of one response, numbered."""
+
+    def __init__(self, reply: _Reply) -> None:
+        self.reply, self.items, self._n = reply, list[_Item](), 0
+
+    def event(self, kind: str, **values: Any) -> bytes:
+        """The next event."""
+        self._n += 1
+        return event({"type": kind, "sequence_number": self._n - 1, **values}, kind)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        item, at = self.items[-1], len(self.items) - 1
+        inner = {} if item.call is not None else {"content_index": 0}
+        return {"item_id": item.id, "output_index": at, **inner}
+
+    def said(self, part: Said, logprobs: list[dict[str, Any]]) -> bytes:
+        """A part of the answer: of the item that is open, or of a new one."""
+        out = b""
+        if not self.items or part.call is not None or self.items[-1].kind != part.kind:
+            out = self.closed("completed") + self._opened(_Item(part))
+        else:
+            self.items[-1].text += part.text
+        item, place = self.items[-1], self._place
+        if item.call is not None:
+            own = {"delta": item.call.arguments}
+            return out + self.event("response.function_call_arguments.delta", **place, **own)
+        if item.kind == "reasoning":
+            return out + self.event("response.reasoning_text.delta", **place, delta=part.text)
+        item.logprobs += logprobs
+        place |= {"delta": part.text, "logprobs": logprobs}
+        return out + self.event("response.output_text.delta", **place)
+
+    def _opened(self, item: _Item) -> bytes:
+        self.items.append(item)
+        at, shown = len(self.items) - 1, item.as_dict("in_progress", begins=True)
+        out = self.event("response.output_item.added", output_index=at, item=shown)
+        if item.call is None:
+            own = {**self._place, "part": item.part("")}
+            out += self.event("response.content_part.added", **own)
+        return out
+
+    def closed(self, status: str) -> bytes:
+        """The end of the item that is open, if one is."""
+        if not self.items:
+            return b""
+        item, place = self.items[-1], self._place
+        if item.call is not None:
+            own = {"name": item.call.name, "arguments": item.call.arguments}
+            out = self.event("response.function_call_arguments.done", **place, **own)
+        else:
+            content = item.kind == "content"
+            kind = "output_text" if content else "reasoning_text"
+            told = {**place, "text": item.text}
+            if content:
+                told["logprobs"] = item.logprobs
+            out = self.event(f"response.{kind}.done", **told)
+            out += self.event("response.content_part.done", **place, part=item.part())
+        at, shown = len(self.items) - 1, item.as_dict(status)
+        return out + self.event("response.output_item.done", output_index=at, item=shown)
+
+
 async def _events(reply: _Reply) -> AsyncIterator[bytes]:
-    n = 0
-
-    def made(kind: str, **values: Any) -> bytes:
-        nonlocal n
-        n += 1
-        return event({"type": kind, "sequence_number": n - 1, **values}, kind)
-
-    item = {"output_index": 0}
-    part = {"item_id": reply.item_id, "output_index": 0, "content_index": 0}
-    yield made("response.created", response=reply.begun())
-    yield made("response.in_progress", response=reply.begun())
-    yield made("response.output_item.added", **item, item=reply.item(None))
-    yield made("response.content_part.added", **part, part=reply.part(None))
-    pieces: list[Piece] = []
+    told = _Told(reply)
+    yield told.event("response.created", response=reply.begun())
+    yield told.event("response.in_progress", response=reply.begun())
     async for piece in ticking(reply.call):
         if piece is None:
             yield PING
             continue
-        pieces.append(piece)
-        if piece.content:
-            logprobs = [entry.as_dict() for entry in piece.logprobs]
-            own = {"delta": piece.content, "logprobs": logprobs}
-            yield made("response.output_text.delta", **part, **own)
-    whole = Piece.joined(pieces)
-    told = reply.part(whole)
-    done = {"text": told["text"], "logprobs": told["logprobs"]}
-    yield made("response.output_text.done", **part, **done)
-    yield made("response.content_part.done", **part, part=told)
-    yield made("response.output_item.done", **item, item=reply.item(whole))
-    yield made(f"response.{_status(whole)}", response=reply.ended(whole))
+        logprobs = [entry.as_dict() for entry in piece.logprobs]
+        for part in piece.said():
+            yield told.said(part, logprobs)
+            logprobs = []
+        if piece.finish_reason is not None:
+            yield told.closed(_status(piece))
+            whole = reply.ended(piece, told.items)
+            yield told.event(f"response.{_status(piece)}", response=whole)

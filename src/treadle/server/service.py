@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.card import card
@@ -14,6 +15,7 @@ from treadle.server.asked import Asked, file_defaults
 from treadle.server.call import Call, Text
 from treadle.server.engine_thread import EngineThread
 from treadle.server.problems import ApiError, busy
+from treadle.server.speech import Row, find_row, reasons, shows_tools
 from treadle.server.talks import Talks
 from treadle.server.tally import Tally
 from treadle.version import __version__
@@ -25,6 +27,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PREPARING = 4  # threads that render, tokenize and compile grammars
+
+
+@dataclass(frozen=True)
+class TemplateTraits:
+    """What a chat template has."""
+
+    reasons: bool  # models of it reason between marks
+    shows_tools: bool
+    row: Row | None  # how it writes calls
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,13 @@ class Service:
         self.calls: set[Call] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._n_preparing = 0
+
+    @cached_property
+    def template(self) -> TemplateTraits:
+        """What the model's template has; renders it a few times."""
+        template = self.model.template
+        shown = shows_tools(template)
+        return TemplateTraits(reasons(template), shown, find_row(template) if shown else None)
 
     def card(self) -> dict[str, str]:
         """What the model is, in words."""
@@ -104,9 +122,8 @@ class Service:
         call = Call(
             self.engine.drop,
             self.engine.wake,
-            stream=asked.stream,
-            timeout_s=_timeout(request, asked.timeout_s),
             asked=asked,
+            timeout_s=_timeout(request, asked.timeout_s),
         )
         call.texts = [Text(call, made, i, at) for i, (made, at) in enumerate(requests)]
         self.calls.add(call)

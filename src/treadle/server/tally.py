@@ -52,9 +52,12 @@ class Tally:
         self.n_fed += n_fed
         self.step_s += seconds
 
-    def note_token(self, text: Text, now: float) -> None:
-        """A text has an id more, or has ended."""
+    def note_news(self, text: Text, now: float) -> None:
+        """A text has an id more, or has ended; it ends once."""
         answer = text.answer
+        if text.counted:
+            return
+        text.counted = answer.done
         if not text.first_s:
             text.first_s = now
             self.first.note(now - text.came_s)

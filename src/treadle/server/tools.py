@@ -1,0 +1,97 @@
+"""The tools of a call: which there are, and which the model must call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.server.fields import mapping, text
+from treadle.server.problems import ApiError
+
+MAX_TOOLS = 512
+_SHARED = ("$defs", "definitions")  # of schemas: a reference names them from the root
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Functions as OpenAI's chat has them. ``forced``: the names of which one must be called."""
+
+    functions: tuple[dict[str, Any], ...] = ()
+    forced: tuple[str, ...] = ()
+    parallel: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all functions."""
+        return frozenset(tool["function"]["name"] for tool in self.functions)
+
+    def schema(self) -> dict[str, Any]:
+        """Of a call of one of those that are forced."""
+        own = [tool["function"] for tool in self.functions]
+        calls: list[dict[str, Any]] = []
+        shared: dict[str, dict[str, Any]] = {}
+        for function in own:
+            if function["name"] not in self.forced:
+                continue
+            parameters = dict(function.get("parameters") or {"type": "object"})
+            for key in _SHARED:
+                for name, schema in (parameters.pop(key, None) or {}).items():
+                    place = shared.setdefault(key, {})
+                    if place.setdefault(name, schema) != schema:
+                        raise ApiError(400, f"tools: two schemas are called {name!r:.40} in {key}")
+            calls.append(
+                {
+                    "type": "object",
+                    "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+                    "required": ["name", "arguments"],
+                    "additionalProperties": False,
+                }
+            )
+        return {"anyOf": calls, **shared}
+
+
+def read_tools(given: Mapping[str, Any]) -> Tools:
+    """From ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Raises ApiError."""
+    choice = given.get("tool_choice", "auto")
+    tools = given.get("tools", [])
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
+        return Tools()
+    if len(tools) > MAX_TOOLS:
+        raise ApiError(400, f"tools: {len(tools)}, at most {MAX_TOOLS}", param="tools")
+    functions = tuple(_function(f"tools[{i}]", tool) for i, tool in enumerate(tools))
+    names = [tool["function"]["name"] for tool in functions]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "tools: two have one name", param="tools")
+    if choice == "none":
+        return Tools()
+    forced = _forced(choice, names)
+    return Tools(functions, forced, given.get("parallel_tool_calls", True))
+
+
+def _function(name: str, tool: Any) -> dict[str, Any]:
+    if mapping(name, tool).get("type") != "function":
+        raise ApiError(400, f"{name}.type: only functions can be called", param="tools")
+    function = mapping(f"{name}.function", tool.get("function"))
+    text(f"{name}.function.name", function.get("name"))
+    if function.get("parameters") is not None:
+        mapping(f"{name}.function.parameters", function["parameters"])
+    return {"type": "function", "function": function}
+
+
+def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of which one must be called; none for "auto"."""
+    if choice == "auto":
+        return ()
+    if choice == "required":
+        return tuple(names)
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        name = mapping("tool_choice", choice.get("function", choice)).get("name")
+        if isinstance(name, str) and name in names:
+            return (name,)
+        raise ApiError(400, f"tool_choice: there is no tool {name!r:.80}", param="tool_choice")
+    raise ApiError(
+        400, "tool_choice: expected auto, none, required or a function", param="tool_choice"
+    )

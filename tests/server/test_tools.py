@@ -1,0 +1,337 @@
+"""Calls of tools and reasoning, through every protocol that has them.
+
+The model writes what a grammar says; the template is one that has tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import running, talking
+from tests.server.test_ollama import lines
+from tests.server.test_openai import post, stream
+from tests.server.test_responses import named
+from tests.server.test_speech import HERMES_TEMPLATE
+from treadle.server import conversation
+from treadle.server.tools import Tools, read_tools
+from treadle.text.template import ChatTemplate
+
+CHAT = "/v1/chat/completions"
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+F: Any = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+G: Any = {"type": "function", "function": {"name": "g", "description": "G."}}
+
+
+def gbnf(text: str) -> str:
+    """A grammar of one text."""
+    return f"root ::= {json.dumps(text, ensure_ascii=False)}"
+
+
+CALL_F = '<tool_call>\n{"name": "f", "arguments": {"a": "é}</tool_call>"}}\n</tool_call>'
+CALL_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+TWO = gbnf(f"so:\n{CALL_F}\n{CALL_G}")
+ARGUMENTS = {"a": "é}</tool_call>"}
+
+
+@pytest.fixture(scope="module")
+def agent(model: treadle.Model) -> Iterator[TestClient]:
+    """A server of a model whose template has tools and reasoning."""
+    own = model.template
+    model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE + "{# </think> #}")
+    try:
+        with running(model) as service, talking(service) as client:
+            yield client
+    finally:
+        model.__dict__["template"] = own
+
+
+@pytest.fixture
+def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar is taken for the model's own will, so reasoning is looked for."""
+    monkeypatch.setattr(conversation, "bound", lambda asked: False)
+
+
+# -- OpenAI's chat ----------------------------------------------------------------------------
+
+
+def test_calls_are_told_from_text(agent: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "tools": [F, G], "grammar": TWO}
+    choice = post(agent, CHAT, **body)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "so:"
+    first, second = choice["message"]["tool_calls"]
+    assert (first["type"], first["function"]["name"]) == ("function", "f")
+    assert json.loads(first["function"]["arguments"]) == ARGUMENTS
+    assert second["function"] == {"name": "g", "arguments": "{}"}
+    assert first["id"] != second["id"]
+    one = post(agent, CHAT, **body, parallel_tool_calls=False)["choices"][0]
+    assert len(one["message"]["tool_calls"]) == 1
+
+
+def test_calls_in_a_stream(agent: TestClient) -> None:
+    *chunks, done = stream(agent, CHAT, messages=HI, tools=[F, G], grammar=TWO)
+    assert done == "[DONE]"
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [c["finish_reason"] for c in choices] == [None] * (len(chunks) - 1) + ["tool_calls"]
+    assert "".join(c["delta"].get("content") or "" for c in choices) == "so:"
+    calls: dict[int, dict[str, str]] = {}
+    for choice in choices:
+        for call in choice["delta"].get("tool_calls", []):
+            if call["index"] not in calls:
+                assert call["type"] == "function"
+                calls[call["index"]] = {"id": call["id"], **call["function"]}
+            else:
+                assert set(call) == {"index", "function"}
+                calls[call["index"]]["arguments"] += call["function"]["arguments"]
+    assert [calls[i]["name"] for i in (0, 1)] == ["f", "g"]
+    assert json.loads(calls[0]["arguments"]) == ARGUMENTS
+
+
+@pytest.mark.parametrize("text", ['<tool_call>{"name": "h"}</tool_call>', '<tool_call>{"name": '])
+def test_what_is_no_call_is_content(text: str, agent: TestClient) -> None:
+    choice = post(agent, CHAT, messages=HI, tools=[F], grammar=gbnf(text))["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"].startswith("<tool_call>")
+    assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"f", "g"}),
+        ({"type": "function", "function": {"name": "f"}}, {"f"}),
+        ({"type": "function", "name": "f"}, {"f"}),
+    ],
+)
+def test_a_call_that_is_forced(choice: Any, names: set[str], agent: TestClient) -> None:
+    tools = [F, {"type": "function", "function": {"name": "g", "parameters": PARAMETERS}}]
+    for seed in range(3):
+        body: dict[str, Any] = {"messages": HI, "tools": tools, "tool_choice": choice, "seed": seed}
+        answer = post(agent, CHAT, **body)["choices"][0]
+        assert answer["finish_reason"] == "tool_calls"
+        (call,) = answer["message"]["tool_calls"]
+        assert call["function"]["name"] in names
+        assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+        assert answer["message"]["content"] is None
+
+
+def test_the_template_is_shown_tools_unless_none_may_be_called(agent: TestClient) -> None:
+    with_tools = post(agent, "/apply-template", messages=HI, tools=[G])["prompt"]
+    assert '"description": "G."' in with_tools
+    none = post(agent, "/apply-template", messages=HI, tools=[G], tool_choice="none")["prompt"]
+    assert none == post(agent, "/apply-template", messages=HI)["prompt"]
+
+
+def test_calls_and_results_of_earlier_turns(agent: TestClient) -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    messages = [
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "[2]"},
+    ]  # fmt: skip
+    told = post(agent, "/apply-template", messages=messages, tools=[F])["prompt"]
+    assert '{"name": "f", "arguments": {"a": 1}}' in told
+    assert "tool\n[2]" in told
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"tools": [{"type": "web"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [F, F]}, "one name"),
+        ({"tools": [F] * 513}, "at most"),
+        ({"tools": [F], "tool_choice": "must"}, "tool_choice"),
+        ({"tools": [F], "tool_choice": {"type": "function", "name": "x"}}, "no tool 'x'"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [F], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [F], "tool_choice": "required", "grammar": 'root ::= "x"'}, "tool_choice"),
+    ],
+)
+def test_refused(body: dict[str, Any], said: str, agent: TestClient) -> None:
+    assert said in post(agent, CHAT, 400, messages=HI, **body)["error"]["message"]
+
+
+def test_a_template_without_tools(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    monkeypatch.setitem(model.__dict__, "template", silent)
+    with running(model) as service, talking(service) as client:
+        body: dict[str, Any] = {"messages": HI, "tools": [F], "max_tokens": 1}
+        for choice in ("auto", "required"):
+            error = post(client, CHAT, 400, **body, tool_choice=choice)["error"]
+            assert "template has no tools" in error["message"]
+        post(client, CHAT, **body, tool_choice="none")
+        assert post(client, "/api/show")["capabilities"] == ["completion", "embedding"]
+
+
+def test_schemas_that_refer_to_others() -> None:
+    """References are from the root, where all of them are put."""
+    refers = {"$ref": "#/$defs/X", "$defs": {"X": {"const": 1}}}
+    other = {"type": "object", "$defs": {"X": {"const": 2}}}
+    functions = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name, parameters in (("a", refers), ("b", other))
+    ]
+    found = read_tools({"tools": functions[:1], "tool_choice": "required"}).schema()
+    assert found["$defs"] == {"X": {"const": 1}}
+    assert found["anyOf"][0]["properties"]["arguments"] == {"$ref": "#/$defs/X"}
+    both = read_tools({"tools": functions, "tool_choice": "required"})
+    with pytest.raises(Exception, match="two schemas are called 'X'"):
+        both.schema()
+    assert read_tools({}) == Tools()
+
+
+# -- reasoning --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unbound")
+def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "grammar": gbnf("<think>\na < b\n</think>\n\nyes")}
+    message = post(agent, CHAT, **body)["choices"][0]["message"]
+    assert message["content"] == "yes"
+    assert message["reasoning_content"] == message["reasoning"] == "a < b"
+    *chunks, _ = stream(agent, CHAT, **body)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "a < b"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "yes"
+
+    (thought, answer) = post(agent, "/v1/messages", max_tokens=99, **body)["content"]
+    assert (thought["type"], thought["thinking"]) == ("thinking", "a < b")
+    assert answer == {"type": "text", "text": "yes"}
+    found = post(agent, "/v1/responses", input="hi", grammar=body["grammar"])
+    assert [item["type"] for item in found["output"]] == ["reasoning", "message"]
+    options = {"grammar": body["grammar"]}
+    told = post(agent, "/api/chat", messages=HI, stream=False, options=options)["message"]
+    assert (told["thinking"], told["content"]) == ("a < b", "yes")
+
+
+@pytest.mark.usefixtures("unbound")
+def test_a_prompt_may_open_the_reasoning(agent: TestClient) -> None:
+    messages = [*HI, {"role": "assistant", "content": "<think>\n"}]
+    grammar = gbnf("why</think>so")
+    message = post(agent, CHAT, messages=messages, grammar=grammar)["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("why", "so")
+
+
+def test_a_grammar_holds_from_the_first_token_so_nothing_is_reasoning(agent: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "grammar": gbnf("<think>x</think>y")}
+    message = post(agent, CHAT, **body)["choices"][0]["message"]
+    assert message["content"] == "<think>x</think>y"
+
+
+# -- the other protocols ----------------------------------------------------------------------
+
+
+def test_anthropic(agent: TestClient) -> None:
+    tools: Any = [{"name": "f", "input_schema": PARAMETERS}, {"name": "g", "input_schema": {}}]
+    body: dict[str, Any] = {"messages": HI, "tools": tools, "max_tokens": 200, "grammar": TWO}
+    whole = post(agent, "/v1/messages", **body)
+    assert whole["stop_reason"] == "tool_use"
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
+    assert whole["content"][1]["input"] == ARGUMENTS
+    events = named(agent.post("/v1/messages", json={**body, "stream": True}).text)
+    blocks = [(name, data["index"]) for name, data in events if "index" in data]
+    assert [at for name, at in blocks if name == "content_block_start"] == [0, 1, 2]
+    assert [at for name, at in blocks if name == "content_block_stop"] == [0, 1, 2]
+    assert [at for _, at in blocks] == sorted(at for _, at in blocks)
+    people = anthropic.Anthropic(
+        api_key="none", base_url="http://localhost", http_client=agent, max_retries=0
+    )
+    with people.messages.stream(
+        model="any", max_tokens=200, messages=HI, tools=tools, extra_body={"grammar": TWO}
+    ) as made:
+        final = made.get_final_message()
+    told = [block.input for block in final.content if block.type == "tool_use"]
+    assert told == [ARGUMENTS, {}]
+    forced = people.messages.create(
+        model="any", max_tokens=200, messages=HI, tools=tools[:1], tool_choice={"type": "any"}
+    )
+    assert [block.type for block in forced.content] == ["tool_use"]
+
+
+def test_responses(agent: TestClient) -> None:
+    inner = {"type": "function", "name": "f", "parameters": PARAMETERS}
+    tools: Any = [
+        {"type": "web_search"},
+        {"type": "namespace", "name": "mcp__x", "tools": [inner]},
+        {"type": "function", "name": "g", "parameters": {"type": "object"}},
+    ]
+    grammar = gbnf(f"so:\n{CALL_F}\n{CALL_G}".replace('"f"', '"mcp__x__f"'))
+    people = openai.OpenAI(
+        api_key="none", base_url="http://localhost/v1", http_client=agent, max_retries=0
+    )
+    body = {"input": "hi", "tools": tools, "grammar": grammar}
+    events = named(agent.post("/v1/responses", json={**body, "stream": True}).text)
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    places = [data["output_index"] for _, data in events if "output_index" in data]
+    assert places == sorted(places)
+    assert set(places) == {0, 1, 2}
+    whole = events[-1][1]["response"]
+    assert [item["type"] for item in whole["output"]] == ["message", *["function_call"] * 2]
+    assert whole["output"][1]["name"] == "mcp__x__f"
+    assert json.loads(whole["output"][1]["arguments"]) == ARGUMENTS
+    done = [data for name, data in events if name == "response.function_call_arguments.done"]
+    assert [data["name"] for data in done] == ["mcp__x__f", "g"]
+
+    result: Any = {
+        "type": "function_call_output",
+        "call_id": whole["output"][1]["call_id"],
+        "output": "2",
+    }
+    more = people.responses.create(
+        model="any", input=[result], previous_response_id=whole["id"], max_output_tokens=3
+    )
+    talk = [
+        *HI,
+        {"role": "assistant", "content": "so:"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"function": {"name": "mcp__x__f", "arguments": json.dumps(ARGUMENTS)}}]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"function": {"name": "g", "arguments": "{}"}}]},
+        {"role": "tool", "content": "2"},
+    ]  # fmt: skip
+    asked = {"messages": talk, "max_tokens": 0}
+    expected = agent.post(CHAT, json=asked).json()["usage"]["prompt_tokens"]
+    assert more.usage is not None
+    assert more.usage.input_tokens == expected
+
+
+def test_ollama(agent: TestClient) -> None:
+    options = {"grammar": TWO, "num_predict": 200}
+    body: dict[str, Any] = {"messages": HI, "tools": [F, G], "options": options}
+    parts = lines(agent, "/api/chat", **body)
+    calls = [call for part in parts for call in part["message"].get("tool_calls", [])]
+    assert [call["function"] for call in calls] == [
+        {"name": "f", "arguments": ARGUMENTS},
+        {"name": "g", "arguments": {}},
+    ]
+    assert "".join(part["message"]["content"] for part in parts) == "so:"
+    assert set(post(agent, "/api/show")["capabilities"]) >= {"tools", "thinking"}
+
+
+def test_openai_client(agent: TestClient) -> None:
+    people = openai.OpenAI(
+        api_key="none", base_url="http://localhost/v1", http_client=agent, max_retries=0
+    )
+    with people.chat.completions.stream(
+        model="any", messages=HI, tools=[F, G], extra_body={"grammar": TWO}
+    ) as made:
+        final = made.get_final_completion()
+    calls = final.choices[0].message.tool_calls
+    assert calls is not None
+    assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS, {}]
