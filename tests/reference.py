@@ -104,7 +104,7 @@ def activate(x: Array, activation: str) -> Array:
     return np.asarray(0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
 
 
-def rope(x: Array, inv_freq: Array, factor: float, kind: str) -> Array:
+def rope(x: Array, inv_freq: Array, factor: float | Array, kind: str) -> Array:
     """Turn the first dims of each head by position * inv_freq; x [n_tokens, n_head, head_dim]."""
     angle = np.arange(len(x))[:, None, None] * inv_freq  # [n_tokens, 1, dims / 2]
     cos, sin = np.cos(angle) * factor, np.sin(angle) * factor
@@ -201,10 +201,12 @@ def attended(maps: Layer, h: Array) -> Array:
             return maps.norm(x, stem).reshape(len(x), n_head, -1)
 
         def turn(x: Array) -> Array:
-            if at.rope is None:
+            table = at.q_rope if stem == "attn_q_norm" and at.q_rope is not None else at.rope
+            if table is None:
                 return x
-            n_ctx = config.n_ctx_train
-            return rope(x, *config.ropes[at.rope].frequencies(n_ctx), config.arch.rope)
+            inv_freq, factor = config.ropes[table].frequencies(config.n_ctx_train)
+            gains = factor * config.ropes[table].gains(np.arange(len(x)))
+            return rope(x, inv_freq, gains[:, None, None], config.arch.rope)
 
         x = x.reshape(len(x), n_head, -1)
         return norm(turn(x)) if config.arch.norm_last else turn(norm(x))

@@ -10,7 +10,8 @@ import pytest
 
 import treadle
 from tests.kernels.rows import ALL, DISTINCT, name
-from tests.models.hf_tiny import ALL_CASES, CASES, write_tiny
+from tests.models.hf_cases import ALL_CASES, CASES
+from tests.models.hf_tiny import write_tiny
 from tests.reference import forward
 from tests.tiny import rounding
 from treadle.isa.isa import Isa

@@ -126,8 +126,6 @@ def test_labels_are_gguf_stems(tiny: WriteTiny) -> None:
         "token_embd",
         "output_norm",
         "output",
-        "output.top",
-        "output.top.join",
     ]
 
 

@@ -29,7 +29,6 @@ SIZES = {
     "n_vocab": N_VOCAB,
     "n_ctx": 4096,
     "window": 0,
-    "softcap": 0,  # of the logits
     "tied": 1,  # the embeddings are the output matrix as well
 }
 
@@ -102,8 +101,6 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
     }
     if size["window"]:
         made["attention.sliding_window"] = size["window"]
-    if size["softcap"]:
-        made["final_logit_softcapping"] = float(size["softcap"])
     return made
 
 

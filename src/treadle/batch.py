@@ -11,7 +11,7 @@ through memoryviews: numpy takes twice as long to put one number in its place.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,6 @@ from treadle.kernels.attention_item import ITEM, SPLIT
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE
 from treadle.kernels.spec import EACH, LINE, PART, numbered, round_up, run_offset
-from treadle.kernels.top import LOOKS, SAMPLED, Look
 
 if TYPE_CHECKING:
     from treadle.device import Device
@@ -32,28 +31,33 @@ if TYPE_CHECKING:
 
 ROPE_ROWS = 64  # positions that a table of rotations grows by
 NO_STATE = 0, 0
-COUNTS = Struct("=4q")  # of RUN_STATE, at its beginning
-PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD = (
-    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED)
+COUNTS = Struct("=3q")  # of RUN_STATE, at its beginning
+PART_RECORD, ITEM_RECORD, MERGE_RECORD = (
+    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE)
 )
 
 
 class Part(NamedTuple):
-    """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted,
-    and of each the largest, as each of ``looks`` says.
-    """
+    """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted."""
 
     seq: Sequence
     ids: Ids[int]
     n_outputs: int = 1
-    looks: tuple[Look, ...] = ()
 
 
 class RopeTable:
-    """Cosines and sines by position, computed when first reached."""
+    """Cosines and sines by position, computed when first reached; ``gains`` gives what they are
+    multiplied by beside ``factor``, of positions.
+    """
 
-    def __init__(self, inverse: np.ndarray, factor: float, n_ctx: int) -> None:
-        self._inverse, self._factor = inverse, np.float32(factor)
+    def __init__(
+        self,
+        inverse: np.ndarray,
+        factor: float,
+        n_ctx: int,
+        gains: Callable[[np.ndarray], np.ndarray] = np.ones_like,
+    ) -> None:
+        self._inverse, self._factor, self._gains = inverse, np.float32(factor), gains
         self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)  # memory is used when written
         self._filled = 0
         self.row_bytes = 8 * len(inverse)
@@ -63,8 +67,10 @@ class RopeTable:
         if n > self._filled:
             start = self._filled
             self._filled = min(-(-n // ROPE_ROWS) * ROPE_ROWS, len(self._rows))
-            angles = np.arange(start, self._filled)[:, None] * self._inverse
+            positions = np.arange(start, self._filled)
+            angles = positions[:, None] * self._inverse
             rows = np.stack([np.cos(angles), np.sin(angles)], 1)
+            rows = rows * self._gains(positions)[:, None, None]
             self._rows[start : self._filled] = rows.astype(np.float32) * self._factor
         return self._rows
 
@@ -95,18 +101,6 @@ class Inputs:
     @property
     def output_rows(self) -> np.ndarray:
         return self._array("output_rows", "n_outputs", "i4")
-
-    def sampled(self, n_vocab: int) -> Iterator[tuple[int, np.ndarray | bool, bool, bool]]:
-        """Rows of the logits; what of each may be chosen, bool ``[n_vocab]`` or True for all; and
-        ``Look.first``, ``Look.total``.
-        """
-        for record in self._array("sampled", "n_sampled", SAMPLED):
-            row, mask, first, total = map(int, record.tolist())
-            allowed: np.ndarray | bool = True
-            if mask:
-                bits = self._array_at(mask, -(-n_vocab // 8), "u1")
-                allowed = np.unpackbits(bits, count=n_vocab, bitorder="little").astype(bool)
-            yield row, allowed, bool(first), bool(total)
 
     def rope(self, table: int, rope_dims: int) -> np.ndarray:
         """f32 ``[n_tokens, 2, rope_dims / 2]``."""
@@ -142,7 +136,6 @@ class Run(Inputs):
         n, n_pages = plan.n_tokens, -(-cache.n_ctx // PAGE)
         pools = [pool for pool in cache.pools if pool.layers]
         sizes = {"tokens": 4 * n, "output_rows": 4 * plan.n_outputs, "parts": n * PART.itemsize}
-        sizes["sampled"] = LOOKS * plan.n_outputs * SAMPLED.itemsize
         n_split = n if plan.few_tokens else 0
         partials = [cache.max_partials(n_split, pool.window) for pool in pools]
         for i, n_partials in enumerate(partials):
@@ -155,10 +148,7 @@ class Run(Inputs):
         offsets, at = {}, round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
         for field, n_bytes in sizes.items():
             offsets[field], at = at, round_up(at + n_bytes, LINE)
-        self._masks = at + 8 * n * len(pools) * n_pages
-        self._mask_bytes = 8 * -(-plan.n_vocab // 64)
-        n_bytes = self._masks + plan.n_outputs * self._mask_bytes
-        self.memory = device.memory(n_bytes, host=True)
+        self.memory = device.memory(at + 8 * n * len(pools) * n_pages, host=True)
         assert self.memory.bytes is not None
         super().__init__(self.memory.bytes)
         self.n_outputs = 0
@@ -168,7 +158,6 @@ class Run(Inputs):
             self._words[run_offset(field) // 8] = offset
         self._tokens, self._outputs = offsets["tokens"] // 4, offsets["output_rows"] // 4
         self._parts, self._pages = offsets["parts"], at // 8
-        self._sampled = offsets["sampled"]
         self._ropes = [
             (table, self._array_at(offset, n * table.row_bytes // 4, "f4").reshape(n, 2, -1))
             for table, offset in ((t, offsets[numbered("rope", i)]) for i, t in enumerate(ropes))
@@ -184,11 +173,10 @@ class Run(Inputs):
         """
         row, first, at_output = 0, self._tokens, self._outputs
         at_part, at_pages = self._parts, self._pages
-        at_sampled, at_mask = self._sampled, self._masks
         block, words, ints, pools = self._bytes, self._words, self._ints, self._pools
         for pool in pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
-        for (seq, ids, n_outputs, looks), start in zip(parts, starts, strict=True):
+        for (seq, ids, n_outputs), start in zip(parts, starts, strict=True):
             n = len(ids)
             end, n_held = row + n, start + n
             ints[first + row : first + end] = array("i", ids)
@@ -203,20 +191,11 @@ class Run(Inputs):
             PART_RECORD.pack_into(block, at_part, row, n, start, state, next_)
             at_part += PART_RECORD.size
             for output in range(end - n_outputs, end):
-                for mask, only, total in looks:
-                    where = 0
-                    if mask is not None:
-                        where, at_mask = at_mask, at_mask + self._mask_bytes
-                        block[where:at_mask] = mask[: at_mask - where].ljust(at_mask - where, b"\0")
-                    index = at_output - self._outputs
-                    SAMPLED_RECORD.pack_into(block, at_sampled, index, where, only, total)
-                    at_sampled += SAMPLED_RECORD.size
                 ints[at_output] = output
                 at_output += 1
             row = end
         self.n_outputs = at_output - self._outputs
-        n_sampled = (at_sampled - self._sampled) // SAMPLED_RECORD.size
-        COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts), n_sampled)
+        COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts))
         for pool in pools:
             at = pool.counts
             words[at], words[at + 1], words[at + 2] = pool.n_items, pool.n_few, pool.n_merges

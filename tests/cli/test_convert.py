@@ -20,7 +20,8 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.convert.test_output import write_model
-from tests.models.hf_tiny import CASES, Case, build, require_transformers
+from tests.models.hf_cases import CASES, Case
+from tests.models.hf_tiny import build, require_transformers
 from tests.reference import kl_divergence
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.models.hf_tiny import CASES, Case, build, require_transformers
+from tests.models.hf_cases import CASES, Case
+from tests.models.hf_tiny import build, require_transformers
 from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import open_hf_source
 from treadle.convert.recipe import Options, notes

@@ -17,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treadle
+from tests.models.hf_cases import CASES, Case
 from tests.models.hf_tiny import (
-    CASES,
     EPS,
     N_TOKENS,
     N_VOCAB,
-    Case,
     build,
     compute_logits,
     require_transformers,

@@ -19,7 +19,8 @@ import pytest
 import treadle
 from tests.convert.mlx_files import save, set_config, write_mlx
 from tests.mlx_package import import_mlx
-from tests.models.hf_tiny import CASES, Case, build, compute_logits, require_transformers
+from tests.models.hf_cases import CASES, Case
+from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.reference import forward
 from tests.test_session import decode, prefill
 from tests.tiny import rounding

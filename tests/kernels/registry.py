@@ -102,6 +102,7 @@ ROPES = [
     RopeStore("neox", "q8_0", 4, 2, 64, 0, 0.125, eps=EPS, head_dim_v=32),
     RopeStore("neox", "f16", 6, 2, 80, 32, 0.3, eps=EPS, table=1, queries_only=True),
     RopeStore("norm", "f16", 3, 3, 20, 0, 0.5, queries_only=True),
+    RopeStore("neox", "f16", 6, 2, 80, 32, 0.3, table=1, q_table=2),
     # The norm behind the rotation.
     RopeStore("neox", "f16", 6, 2, 80, 32, 0.3, eps=EPS, norm_last=True),
     RopeStore("norm", "bf16", 3, 3, 20, 20, 0.5, eps=EPS, norm_last=True),

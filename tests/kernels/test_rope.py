@@ -29,7 +29,9 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
     angles = rng.uniform(0, 100, (n, spec.rope_dims // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     slots = np.array([2 * PAGE + 3, 0, PAGE - 1, 3 * PAGE + 31, PAGE + 7])
-    run = Run(n, ropes={spec.table: table}, slots={spec.pool: slots})
+    other: np.ndarray = table[::-1] / 2
+    ropes = {spec.queries_table: other, spec.table: table}
+    run = Run(n, ropes=ropes, slots={spec.pool: slots})
     x = rng.standard_normal((n, stride)).astype(np.float32)
     x[0, v_column : v_column + spec.dims_v] = 0  # a block of zeros has scale 0
     norms = [(1 + rng.random(dims)).astype(np.float32) for _ in range(2)]

@@ -286,16 +286,16 @@ def test_unknown_tensors_are_listed() -> None:
     [
         (
             fake("qwen3moe"),
-            r"'qwen3moe': a mixture .*: treadle has llama, qwen2, .*, gpt2$",  # it exists: no slip
+            r"'qwen3moe': a mixture .*: treadle has llama, .*, gpt2$",  # it exists: no slip
         ),
         (fake("Gemma-3"), r"treadle has .*, gpt2; did its writer mean gemma3\?$"),
         (fake("lama"), r"treadle has .*, gpt2; did its writer mean llama\?$"),
         (fake("qwne3"), r"treadle has .*, gpt2; did its writer mean qwen3\?$"),
-        (fake("mamba"), r"'mamba': a recurrent state .*: treadle has llama, qwen2, .*, gpt2$"),
-        (fake("mllama"), r"'mllama': treadle has llama, qwen2, .*, gpt2$"),
-        (fake("mpt"), r"'mpt': treadle has llama, qwen2, .*, gpt2$"),
-        (fake("gemma3n"), r"'gemma3n': .*: treadle has llama, qwen2, .*, gpt2$"),
-        (fake("superpoint"), r"'superpoint': treadle has llama, qwen2, .*, gpt2$"),
+        (fake("mamba"), r"'mamba': a recurrent state .*: treadle has llama, .*, gpt2$"),
+        (fake("mllama"), r"'mllama': treadle has llama, .*, gpt2$"),
+        (fake("mpt"), r"'mpt': treadle has llama, .*, gpt2$"),
+        (fake("gemma3n"), r"'gemma3n': .*: treadle has llama, .*, gpt2$"),
+        (fake("superpoint"), r"'superpoint': treadle has llama, .*, gpt2$"),
         (fake(expert_count=8), "mixture of 8 experts"),
         (fake(attention__causal=False), "an encoder"),
         (fake(rope__scaling__type="dynamic"), "'dynamic': treadle has none, linear, yarn"),

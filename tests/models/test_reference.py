@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.models.hf_tiny import ALL_CASES, tiny_models, write_tiny
+from tests.models.hf_cases import ALL_CASES
+from tests.models.hf_tiny import tiny_models, write_tiny
 from tests.reference import forward, kl_divergence
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -47,6 +47,11 @@ class RopeStore(Paged):
     head_dim_v: int = 0  # of a value; 0: head_dim
     queries_only: bool = False
     norm_last: bool = False
+    q_table: int = -1  # of queries; -1: that of keys
+
+    @property
+    def queries_table(self) -> int:
+        return self.table if self.q_table < 0 else self.q_table
 
     def scratch(self, lanes: int) -> int:
         return 2 * 4 * (self.head_dim + 64)
@@ -56,16 +61,17 @@ class RopeStore(Paged):
         stride, k_column, v_column = frame.stride, frame.k_column, frame.v_column
         page_bytes, layer_off = frame.page_bytes, frame.layer_off
         tables = frame.run(numbered("rope", self.table), ptr)
+        of_queries = frame.run(numbered("rope", self.queries_table), ptr)
         slots = frame.run(numbered("kv_slots", self.pool), ptr)
         queries = self.n_head // self.n_head_kv
         tmp = frame.scratch
         with k.loop(frame.end, start=frame.begin) as item:
             n, head = item // self.n_head_kv, item % self.n_head_kv
             row = qkv + n * stride * 4
-            table = tables + n * (self.rope_dims * 4)
+            table, q_table = (at + n * (self.rope_dims * 4) for at in (tables, of_queries))
             with k.loop(queries) as g:
                 q = row + (head * queries + g) * (self.head_dim * 4)
-                self._rotate(k, isa, q, q, table, q_norm, self.scale)
+                self._rotate(k, isa, q, q, q_table, q_norm, self.scale)
             if not self.queries_only:
                 at = row + (k_column + head * self.head_dim) * 4
                 self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
@@ -150,15 +156,15 @@ class RopeStore(Paged):
             y: np.ndarray = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight[:dims]
             return y
 
-        def rotate(x: np.ndarray, weight: Any) -> np.ndarray:
+        def rotate(x: np.ndarray, weight: Any, table: int) -> np.ndarray:
             x = x.astype(np.float64)
             if self.eps and not self.norm_last:
                 x = normed(x, weight)
-            y = turned(x) if half else x
+            y = turned(x, table) if half else x
             return normed(y, weight) if self.norm_last else y
 
-        def turned(x: np.ndarray) -> np.ndarray:
-            y, tables = x.copy(), run.rope(self.table, self.rope_dims).astype(np.float64)
+        def turned(x: np.ndarray, table: int) -> np.ndarray:
+            y, tables = x.copy(), run.rope(table, self.rope_dims).astype(np.float64)
             ia = np.arange(half) if self.style == "neox" else np.arange(0, 2 * half, 2)
             ib = ia + (half if self.style == "neox" else 1)
             cos, sin = tables[:, None, 0], tables[:, None, 1]
@@ -169,11 +175,11 @@ class RopeStore(Paged):
         def heads(column: int, n_heads: int, dims: int) -> Any:
             return rows[:, column : column + n_heads * dims].reshape(n, n_heads, dims)
 
-        q = rotate(heads(0, self.n_head, dims), args.q_norm) * self.scale
+        q = rotate(heads(0, self.n_head, dims), args.q_norm, self.queries_table) * self.scale
         rows[:, : self.n_head * dims] = q.reshape(n, -1)
         if self.queries_only:
             return
-        keys = rotate(heads(args.k_column, self.n_head_kv, dims), args.k_norm)
+        keys = rotate(heads(args.k_column, self.n_head_kv, dims), args.k_norm, self.table)
         value = heads(args.v_column, self.n_head_kv, self.dims_v)
         for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
             page = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off

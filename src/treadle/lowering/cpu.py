@@ -24,7 +24,6 @@ from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Grid, numbered
 from treadle.kernels.sums import Add, AddRows
 from treadle.lowering.making import Making
-from treadle.lowering.results import emit_result
 from treadle.lowering.steps import Steps
 from treadle.lowering.values import (
     Activated,
@@ -171,7 +170,7 @@ class CpuOps(Making, Ops):
         return WORDS[word](self, label, *rows, **given)
 
     def result(self, name: str, x: Rows) -> None:
-        emit_result(self.steps, name, x, self.floats(x))
+        self.steps.plan.outputs[name] = self.floats(x)
 
     def add(self, x: Rows, h: Rows) -> Rows:
         """A product adds ``x`` by itself, and so does a norm behind one; what else there is takes a
@@ -263,7 +262,9 @@ class CpuOps(Making, Ops):
             for way, (_, column) in zip(ways, places, strict=False):
                 self._column_norm(way.norm, qkv, column)
             norms = [None, None]
-        rope = None if q_way.table is None else config.ropes[q_way.table]
+        rope = None if k_way.table is None else config.ropes[k_way.table]
+        if rope is not None and config.ropes[q_way.table or 0].dims != rope.dims:
+            raise UnsupportedError(f"L{layer}: queries and keys of which not the same dims turn")
         pool = steps.cache.pool_of(layer)
         q_norm, k_norm = (x and steps.vector(f"{x.weight}.weight") for x in norms)
         steps.emit(
@@ -278,9 +279,10 @@ class CpuOps(Making, Ops):
                 config.attn_scale,
                 config.norm_eps if q_norm else 0.0,
                 pool.index,
-                q_way.table or 0,
+                k_way.table or 0,
                 at.head_dim_v,
                 norm_last=q_way.norm_last,
+                q_table=-1 if q_way.table is None or q_way.table == k_way.table else q_way.table,
             ),
             Grid(at.n_head_kv, "n_tokens"),
             qkv=qkv,

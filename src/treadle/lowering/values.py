@@ -105,11 +105,9 @@ class Way(NamedTuple):
     norm_last: bool
 
     def alike(self, other: Way) -> bool:
-        """Whether the same is done to both, each by weights of its own."""
-        norms = self.norm, other.norm
-        return (self.table, self.norm_last) == (other.table, other.norm_last) and (
-            all(norms) or not any(norms)
-        )
+        """Whether the same is done to both, each by weights and a table of its own."""
+        mine, its = ((way.table is None, way.norm is None, way.norm_last) for way in (self, other))
+        return mine == its
 
 
 def unwrap(x: Rows) -> Way:

@@ -67,6 +67,7 @@ ARCHS: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         Arch("llama", rope="norm"),  # Llama 1 to 3, Mistral, TinyLlama
+        Arch("mistral3", rope="norm"),  # Ministral 3
         Arch("qwen2", needs=QKV_BIAS),
         Arch("qwen3", needs=QK_NORM),
         Arch("gemma", activation="gelu", embd_scale=True),

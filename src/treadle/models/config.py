@@ -25,6 +25,7 @@ class Layer:
     causal: bool = True  # tokens see none behind them
     window: int = 0  # tokens that it sees, the current one included; 0: all of them
     rope: int | None = 0  # index of its table in Config.ropes; None: nothing is turned
+    q_rope: int | None = None  # of queries, where they have another
     mixer: str = "attention"
     ffn: str = "gated"
     wide_norm: bool = False  # q/k norms, if any, are of all heads together

@@ -37,6 +37,7 @@ class Rope:
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
+    temperature: float = 0.0  # of queries: they grow by it for each e-fold of n_ctx_orig
 
     def factors_in(self, n_ctx: int) -> tuple[float, ...] | None:
         """Those of a context of ``n_ctx`` tokens. A text's first tokens turn by them too, so the
@@ -63,6 +64,11 @@ class Rope:
             log = 0.1 * math.log(max(1.0, self.scale))
             attn_factor *= (1.0 + log) / (1.0 + self.yarn_log_multiplier * log)
         return inv_freq * (kept + (1.0 - kept) / self.scale), attn_factor
+
+    def gains(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """What cos and sin are multiplied by beside that, by position."""
+        turns = positions // max(1, self.n_ctx_orig)
+        return np.asarray(1.0 + self.temperature * np.log(1.0 + turns))
 
     def _yarn_range(self) -> tuple[float, float]:
         """The pairs that turn ``beta_fast`` and ``beta_slow`` times in the original context."""

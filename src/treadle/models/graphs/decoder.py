@@ -24,6 +24,7 @@ from treadle.models.graphs.kinds import (
     mixer_of,
     n_rows,
     read_tables,
+    read_temperature,
     read_windows,
 )
 from treadle.models.keys import N_LAYER_MAX, Keys
@@ -88,7 +89,8 @@ def read(keys: Keys, arch: Arch) -> Config:
     head_dim_v = keys.integer("attention.value_length", n_embd // n_head[0], lo=1, hi=SIZE_MAX)
     n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
     window, local = read_windows(keys, n_layer)
-    ropes, tables = read_tables(keys, arch, local, head_dim, n_ctx_train)
+    plain, tables = read_tables(keys, arch, local, head_dim, n_ctx_train)
+    ropes = read_temperature(keys, plain)
     n_ff = keys.per_layer("feed_forward_length", n_layer)
     layers = tuple(
         Layer(
@@ -100,6 +102,7 @@ def read(keys: Keys, arch: Arch) -> Config:
             kv_from=i,
             window=window if local[i] else 0,
             rope=tables[i],
+            q_rope=len(plain) if len(ropes) > len(plain) else None,
             mixer=mixer_of(keys, i),
             ffn=ffn_of(keys, arch, i, n_ff[i]),
             wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
@@ -54,6 +55,18 @@ def read_tables(
         if arch.nope == "global" and any(local) and not here:
             tables[i] = None
     return ropes[: 1 + own], tuple(tables)
+
+
+def read_temperature(keys: Keys, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
+    """The same, and a table of queries that grow with their position, where the file asks for it:
+    the temperature of attention, as Ministral 3 has it.
+    """
+    temperature = keys.number("attention.temperature_scale", 0.0, lo=0.0)
+    if not temperature:
+        return ropes
+    if len(ropes) != 1:
+        keys.refuse("attention.temperature_scale", "treadle has it with one rope for all layers")
+    return *ropes, replace(ropes[0], temperature=temperature)
 
 
 def mixer_of(keys: Keys, i: int) -> str:

@@ -25,13 +25,16 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         heads = 1 if layer.wide_norm else heads
         return g.norm(f"{at}.{name}_norm", x, f"{blk}_{name}_norm", heads=heads)
 
-    def turned(x: Rows) -> Rows:
-        return x if layer.rope is None else g.rope(f"{at}.rope", x, layer.rope)
+    def turned(x: Rows, table: int | None = layer.rope) -> Rows:
+        return x if table is None else g.rope(f"{at}.rope", x, table)
 
+    q_rope = layer.rope if layer.q_rope is None else layer.q_rope
     if g.config.arch.norm_last:
-        q, k = normed(turned(q), "q", layer.n_head), normed(turned(k), "k", layer.n_head_kv)
+        q = normed(turned(q, q_rope), "q", layer.n_head)
+        k = normed(turned(k), "k", layer.n_head_kv)
     else:
-        q, k = turned(normed(q, "q", layer.n_head)), turned(normed(k, "k", layer.n_head_kv))
+        q = turned(normed(q, "q", layer.n_head), q_rope)
+        k = turned(normed(k, "k", layer.n_head_kv))
     return g.linear(f"{at}.output", g.attend(at, i, q, k, v), f"{blk}_output")
 
 
