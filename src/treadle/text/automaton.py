@@ -1,34 +1,24 @@
 """Rules of a grammar as finite automata that call each other.
 
+A state is what may still follow: a regular expression over characters and calls of rules. Its edges
+are Brzozowski's derivatives, and equal expressions are one state.
+
 A rule that only ends in another one (``s ::= "a" s | ""``) needs no call: its automaton goes on in
 the other's states. So a grammar whose recursion is at the right is one automaton without calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from treadle.text.alphabet import Alphabet
-from treadle.text.gbnf import (
-    Alt,
-    Chars,
-    Node,
-    Ref,
-    Repeat,
-    Rules,
-    Seq,
-    Special,
-)
-from treadle.text.rule_graph import reachable, recursive, unrolled
+from treadle.text.gbnf import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Special
+from treadle.text.regex import EMPTY_TEXT, ENDLESS, Call, Regexes, TooLargeError
+from treadle.text.rule_graph import components, reachable, recursive, refs, unrolled
 
-MAX_STATES = 20_000  # of one automaton before it is made deterministic
 MAX_DFA_STATES = 4_000
-MAX_MERGED = 400  # states; it takes time by the square of them
-
-
-class TooLargeError(Exception):
-    """The grammar has no automata of a reasonable size."""
+MAX_REGEXES = 100_000  # of all states and their parts
 
 
 @dataclass
@@ -40,7 +30,7 @@ class Automaton:
     """
 
     chars: list[list[tuple[int, int]]] = field(default_factory=list)
-    calls: list[list[tuple[str | Special, int]]] = field(default_factory=list)
+    calls: list[list[tuple[Call, int]]] = field(default_factory=list)
     accepts: list[bool] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -54,237 +44,105 @@ def build_automata(rules: Rules) -> tuple[dict[str, Automaton], Alphabet]:
     """
     bodies = unrolled(reachable(rules.body))
     alphabet = Alphabet(bodies.values())
-    inner = recursive(bodies)
+    builder = _Builder(bodies, alphabet)
     found: dict[str, Automaton] = {}
-    waiting = ["root"]
+    waiting = ["root"] if "root" in builder.rules else []
     while waiting:
         name = waiting.pop()
         if name not in found:
-            nfa = _Nfa(bodies, inner, alphabet, name)
-            found[name] = nfa.determined()
+            found[name] = builder.automaton(name)
             called = (call for calls in found[name].calls for call, _ in calls)
             waiting += [call for call in called if isinstance(call, str)]
-    return _finished(found), alphabet
+    return found, alphabet
 
 
-class _Nfa:
-    """The automaton of one rule, with several ways at once, and steps without a character."""
+class _Builder:
+    """The regular expressions of all rules that can be finished, and the automata of them."""
 
-    def __init__(
-        self, bodies: dict[str, Node], inner: set[str], alphabet: Alphabet, name: str
-    ) -> None:
+    def __init__(self, bodies: dict[str, Node], alphabet: Alphabet) -> None:
         self._alphabet = alphabet
-        self._free: list[list[int]] = []  # by state: where it leads to at once
-        self._chars: list[list[tuple[int, int]]] = []
-        self._calls: list[list[tuple[str | Special, int]]] = []
-        self._bodies = bodies
-        self._inner = inner
-        self._final = self._state()
-        self._entries: dict[str, int] = {}
-        self._work: list[tuple[Node, int, int]] = []
-        self._start = self._entry(name)
-        while self._work:
-            self._build(*self._work.pop())
+        self._store = Regexes(alphabet, MAX_REGEXES)
+        self._inner = recursive(bodies)
+        self.rules: dict[str, int] = {}
+        for part in components({name: refs(body) for name, body in bodies.items()}):
+            n_known = -1
+            while len(self.rules) > n_known:  # once more when all are known that can be finished
+                n_known = len(self.rules)
+                found = {name: self._regex(bodies[name]) for name in part}
+                self.rules |= {name: regex for name, regex in found.items() if regex is not None}
 
-    def _state(self) -> int:
-        if len(self._free) >= MAX_STATES:
-            raise TooLargeError
-        self._free.append([])
-        self._chars.append([])
-        self._calls.append([])
-        return len(self._free) - 1
-
-    def _entry(self, name: str) -> int:
-        """Where a rule begins with which this one ends."""
-        if name not in self._entries:
-            self._entries[name] = self._state()
-            self._work.append((self._bodies[name], self._entries[name], self._final))
-        return self._entries[name]
-
-    def _build(self, node: Node, start: int, end: int) -> None:
+    def _regex(self, node: Node) -> int | None:
+        store = self._store
         match node:
             case Chars(ranges):
-                self._chars[start].append((self._alphabet.mask(ranges), end))
+                return store.chars(self._alphabet.mask(ranges))
             case Special():
-                self._calls[start].append((node, end))
-            case Ref(name) if end == self._final:
-                self._free[start].append(self._entry(name))
-            case Ref(name) if name in self._inner:
-                self._calls[start].append((name, end))
+                return store.call(node)
+            case Ref(name) if name in self._inner and name in self.rules:
+                return store.call(name)
             case Ref(name):
-                self._work.append((self._bodies[name], start, end))
-            case Alt(items):
-                self._work += [(item, start, end) for item in items]
+                return self.rules.get(name)
             case Seq(items):
-                self._chain(items, start, end)
+                return store.seq(*map(self._regex, items))
+            case Alt(items):
+                return store.either(map(self._regex, items))
             case Repeat(item, least, most):
-                self._repeat(item, least, most, start, end)
+                return store.repeat(self._regex(item), least, ENDLESS if most is None else most)
 
-    def _chain(self, items: tuple[Node, ...], start: int, end: int) -> None:
-        if not items:
-            self._free[start].append(end)
-        for i, item in enumerate(items):
-            to = end if i == len(items) - 1 else self._state()
-            self._work.append((item, start, to))
-            start = to
-
-    def _repeat(self, item: Node, least: int, most: int | None, start: int, end: int) -> None:
-        if max(least, most or 0) > MAX_STATES:
-            raise TooLargeError
-        if (least, most) == (0, 1):
-            self._work.append((item, start, end))
-            self._free[start].append(end)
-            return
-        for _ in range(least):
-            to = self._state()
-            self._work.append((item, start, to))
-            start = to
-        if most is None:
-            loop = self._state()
-            self._free[start].append(loop)
-            self._free[loop].append(end)
-            self._work.append((item, loop, loop))
-            return
-        for _ in range(most - least):
-            to = self._state()
-            self._free[start].append(end)
-            self._work.append((item, start, to))
-            start = to
-        self._free[start].append(end)
-
-    # -- one way at a time --------------------------------------------------------------
-
-    def determined(self) -> Automaton:
-        """The same rule with one next state for a character, and as few states as that takes."""
+    def automaton(self, name: str) -> Automaton:
+        """Of one rule."""
         found = Automaton()
-        numbers: dict[frozenset[int], int] = {}
-        waiting: list[frozenset[int]] = []
+        numbers: dict[int, int] = {}
+        states: list[int] = []
 
-        def number(states: Iterable[int]) -> int:
-            closed = self._closed(states)
-            if closed not in numbers:
+        def number(ways: Iterable[int]) -> int:
+            state = self._store.either(ways)
+            assert state is not None
+            if state not in numbers:
                 if len(numbers) >= MAX_DFA_STATES:
                     raise TooLargeError
-                numbers[closed] = len(numbers)
-                waiting.append(closed)
-            return numbers[closed]
+                numbers[state] = len(numbers)
+                states.append(state)
+            return numbers[state]
 
-        number([self._start])
-        for states in waiting:
-            calls: dict[str | Special, set[int]] = {}
-            for call, to in (edge for state in states for edge in self._calls[state]):
-                calls.setdefault(call, set()).add(to)
-            edges = (edge for state in states for edge in self._chars[state])
-            found.chars.append([(mask, number(to)) for mask, to in _disjoint(edges)])
-            found.calls.append([(call, number(to)) for call, to in calls.items()])
-            found.accepts.append(self._final in states)
+        number([self.rules[name]])
+        for state in states:
+            edges, accepts = self._edges(state)
+            chars = _disjoint({first: r for first, r in edges.items() if isinstance(first, int)})
+            calls = {call: r for call, r in edges.items() if not isinstance(call, int)}
+            found.chars.append([(mask, number(rests)) for mask, rests in chars])
+            found.calls.append([(call, number(rests)) for call, rests in calls.items()])
+            found.accepts.append(accepts)
         return found
 
-    def _closed(self, states: Iterable[int]) -> frozenset[int]:
-        """The states and all that they lead to at once, without those that only do that."""
-        seen = set(states)
-        waiting = list(seen)
-        while waiting:
-            new = [to for to in self._free[waiting.pop()] if to not in seen]
-            seen.update(new)
-            waiting += new
-        return frozenset(
-            state
-            for state in seen
-            if state == self._final or self._chars[state] or self._calls[state]
-        )
+    def _edges(self, state: int) -> tuple[dict[int | Call, set[int]], bool]:
+        """What may follow each character or call that may come next, and whether nothing need come.
+
+        A rule at the end is gone into instead of called.
+        """
+        found: dict[int | Call, set[int]] = {}
+        opened = [state]
+        for regex in opened:  # which grows
+            for first, rest in self._store.ways(regex):
+                if isinstance(first, str) and rest == EMPTY_TEXT:
+                    opened += [self.rules[first]] * (self.rules[first] not in opened)
+                else:
+                    found.setdefault(first, set()).add(rest)
+        return found, any(map(self._store.is_empty.__getitem__, opened))
 
 
-def _disjoint(edges: Iterable[tuple[int, int]]) -> list[tuple[int, frozenset[int]]]:
-    """Edges (characters, state), any of which may overlap, as (characters, states) apart."""
-    by_state: dict[int, int] = {}
-    for mask, to in edges:
-        by_state[to] = by_state.get(to, 0) | mask
-    parts: list[tuple[int, frozenset[int]]] = []
-    for to, mask in by_state.items():
-        split: list[tuple[int, frozenset[int]]] = []
-        for other, states in parts:
+def _disjoint(edges: dict[int, set[int]]) -> list[tuple[int, set[int]]]:
+    """What follows characters that may overlap, as (characters, what follows) apart."""
+    parts: list[tuple[int, set[int]]] = []
+    for mask, rests in edges.items():
+        split: list[tuple[int, set[int]]] = []
+        for other, others in parts:
             if both := other & mask:
-                split.append((both, states | {to}))
+                split.append((both, others | rests))
             if other & ~mask:
-                split.append((other & ~mask, states))
+                split.append((other & ~mask, others))
             mask &= ~other
         if mask:
-            split.append((mask, frozenset([to])))
+            split.append((mask, rests))
         parts = split
     return parts
-
-
-def _finished(automata: dict[str, Automaton]) -> dict[str, Automaton]:
-    """Without the states from which no end can be reached, and with equal states merged."""
-    done: set[str] = set()
-    while True:
-        live = {name: _live(automaton, done) for name, automaton in automata.items()}
-        if done == (done := {name for name in automata if 0 in live[name]}):
-            break
-    return {name: _merged(_kept(automata[name], live[name], done)) for name in done}
-
-
-def _live(automaton: Automaton, done: set[str]) -> set[int]:
-    """The states from which an end can be reached through the rules in ``done``."""
-    back: dict[int, list[int]] = {}
-    for state in range(len(automaton)):
-        calls = [
-            to for call, to in automaton.calls[state] if not isinstance(call, str) or call in done
-        ]
-        for to in [*(to for _, to in automaton.chars[state]), *calls]:
-            back.setdefault(to, []).append(state)
-    found = {state for state in range(len(automaton)) if automaton.accepts[state]}
-    waiting = list(found)
-    while waiting:
-        new = {state for state in back.get(waiting.pop(), []) if state not in found}
-        found |= new
-        waiting += new
-    return found
-
-
-def _kept(automaton: Automaton, live: set[int], done: set[str]) -> Automaton:
-    """What is left with some of the states, of which 0 is one, and some of the rules."""
-    number = {state: i for i, state in enumerate(sorted(live))}
-    kept = Automaton()
-    for state in number:
-        chars, calls = automaton.chars[state], automaton.calls[state]
-        calls = [(call, to) for call, to in calls if not isinstance(call, str) or call in done]
-        kept.chars.append([(mask, number[to]) for mask, to in chars if to in live])
-        kept.calls.append([(call, number[to]) for call, to in calls if to in live])
-        kept.accepts.append(automaton.accepts[state])
-    return kept
-
-
-def _merged(automaton: Automaton) -> Automaton:
-    """Equal states as one (Moore): those that nothing tells apart."""
-    if len(automaton) > MAX_MERGED:
-        return automaton
-    block = [int(accepts) for accepts in automaton.accepts]
-    while True:
-        known: dict[Hashable, int] = {}
-        edges = [_joined(automaton, state, block) for state in range(len(automaton))]
-        new = [known.setdefault((b, *e), len(known)) for b, e in zip(block, edges, strict=True)]
-        if len(known) == len(set(block)):
-            break
-        block = new
-    # ``new`` numbers the blocks by their first state, so that 0 stays the beginning.
-    merged = Automaton()
-    for i, state in enumerate(new.index(b) for b in range(len(known))):
-        assert new[state] == i
-        chars, calls = _joined(automaton, state, new)
-        merged.chars.append(list(chars))
-        merged.calls.append(list(calls))
-        merged.accepts.append(automaton.accepts[state])
-    return merged
-
-
-def _joined(
-    automaton: Automaton, state: int, block: list[int]
-) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[str | Special, int], ...]]:
-    """The edges of a state between blocks."""
-    masks: dict[int, int] = {}
-    for mask, to in automaton.chars[state]:
-        masks[block[to]] = masks.get(block[to], 0) | mask
-    calls = sorted(((call, block[to]) for call, to in automaton.calls[state]), key=str)
-    return tuple(sorted((mask, to) for to, mask in masks.items())), tuple(calls)

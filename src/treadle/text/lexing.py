@@ -19,10 +19,10 @@ from itertools import chain
 
 from treadle.errors import GrammarError
 from treadle.text.alphabet import Alphabet
-from treadle.text.automaton import Automaton, TooLargeError, build_automata
+from treadle.text.automaton import Automaton, build_automata
 from treadle.text.gbnf import Rules, Special
 from treadle.text.lark import MAX_LEAD, Writer, as_one_regex, by_characters, rule_name
-from treadle.text.regex import EMPTY_TEXT, Regexes
+from treadle.text.regex import EMPTY_TEXT, Regexes, TooLargeError
 from treadle.text.rule_graph import components, expanded, nodes, reachable, recursive
 
 MAX_STATES = 4_000  # of all automata

@@ -6,36 +6,53 @@ to the count of the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from treadle.text.alphabet import Alphabet
-from treadle.text.automaton import TooLargeError
+from treadle.text.gbnf import Special
 from treadle.text.lark import Writer, class_of, counts
 
 MAX_REGEXES = 30_000
+MAX_WORK = 600_000  # parts put together, and ways found: about a second
+MAX_PARTS = 4_000  # one after the other: rules that name others twice grow by powers of 2
 MAX_NESTED = 12  # of what is written in one terminal
 
-# A kind and its parts: "chars" (mask,), "seq" and "alt" (regexes...), "rep" (regex, least, most).
+# A kind and its parts: "chars" (mask,), "call" (number,), "seq" and "alt" (regexes...), "rep"
+# (regex, least, most).
 Entry = tuple[str, tuple[int, ...]]
 EMPTY_TEXT = 0  # the regex of the empty text
 ENDLESS = -1  # a repetition's ``most``
+
+Call = str | Special  # of a rule, or for a special token
+
+
+class TooLargeError(Exception):
+    """The grammar has no automata, or expressions, of a reasonable size."""
 
 
 class Regexes:
     """A store of regexes; None is the regex of no text."""
 
-    def __init__(self, alphabet: Alphabet) -> None:
+    def __init__(self, alphabet: Alphabet, most: int = MAX_REGEXES) -> None:
         self._alphabet = alphabet
+        self._most = most
+        self._work = 0
         self._entries: list[Entry] = [("seq", ())]
         self._numbers: dict[Entry, int] = {self._entries[0]: EMPTY_TEXT}
+        self.is_empty = [True]  # by regex: whether it matches the empty text
+        self._calls: list[Call] = []
+        self._ways: dict[int, list[tuple[int | Call, int]]] = {}
 
     def _number(self, kind: str, *parts: int) -> int:
         entry = (kind, parts)
         if entry not in self._numbers:
-            if len(self._entries) >= MAX_REGEXES:
+            if len(self._entries) >= self._most:
                 raise TooLargeError
             self._numbers[entry] = len(self._entries)
             self._entries.append(entry)
+            empty = [self.is_empty[part] for part in self._parts(self._numbers[entry])]
+            some, every = any(empty) or (kind == "rep" and not parts[1]), all(empty)
+            self.is_empty.append({"seq": every, "alt": some, "rep": some}.get(kind, False))
         return self._numbers[entry]
 
     def _items(self, regex: int) -> list[int]:
@@ -53,7 +70,19 @@ class Regexes:
             if regex is None:
                 return None
             found = self._joined(self._items(regex), found)
-        return found[0] if len(found) == 1 else self._number("seq", *found)
+            if len(found) > MAX_PARTS:
+                raise TooLargeError
+        self._spend(len(found))
+        return self._sequence(found)
+
+    def _spend(self, work: int) -> None:
+        self._work += work
+        if self._work > MAX_WORK:
+            raise TooLargeError
+
+    def _sequence(self, parts: Sequence[int]) -> int:
+        """Parts that are joined already."""
+        return parts[0] if len(parts) == 1 else self._number("seq", *parts)
 
     def _joined(self, left: list[int], right: list[int]) -> list[int]:
         """``x`` and ``x{2,3}`` as ``x{3,4}``."""
@@ -67,9 +96,24 @@ class Regexes:
             right = [self._number("rep", parts[0], least, most), *right[1:]]
         return left + right
 
-    def alt(self, regexes: Iterable[int | None]) -> int | None:
+    def call(self, name: Call) -> int:
+        """What another rule, or a special token, stands for."""
+        if name not in self._calls:
+            self._calls.append(name)
+        return self._number("call", self._calls.index(name))
+
+    def either(self, regexes: Iterable[int | None]) -> int | None:
         """One of these."""
-        flat: dict[int, None] = {}
+        found = self._flat(regexes)
+        return self._number("alt", *found) if len(found) > 1 else found[0] if found else None
+
+    def alt(self, regexes: Iterable[int | None]) -> int | None:
+        """The same, shorter to write."""
+        return self._choice(self._flat(regexes))
+
+    def _flat(self, regexes: Iterable[int | None]) -> list[int]:
+        """Alternatives in order, single characters as one."""
+        flat: set[int] = set()
         mask = 0
         for regex in regexes:
             if regex is None:
@@ -79,11 +123,9 @@ class Regexes:
                 if self._entries[part][0] == "chars":
                     mask |= self._entries[part][1][0]
                 else:
-                    flat[part] = None
-        found = sorted(flat)
-        if (chars := self.chars(mask)) is not None:
-            found.append(chars)
-        return self._choice(found)
+                    flat.add(part)
+        chars = self.chars(mask)
+        return sorted(flat) + ([] if chars is None else [chars])
 
     def _choice(self, found: list[int]) -> int | None:
         if len(found) < 2:
@@ -117,6 +159,59 @@ class Regexes:
             regex = parts[0]
         return self._number("rep", regex, 0, ENDLESS)
 
+    def repeat(self, regex: int | None, least: int, most: int) -> int | None:
+        """``least`` to ``most`` times, or ENDLESS."""
+        if regex is None and least:
+            return None
+        if regex is None or regex == EMPTY_TEXT or most == 0:
+            return EMPTY_TEXT
+        if (least, most) == (1, 1):
+            return regex
+        return (
+            self.star(regex)
+            if (least, most) == (0, ENDLESS)
+            else self._number("rep", regex, least, most)
+        )
+
+    # -- derivatives ------------------------------------------------------------------------
+
+    def ways(self, regex: int) -> list[tuple[int | Call, int]]:
+        """What a text may begin with, characters or a call, and what then follows."""
+        ends = [regex]  # of a sequence: what is behind those of its parts that may be empty
+        while ends[-1] not in self._ways and len(items := self._items(ends[-1])) > 1:
+            if not self.is_empty[items[0]]:
+                break
+            ends.append(self._sequence(items[1:]))
+        for end in reversed(ends):  # each is made of the one after it
+            if end not in self._ways:
+                self._ways[end] = list(dict.fromkeys(self._begin(*self._entries[end])))
+                self._spend(len(self._ways[end]))
+        return self._ways[regex]
+
+    def _begin(self, kind: str, parts: tuple[int, ...]) -> Iterator[tuple[int | Call, int]]:
+        if kind == "chars":
+            yield parts[0], EMPTY_TEXT
+        elif kind == "call":
+            yield self._calls[parts[0]], EMPTY_TEXT
+        elif kind == "alt":
+            for part in parts:
+                yield from self.ways(part)
+        elif kind == "rep":
+            inner, least, most = parts
+            rest = self.repeat(inner, max(least - 1, 0), most if most == ENDLESS else most - 1)
+            yield from self._followed(inner, rest)
+        elif parts:
+            rest = self._sequence(parts[1:])
+            yield from self._followed(parts[0], rest)
+            if self.is_empty[parts[0]]:
+                yield from self.ways(rest)
+
+    def _followed(self, regex: int, rest: int | None) -> Iterator[tuple[int | Call, int]]:
+        for first, more in self.ways(regex):
+            both = rest if more == EMPTY_TEXT else self.seq(more, rest)
+            if both is not None:
+                yield first, both
+
     # -- Lark -----------------------------------------------------------------------------
 
     def write(self, regexes: Iterable[int], writer: Writer) -> list[str]:
@@ -139,7 +234,7 @@ class Regexes:
 
     def _parts(self, regex: int) -> tuple[int, ...]:
         kind, parts = self._entries[regex]
-        return () if kind == "chars" else parts[:1] if kind == "rep" else parts
+        return () if kind in ("chars", "call") else parts[:1] if kind == "rep" else parts
 
     def _order(self, wanted: list[int]) -> list[int]:
         """All parts of the regexes, each before what has it as a part."""
