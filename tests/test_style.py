@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "convert": "errors version words formats files text models runtime.sigbus",
     "imatrix": "errors files formats kernels plan batch runtime.threads engine",
     "quantize": "errors words files formats imatrix convert runtime.sigbus",
-    "perplexity": "errors words files.mapping files.target batch engine",
+    "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile engine session"
     " sampling answer request scheduler turns generation text convert arguments card",
     "server": "errors version card sampling text kernels.choice model",

@@ -31,19 +31,22 @@ class ValueType(enum.IntEnum):
     FLOAT64 = 12
 
 
-DTYPES: dict[ValueType, np.dtype[Any]] = {
-    ValueType.UINT8: np.dtype("u1"),
-    ValueType.INT8: np.dtype("i1"),
-    ValueType.UINT16: np.dtype("<u2"),
-    ValueType.INT16: np.dtype("<i2"),
-    ValueType.UINT32: np.dtype("<u4"),
-    ValueType.INT32: np.dtype("<i4"),
-    ValueType.FLOAT32: np.dtype("<f4"),
-    ValueType.BOOL: np.dtype("?"),
-    ValueType.UINT64: np.dtype("<u8"),
-    ValueType.INT64: np.dtype("<i8"),
-    ValueType.FLOAT64: np.dtype("<f8"),
+# What struct calls them; it refuses what does not fit.
+CODES = {
+    ValueType.UINT8: "B",
+    ValueType.INT8: "b",
+    ValueType.UINT16: "H",
+    ValueType.INT16: "h",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOL: "?",
+    ValueType.UINT64: "Q",
+    ValueType.INT64: "q",
+    ValueType.FLOAT64: "d",
 }
+# By way of the name that says a width: numpy has several types of 8 bytes.
+DTYPES = {kind: np.dtype(np.dtype(f"<{code}").str) for kind, code in CODES.items()}
 
 Scalar = bool | int | float | str
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
-from treadle.files.gguf_array import DTYPES, GGUFArray, ValueType
+from treadle.files.gguf_array import CODES, DTYPES, GGUFArray, ValueType
 from treadle.files.target import check_room, check_target, new_file
 from treadle.formats import FORMATS, Format, number_of, type_of
 
@@ -170,19 +170,6 @@ def _ggml_type(fmt: Format | str | int) -> int:
 
 # -- values ---------------------------------------------------------------------------------
 
-_CODES = {  # of struct, which refuses what does not fit
-    ValueType.UINT8: "B",
-    ValueType.INT8: "b",
-    ValueType.UINT16: "H",
-    ValueType.INT16: "h",
-    ValueType.UINT32: "I",
-    ValueType.INT32: "i",
-    ValueType.FLOAT32: "f",
-    ValueType.BOOL: "?",
-    ValueType.UINT64: "Q",
-    ValueType.INT64: "q",
-    ValueType.FLOAT64: "d",
-}
 _BY_DTYPE = {(dtype.kind, dtype.itemsize): type for type, dtype in DTYPES.items()}
 
 
@@ -214,7 +201,7 @@ def _encode(value: Any, type: ValueType | None) -> bytes:
     if type is ValueType.STRING:
         raw = b"".join(_string(item) for item in items)
     else:
-        raw = struct.pack(f"<{len(items)}{_CODES[type]}", *items)
+        raw = struct.pack(f"<{len(items)}{CODES[type]}", *items)
     return struct.pack("<I", type) + raw if one else _array(type, len(items), raw)
 
 

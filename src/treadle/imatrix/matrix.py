@@ -7,7 +7,6 @@ the number of tokens. Matrices of several experts have a row of sums, and a coun
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFArray, GGUFWriter, ValueType, open_gguf
+from treadle.files.reader import Reader, read_head
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 KIND = "imatrix"  # general.type
@@ -91,16 +91,10 @@ def read(path: str | os.PathLike[str]) -> ImportanceMatrix:
     Raises FileError for a file that is neither, or whose numbers cannot be such sums.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as f:
-            magic = f.read(4)
-            data = b"" if magic == b"GGUF" else magic + f.read()
-    except OSError as error:
-        raise FileError(f"cannot be read: {error.strerror}", path=path) from error
-    if magic == b"GGUF":
+    if read_head(path, 4, "an importance matrix") == b"GGUF":
         with open_gguf(path) as gguf:
             return _from_gguf(gguf)
-    return _from_binary(data, path)
+    return _from_binary(_Reader(path, "an importance matrix"))
 
 
 def _from_gguf(gguf: GGUF) -> ImportanceMatrix:
@@ -165,62 +159,39 @@ def _checked(
     return Entry(sums, counts)
 
 
-def _from_binary(data: bytes, path: Path) -> ImportanceMatrix:
+def _from_binary(reader: _Reader) -> ImportanceMatrix:
     """The layout of ``imatrix.dat``: little-endian int32 and float32, without a magic.
 
     ``n_entries``; of each ``len, name, n_calls, n_values, values``, where values are mean squares
     times ``n_calls``; then, in later files, ``n_chunks, len, name of the text``.
     """
-    reader = _Reader(data, path)
     entries: dict[str, Entry] = {}
     for _ in range(reader.integer("number of entries", MAX_ENTRIES)):
-        name = reader.take(reader.integer("length of a name", MAX_NAME), "a name")
-        try:
-            stem = name.decode()
-        except UnicodeDecodeError:
-            raise reader.error("a name that is not UTF-8") from None
-        calls = reader.integer(f"{stem}: number of calls", (1 << 31) - 1)
-        n = reader.integer(f"{stem}: number of values", len(data) // 4)
-        sums = np.frombuffer(reader.take(4 * n, stem), "<f4").astype(np.float64)[None]
-        entries[stem] = _checked(sums, np.array([float(calls)]), path, stem)
+        at = reader.at
+        stem = reader.text(reader.integer("length of a name", MAX_NAME), "a name", at)
+        calls = reader.integer(f"{stem}: number of calls")
+        values = reader.take(4 * reader.count(f"{stem}: number of values", 4, 4), stem)
+        sums = np.frombuffer(values, "<f4").astype(np.float64)[None]
+        entries[stem] = _checked(sums, np.array([float(calls)]), reader.path, stem)
     if not entries:
         raise reader.error("no entries")
-    chunks, datasets = 0, ()
-    if reader.left:
-        chunks = reader.integer("number of chunks", (1 << 31) - 1)
+    chunks, datasets = 0, ""
+    if reader.at < len(reader.file):
+        chunks = reader.integer("number of chunks")
         text = reader.take(reader.integer("length of the text's name", MAX_NAME), "its name")
-        datasets = (text.decode("utf-8", "replace"),) if text else ()  # type: ignore[assignment]
-    return ImportanceMatrix(entries, datasets, chunks, 0, path)
+        datasets = text.decode("utf-8", "replace")
+    return ImportanceMatrix(entries, (datasets,) if datasets else (), chunks, 0, reader.path)
 
 
-class _Reader:
-    """Bytes from front to back, none of them trusted."""
+class _Reader(Reader):
+    """The older layout, from front to back."""
 
-    def __init__(self, data: bytes, path: Path) -> None:
-        self.data, self.path, self.at = data, path, 0
-
-    @property
-    def left(self) -> int:
-        return len(self.data) - self.at
-
-    def error(self, found: str, expected: str | None = None) -> FileError:
-        return FileError(
-            f"is no importance matrix: {found}",
-            path=self.path,
-            offset=self.at,
-            expected=expected or "llama.cpp's GGUF layout, or its older binary one",
-        )
-
-    def take(self, n: int, what: str) -> bytes:
-        if n > self.left:
-            raise self.error(f"ends inside {what}", f"{n} bytes")
-        self.at += n
-        return self.data[self.at - n : self.at]
-
-    def integer(self, what: str, most: int) -> int:
-        value: int = struct.unpack("<i", self.take(4, what))[0]
+    def integer(self, what: str, most: int = (1 << 31) - 1) -> int:
+        """An int32 from 0 to ``most``; nothing marks such a file, so it may be another one."""
+        value = int.from_bytes(self.take(4, what), "little", signed=True)
         if not 0 <= value <= most:
-            raise self.error(f"{what} is {value}", f"0 to {most}")
+            expected = f"0 to {most}, if this is an importance matrix"
+            raise self.error(f"{what} is {value}", self.at - 4, expected=expected)
         return value
 
 

@@ -35,10 +35,7 @@ class Reference(Protocol):
 
     cut_off: bool  # predictions are log-probabilities that end at a floor, else logits
 
-    @property
-    def n_vocab(self) -> int:
-        """Columns of ``read``."""
-        ...
+    n_vocab: int  # columns of ``read``
 
     def read(self, window: int, begin: int, end: int) -> Floats:
         """Scored predictions ``begin`` to ``end`` of a window, in the order of ``schedule``."""
@@ -51,12 +48,8 @@ class Beside:
     cut_off = False
 
     def __init__(self, engine: Engine, windows: Windows) -> None:
-        self._engine, self._first = engine, windows.first
+        self.n_vocab, self._first = engine.config.n_vocab, windows.first
         self._runs = _runs(engine, windows)
-
-    @property
-    def n_vocab(self) -> int:
-        return self._engine.config.n_vocab
 
     def read(self, window: int, begin: int, end: int) -> Floats:
         """Run on to these predictions, and give their logits."""

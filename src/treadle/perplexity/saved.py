@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import FileError
-from treadle.files.mapping import map_file
+from treadle.files.reader import Mapped
 from treadle.files.target import check_target, new_file
 from treadle.perplexity.score import Floats, normalizer
 from treadle.perplexity.windows import MIN_CONTEXT, Windows
@@ -42,57 +41,46 @@ def _row_bytes(n_vocab: int) -> int:
     return 8 + 4 * -(-n_vocab // 2)
 
 
-class SavedLogits:
+class SavedLogits(Mapped):
     """A file of saved predictions, mapped. Raises FileError for a file that is not sound."""
 
     cut_off = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._map = map_file(self.path, "a file of saved logits")
-        self._file = np.frombuffer(self._map, np.uint8)
-        if len(self._file) < HEAD.size:
-            raise self._error("ends inside its header", f"{HEAD.size} bytes")
-        magic, n_ctx, n_vocab, n = HEAD.unpack(self._file[: HEAD.size].tobytes())
+        super().__init__(Path(path), "a file of saved logits")
+        self.check_inside(0, HEAD.size, "its header")
+        magic, n_ctx, n_vocab, n = HEAD.unpack(self.file[: HEAD.size].tobytes())
         if magic != MAGIC:
-            raise self._error("is no file of saved logits", f"{MAGIC!r} at its beginning")
+            raise self.error("is no file of saved logits", 0, expected=f"{MAGIC!r}")
         if not (MIN_CONTEXT <= n_ctx <= 1 << 24 and 1 <= n_vocab <= 1 << 24 and n >= 1):
-            raise self._error(
+            raise self.error(
                 f"says a context of {n_ctx}, {n_vocab} tokens in the vocabulary, {n} windows"
             )
-        self._n_vocab: int = n_vocab
+        self.n_vocab: int = n_vocab  # columns of ``read``
         start = HEAD.size + 4 * n * n_ctx
         first = n_ctx // 2
         shape = (n, n_ctx - 1 - first, _row_bytes(n_vocab))
         n_bytes = start + shape[0] * shape[1] * shape[2]
-        if len(self._file) != n_bytes:
-            raise self._error(f"has {len(self._file)} bytes", f"{n_bytes}, by its header")
-        tokens = self._file[HEAD.size : start].view("<i4").reshape(n, n_ctx)
+        if len(self.file) != n_bytes:
+            raise self.error(f"has {len(self.file)} bytes", expected=f"{n_bytes}, by its header")
+        tokens = self.file[HEAD.size : start].view("<i4").reshape(n, n_ctx)
         if not bool(np.all((tokens >= 0) & (tokens < n_vocab))):
-            raise self._error("holds a token that is not in the vocabulary")
+            raise self.error("holds a token that is not in the vocabulary")
         self.windows = Windows(np.array(tokens, np.int32), first)
-        self._rows = self._file[start:].reshape(shape)
-
-    @property
-    def n_vocab(self) -> int:
-        """Columns of ``read``."""
-        return self._n_vocab
+        self._rows = self.file[start:].reshape(shape)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
         """Log-probabilities of scored predictions ``begin`` to ``end`` of a window, float32
         ``[end - begin, n_vocab]``. Raises FileError.
         """
         rows = np.array(self._rows[window, begin:end])
-        self._map.check()
+        self.map.check()
         scale, low = rows[:, :8].copy().view("<f4").T
         if not bool(np.all(np.isfinite(scale) & np.isfinite(low))):
-            raise self._error(f"window {window} holds a scale that is not a finite number")
+            raise self.error(f"window {window} holds a scale that is not a finite number")
         codes = rows[:, 8:].copy().view("<u2")[:, : self.n_vocab]
         out: Floats = codes * scale[:, None] + low[:, None]
         return out
-
-    def _error(self, found: str, expected: str | None = None) -> FileError:
-        return FileError(found, path=self.path, expected=expected)
 
 
 @contextmanager

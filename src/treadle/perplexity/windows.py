@@ -34,11 +34,6 @@ class Windows:
     def n_ctx(self) -> int:
         return int(self.tokens.shape[1])
 
-    @property
-    def n_scored(self) -> int:
-        """Predictions scored in each window."""
-        return self.n_ctx - 1 - self.first
-
     def run_ids(self, window: int) -> list[int]:
         """What is run of a window: all but its last token, whose prediction nobody can score."""
         ids: list[int] = self.tokens[window, :-1].tolist()
@@ -47,7 +42,7 @@ class Windows:
         return ids
 
     def targets(self, window: int) -> npt.NDArray[np.int32]:
-        """The tokens that the scored predictions should have predicted, int32 ``[n_scored]``."""
+        """The tokens that the scored predictions should have predicted, int32."""
         return self.tokens[window, self.first + 1 :]
 
 
