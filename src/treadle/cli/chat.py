@@ -14,6 +14,7 @@ import click
 from treadle.cli.conversation import COMMANDS, Conversation, Turn
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.options import ModelCommand, load_options
+from treadle.cli.progress import ProgressBar
 from treadle.cli.record import read_record
 from treadle.cli.screen import folded, open_screen
 from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
@@ -23,7 +24,6 @@ from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
 
 if TYPE_CHECKING:
-    from treadle.cli.progress import ProgressBar
     from treadle.generation import Generation
     from treadle.model import Model
 
@@ -62,7 +62,6 @@ def command(
     line of standard input is a message.
     """
     from treadle.cli.load import load_model
-    from treadle.cli.progress import ProgressBar
 
     if model is None:
         raise click.UsageError(NO_MODEL)

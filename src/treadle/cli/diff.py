@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,8 @@ import numpy.typing as npt
 from treadle.cli.metadata import described, written
 from treadle.cli.table import heading, print_table, shorten
 from treadle.errors import TreadleError
-
-if TYPE_CHECKING:
-    from treadle.files.gguf import GGUF, Tensor
+from treadle.files.gguf import GGUF, GGUFArray, Tensor
+from treadle.models.load import load_config
 
 TASK_WEIGHTS = 1 << 20  # weights a thread compares at a time
 MISSING = "-"
@@ -47,8 +46,6 @@ def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
 
     Returns a function of a tensor's name and its rows: at which of B's is what A has in each.
     """
-    from treadle.models.load import load_config
-
     try:
         config, other = load_config(a), load_config(b)
     except TreadleError:  # no model of ours: nothing is known of its heads
@@ -91,8 +88,6 @@ def compare_metadata(a: GGUF, b: GGUF) -> list[dict[str, Any]]:
 
 def content(value: object) -> object:
     """A metadata value as something to compare: arrays by their bytes."""
-    from treadle.files.gguf import GGUFArray
-
     if isinstance(value, GGUFArray):
         return value.type, len(value), value.payload.tobytes()
     return type(value), repr(value)  # a NaN equals itself so

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 from treadle.cli.garbage import garbage_kept
+from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 from treadle.errors import FileError
 from treadle.files.splits import find_model as one_inside
@@ -17,7 +18,6 @@ from treadle.files.splits import is_hf, missing
 from treadle.words import listed
 
 if TYPE_CHECKING:
-    from treadle.cli.progress import ProgressBar
     from treadle.model import Model
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.cli.conversation import counted, rated, wrote
+from treadle.cli.conversation import Turn, counted, rated, wrote
 from treadle.cli.table import n_bytes, printable
 
 if TYPE_CHECKING:
-    from treadle.cli.conversation import Turn
     from treadle.model import Model
 
 

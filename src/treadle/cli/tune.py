@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,13 +12,10 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, remark, say
 from treadle.cli.tune_results import Peaks, Result, Shape, print_results, rows_of, sweep_of
 from treadle.files.target import check_folder
-from treadle.formats import FORMATS, by_name
+from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
 from treadle.runtime.machine import busy
 from treadle.runtime.tune import CROSSOVER, KERNELS
-
-if TYPE_CHECKING:
-    from treadle.formats import Format
 
 TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
 

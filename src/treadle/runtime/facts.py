@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from treadle.isa import ROWS, choose, portable, runnable
 from treadle.isa import best as best_row
@@ -21,10 +21,8 @@ from treadle.jit.language import Isa
 from treadle.jit.permission import ASKED_FOR
 from treadle.runtime import machine, memory
 from treadle.runtime.memory import MemoryBound
+from treadle.runtime.peaks import Peaks
 from treadle.runtime.threads import FUTEX_CALL
-
-if TYPE_CHECKING:
-    from treadle.runtime.peaks import Peaks
 
 # LLVM's name of a feature: what it gives, and the features that make it needless.
 FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
