@@ -94,6 +94,9 @@ class FakeEngine:
         self.runs.append([(list(p.ids), at) for p, at in zip(parts, before, strict=True)])
         return np.array([[self.next_id(p.seq.ids)] for p in parts if p.n_outputs]).reshape(-1, 1)
 
+    def sample(self, parts: Sequence[Part]) -> np.ndarray:
+        return self.run(parts)
+
 
 def check_scheduler(scheduler: Scheduler, *others: Any) -> None:
     """Pages are counted right, and nothing is held or reserved for nobody."""

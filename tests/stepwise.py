@@ -19,6 +19,8 @@ from treadle.kernels.kv import PAGE
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
+from treadle.kernels.softcap import Softcap
+from treadle.kernels.top import JoinTop, Top
 from treadle.plan import Buffer, Plan, Step
 
 
@@ -129,6 +131,10 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         at, size = plan.offsets[step.writes[1]], spec.partial_values
         parts = arena[at : at + 4 * size * n_partials].view(np.float32)
         return [(kind, y[whole]), (kind, parts.reshape(-1, spec.dims_v + 2).copy())]
+    if isinstance(spec, Softcap):
+        return [("f32", rows(step.writes[0], slice(spec.k))[: run["n_outputs"]])]
+    if isinstance(spec, (Top, JoinTop)):  # an order, which is no matter of rounding
+        return []
     assert isinstance(spec, Merge)
     merges = run.attn_merges(spec.pool)
     y = rows(step.writes[0], slice(spec.n_groups * spec.heads * spec.head_dim))

@@ -15,6 +15,7 @@ from tests.conftest import WriteTiny
 from tests.fake_engine import BOS, check_scheduler
 from tests.test_generation import Script, say
 from treadle.errors import SamplingError
+from treadle.rows import Rows
 
 GREEDY = treadle.Sampling(temperature=0)
 
@@ -136,14 +137,14 @@ def test_a_timeout_while_a_long_prompt_is_read(
 ) -> None:
     """It is left after the batch in hand; what was read stays, and serves the next."""
     session, engine = model.session(), model.engine
-    started, go, run = threading.Event(), threading.Event(), engine.run
+    started, go, sample = threading.Event(), threading.Event(), engine.sample
     sizes: list[int] = []
 
-    def slow(parts: Any) -> np.ndarray:
+    def slow(parts: Any) -> Rows:
         sizes.append(len(parts[0].ids))
         started.set()
         assert go.wait(60)
-        return run(parts)
+        return sample(parts)
 
     async def cancel() -> None:
         made = model.generate([5, 6, 7] * 350, session=session)
@@ -157,7 +158,7 @@ def test_a_timeout_while_a_long_prompt_is_read(
         assert made.ids == []
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", slow)
+        patch.setattr(engine, "sample", slow)
         asyncio.run(cancel())
     assert sizes == [512]
     assert session.n_past == 512

@@ -14,6 +14,7 @@ from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention_item import SPLIT, most_partials
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import EACH, FIELDS, numbered, run_offset, run_state
+from treadle.kernels.top import Look
 from treadle.kvcache import KVCache
 from treadle.models.pools import PoolSpec, StateSpec
 from treadle.plan import Plan
@@ -156,3 +157,38 @@ def test_a_pool_without_layers_has_no_work() -> None:
     assert len(parts[0].seq.pages) == 1
     assert found[numbered("n_attn_items", 0)] == 0
     assert found.tokens.tolist() == parts[0].ids
+
+
+def test_rows_that_samplers_look_at() -> None:
+    """Each output in order, as often as it is looked at; with its own mask, cut or filled up."""
+    masks = [bytes([1, 0, 0, 0, 0, 0x80, 0xFF]), bytes([0xFF]), bytes(range(40))]
+    looks = [
+        (Look(), Look(masks[0], total=True)),
+        (),
+        (Look(masks[1], first=True),),
+        (Look(masks[2]),),
+    ]
+    device, plan = Cpu(PORTABLE, 1), Plan(20, 10, n_vocab=70)
+    cache = KVCache(SPECS, device, N_CTX, n_sequences=4)
+    run = Run(plan, cache, [], device)
+    parts = []
+    for which, look in enumerate(looks):
+        seq, ids = cache.sequence(), [5] * (which + 1)
+        cache.extend(seq, ids)
+        parts.append(Part(seq, ids, 1, look))
+    for order in (parts[::-1], parts):
+        run.lay_out(order, [0] * 4)
+    found = Inputs(run.block.copy())
+    assert found.tokens.tolist() == [5] * 10
+    assert found.output_rows.tolist() == [0, 2, 5, 9]
+    seen = [(row, first, total) for row, _, first, total in found.sampled(70)]
+    expected = [(0, False, False), (0, False, True), (2, True, False), (3, False, False)]
+    assert seen == expected
+    plain, *masked = [allowed for _, allowed, _, _ in found.sampled(70)]
+    assert plain is True
+    for allowed, mask in zip(masked, masks, strict=True):
+        assert isinstance(allowed, np.ndarray)
+        bits = np.frombuffer(mask[:9].ljust(9, b"\0"), np.uint8)
+        assert allowed.tolist() == np.unpackbits(bits, count=70, bitorder="little").tolist()
+    run.lay_out([part._replace(looks=()) for part in parts], [0] * 4)
+    assert list(run.sampled(70)) == []

@@ -12,7 +12,6 @@ import pytest
 import treadle
 from tests.conftest import WriteTiny
 from treadle.errors import TreadleError
-from treadle.logprobs import likeliest
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +76,6 @@ def test_as_json(model: treadle.Model) -> None:
     assert bytes(entry["bytes"]) == made.logprobs[0].bytes
     assert entry["top_logprobs"][0] == {k: v for k, v in entry.items() if k != "top_logprobs"}
     assert len(entry["top_logprobs"]) == 2
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 5, 6])
-def test_equal_values_in_order(n: int) -> None:
-    x = np.array([1.0, 3.0, -np.inf, 3.0, 3.0, 2.0])
-    assert likeliest(x, n).tolist() == [1, 3, 4, 5, 0, 2][:n]
 
 
 @pytest.mark.parametrize("wrong", [-1, 321, True, 1.5, "5"])

@@ -63,7 +63,7 @@ class World:
     ) -> Request:
         ids = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
         answer = Answer(Bytes(), ids, n_ctx=self.engine.n_ctx, max_tokens=max_tokens)  # type: ignore[arg-type]
-        sampler: Any = SimpleNamespace(sample=sample)
+        sampler: Any = SimpleNamespace(choose=sample, look=lambda: None)
         self.requests.append(Request(ids, sampler, answer, **settings))
         self.scheduler.add(self.requests[-1])
         return self.requests[-1]

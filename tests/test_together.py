@@ -19,6 +19,7 @@ from tests.fake_engine import check_scheduler
 from tests.test_generation import Script, say
 from treadle.batch import Part
 from treadle.errors import ContextFullError, NoRoomError, SamplingError, TreadleError
+from treadle.rows import Rows
 
 PROMPTS = [f"{i} texts that begin in {i} ways" for i in range(32)]
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
@@ -54,14 +55,14 @@ class Watched:
     def __init__(self, model: treadle.Model, patch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.n_first = 0  # requests that the first run waits for
-        self._run, self._scheduler = model.engine.run, model._turns.scheduler
-        patch.setattr(model.engine, "run", self.run)
+        self._sample, self._scheduler = model.engine.sample, model._turns.scheduler
+        patch.setattr(model.engine, "sample", self.sample)
 
-    def run(self, parts: Any) -> np.ndarray:
+    def sample(self, parts: Any) -> Rows:
         while not self.sizes and len(parts) + len(self._scheduler._inbox) < self.n_first:
             time.sleep(0.001)
         self.sizes.append(len(parts))
-        return self._run(parts)
+        return self._sample(parts)
 
 
 @pytest.fixture
@@ -153,9 +154,9 @@ def test_ctrl_c_harms_nobody_else(
     expected = [model.generate(prompt, **settings).finish() for prompt in PROMPTS[1:4]]
     others = [model.generate(prompt, **settings) for prompt in PROMPTS[1:4]]
     threads = [threading.Thread(target=made.finish, daemon=True) for made in others]
-    run, pressed = model.engine.run, threading.Event()
+    sample, pressed = model.engine.sample, threading.Event()
 
-    def presses(parts: list[Part]) -> np.ndarray:
+    def presses(parts: list[Part]) -> Rows:
         if len(parts) == 4 and not pressed.is_set():
             pressed.set()
             for thread in threads:
@@ -163,9 +164,9 @@ def test_ctrl_c_harms_nobody_else(
             while len(model._turns._sleepers) < 3:
                 time.sleep(0.001)
             signal.raise_signal(signal.SIGINT)
-        return run(parts)
+        return sample(parts)
 
-    monkeypatch.setattr(model.engine, "run", presses)
+    monkeypatch.setattr(model.engine, "sample", presses)
     for made in others:
         made.begin(look_ahead=4)
     mine = model.generate(PROMPTS[0], **settings)

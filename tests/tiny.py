@@ -29,6 +29,7 @@ SIZES = {
     "n_vocab": N_VOCAB,
     "n_ctx": 4096,
     "window": 0,
+    "softcap": 0,  # of the logits
     "tied": 1,  # the embeddings are the output matrix as well
 }
 
@@ -101,6 +102,8 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
     }
     if size["window"]:
         made["attention.sliding_window"] = size["window"]
+    if size["softcap"]:
+        made["final_logit_softcapping"] = float(size["softcap"])
     return made
 
 

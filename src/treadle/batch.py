@@ -11,7 +11,7 @@ through memoryviews: numpy takes twice as long to put one number in its place.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from treadle.kernels.attention_item import ITEM, SPLIT
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE
 from treadle.kernels.spec import EACH, LINE, PART, numbered, round_up, run_offset
+from treadle.kernels.top import LOOKS, SAMPLED, Look
 
 if TYPE_CHECKING:
     from treadle.device import Device
@@ -31,18 +32,21 @@ if TYPE_CHECKING:
 
 ROPE_ROWS = 64  # positions that a table of rotations grows by
 NO_STATE = 0, 0
-COUNTS = Struct("=3q")  # of RUN_STATE, at its beginning
-PART_RECORD, ITEM_RECORD, MERGE_RECORD = (
-    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE)
+COUNTS = Struct("=4q")  # of RUN_STATE, at its beginning
+PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD = (
+    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED)
 )
 
 
 class Part(NamedTuple):
-    """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted."""
+    """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted,
+    and of each the largest, as each of ``looks`` says.
+    """
 
     seq: Sequence
     ids: Ids[int]
     n_outputs: int = 1
+    looks: tuple[Look, ...] = ()
 
 
 class RopeTable:
@@ -102,6 +106,18 @@ class Inputs:
     def output_rows(self) -> np.ndarray:
         return self._array("output_rows", "n_outputs", "i4")
 
+    def sampled(self, n_vocab: int) -> Iterator[tuple[int, np.ndarray | bool, bool, bool]]:
+        """Rows of the logits; what of each may be chosen, bool ``[n_vocab]`` or True for all; and
+        ``Look.first``, ``Look.total``.
+        """
+        for record in self._array("sampled", "n_sampled", SAMPLED):
+            row, mask, first, total = map(int, record.tolist())
+            allowed: np.ndarray | bool = True
+            if mask:
+                bits = self._array_at(mask, -(-n_vocab // 8), "u1")
+                allowed = np.unpackbits(bits, count=n_vocab, bitorder="little").astype(bool)
+            yield row, allowed, bool(first), bool(total)
+
     def rope(self, table: int, rope_dims: int) -> np.ndarray:
         """f32 ``[n_tokens, 2, rope_dims / 2]``."""
         rows = self._array(numbered("rope", table), "n_tokens", "f4", rope_dims)
@@ -136,6 +152,7 @@ class Run(Inputs):
         n, n_pages = plan.n_tokens, -(-cache.n_ctx // PAGE)
         pools = [pool for pool in cache.pools if pool.layers]
         sizes = {"tokens": 4 * n, "output_rows": 4 * plan.n_outputs, "parts": n * PART.itemsize}
+        sizes["sampled"] = LOOKS * plan.n_outputs * SAMPLED.itemsize
         n_split = n if plan.few_tokens else 0
         partials = [cache.max_partials(n_split, pool.window) for pool in pools]
         for i, n_partials in enumerate(partials):
@@ -148,7 +165,10 @@ class Run(Inputs):
         offsets, at = {}, round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
         for field, n_bytes in sizes.items():
             offsets[field], at = at, round_up(at + n_bytes, LINE)
-        self.memory = device.memory(at + 8 * n * len(pools) * n_pages, host=True)
+        self._masks = at + 8 * n * len(pools) * n_pages
+        self._mask_bytes = 8 * -(-plan.n_vocab // 64)
+        n_bytes = self._masks + plan.n_outputs * self._mask_bytes
+        self.memory = device.memory(n_bytes, host=True)
         assert self.memory.bytes is not None
         super().__init__(self.memory.bytes)
         self.n_outputs = 0
@@ -158,6 +178,7 @@ class Run(Inputs):
             self._words[run_offset(field) // 8] = offset
         self._tokens, self._outputs = offsets["tokens"] // 4, offsets["output_rows"] // 4
         self._parts, self._pages = offsets["parts"], at // 8
+        self._sampled = offsets["sampled"]
         self._ropes = [
             (table, self._array_at(offset, n * table.row_bytes // 4, "f4").reshape(n, 2, -1))
             for table, offset in ((t, offsets[numbered("rope", i)]) for i, t in enumerate(ropes))
@@ -173,10 +194,11 @@ class Run(Inputs):
         """
         row, first, at_output = 0, self._tokens, self._outputs
         at_part, at_pages = self._parts, self._pages
+        at_sampled, at_mask = self._sampled, self._masks
         block, words, ints, pools = self._bytes, self._words, self._ints, self._pools
         for pool in pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
-        for (seq, ids, n_outputs), start in zip(parts, starts, strict=True):
+        for (seq, ids, n_outputs, looks), start in zip(parts, starts, strict=True):
             n = len(ids)
             end, n_held = row + n, start + n
             ints[first + row : first + end] = array("i", ids)
@@ -191,11 +213,20 @@ class Run(Inputs):
             PART_RECORD.pack_into(block, at_part, row, n, start, state, next_)
             at_part += PART_RECORD.size
             for output in range(end - n_outputs, end):
+                for mask, only, total in looks:
+                    where = 0
+                    if mask is not None:
+                        where, at_mask = at_mask, at_mask + self._mask_bytes
+                        block[where:at_mask] = mask[: at_mask - where].ljust(at_mask - where, b"\0")
+                    index = at_output - self._outputs
+                    SAMPLED_RECORD.pack_into(block, at_sampled, index, where, only, total)
+                    at_sampled += SAMPLED_RECORD.size
                 ints[at_output] = output
                 at_output += 1
             row = end
         self.n_outputs = at_output - self._outputs
-        COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts))
+        n_sampled = (at_sampled - self._sampled) // SAMPLED_RECORD.size
+        COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts), n_sampled)
         for pool in pools:
             at = pool.counts
             words[at], words[at + 1], words[at + 2] = pool.n_items, pool.n_few, pool.n_merges

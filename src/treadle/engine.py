@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from functools import partial
@@ -14,11 +15,13 @@ import numpy as np
 from treadle.batch import Part, RopeTable, Run
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
+from treadle.kernels.top import RESULT
 from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.lowering.cpu import build_plan
 from treadle.lowering.weights import Weights
 from treadle.models.graphs import GRAPHS
 from treadle.plan import Buffer, Memory, Plan
+from treadle.rows import Rows
 from treadle.runtime.threads import interrupts_held
 
 if TYPE_CHECKING:
@@ -43,9 +46,14 @@ class _Ready:
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
         """The beginning of a buffer of floats, float32 ``[n, columns]``; see ``Memory.read``."""
-        row_bytes = buffer.row_bytes
-        raw = self.arena.read(self.plan.offsets[buffer], n * row_bytes)
-        return np.ndarray((n, columns), np.float32, raw, 0, (row_bytes, 4))
+        return self.reader(buffer, n, columns)()
+
+    def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:
+        """The same for later, though the plan may have another arena by then."""
+        arena, at, row_bytes = self.arena, self.plan.offsets[buffer], buffer.row_bytes
+        return lambda: np.ndarray(
+            (n, columns), np.float32, arena.read(at, n * row_bytes), 0, (row_bytes, 4)
+        )
 
 
 class Engine:
@@ -80,6 +88,7 @@ class Engine:
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._ready: dict[tuple[int, int, str], _Ready] = {}
         self._arena, self._arena_bytes = device.memory(0), 0
+        self._rows: weakref.ref[Rows] | None = None  # of the last run, for samplers
         self._closed = False
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
@@ -134,7 +143,11 @@ class Engine:
 
     def run(self, parts: Ids[Part]) -> np.ndarray:
         """One pass over at most ``max_tokens`` tokens; see the class."""
-        return self._run(parts, self._read_logits)
+        return self._run(parts, lambda ready: self._logits(ready)().copy())
+
+    def sample(self, parts: Ids[Part]) -> Rows:
+        """The same for samplers: of each output the largest logits, as its part's looks say."""
+        return self._run(parts, partial(self._read_rows, parts))
 
     def run_timed(self, parts: Ids[Part]) -> list[tuple[str, float]]:
         """The same, giving each step's label and seconds instead of logits."""
@@ -274,7 +287,7 @@ class Engine:
             raise TreadleError("the model is closed")
         n_tokens = n_outputs = 0
         seqs = set()
-        for seq, ids, n_wanted in parts:
+        for seq, ids, n_wanted, _ in parts:
             n = len(ids)
             if not 0 <= n_wanted <= n:
                 raise TreadleError("a part of a batch that wants more logits than it has tokens")
@@ -300,6 +313,8 @@ class Engine:
         """Make room for a batch, all of it or nothing, and lay out what its steps read; gives how
         many tokens each part's sequence held.
         """
+        if self._rows is not None and (rows := self._rows()) is not None:
+            rows.keep()  # somebody has not looked at all of the run before
         starts = [len(part.seq) for part in parts]
         done: list[tuple[Sequence, int]] = []
         try:
@@ -313,12 +328,18 @@ class Engine:
         ready.run.lay_out(parts, starts)
         return starts
 
-    def _read_logits(self, ready: _Ready) -> np.ndarray:
-        logits = ready.rows(
-            ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab
-        ).copy()
-        cap = self.config.logit_softcap
-        return np.tanh(logits / cap) * np.float32(cap) if cap else logits
+    def _logits(self, ready: _Ready) -> Callable[[], np.ndarray]:
+        """Reads the logits of the last run, float32 ``[n_outputs, n_vocab]``."""
+        buffer = ready.plan.outputs["logits"]
+        return ready.reader(buffer, ready.run.n_outputs, self.config.n_vocab)
+
+    def _read_rows(self, parts: Ids[Part], ready: _Ready) -> Rows:
+        at, n = ready.plan.offsets[ready.plan.outputs["top"]], ready.run["n_sampled"]
+        data = ready.arena.read(at, n * RESULT.itemsize).tobytes()
+        looks = [part.looks for part in parts for _ in range(part.n_outputs)]
+        rows = Rows(self._logits(ready), data, looks, self.lock)
+        self._rows = weakref.ref(rows)
+        return rows
 
     def _read_vectors(self, name: str, ready: _Ready) -> np.ndarray:
         """An output with a row of ``n_embd`` values for each part."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.kernels.top import N_TOP
+from treadle.sampling.candidates import largest
+
 if TYPE_CHECKING:
+    from treadle.rows import Row
     from treadle.text.tokenizer import Tokenizer
 
 Octets = bytes  # a field below has the name of the type
@@ -45,24 +51,31 @@ class TokenLogprob(Logprob):
         return super().as_dict() | {"top_logprobs": [top.as_dict() for top in self.top_logprobs]}
 
 
-def token_logprob(logits: np.ndarray, token: int, n_top: int, tokenizer: Tokenizer) -> TokenLogprob:
-    """``token`` and its ``n_top`` alternatives under the softmax of ``logits`` ``[n_vocab]``."""
-    x = logits.astype(np.float64)
-    x -= x.max()
-    x -= np.log(np.exp(x).sum())
+def token_logprob(row: Row, token: int, n_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+    """``token`` and its ``n_top`` alternatives under the softmax of a row. Those that cannot be are
+    none.
+    """
+    found, log_total = _likeliest(row, n_top)
+    own = found[token] if token in found else float(row.take([token])[0])
 
-    def fields(token: int) -> tuple[int, str, bytes, float]:
+    def fields(token: int, logit: float) -> tuple[int, str, bytes, float]:
         raw = tokenizer.token_bytes(token)
-        return token, raw.decode("utf-8", "replace"), raw, float(x[token])
+        return token, raw.decode("utf-8", "replace"), raw, logit - log_total
 
-    top = tuple(Logprob(*fields(int(i))) for i in likeliest(x, n_top))
-    return TokenLogprob(*fields(token), top)
+    top = tuple(Logprob(*fields(*pair)) for pair in islice(found.items(), n_top))
+    return TokenLogprob(*fields(token, own), top)
 
 
-def likeliest(x: np.ndarray, n: int) -> np.ndarray:
-    """Indices of the ``n`` largest values, the largest first; of equal ones the lower index."""
-    if not n:
-        return np.zeros(0, np.int64)
-    least = np.partition(x, len(x) - n)[len(x) - n]
-    found = np.flatnonzero(x >= least)
-    return found[np.argsort(-x[found], kind="stable")][:n]
+def _likeliest(row: Row, n: int) -> tuple[dict[int, float], float]:
+    """The ``n`` likeliest tokens or more, with their logits, in order; and the logarithm of the sum
+    of all exponentials, to an absolute error of TOTAL_ERROR (``kernels/top.py``), 4e-6.
+    """
+    if row.raw is not None and n <= N_TOP:
+        ids, x, total = row.raw.ids.tolist(), row.raw.values.tolist(), row.raw.total
+        peak = x[0]
+    else:
+        whole = row.logits().astype(np.float64)
+        at = largest(whole, n)
+        ids, x, peak = at.tolist(), whole[at].tolist(), float(whole.max())
+        total = float(np.exp(whole - peak).sum())
+    return {i: v for i, v in zip(ids, x, strict=True) if v > -math.inf}, peak + math.log(total)

@@ -102,7 +102,8 @@ class Step:
         known only as the run goes is taken for the number of tokens.
         """
         parts = list(parts)
-        rows = n_outputs if self.grid.count == "n_outputs" else sum(n for _, n in parts)
+        of_outputs = self.grid.count in ("n_outputs", "n_sampled")
+        rows = n_outputs if of_outputs else sum(n for _, n in parts)
         n_bytes, n_ops = (self.n_bytes if rows else 0), rows * self.n_flops
         for part in parts:
             more_bytes, more_ops = self.spec.history(*part) if part[1] in self.serves else (0, 0)
@@ -118,7 +119,8 @@ class Plan:
     n_outputs: int
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
-    outputs: dict[str, Buffer] = field(default_factory=dict)  # f32 rows that live to the end
+    outputs: dict[str, Buffer] = field(default_factory=dict)  # they live to the end
+    n_vocab: int = 0  # logits of a row, where there are any
     arena_bytes: int = 0
     tensors: frozenset[str] = frozenset()  # of the file
     tensors_used: set[str] = field(default_factory=set)

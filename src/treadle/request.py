@@ -8,14 +8,17 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, SamplingError
+from treadle.kernels.top import N_TOP, Look
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from treadle.answer import Answer
     from treadle.kvcache import KVCache, Sequence
+    from treadle.rows import Row
     from treadle.sampling import Sampler
     from treadle.session import Session
+
+
+MEASURED = Look(total=True)  # for log-probabilities
 
 
 class Request:
@@ -63,21 +66,30 @@ class Request:
             self.n_known = cache.known(self.ids)
         return self.n_known
 
-    def choose(self, logits: np.ndarray) -> None:
-        """The next id, from ``logits`` [n_vocab] behind the last one."""
-        token, measured = self._sample(logits), None
+    def looks(self) -> tuple[Look, ...]:
+        """How the largest logits of the next row are wanted."""
+        look = self.sampler.look()
+        if self.n_top is not None and self.n_top <= N_TOP:
+            if look is None or look.mask is None:
+                return (MEASURED,)
+            return MEASURED, look  # a grammar's text, measured without the grammar
+        return () if look is None else (look,)
+
+    def choose(self, row: Row) -> None:
+        """The next id, from the logits behind the last one."""
+        token, measured = self._sample(row), None
         if token is not None and token not in self.answer.tokenizer.eog:
             self.ids.append(token)
             if self.n_top is not None:
                 from treadle.logprobs import token_logprob
 
-                measured = token_logprob(logits, token, self.n_top, self.answer.tokenizer)
+                measured = token_logprob(row, token, self.n_top, self.answer.tokenizer)
         self.answer.push(token, measured)
 
-    def _sample(self, logits: np.ndarray) -> int | None:
+    def _sample(self, row: Row) -> int | None:
         """None where a grammar's text is whole, and its end is ruled out."""
         try:
-            return self.sampler.sample(logits, self.ids)
+            return self.sampler.choose(row, self.ids)
         except SamplingError:
             if self.sampler.ended:
                 return None

@@ -18,14 +18,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
-import numpy as np
-
 from treadle.batch import Part
 from treadle.budget import LEAST, TARGET_S, Pace, Shares
 from treadle.engine import OUTPUTS, Engine
 from treadle.errors import NoRoomError, TreadleError
 from treadle.kernels.kv import PAGE
 from treadle.request import Request
+from treadle.rows import Row
 from treadle.runtime.threads import interrupts_held
 
 AGE_S = 2.0  # waiting so long counts as much as one step of priority
@@ -141,10 +140,10 @@ class Scheduler:
         failed, self._failed = self._failed, []
         return failed + chosen
 
-    def _run(self, parts: list[Part]) -> Iterator[np.ndarray]:
-        """The logits of all parts, in order; in several runs where one cannot take them."""
+    def _run(self, parts: list[Part]) -> Iterator[Row]:
+        """The rows of all parts, in order; in several runs where one cannot take them."""
         if len(parts) == 1:
-            return iter(self.engine.run(parts))
+            return iter(self.engine.sample(parts))
         most = n_tokens = n_outputs = self.engine.max_tokens
         runs: list[list[Part]] = []
         for part in parts:
@@ -153,12 +152,12 @@ class Scheduler:
                 runs.append([])
                 n_tokens, n_outputs = len(part.ids), part.n_outputs
             runs[-1].append(part)
-        return chain.from_iterable([self.engine.run(run) for run in runs])
+        return chain.from_iterable([self.engine.sample(run) for run in runs])
 
     def _note(self, batch: Batch, waited: float, run: float, compiled: float) -> list[Request]:
         """Count the seconds of a run; who decodes, of the batch."""
         decoding, n_read, context = [], 0, 0
-        for request, (seq, ids, _) in batch:
+        for request, (seq, ids, _, _) in batch:
             request.seen = seq.n_changes
             timings = request.answer.timings
             timings.compile_s += compiled
@@ -179,7 +178,7 @@ class Scheduler:
         return decoding
 
     def _choose(
-        self, rows: Iterable[tuple[Request, np.ndarray]], own: Request | None, allow: Allow
+        self, rows: Iterable[tuple[Request, Row]], own: Request | None, allow: Allow
     ) -> None:
         """The next id of each. An error of a sampler is its own request's."""
         mine = None
@@ -222,12 +221,13 @@ class Scheduler:
             context, before = sum(len(r.ids) for r in decoding), len(reading[0][1].seq or ())
             most = max(most - len(decoding), LEAST)
             budget = self._pace.tokens(len(decoding), context, before, most)
-        batch = [(r, Part(r.seq, r.ids[-1:])) for r in decoding if r.seq is not None]
+        batch = [(r, Part(r.seq, r.ids[-1:], 1, r.looks())) for r in decoding if r.seq is not None]
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start, end = len(request.seq), len(request.seq) + n
-                last = int(end == len(request.ids))
-                batch.append((request, Part(request.seq, request.ids[start:end], last)))
+                last = end == len(request.ids)
+                ids, looks = request.ids[start:end], request.looks() if last else ()
+                batch.append((request, Part(request.seq, ids, int(last), looks)))
         if not batch:
             self._refuse()
         return batch

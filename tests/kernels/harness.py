@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from treadle.isa.isa import Isa
 from treadle.kernels.attention_item import ITEM
 from treadle.kernels.merge import MERGE
 from treadle.kernels.spec import PART, Spec, numbered, run_state
+from treadle.kernels.top import SAMPLED
 
 U32 = 2.0**-24  # unit roundoff of f32
 CANARY = 0xA5
@@ -73,6 +74,15 @@ class Memory:
                 raise AssertionError(f"{name}: byte {at} was written, outside 0..{stop - start}")
 
 
+class Picked(NamedTuple):
+    """A row of logits whose largest are wanted; what of it may be chosen, bool ``[n_vocab]``."""
+
+    row: int
+    mask: np.ndarray | None = None
+    first: bool = False
+    total: bool = True
+
+
 @dataclass
 class Run:
     """The state of one run, for the kernel (``record``) and for its twin (counts by name, arrays
@@ -88,6 +98,13 @@ class Run:
     items: dict[int, list[tuple[Any, np.ndarray]]] = field(default_factory=dict)
     few: dict[int, list[tuple[Any, np.ndarray]]] = field(default_factory=dict)
     merges: dict[int, list[Any]] = field(default_factory=dict)
+    picked: list[Picked] = field(default_factory=list)
+
+    def sampled(self, n_vocab: int) -> list[tuple[int, Any, bool, bool]]:
+        return [
+            (row, True if mask is None else mask, first, total)
+            for row, mask, first, total in self.picked
+        ]
 
     def rope(self, table: int, rope_dims: int) -> np.ndarray:
         return self.ropes[table].reshape(-1, 2, rope_dims // 2)
@@ -103,6 +120,7 @@ class Run:
 
     def __getitem__(self, name: str) -> int:
         counts = {"n_tokens": self.n_tokens, "n_outputs": len(self.output_rows)}
+        counts["n_sampled"] = len(self.picked)
         lists = (
             ("n_attn_items", self.items),
             ("n_attn_few", self.few),
@@ -124,6 +142,13 @@ class Run:
             made[name] = away(getattr(self, name).astype(np.int32), name)
         made["parts"], made["n_parts"] = away(self.parts, "parts"), len(self.parts)
         made["n_tokens"], made["n_outputs"] = self["n_tokens"], self["n_outputs"]
+        made["n_sampled"], records = len(self.picked), np.zeros(len(self.picked), SAMPLED)
+        for record, (row, mask, first, total) in zip(records, self.picked, strict=True):
+            record["row"], record["first"], record["total"] = row, first, total
+            if mask is not None:
+                bits = np.packbits(mask, bitorder="little")
+                record["mask"] = away(np.pad(bits, (0, -len(bits) % 4)), "mask")
+        made["sampled"] = away(records, "sampled")
         for i, table in self.ropes.items():
             made[numbered("rope", i)] = away(table.astype(np.float32), "rope")
         for i, slots in self.slots.items():

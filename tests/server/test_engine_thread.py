@@ -44,7 +44,7 @@ def test_a_file_that_shrank_ends_the_service(
         raise FileError("shrank", path="m.gguf")
 
     with running(model) as service, talking(service) as client:
-        monkeypatch.setattr(model.engine, "run", fails)
+        monkeypatch.setattr(model.engine, "sample", fails)
         assert post(client, "/v1/completions", 500, **BODY)["error"]["message"] == "m.gguf: shrank"
         assert client.get("/health").status_code == 500
         assert post(client, "/v1/completions", 500, **BODY)["error"]["message"].endswith("shrank")

@@ -121,7 +121,7 @@ def twins(engine: Engine, parts: list[Part]) -> np.ndarray:
     plan, arena = engine.run_reference(parts)
     for part in parts:
         engine.cache.commit(part.seq)
-    logits = plan.steps[-1].writes[0]
+    logits = plan.outputs["logits"]
     at, n = plan.offsets[logits], sum(part.n_outputs for part in parts)
     rows = arena[at : at + n * logits.row_bytes].view(np.float32).reshape(n, -1)
     return rows[:, : engine.config.n_vocab]

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f32
-from treadle.kernels.elementwise import mean_square
+from treadle.jit.language import Builder, Isa
+from treadle.kernels.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, Spec
 
 
@@ -28,14 +27,7 @@ class ColumnNorm(Spec):
         with k.loop(frame.end, start=frame.begin) as n:
             row = x + n * stride
             gain = 1.0 / k.sqrt(mean_square(k, row, self.k, lanes) + self.eps)
-
-            def vector(c: Val, count: int, row: Val = row, gain: Val = gain) -> None:
-                at = c * (4 * lanes)
-                v = k.load_first(row + at, f32 * lanes, count)
-                v = v * k.splat(gain, v.ty) * k.load_first(w + at, v.ty, count)
-                k.store_first(row + at, v, count)
-
-            k.runs(self.k, lanes, vector)
+            map_row(k, self.k, row, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, w)
 
     def run_ref(self, args: Any, run: Any) -> None:
         rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]

@@ -168,6 +168,19 @@ class Norm(Spec):
             self.layout().write_ref(args.out, y)
 
 
+def map_row(k: Builder, n: int, out: Val, fn: Callable[..., Val], *rows: Val) -> None:
+    """``out[i] = fn(rows[0][i], rows[1][i], ...)`` of ``n`` f32 values, in vectors; ``out`` may be
+    one of the rows.
+    """
+    ty = f32 * k.isa.lanes
+
+    def vector(c: Val, count: int) -> None:
+        at = c * ty.n_bytes
+        k.store_first(out + at, fn(*(k.load_first(row + at, ty, count) for row in rows)), count)
+
+    k.runs(n, ty.lanes, vector)
+
+
 def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = None) -> Val:
     """Mean of ``n`` squares, of what is above ``mean``."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
-from treadle.kernels.elementwise import mean_square
+from treadle.kernels.elementwise import map_row, mean_square
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 
 TINY = 1e-30  # mean squares below it are taken for it: rows of zeros stay zeros
@@ -50,12 +50,7 @@ class Pooling(Spec):
             if self.unit:
                 square = k.max(mean_square(k, out, self.k, lanes), TINY) * float(self.k)
                 scale = k.splat(1.0 / k.sqrt(square), f32 * lanes)
-
-                def scaled(c: Val, count: int, out: Val = out, scale: Val = scale) -> None:
-                    here = out + c * (lanes * 4)
-                    k.store_first(here, k.load_first(here, f32 * lanes, count) * scale, count)
-
-                k.runs(self.k, lanes, scaled)
+                map_row(k, self.k, out, lambda v, scale=scale: v * scale, out)
 
     def run_ref(self, args: Any, run: Any) -> None:
         x = args.x.view(np.float32).reshape(-1, args.stride)[:, : self.k].astype(np.float64)

@@ -32,9 +32,11 @@ FIELDS = (
     "n_tokens",  # rows of this batch
     "n_outputs",  # rows of which logits are wanted
     "n_parts",  # sequences in it
+    "n_sampled",  # rows of logits whose largest are wanted, each with its mask
     "tokens",  # i32 [n_tokens]
     "output_rows",  # i32 [n_outputs]: which rows
     "parts",  # PART [n_parts]
+    "sampled",  # SAMPLED [n_sampled]
 )
 EACH = (
     "n_attn_items",  # attention: work items of parts of many tokens

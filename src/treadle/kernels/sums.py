@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f32, ptr
+from treadle.jit.language import Builder, Isa
+from treadle.jit.types import ptr
+from treadle.kernels.elementwise import map_row
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 
 
@@ -26,7 +28,7 @@ class Add(Spec):
         x, h, out, stride = frame.x, frame.h, frame.out, frame.stride * 4
         with k.loop(frame.end, start=frame.begin) as n:
             row = n * stride
-            _each(k, isa, self.k, x + row, h + row, out + row)
+            map_row(k, self.k, out + row, operator.add, x + row, h + row)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
@@ -55,7 +57,7 @@ class AddRows(Spec):
                 row = frame.w
                 if self.by == "position":
                     row = row + (position + t) * (4 * self.k)
-                _each(k, isa, self.k, x, row, x)
+                map_row(k, self.k, x, operator.add, x, row)
 
     def run_ref(self, args: Any, run: Any) -> None:
         x, w = args.x.reshape(-1, args.stride), args.w
@@ -63,14 +65,3 @@ class AddRows(Spec):
             for t in range(int(part["n_tokens"])):
                 row = int(part["position"]) + t if self.by == "position" else 0
                 x[int(part["token"]) + t, : self.k] += w[row * self.k :][: self.k]
-
-
-def _each(k: Builder, isa: Isa, n: int, x: Val, h: Val, out: Val) -> None:
-    """``out = x + h``, ``n`` values."""
-
-    def vector(c: Val, count: int) -> None:
-        at = c * (4 * isa.lanes)
-        v = k.load_first(x + at, f32 * isa.lanes, count)
-        k.store_first(out + at, v + k.load_first(h + at, v.ty, count), count)
-
-    k.runs(n, isa.lanes, vector)

@@ -24,6 +24,7 @@ from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Grid, numbered
 from treadle.kernels.sums import Add, AddRows
 from treadle.lowering.making import Making
+from treadle.lowering.results import emit_result
 from treadle.lowering.steps import Steps
 from treadle.lowering.values import (
     Activated,
@@ -170,7 +171,7 @@ class CpuOps(Making, Ops):
         return WORDS[word](self, label, *rows, **given)
 
     def result(self, name: str, x: Rows) -> None:
-        self.steps.plan.outputs[name] = self.floats(x)
+        emit_result(self.steps, name, x, self.floats(x))
 
     def add(self, x: Rows, h: Rows) -> Rows:
         """A product adds ``x`` by itself, and so does a norm behind one; what else there is takes a

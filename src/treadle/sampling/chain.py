@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import SamplingError
+from treadle.errors import SamplingError, TreadleError
+from treadle.kernels.top import Look
+from treadle.sampling.best import Best, Row, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
 from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
@@ -22,7 +24,11 @@ class Constraint(Protocol):
     """A grammar, as the chain sees it."""
 
     def mask(self, logits: Floats, /) -> npt.NDArray[np.float32] | None:
-        """Put -inf where a token cannot follow: in ``logits`` [n_vocab], or in what it returns."""
+        """Put -inf where a token cannot follow: in ``logits`` [n_vocab], or in what it returns.
+
+        One that also has ``bits() -> bytes``, of a bit for each token, set where it may follow, the
+        lowest first, is applied as the model runs.
+        """
 
     def accept(self, id: int, /) -> object:
         """Step past the token that was chosen."""
@@ -34,6 +40,9 @@ class Sampler:
     ``settings`` for a vocabulary of ``n_vocab``. ``eog``: the ids that end a text (ignore_eos
     forbids them). ``tokenizer``: needed by DRY for its sequence breakers alone. ``constraint``:
     masks the logits before each choice and is told of it (``accept``) after.
+
+    ``sample`` takes a whole row of logits. ``choose`` takes one as the engine gives it, and mostly
+    needs its largest alone, as ``look`` has asked for them before the run.
 
     The order: custom samplers, logit bias, constraint, then the stages of ``settings.samplers``,
     then the choice. Raises SamplingError for settings that do not fit the vocabulary.
@@ -53,7 +62,19 @@ class Sampler:
         self._bias = _bias(settings, n_vocab, eog)
         self._custom = tuple(settings.custom or ())  # type: ignore[arg-type]
         self._stages = _plan(settings, self)
+        self._openings = openings(settings, [name for name, _ in self._stages], n_vocab)
+        self._raised = np.zeros(0, np.intp)
+        if self._bias is not None:
+            self._raised = self._bias[0][self._bias[1] > 0]
+            if constraint is not None and len(self._raised):  # which of them it rules out?
+                self._openings = None
+        self._bits: Callable[[], bytes] | None = getattr(constraint, "bits", None)
+        self._asks = False
         self.reset()
+        names, bare = [name for name, _ in self._stages], self._bias is None
+        self._alone = bare and not names and settings.greedy  # the largest logit is the token
+        self._head = settings.top_k if bare and names[:1] == ["top_k"] else 0  # so many stay
+        self._look = Look(None, self._alone, "top_p" in names[: len(self._openings or ())])
 
     def reset(self) -> None:
         """Forget what was sampled: the seed, mirostat and adaptive-p start over."""
@@ -82,8 +103,59 @@ class Sampler:
         SamplingError for logits of the wrong shape, for NaN or +inf among them, and where every
         token is ruled out (``ended``: after a whole text of the grammar).
         """
-        c = Candidates(self._prepare(logits, ids))
-        for _, stage in self._stages:
+        return self._finish(Candidates(self._prepare(logits, ids)), ids, 0)
+
+    def look(self) -> Look | None:
+        """How it wants the largest logits of the next row; None if it wants the whole row."""
+        self._asks = self._openings is not None
+        if not self._asks or self._constraint is None:
+            return self._look if self._asks else None
+        try:
+            if self._bits is not None:
+                return self._look._replace(mask=self._bits())
+        except TreadleError:  # it comes again when the row is there, in its place
+            pass
+        self._asks = False
+        return None
+
+    def choose(self, row: Row, ids: list[int]) -> int:
+        """What ``sample`` makes of a row, from its largest logits where they decide it."""
+        top = row.top if self._asks else None
+        if top is None:
+            return self.sample(row.logits(), ids)
+        highest, token = top.first
+        if not -math.inf < highest < math.inf:  # which is said of the whole row
+            return self.sample(row.logits(), ids)
+        if self._alone:
+            if self._constraint is not None:
+                self._constraint.accept(token)
+            return token
+        head = self._head
+        if head and (values := top.values)[head - 1] > -math.inf:
+            c = Candidates(values[:head], top.ids[:head].astype(np.intp), descending=True)
+            return self._finish(c, ids, 1)
+        found = self._open(best_of(row, top, self._raised), ids)
+        return self.sample(row.logits(), ids) if found is None else found
+
+    def _open(self, best: Best, ids: list[int]) -> int | None:
+        """The token, where a few of the largest logits decide it."""
+        assert self._openings is not None
+        if self._bias is not None:
+            best = best.biased(*self._bias)
+            if not -math.inf < best.c.peak < math.inf:
+                return None
+        for at, opening in enumerate(self._openings):
+            made = opening(best, self._stages[at][1], ids)
+            if made is None:
+                return None
+            if isinstance(made, Candidates):
+                return self._finish(made, ids, at + 1)
+            best = made
+        return self._finish(best.c, ids, len(self._openings)) if best.n_sure else None
+
+    def _finish(self, c: Candidates, ids: list[int], at: int) -> int:
+        """The stages from ``at`` on, and the choice."""
+        for _, stage in self._stages[at:]:
             c = stage(c, ids, self._uniforms)
         token = self._select(c, ids, self._uniforms)
         if self._constraint is not None:
@@ -163,7 +235,8 @@ def _bias(
             raise SamplingError(f"logit_bias: token {token} is outside the vocabulary of {n_vocab}")
     if not biases:
         return None
-    return np.array(list(biases), np.intp), np.array(list(biases.values()), np.float32)
+    tokens = sorted(biases)
+    return np.array(tokens, np.intp), np.array([biases[token] for token in tokens], np.float32)
 
 
 # --- the stages, one row each: from the settings to what runs, or None where they switch it off

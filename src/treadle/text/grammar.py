@@ -124,13 +124,18 @@ class Matcher:
         Logits past the vocabulary (padding rows of a model) are never allowed. Raises
         GrammarError when nothing may come next and the text is not whole.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()  # in its state of error the matcher allows the end of the text
+        bits = np.frombuffer(self.bits(), np.uint8)
         allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little")
         if not allowed.any() and not self.accepting:
             raise GrammarError(f"{self._place}the grammar leaves no token that could come next")
         logits[: len(allowed)][allowed == 0] = -np.inf
         logits[len(allowed) :] = -np.inf
+
+    def bits(self) -> bytes:
+        """Which tokens may come next: a bit for each, the lowest first. Raises GrammarError."""
+        made = self._matcher.compute_bitmask()
+        self._check()  # in its state of error the matcher allows the end of the text
+        return bytes(made)
 
     def accept(self, token: int) -> None:
         """Go on with ``token``. Raises GrammarError when the grammar has no place for it."""

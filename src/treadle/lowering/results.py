@@ -1,0 +1,39 @@
+"""What comes behind every graph's output product: the softcap, and each row's largest logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.kernels.softcap import Softcap
+from treadle.kernels.spec import Grid
+from treadle.kernels.top import LOOKS, N_VOCAB_MAX, PARTIAL, RESULT, JoinTop, Top, slices
+from treadle.plan import Buffer
+
+if TYPE_CHECKING:
+    from treadle.lowering.steps import Steps
+    from treadle.models.ops import Rows
+
+
+def emit_result(steps: Steps, name: str, x: Rows, buffer: Buffer) -> None:
+    """``x``, which is in ``buffer``, is an output of the plan. With ``logits`` there is ``top``."""
+    steps.plan.outputs[name] = buffer
+    if name == "logits":
+        _emit_top(steps, x.label, buffer, x.width)
+
+
+def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
+    """Steps behind those that made ``y``, f32 ``[n_outputs, n_vocab]``."""
+    plan, stride, cap = steps.plan, y.row_bytes // 4, steps.config.logit_softcap
+    if cap:
+        softcap = Softcap(n_vocab, cap)
+        grid = Grid(softcap.pieces, "n_outputs")
+        steps.emit(f"{label}.softcap", softcap, grid, y=y, stride=stride)
+    assert n_vocab <= N_VOCAB_MAX, n_vocab
+    n_rows, n_slices = LOOKS * plan.n_outputs, slices(n_vocab)
+    partials = Buffer(f"{label}.slices", n_rows * n_slices, PARTIAL.itemsize, "u1")
+    top = Buffer(f"{label}.top", n_rows, RESULT.itemsize, "u1")
+    grid = Grid(n_slices, "n_sampled")
+    steps.emit(f"{label}.top", Top(), grid, x=y, out=partials, stride=stride, n=n_vocab)
+    grid = Grid(1, "n_sampled")
+    steps.emit(f"{label}.top.join", JoinTop(), grid, partials=partials, out=top, n=n_vocab)
+    plan.outputs["top"], plan.n_vocab = top, n_vocab

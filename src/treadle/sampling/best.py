@@ -1,0 +1,204 @@
+"""What the largest logits of a row decide, though nothing is known of the others but that they are
+no larger.
+
+A chain mostly drops all but a few tokens in its first stages. As long as what stays is sure to be
+among the largest, the result is the whole row's, bit for bit; where it is not sure (``None``), the
+chain runs on the whole row instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.kernels.top import N_TOP, TOTAL_ERROR
+from treadle.sampling.candidates import Candidates, Floats, Ints, largest
+from treadle.sampling.settings import Sampling
+from treadle.sampling.temperature import temperature
+from treadle.sampling.truncation import min_p
+
+
+class Top(Protocol):
+    """A row's N_TOP largest logits, as they were asked for; see ``treadle.rows.Top``."""
+
+    @property
+    def first(self) -> tuple[float, int]:
+        """The largest, and its token."""
+
+    @property
+    def values(self) -> Floats:
+        """All, the largest first."""
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """Their tokens; of equal logits the lowest first."""
+
+    @property
+    def total(self) -> float:
+        """The sum of ``exp(logit - largest)`` over the row."""
+
+
+class Row(Protocol):
+    """The logits of one output; see ``treadle.rows.Row``."""
+
+    @property
+    def top(self) -> Top | None:
+        """The largest, through the mask that was asked for."""
+
+    def logits(self) -> Floats:
+        """All, [n_vocab]."""
+
+    def take(self, ids: Ints, /) -> Floats:
+        """Those of some tokens."""
+
+
+class Best:
+    """Candidates in the order of their ids, as those of a whole row are. All others have a logit of
+    ``floor`` at most.
+    """
+
+    __slots__ = ("c", "exact", "floor", "peak", "rest", "slack")
+
+    def __init__(
+        self, c: Candidates, floor: np.float32, peak: float, rest: float, *, exact: bool
+    ) -> None:
+        self.c, self.floor = c, floor
+        self.exact = exact  # no other comes before one of these, though their logits be equal
+        self.peak = peak  # what the row's sum is relative to
+        self.rest = rest  # sum of exp(logit - peak) over the others; NaN where it is not known
+        self.slack = 0.0  # by so much less it may be
+
+    @property
+    def n_sure(self) -> int:
+        """How many of them are the row's largest."""
+        return len(self.c.logits) if self.exact else int((self.c.logits > self.floor).sum())
+
+    def now(self, c: Candidates, n_lower: int) -> Best:
+        """The same tokens with other logits. Those of up to ``n_lower`` others are lower too."""
+        made = Best(c, self.floor, self.peak, self.rest, exact=False)
+        made.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
+        return made
+
+    def biased(self, tokens: Ints, amounts: Floats) -> Best:
+        """With ``amounts`` added to the logits of ``tokens``, which are sorted."""
+        c = self.c
+        assert c.ids is not None
+        at = np.flatnonzero(np.isin(c.ids, tokens))
+        logits = c.logits.copy()
+        logits[at] += amounts[np.searchsorted(tokens, c.ids[at])]
+        return self.now(Candidates(logits, c.ids), len(tokens) - len(at))
+
+
+def best_of(row: Row, top: Top, raised: Ints) -> Best:
+    """A row's largest, and with them the tokens ``raised``, whose logits will be."""
+    values, ids = top.values, top.ids.astype(np.intp)
+    peak, floor, exact = float(values[0]), values[-1], True
+    other = np.setdiff1d(raised, ids) if len(raised) else raised
+    if len(other):
+        values, ids = np.concatenate([values, row.take(other)]), np.concatenate([ids, other])
+        exact = False
+    rest = top.total - float(np.exp(values.astype(np.float64) - peak).sum())
+    order = np.argsort(ids)
+    return Best(Candidates(values[order], ids[order]), floor, peak, rest, exact=exact)
+
+
+# --- the stages that may run on them: a Best if others may still matter, Candidates if not
+
+Stage = Callable[..., Candidates]
+Opening = Callable[[Best, Stage, Sequence[int]], "Best | Candidates | None"]
+
+
+def _lower(n_back: int) -> Opening:
+    """A stage that lowers logits of the last ``n_back`` tokens, of all if that is below 0."""
+
+    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Best:
+        return best.now(stage(best.c, ids, None), len(ids) if n_back < 0 else n_back)
+
+    return run
+
+
+def _top_k(k: int) -> Opening:
+    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Candidates | None:
+        if best.n_sure < k and best.floor > -np.inf:
+            return None
+        return best.c.take(largest(best.c.logits, k), descending=True)
+
+    return run
+
+
+def _top_p(p: float, min_keep: int) -> Opening:
+    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Candidates | None:
+        # Where edits have moved the peak far, the sum's error is as good as everything, or nothing.
+        if math.isnan(best.rest) or not abs(best.c.peak - best.peak) < 80:
+            return None
+        order = largest(best.c.logits, len(best.c.logits))
+        cumulated = np.cumsum(np.exp(best.c.logits[order].astype(np.float64) - best.peak))
+        # The sum over the row has an error: where that decides, the row is asked.
+        error = TOTAL_ERROR * (cumulated[-1] + max(best.rest, 0.0) + 1)
+        low, high = (
+            int(np.searchsorted(cumulated, p * (cumulated[-1] + best.rest + by)))
+            for by in (-error - best.slack, error)
+        )
+        n = max(low + 1, min_keep)
+        return best.c.take(order[:n]) if low == high and n <= best.n_sure else None
+
+    return run
+
+
+def _min_p(p: float, min_keep: int) -> Opening:
+    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Candidates | None:
+        if not best.floor < np.float32(best.c.peak + math.log(p)):
+            return None
+        if best.n_sure < min_keep and best.floor > -np.inf:
+            return None
+        return min_p(best.c, p, min_keep)
+
+    return run
+
+
+def _temperature(t: float) -> Opening:
+    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Best | Candidates | None:
+        c = temperature(best.c, t)
+        if len(c.logits) < len(best.c.logits):
+            return c if best.n_sure else None
+        with np.errstate(over="ignore"):
+            return Best(c, best.floor / np.float32(t), best.peak, math.nan, exact=False)
+
+    return run
+
+
+_OPENINGS: dict[str, Callable[[Sampling], Opening | None]] = {
+    "penalties": lambda s: (
+        _lower(s.repeat_last_n)
+        if s.repeat_penalty >= 1 and s.frequency_penalty >= 0 and s.presence_penalty >= 0
+        else None
+    ),
+    "dry": lambda s: _lower(s.dry_penalty_last_n),
+    "top_k": lambda s: _top_k(s.top_k) if s.top_k <= N_TOP else None,
+    "top_p": lambda s: _top_p(s.top_p, s.min_keep),
+    "min_p": lambda s: _min_p(s.min_p, s.min_keep),
+    "temperature": lambda s: _temperature(s.temperature) if s.dynatemp_range <= 0 else None,
+}
+_LAST = {"top_k", "top_p", "min_p"}
+
+
+def openings(s: Sampling, names: Sequence[str], n_vocab: int) -> list[Opening] | None:
+    """For the first of a chain's stages what runs in their place, up to the one that leaves a few
+    tokens; None where some stage wants the whole row.
+    """
+    if n_vocab <= N_TOP or (s.custom and "custom" not in s.samplers):
+        return None
+    found: list[Opening] = []
+    for name in names:
+        row = _OPENINGS.get(name)
+        opening = None if row is None else row(s)
+        if opening is None:
+            return None
+        found.append(opening)
+        if name in _LAST:
+            return found
+    return found if s.greedy else None
