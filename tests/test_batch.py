@@ -16,6 +16,7 @@ from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import EACH, FIELDS, numbered, run_offset, run_state
 from treadle.kernels.top import Look
 from treadle.kvcache import KVCache
+from treadle.lowering.inputs import inputs_of, sampled_inputs
 from treadle.models.pools import PoolSpec, StateSpec
 from treadle.plan import Plan
 
@@ -35,6 +36,7 @@ def laid_out(
     """Sequences that hold so many tokens get so many more; what is read of it elsewhere."""
     device = Cpu(PORTABLE, 1)
     cache = KVCache(specs, device, N_CTX, n_sequences=len(lengths))
+    plan.inputs = inputs_of(plan, cache, DIMS)
     ropes = [RopeTable(inverse(i), 1.0, N_CTX) for i in range(len(DIMS))]
     run, parts, starts = Run(plan, cache, ropes, device), [], []
     for which, (held, n) in enumerate(lengths):
@@ -168,8 +170,9 @@ def test_rows_that_samplers_look_at() -> None:
         (Look(masks[1], first=True),),
         (Look(masks[2]),),
     ]
-    device, plan = Cpu(PORTABLE, 1), Plan(20, 10, n_vocab=70)
+    device, plan = Cpu(PORTABLE, 1), Plan(20, 10)
     cache = KVCache(SPECS, device, N_CTX, n_sequences=4)
+    plan.inputs = inputs_of(plan, cache, ()) | sampled_inputs(10, 70)
     run = Run(plan, cache, [], device)
     parts = []
     for which, look in enumerate(looks):

@@ -26,14 +26,13 @@ from treadle.kernels.attention import Attention
 from treadle.kernels.choice import GEMV_TOKENS
 from treadle.kernels.gated import Gated
 from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.spec import Args, Grid, Spec
+from treadle.kernels.spec import Args, Grid, Spec, run_state
 from treadle.kvcache import KVCache
-from treadle.lowering.cpu import build_plan
 from treadle.lowering.weights import Weights
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
-from treadle.plan import ALIGN, Buffer, Plan, Step
+from treadle.plan import ALIGN, Buffer, Input, Plan, Step
 
 GOLDEN = Path(__file__).parent / "golden"
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
@@ -46,16 +45,8 @@ def plan_of(
     config = load_config(gguf)
     device = Cpu(isa, 2)
     cache = KVCache(GRAPHS[config.arch.graph].pools(config), device, 4096)
-    return build_plan(
-        config,
-        Weights(gguf, device),
-        cache,
-        isa,
-        n_tokens=n_tokens,
-        n_outputs=n_outputs,
-        n_threads=2,
-        deterministic=deterministic,
-    )
+    weights = Weights(gguf, device)
+    return device.plan(config, weights, cache, n_tokens, n_outputs, deterministic=deterministic)
 
 
 def check_everything(path: Path) -> None:
@@ -227,6 +218,31 @@ def test_memory_shared_by_the_living_is_noticed() -> None:
     plan.offsets[b] = plan.offsets[a] + a.n_bytes - ALIGN
     with pytest.raises(AssertionError, match="share memory"):
         plan.check()
+
+
+def test_a_count_of_nothing_that_a_run_is_given_is_noticed() -> None:
+    plan, _, _ = small()
+    plan.steps[2] = replace(plan.steps[2], grid=Grid(1, "n_attn_few1"))
+    plan.inputs["attn_few"] = Input(np.dtype("i8"), (4, 2))
+    with pytest.raises(AssertionError, match="three: no input attn_few1"):
+        plan.check()
+    plan.inputs["attn_few1"] = Input(np.dtype("i8"), (4, 2))
+    assert plan.inputs["attn_few1"].n_bytes == 64
+    plan.check()
+
+
+def test_inputs_are_named(tiny: WriteTiny) -> None:
+    """As outputs are: the fields of RUN_STATE that say where arrays are, and the pages."""
+    plan = plan_of(tiny("gemma3", window=16, n_layer=6), 512, 128)
+    counts = {name for name in run_state(2).names or () if name.startswith("n_")}
+    assert {*plan.inputs} == {*(run_state(2).names or ()), "pages", "masks"} - counts
+    shapes = {name: given.shape for name, given in plan.inputs.items()}
+    assert (shapes["tokens"], shapes["output_rows"], shapes["rope1"]) == (
+        (512,),
+        (128,),
+        (512, 2, 16),
+    )
+    assert [*plan.outputs] == ["logits", "top"]
 
 
 def test_a_tensor_that_nobody_uses_is_noticed() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
+from math import prod
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,13 +23,12 @@ from treadle.kernels.attention_item import ITEM, SPLIT
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE
 from treadle.kernels.spec import EACH, LINE, PART, numbered, round_up, run_offset
-from treadle.kernels.top import LOOKS, SAMPLED, Look
+from treadle.kernels.top import SAMPLED, Look
 
 if TYPE_CHECKING:
-    from treadle.device import Device
     from treadle.kvcache import KVCache, Sequence
     from treadle.kvpool import Pool
-    from treadle.plan import Plan
+    from treadle.plan import Plan, Storage
 
 ROPE_ROWS = 64  # positions that a table of rotations grows by
 NO_STATE = 0, 0
@@ -64,7 +64,6 @@ class RopeTable:
         self._inverse, self._factor, self._gains = inverse, np.float32(factor), gains
         self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)  # memory is used when written
         self._filled = 0
-        self.row_bytes = 8 * len(inverse)
 
     def upto(self, n: int) -> np.ndarray:
         """The first ``n`` positions' at least: f32 ``[n, 2, rope_dims / 2]``, exact to f32."""
@@ -148,44 +147,30 @@ class Run(Inputs):
     a late thread discards what it read.
     """
 
-    def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], device: Device) -> None:
-        n, n_pages = plan.n_tokens, -(-cache.n_ctx // PAGE)
-        pools = [pool for pool in cache.pools if pool.layers]
-        sizes = {"tokens": 4 * n, "output_rows": 4 * plan.n_outputs, "parts": n * PART.itemsize}
-        sizes["sampled"] = LOOKS * plan.n_outputs * SAMPLED.itemsize
-        n_split = n if plan.few_tokens else 0
-        partials = [cache.max_partials(n_split, pool.window) for pool in pools]
-        for i, n_partials in enumerate(partials):
-            sizes[numbered("kv_slots", i)] = 8 * n
-            sizes[numbered("attn_items", i)] = n * ITEM.itemsize
-            sizes[numbered("attn_few", i)] = (n + n_partials) * ITEM.itemsize
-            sizes[numbered("attn_merges", i)] = n * MERGE.itemsize
-        for i, table in enumerate(ropes):
-            sizes[numbered("rope", i)] = n * table.row_bytes
+    def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], storage: Storage) -> None:
+        pools, inputs = [pool for pool in cache.pools if pool.layers], plan.inputs
         offsets, at = {}, round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
-        for field, n_bytes in sizes.items():
-            offsets[field], at = at, round_up(at + n_bytes, LINE)
-        self._masks = at + 8 * n * len(pools) * n_pages
-        self._mask_bytes = 8 * -(-plan.n_vocab // 64)
-        n_bytes = self._masks + plan.n_outputs * self._mask_bytes
-        self.memory = device.memory(n_bytes, host=True)
+        for field, given in inputs.items():
+            offsets[field], at = at, round_up(at + given.n_bytes, LINE)
+        self.memory = storage.memory(at, host=True)
         assert self.memory.bytes is not None
         super().__init__(self.memory.bytes)
         self.n_outputs = 0
         self._bytes = self.block.data
         self._words, self._ints = self._bytes.cast("q"), self._bytes.cast("i")
+        self._pages, self._masks = offsets.pop("pages") // 8, offsets.pop("masks", 0)
+        self._mask_bytes = 8 * inputs["masks"].shape[1] if self._masks else 0
         for field, offset in offsets.items():
             self._words[run_offset(field) // 8] = offset
         self._tokens, self._outputs = offsets["tokens"] // 4, offsets["output_rows"] // 4
-        self._parts, self._pages = offsets["parts"], at // 8
-        self._sampled = offsets["sampled"]
-        self._ropes = [
-            (table, self._array_at(offset, n * table.row_bytes // 4, "f4").reshape(n, 2, -1))
-            for table, offset in ((t, offsets[numbered("rope", i)]) for i, t in enumerate(ropes))
-        ]
+        self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
+        self._ropes = []
+        for i, table in enumerate(ropes):
+            given = inputs[field := numbered("rope", i)]
+            rows = self._array_at(offsets[field], prod(given.shape), given.dtype)
+            self._ropes.append((table, rows.reshape(given.shape)))
         self._pools = [
-            _Pool(self._bytes, self._words, i, offsets, plan, pool, n_partials)
-            for i, (pool, n_partials) in enumerate(zip(pools, partials, strict=True))
+            _Pool(self._bytes, self._words, i, offsets, plan, pool) for i, pool in enumerate(pools)
         ]
 
     def lay_out(self, parts: Ids[Part], starts: Ids[int]) -> None:
@@ -247,7 +232,6 @@ class _Pool:
         offsets: dict[str, int],
         plan: Plan,
         pool: Pool,
-        max_partials: int,
     ) -> None:
         self._bytes, self._words = block, words
         self._slots = offsets[numbered("kv_slots", index)] // 8
@@ -255,7 +239,9 @@ class _Pool:
         self._few_items = offsets[numbered("attn_few", index)]
         self._merges = offsets[numbered("attn_merges", index)]
         self.counts = run_offset(numbered("n_attn_items", index)) // 8
-        self._tile, self._few, self._max_partials = plan.query_tile, plan.few_tokens, max_partials
+        self._tile, self._few = plan.query_tile, plan.few_tokens
+        (n_items,) = plan.inputs[numbered("attn_few", index)].shape
+        self._max_partials = n_items - plan.n_tokens
         self._window, self._causal = pool.window, pool.causal
         self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 

@@ -1,32 +1,31 @@
-"""What a machine must do to run plans: five verbs.
+"""What a machine must do to run plans: six verbs.
 
 The engine, batches and the cache know a device by this alone. They know no address: memory is an
-object, and what lies in it an offset.
+object, and what lies in it an offset. ``memory``, ``weights`` and ``copy`` are those of ``Storage``
+(``plan.py``); ``plan`` is the device's own lowering of a graph, ``ready`` and ``run`` are for what
+it made.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
+from treadle.plan import Memory, Plan, Storage
 
+if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.kernel import Tally
-    from treadle.kernels.choice import Table
-    from treadle.plan import Const, Memory, Plan
+    from treadle.kvcache import KVCache
+    from treadle.lowering.weights import Weights
+    from treadle.models.config import Config
 
 
-class Device(Protocol):
+class Device(Storage, Protocol):
     """One place where plans run; ``devices/cpu.py`` is the usual one."""
 
     @property
     def isa(self) -> Isa:
         """What its kernels are compiled for."""
-
-    @property
-    def table(self) -> Table:
-        """The tiles of its matrix products."""
 
     @property
     def n_threads(self) -> int:
@@ -36,18 +35,22 @@ class Device(Protocol):
     def kernels(self) -> Tally:
         """What ``ready`` has compiled."""
 
-    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
-        """Zeros. ``host``: for a run's inputs, which the host writes in place (``Memory.bytes``);
-        what it has written when a run begins, the run reads.
+    def plan(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        deterministic: bool = False,
+        output: str = "logits",
+    ) -> Plan:
+        """The model's graph lowered: its steps for batches of up to ``n_tokens`` tokens that want
+        ``output`` of up to ``n_outputs``. What a run is given is ``Plan.inputs``.
 
-        Raises MemoryError or ValueError where there is not so much.
+        Raises UnsupportedError, with the label, for what the device cannot make.
         """
-
-    def weights(self, name: str, array: np.ndarray) -> Const:
-        """Weights that the host has mapped or made, for plans to read: copied if they must be."""
-
-    def copy(self, memory: Memory, to: int, start: int, n_bytes: int) -> None:
-        """Copy bytes within a memory of this device's."""
 
     def ready(self, plan: Plan, arena: Memory, inputs: Memory) -> Any:
         """Compile a plan's kernels, and tell them where all is: gives what ``run`` takes.

@@ -17,7 +17,6 @@ from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kernels.top import RESULT
 from treadle.kvcache import N_BATCH, KVCache, Sequence
-from treadle.lowering.cpu import build_plan
 from treadle.lowering.weights import Weights
 from treadle.models.graphs import GRAPHS
 from treadle.plan import Buffer, Memory, Plan
@@ -116,16 +115,13 @@ class Engine:
 
     def _make(self, n_tokens: int, n_outputs: int, output: str) -> _Ready:
         began, device = time.perf_counter(), self.device
-        plan = build_plan(
+        plan = device.plan(
             self.config,
             self._weights,
             self.cache,
-            device.isa,
             n_tokens,
             n_outputs,
-            n_threads=device.n_threads,
             deterministic=self.deterministic,
-            table=device.table,
             output=output,
         )
         # One arena serves all plans; where one needs more, all are placed in a new one.

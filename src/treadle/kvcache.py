@@ -26,7 +26,7 @@ from treadle.kvtree import Node, PageTree
 from treadle.models.pools import PoolSpec, StateSpec
 
 if TYPE_CHECKING:
-    from treadle.device import Device
+    from treadle.plan import Storage
 
 N_BATCH = 512  # tokens of a sequence that are written before it gives pages back
 TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens where no layer sees everything
@@ -61,7 +61,7 @@ class KVCache:
     def __init__(
         self,
         specs: Ids[PoolSpec | StateSpec],
-        device: Device,
+        device: Storage,
         n_ctx: int,
         kv: str = "f16",
         n_sequences: int = 1,

@@ -10,12 +10,11 @@ from treadle.errors import TreadleError
 from treadle.kernels.kv import PAGE, PageLayout
 from treadle.kernels.spec import round_up
 from treadle.models.pools import PoolSpec, StateSpec
-from treadle.plan import ALIGN, Const
+from treadle.plan import ALIGN, Const, Storage
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from treadle.device import Device
 
 GONE = -1  # in a list of pages: given back, because it lies before the window
 
@@ -29,7 +28,7 @@ class Cells:
     cell_name: str
 
     def __init__(
-        self, device: Device, name: str, layers: tuple[int, ...], layer_bytes: int, n: int
+        self, device: Storage, name: str, layers: tuple[int, ...], layer_bytes: int, n: int
     ) -> None:
         self._device, self.layers, self._layer_bytes = device, layers, layer_bytes
         self.cell_bytes = layer_bytes * len(layers)
@@ -99,7 +98,7 @@ class Pool(Cells):
 
     what, cell_name = "keys and values", "page of keys and values"
 
-    def __init__(self, device: Device, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
+    def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
         self.index, self.window, self.causal = index, spec.window, spec.causal
         self.n_pages = n_pages
         self.layout = layout_of(spec, kv)
@@ -158,5 +157,5 @@ class States(Cells):
 
     what, cell_name = "states", "state"
 
-    def __init__(self, device: Device, spec: StateSpec, n: int) -> None:
+    def __init__(self, device: Storage, spec: StateSpec, n: int) -> None:
         super().__init__(device, spec.name, spec.layers, round_up(4 * spec.n_values, ALIGN), n)

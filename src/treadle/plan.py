@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import prod
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -19,6 +20,11 @@ from treadle.kernels.spec import Grid, Spec, round_up
 
 ALIGN = 64
 ANY_PART = range(1 << 62)  # tokens
+
+
+def counted(count: str) -> str:
+    """The input that a count of RUN_STATE is of."""
+    return "output_rows" if count == "n_outputs" else count.removeprefix("n_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +67,37 @@ class Const:
     name: str
     memory: Memory
     array: Any = field(repr=False)
+
+
+class Storage(Protocol):
+    """Where weights, pages and inputs are kept: the part of a device (``device.py``) that needs no
+    plan.
+    """
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
+        """Zeros. ``host``: for a run's inputs, which the host writes in place (``Memory.bytes``);
+        what it has written when a run begins, the run reads.
+
+        Raises MemoryError or ValueError where there is not so much.
+        """
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        """Weights that the host has mapped or made, for plans to read: copied if they must be."""
+
+    def copy(self, memory: Memory, to: int, start: int, n_bytes: int) -> None:
+        """Copy bytes within a memory of this device's."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An array that each run is given anew; ``shape``: as large as it may become."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
 
 ArrayOf = Callable[[Const], Any]
@@ -119,8 +156,8 @@ class Plan:
     n_outputs: int
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
+    inputs: dict[str, Input] = field(default_factory=dict)  # a run's, by their RUN_STATE fields
     outputs: dict[str, Buffer] = field(default_factory=dict)  # they live to the end
-    n_vocab: int = 0  # logits of a row, where there are any
     arena_bytes: int = 0
     tensors: frozenset[str] = frozenset()  # of the file
     tensors_used: set[str] = field(default_factory=set)
@@ -180,8 +217,9 @@ class Plan:
     def check(self) -> None:
         """Assert what every plan must hold; whatever fails is a bug of ours.
 
-        Labels are unique, steps give what their kernels take, reads follow writes, buffers that
-        live at once share no byte, and every tensor of the file is used or listed as ignored.
+        Labels are unique, steps give what their kernels take and count what a run is given (where
+        the plan tells), reads follow writes, buffers that live at once share no byte, and every
+        tensor of the file is used or listed as ignored.
         """
         labels = [step.label for step in self.steps]
         assert len(set(labels)) == len(labels), f"a label twice: {sorted(labels)}"
@@ -195,6 +233,8 @@ class Plan:
             assert not unlike, f"{step.label}: not given, or no argument: {sorted(unlike)}"
             count = step.grid.count
             assert count not in step.args or count in args.reads, f"{step.label}: {count} not read"
+            known = count in step.args or count == "one" or counted(count) in self.inputs
+            assert known or not self.inputs, f"{step.label}: no input {counted(count)}"
         lost = self.tensors ^ (self.tensors_used | self.tensors_ignored)
         assert not lost, f"tensors that are neither used nor ignored, or not there: {sorted(lost)}"
         twice = self.tensors_used & self.tensors_ignored

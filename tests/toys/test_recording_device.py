@@ -1,4 +1,4 @@
-"""The claim "a device is five verbs": one whose memory the host cannot see, which runs plans by the
+"""The claim "a device is six verbs": one whose memory the host cannot see, which runs plans by the
 kernels' numpy twins and notes what it is asked for.
 
 What lies in its memory has no address that means anything here; inputs reach it by one copy a run.
@@ -27,7 +27,11 @@ from treadle.files.gguf import open_gguf
 from treadle.isa.portable import PORTABLE
 from treadle.jit.kernel import Tally
 from treadle.kernels.choice import SHIPPED
+from treadle.kvcache import KVCache
 from treadle.kvfile import load_session, save_session
+from treadle.lowering.cpu import build_plan
+from treadle.lowering.weights import Weights
+from treadle.models.config import Config
 from treadle.models.load import load_config
 from treadle.plan import Const, Plan
 from treadle.session import Session
@@ -54,7 +58,7 @@ class FarMemory:
 
 
 class Recording:
-    isa, n_threads, table = PORTABLE, 3, SHIPPED
+    isa, n_threads = PORTABLE, 3
 
     def __init__(self) -> None:
         self.kernels, self.calls = Tally(), list[str]()
@@ -71,6 +75,20 @@ class Recording:
     def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         self.calls.append("copy")
         memory.far[to : to + n_bytes] = memory.far[start : start + n_bytes]
+
+    def plan(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+        **how: Any,
+    ) -> Plan:
+        """The CPU's lowering, for vectors of its own and plain tiles."""
+        self.calls.append("plan")
+        own: dict[str, Any] = {"n_threads": self.n_threads, "table": SHIPPED, **how}
+        return build_plan(config, weights, cache, self.isa, n_tokens, n_outputs, **own)
 
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> tuple[Plan, FarMemory, FarMemory]:
         self.calls.append("ready")
@@ -167,7 +185,7 @@ def test_what_it_was_asked_for(engines: tuple[Engine, Engine], tmp_path: Path) -
     device.calls.clear()
     for token in text(5):
         session.feed([token])
-    assert set(device.calls) == {"memory", "ready", "run", "read"}
+    assert set(device.calls) == {"plan", "memory", "ready", "run", "read"}
     assert device.calls[-4:] == ["run", "read"] * 2
     save_session(tmp_path / "state", engine, session.seq)
     other = Session(engine)

@@ -8,6 +8,7 @@ import numpy as np
 
 from treadle.jit.kernel import Progress, Tally, load_kernels
 from treadle.kernels.spec import run_offset
+from treadle.lowering.cpu import build_plan
 from treadle.plan import Buffer, Const, Plan
 from treadle.runtime.alarm import Alarm
 from treadle.runtime.runner import STEP, Work
@@ -16,6 +17,9 @@ from treadle.runtime.tuned import tuned_row
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
+    from treadle.kvcache import KVCache
+    from treadle.lowering.weights import Weights
+    from treadle.models.config import Config
 
 
 class Program:
@@ -67,6 +71,30 @@ class Cpu:
 
     def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         memory.write(to, memory.read(start, n_bytes))
+
+    def plan(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        deterministic: bool = False,
+        output: str = "logits",
+    ) -> Plan:
+        return build_plan(
+            config,
+            weights,
+            cache,
+            self.isa,
+            n_tokens,
+            n_outputs,
+            n_threads=self.n_threads,
+            deterministic=deterministic,
+            table=self.table,
+            output=output,
+        )
 
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
         kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)

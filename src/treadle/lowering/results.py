@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Grid
 from treadle.kernels.top import LOOKS, N_VOCAB_MAX, PARTIAL, RESULT, JoinTop, Top, slices
+from treadle.lowering.inputs import sampled_inputs
 from treadle.plan import Buffer
 
 if TYPE_CHECKING:
@@ -36,4 +37,5 @@ def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
     steps.emit(f"{label}.top", Top(), grid, x=y, out=partials, stride=stride, n=n_vocab)
     grid = Grid(1, "n_sampled")
     steps.emit(f"{label}.top.join", JoinTop(), grid, partials=partials, out=top, n=n_vocab)
-    plan.outputs["top"], plan.n_vocab = top, n_vocab
+    plan.outputs["top"] = top
+    plan.inputs |= sampled_inputs(plan.n_outputs, n_vocab)

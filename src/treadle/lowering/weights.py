@@ -11,10 +11,9 @@ import numpy as np
 from treadle.errors import UnsupportedError
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.spec import round_up
-from treadle.plan import Const
+from treadle.plan import Const, Storage
 
 if TYPE_CHECKING:
-    from treadle.device import Device
     from treadle.files.gguf import GGUF
     from treadle.files.tensor import Tensor
     from treadle.formats import Format
@@ -33,7 +32,7 @@ class Weights:
     """A model's tensors, and rows of them, as constants of a plan; shared by all of its plans."""
 
     gguf: GGUF
-    device: Device
+    storage: Storage
     consts: dict[str, tuple[Const, ...]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> tuple[Const, ...]:
@@ -47,7 +46,7 @@ class Weights:
                 else array
                 for array in self.tensor(name).arrays
             ]
-            self.consts[name] = tuple(self.device.weights(whole(name), array) for array in arrays)
+            self.consts[name] = tuple(self.storage.weights(whole(name), array) for array in arrays)
         return self.consts[name]
 
     def floats(self, name: str, scale: float = 1.0) -> Const:
@@ -58,7 +57,7 @@ class Weights:
             values = values[rows.start : rows.stop].ravel() * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values
-            self.consts[key] = (self.device.weights(f"{whole(name)}:f32", padded),)
+            self.consts[key] = (self.storage.weights(f"{whole(name)}:f32", padded),)
         (made,) = self.consts[key]
         return made
 
