@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.emulated.guest import Guest, found
+from treadle.isa import ROWS
 from treadle.isa.portable import PORTABLE
+from treadle.isa.riscv import LENGTHS
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -58,18 +60,25 @@ def guest_of(isa: Isa) -> Guest:
     ).guest()
 
 
-# Plain vector arithmetic: nothing of x86 may be in a kernel.
-PORTABLES = [
+def _rvv(name: str, *more: str) -> Emulated:
+    """A row of RISC-V on registers of its own length, and no extension that it does not name."""
+    row = ROWS[name]
+    cpu = f"rv64i,m=true,a=true,f=true,d=true,c=true,v=true,vlen={row.vector_bits}"
+    return Emulated(row, ",".join((cpu, *more)))
+
+
+ALL = [
+    # Plain vector arithmetic: nothing of x86 may be in a kernel.
     Emulated(replace(PORTABLE, name="portable_aarch64", triple=LINUX["aarch64"]), "cortex-a53"),
     Emulated(
-        replace(
-            PORTABLE,
-            name="portable_riscv64",
-            triple=LINUX["riscv64"],
-            features="+m,+a,+f,+d,+c,+v",
-            abi="lp64d",
-        ),
-        "rv64,v=true,vlen=128",
+        replace(PORTABLE, name="portable_riscv64", triple=LINUX["riscv64"], features="+v"),
+        "rv64i,m=true,a=true,f=true,d=true,c=true,v=true,vlen=128",
     ),
+    Emulated(ROWS["neon"], "cortex-a53"),
+    Emulated(ROWS["neon_dotprod"], "cortex-a76"),
+    Emulated(ROWS["neon_i8mm"], "neoverse-n2"),
+    Emulated(ROWS["neon_bf16"], "neoverse-n2"),
+    *(_rvv(f"rvv{length}") for length in LENGTHS),
+    *(_rvv(f"rvv{length}_zvfh", "zvfh=true") for length in LENGTHS),
 ]
-EMULATED: dict[str, Emulated] = {e.isa.name: e for e in PORTABLES}
+EMULATED: dict[str, Emulated] = {e.isa.name: e for e in ALL}

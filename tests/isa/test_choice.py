@@ -39,6 +39,24 @@ def test_the_best_row_is_chosen() -> None:
     assert choose(EVERYTHING) == list(ROWS.values())[-1]
 
 
+@pytest.mark.parametrize(
+    ("features", "row"),
+    [
+        ("neon lse", "neon"),
+        ("neon dotprod fullfp16 lse", "neon_dotprod"),  # Cortex-A76, Neoverse N1, M1
+        ("neon dotprod i8mm", "neon_i8mm"),
+        ("neon dotprod i8mm bf16 sve sve2", "neon_bf16"),  # Neoverse N2, M2
+        ("v zvl128b", "rvv128"),
+        ("v zvl128b zvl256b zba", "rvv256"),
+        ("v zvl128b zvl256b zvfh zvfhmin", "rvv256_zvfh"),  # SpacemiT X60
+        ("v zvl128b zvl256b zvl512b zvl1024b zvfh", "rvv512_zvfh"),
+        ("zba zbb", "portable"),
+    ],
+)
+def test_the_best_row_of_other_machines(features: str, row: str) -> None:
+    assert choose(frozenset(features.split())).name == row
+
+
 def test_a_row_that_is_slow_here_is_left_unless_forced() -> None:
     """Sapphire Rapids, the kind with AMX, runs vdpbf16ps slower than f32's FMA; and the kernel may
     forbid a process its matrix registers.
@@ -58,7 +76,9 @@ def test_a_row_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_row_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_ISA", "avx9000")
-    with pytest.raises(UnsupportedError, match="avx9000: unknown; there are portable, avx2"):
+    with pytest.raises(
+        UnsupportedError, match=r"avx9000: unknown; there are portable, neon, .*avx2"
+    ):
         choose(EVERYTHING)
 
 

@@ -17,6 +17,7 @@ from tests.kernels import registry
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
+from treadle.isa.riscv import LENGTHS
 from treadle.jit.compile import emit_assembly, emit_object
 from treadle.jit.kernel import symbol, trace
 from treadle.kernels.attention import Attention
@@ -79,6 +80,7 @@ def test_portable_kernels_are_emitted_for_other_machines(spec: Spec) -> None:
 
 
 BLOCKS = Gemm("Q8_0", "q8", 352, 2, 2)
+LANES = Gemm("Q8_0", "q8", 352, 2, 4)
 NIBBLES = Gemm("Q4_0", "q8", 352, 2, 2)
 FIFTHS = Gemv("Q5_0", "q8", 352, 4, 1)
 STEPS = Gemv("IQ4_NL", "q8", 352, 4, 1)
@@ -87,6 +89,15 @@ BRAINS = Gemm("BF16", "bf16", 172, 2, 4)
 MATRIX = MatrixGemm("Q8_0", "bf16", 352, 2, 32)
 INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
     "portable": {BLOCKS: ["pmaddwd"], NIBBLES: ["pmaddwd"]},
+    "neon": {BLOCKS: ["smull", "sadalp"], HALVES: ["fcvtl", r"fmla.*s\[3\]"], STEPS: ["tbl"]},
+    "neon_dotprod": {LANES: [r"\tsdot.*4b\[3\]"], FIFTHS: [r"\tsdot"]},
+    "neon_i8mm": {LANES: [r"usdot.*4b\[3\]"], FIFTHS: ["usdot"]},
+    "neon_bf16": {BRAINS: ["bfdot"], BLOCKS: ["usdot"]},
+    **{
+        f"rvv{length}{more}": {HALVES: [r"vfmacc\.vf", *f16], NIBBLES: ["vwmulsu"]}
+        for length in LENGTHS
+        for more, f16 in (("", []), ("_zvfh", [r"vfwcvt\.f\.f\.v"]))
+    },
     "avx2": {BLOCKS: ["vpmaddwd"], NIBBLES: ["vpmaddubsw"], HALVES: ["vcvtph2ps", "vfmadd"]},
     "avx2_vnni": {BLOCKS: [r"vpdpbusd.*ymm"], NIBBLES: ["vpdpbusd"]},
     "avx512": {BLOCKS: ["vpmaddwd.*zmm"], NIBBLES: ["vpmaddubsw.*zmm"], HALVES: ["vfmadd.*zmm"]},
@@ -110,7 +121,7 @@ def test_rows_use_their_instructions_and_no_others(
         code = emit_assembly(trace(spec, isa), isa)
         for pattern in wanted:
             assert re.search(pattern, code), f"{spec.name} on {name} has no {pattern}"
-        wider = {128: "[yz]mm", 256: "zmm", 512: "tmm"}[isa.vector_bits]
+        wider = {128: "%[yz]mm", 256: "%zmm", 512: "%tmm"}[isa.vector_bits]
         wider = "" if spec is MATRIX else wider
         assert not wider or not re.search(wider, code), f"{spec.name} on {name} uses {wider}"
     # LLVM only warns of a feature that it does not know, and then compiles without it.
@@ -142,4 +153,4 @@ def test_pause_leaves_the_loop(row: Isa) -> None:
             row.pause(k)
 
     code = emit_assembly(ir_text(row, 1, build), row)
-    assert re.search(r"\tj[a-z]+\t", code), "the loop was removed"
+    assert re.search(r"\t(j[a-z]*|b[a-z.]*)\t", code), "the loop was removed"

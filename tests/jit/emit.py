@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from treadle.isa.isa import Isa
 from treadle.jit.builder import Builder
-from treadle.jit.compile import Linker, emit_object
+from treadle.jit.compile import Linker, emit_object, is_native
 from treadle.jit.types import ptr
 from treadle.jit.values import Val
 
@@ -39,7 +39,7 @@ def ir_text(isa: Isa, n_args: int, build: Callable[..., None], symbol: str = "f"
 def compiled(isa: Isa, n_args: int, build: Callable[..., None]) -> Callable[..., None]:
     """The same as something that takes numpy arrays."""
     symbol = f"test_{next(_count)}"
-    if isa.triple:  # of another machine: the arrays are copied there and back
+    if not is_native(isa):  # of another machine: the arrays are copied there and back
         from tests.emulated.rows import guest_of
 
         return guest_of(isa).arrays_function(symbol, ir_text(isa, n_args, build, symbol), isa)

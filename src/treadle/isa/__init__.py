@@ -9,8 +9,10 @@ import os
 from collections.abc import Set
 
 from treadle.errors import UnsupportedError
+from treadle.isa import arm
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
+from treadle.isa.riscv import RVV
 from treadle.isa.x86 import (
     AMX_BF16,
     AVX2,
@@ -25,6 +27,11 @@ ROWS: dict[str, Isa] = {
     row.name: row
     for row in (
         PORTABLE,
+        arm.PLAIN,
+        arm.DOTPROD,
+        arm.I8MM,
+        arm.BF16,
+        *RVV,
         AVX2,
         AVX2_VNNI,
         AVX512,

@@ -51,6 +51,8 @@ class Tiles:
     gemv: tuple[tuple[int, int], ...] = ((1, 4), (2, 4), (4, 2))  # tokens, rows walked together
     gemv_large: int = 2  # rows at most, of blocks of 256: from memory two are faster, by up to 17 %
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide a dot's latency
+    by_lane: bool = False  # a dot takes any lane of x: tokens are loaded a vector at a time
+    codes: bool = True  # panels hold codes; else f32, where a dot of bytes takes long
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Isa:
     dot4_least: int = 0  # the smallest w that dot4 takes: -128 where it multiplies signed bytes
     dot4_top: int = 255  # the largest that it takes at full speed
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster
-    triple: str = ""  # empty: this process's own
+    triple: str = ""  # of the architecture that it is for; empty: any that LLVM knows
     abi: str = ""
 
     @property

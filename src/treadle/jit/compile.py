@@ -9,6 +9,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from treadle.errors import CompileError
+from treadle.jit import detect
 from treadle.jit.permission import permitted
 
 if TYPE_CHECKING:
@@ -24,7 +25,24 @@ def compiler_versions() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
     """LLVM's names of the features that this CPU has and the operating system lets us use."""
-    return permitted({name for name, on in llvm.get_host_cpu_features().items() if on})
+    known = {name for name, on in llvm.get_host_cpu_features().items() if on}
+    return permitted(known | detect.found())
+
+
+# What every Linux of an architecture takes for granted and LLVM does not: features, and the ABI.
+TAKEN_FOR_GRANTED = {"riscv64": ("+m,+a,+f,+d,+c", "lp64d")}
+
+
+def architecture(triple: str) -> str:
+    """LLVM's name of it, the same on every system."""
+    name = triple.partition("-")[0]
+    return "aarch64" if name == "arm64" else name
+
+
+def is_native(isa: Isa) -> bool:
+    """Whether this process could run the row's code, as far as the architecture goes."""
+    here = architecture(llvm.get_process_triple())
+    return not isa.triple or architecture(isa.triple) == here
 
 
 @lru_cache(maxsize=1)
@@ -39,10 +57,24 @@ def _initialize(every_target: bool) -> None:
 
 @lru_cache(maxsize=8)
 def _target_machine(isa: Isa) -> Any:
-    _initialize(bool(isa.triple))
-    triple = isa.triple or llvm.get_process_triple()
+    native = is_native(isa)
+    triple = llvm.get_process_triple() if native else isa.triple
+    return _machine(triple, isa.cpu, isa.features, isa.abi, native)
+
+
+def _machine(
+    triple: str, cpu: str = "", features: str = "", abi: str = "", jit: bool = True
+) -> Any:
+    """``jit``: for this process."""
+    _initialize(not jit)
+    granted, usual_abi = TAKEN_FOR_GRANTED.get(architecture(triple), ("", ""))
     return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=isa.cpu, features=isa.features, opt=3, reloc="pic", jit=not isa.triple, abiname=isa.abi
+        cpu=cpu,
+        features=",".join(filter(None, (granted, features))),
+        opt=3,
+        reloc="pic",
+        jit=jit,
+        abiname=abi or usual_abi,
     )
 
 
@@ -93,9 +125,8 @@ class Linker:
     """Objects loaded into this process. Code stays loaded as long as the linker lives."""
 
     def __init__(self) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self._jit = llvm.create_lljit_compiler()
+        # Without a target machine LLVM takes RISC-V's for one without floats, and crashes.
+        self._jit = llvm.create_lljit_compiler(_machine(llvm.get_process_triple()))
         self._libraries: list[Any] = []
 
     def link(self, symbol: str, code: bytes) -> int:

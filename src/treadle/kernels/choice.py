@@ -120,7 +120,8 @@ def gemm(
         shape |= {"act": "bf16", "nr": EDGE, **table.matrix.get(fmt.name, {})}
         kind: type[Gemm] = MatrixGemm
     else:
-        act, folded = gemm_act(fmt, isa), folds(fmt, isa)
+        act = gemm_act(fmt, isa)
+        folded = act == "q8" and folds(fmt, isa)
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes.sub if codes else BLOCK)
         shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
@@ -177,7 +178,7 @@ def gemv_act(fmt: Format) -> str:
 def gemm_act(fmt: Format, isa: Isa) -> str:
     """The activations of packed products: the narrowest that the weights lose nothing by."""
     if fmt.codes:
-        return "q8"
+        return "q8" if isa.tiles.codes else "f32"
     return "bf16" if fmt.act == "bf16" and isa.dot_bf16 else "f32"
 
 

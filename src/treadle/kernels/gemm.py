@@ -227,16 +227,22 @@ class Tile:
             self.k.load(at, i32 * lanes, offset=4 * lanes * m, align=4) for m in range(self.spec.mr)
         ]
 
-    def _token(self, kd: Val, t: int) -> Val:
-        """One token's dword, in every lane."""
-        at = self.x + kd * (4 * self.spec.nr)
-        return self.k.splat(self.k.load(at, i32, offset=4 * t, align=4), i32 * self.isa.lanes)
+    def _tokens(self, kd: Val) -> Iterator[Val]:
+        """Each token's dword, in every lane; of numbers as such: a machine may multiply by one."""
+        k, lanes, nr = self.k, self.isa.lanes, self.spec.nr
+        at = self.x + kd * (4 * nr)
+        ty = i32 if self.spec.act == "q8" else f32
+        together = nr // lanes * lanes if self.isa.tiles.by_lane else 0
+        for first in range(0, together, lanes):
+            some = k.load(at, ty * lanes, offset=4 * first, align=4)
+            yield from (k.shuffle(some, some, [lane] * lanes) for lane in range(lanes))
+        for t in range(together, nr):
+            yield k.splat(k.load(at, ty, offset=4 * t, align=4), ty * lanes)
 
     def _dwords(self, kd: Val, sums: list[list[Var]]) -> None:
         k, isa = self.k, self.isa
         weights = self._weights(kd)
-        for t in range(self.spec.nr):
-            x = self._token(kd, t)
+        for t, x in enumerate(self._tokens(kd)):
             for m, w in enumerate(weights):
                 if self.spec.act == "bf16":
                     assert isa.dot_bf16 is not None
@@ -297,8 +303,8 @@ class Tile:
         for step in range(codes.sub // 4):
             kd = piece * (codes.sub // 4) + step
             weights = [w.bits(code_type(codes, isa) * (4 * lanes)) for w in self._weights(kd)]
-            for t in range(spec.nr):
-                x = self._token(kd, t).bits(i8 * (4 * lanes))
+            for t, dword in enumerate(self._tokens(kd)):
+                x = dword.bits(i8 * (4 * lanes))
                 for m, w in enumerate(weights):
                     acc[m][t] = isa.dot4(k, acc[m][t], w, x, code_top(codes, isa))
             if spec.fence and (step + 1) % spec.fence == 0:

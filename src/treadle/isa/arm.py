@@ -1,0 +1,160 @@
+"""64-bit Arm: NEON, and what later cores add to it: dots of bytes, then of bytes with and without
+a sign, then of bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from treadle.isa import portable
+from treadle.isa.isa import Op, Tiles
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import bf16, f16, f32, i8, i16, i32, u8
+
+NEON = "llvm.aarch64.neon"
+WIDE = 16  # bytes of a register
+
+
+def _parts(k: Builder, acc: Val, *operands: Val) -> list[tuple[Val, ...]]:
+    """An accumulator's registers, each with those of the operands that it takes."""
+    cut = [k.split(acc, WIDE // 4), *(k.split(v, WIDE) for v in operands)]
+    return list(zip(*cut, strict=True))
+
+
+def _smull(k: Builder, acc: Val, w: Val, x: Val) -> Val:
+    """``smull``, ``addp``, ``sadalp``: a product is at most 128 * 127, so a pair's sum fits i16."""
+
+    def long(a: Val, b: Val) -> Val:
+        return k.call(f"{NEON}.smull.v8i16", i16 * 8, [a.ir, b.ir])
+
+    sums = []
+    for c, a, b in _parts(k, acc, w, x):
+        (a0, a1), (b0, b1) = k.split(a, 8), k.split(b, 8)
+        pairs = k.call(f"{NEON}.addp.v8i16", i16 * 8, [long(a0, b0).ir, long(a1, b1).ir])
+        sums.append(c + k.call(f"{NEON}.saddlp.v4i32.v8i16", i32 * 4, [pairs.ir]))
+    return k.concat(*sums)
+
+
+def _dot(k: Builder, name: str, acc: Val, w: Val, x: Val) -> Val:
+    parts = _parts(k, acc, w, x)
+    return k.concat(*(k.call(name, c.ty, [c.ir, a.ir, b.ir]) for c, a, b in parts))
+
+
+def _sdot(k: Builder, acc: Val, w: Val, x: Val) -> Val:
+    return _dot(k, f"{NEON}.sdot.v4i32.v16i8", acc, w, x)
+
+
+def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val:
+    """``dot4`` by a dot of signed bytes.
+
+    Weights above 127 lose 128, and 128 times the sum of x comes back. No kernel asks for that of
+    a row with ``dot4_least`` -128, but for formats that have minimums and eight bits.
+    """
+    if w.ty.lanes % WIDE:  # less than a register
+        return portable.dot4(k, acc, w, x, w_max)
+    signed = w.bits(i8.like(w.ty))
+    if w.ty.is_signed or w_max <= 127:
+        return dot(k, acc, signed, x)
+    sums = dot(k, k.zero(acc.ty), k.const(1, signed.ty), x)
+    return dot(k, acc + (sums << 7), signed ^ -128, x)
+
+
+def dot4_smull(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """By products of 16 bits: four instructions for 16 of them."""
+    return _by_signed(_smull, k, acc, w, x, w_max)
+
+
+def dot4_sdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """``sdot``."""
+    return _by_signed(_sdot, k, acc, w, x, w_max)
+
+
+def dot4_usdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """``usdot``."""
+    if w.ty.lanes % WIDE:
+        return portable.dot4(k, acc, w, x, w_max)
+    return _dot(k, f"{NEON}.usdot.v4i32.v16i8", acc, w, x)
+
+
+def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
+    """``bfdot``: it rounds a pair's sum and the total to odd, and takes what is smaller than
+    2**-126 for zero.
+    """
+    bits = (bf16.like(v.ty) for v in (a, b))
+    a, b = (v.bits(ty) for v, ty in zip((a, b), bits, strict=True))
+    cut = zip(k.split(acc, 4), k.split(a, 8), k.split(b, 8), strict=True)
+    name = f"{NEON}.bfdot.v4f32.v8bf16"
+    return k.concat(*(k.call(name, c.ty, [c.ir, p.ir, q.ir]) for c, p, q in cut))
+
+
+def widen_f16(k: Builder, h: Val) -> Val:
+    """``fcvtl``."""
+    return h.bits(f16.like(h.ty)).to(f32)
+
+
+def narrow_f16(k: Builder, x: Val) -> Val:
+    """``fcvtn``, rounding to nearest even."""
+    return x.to(f16)
+
+
+def narrow_bf16(k: Builder, x: Val) -> Val:
+    """``bfcvtn``."""
+    return x.to(bf16).bits(i16.like(x.ty))
+
+
+def pause(k: Builder) -> None:
+    """``isb``, which holds up a core for some ten cycles; ``yield`` is no more than a no-op on
+    most.
+    """
+    k.call("llvm.aarch64.isb", None, [k.const(15, i32).ir])
+
+
+def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
+    """``tbl``."""
+    same = k.const([*table], u8 * WIDE)
+    parts = k.split(index & 15, WIDE)
+    return k.concat(*(k.call(f"{NEON}.tbl1.v16i8", p.ty, [same.ir, p.ir]) for p in parts))
+
+
+PLAIN = replace(
+    portable.PORTABLE,
+    name="neon",
+    needs=frozenset({"neon"}),
+    triple="aarch64-unknown-linux-gnu",
+    regs=32,
+    fused=True,
+    dot4=dot4_smull,
+    dot4_least=-128,
+    dot4_top=127,
+    widen_f16=widen_f16,
+    narrow_f16=narrow_f16,
+    pause=pause,
+    lookup=lookup,
+    tiles=Tiles(floats=(4, 4), bytes=(1, 4), bytes16=(1, 4), peak=(4, 4), by_lane=True),
+)
+DOTPROD = replace(
+    PLAIN,
+    name="neon_dotprod",
+    needs=PLAIN.needs | {"dotprod"},
+    features="+dotprod",
+    dot4=dot4_sdot,
+    tiles=replace(PLAIN.tiles, bytes=(2, 4), bytes16=(2, 4)),
+)
+I8MM = replace(
+    DOTPROD,
+    name="neon_i8mm",
+    needs=DOTPROD.needs | {"i8mm"},
+    features="+dotprod,+i8mm",
+    dot4=dot4_usdot,
+    dot4_least=0,
+    dot4_top=255,
+)
+BF16 = replace(
+    I8MM,
+    name="neon_bf16",
+    needs=I8MM.needs | {"bf16"},
+    features="+dotprod,+i8mm,+bf16",
+    dot_bf16=dot_bf16,
+    narrow_bf16=narrow_bf16,
+)

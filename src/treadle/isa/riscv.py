@@ -1,0 +1,88 @@
+"""64-bit RISC-V with vectors (RVV 1.0): a row for each length of a register, from 128 bits on.
+
+A register's length is known when kernels are compiled, so vectors of it are plain LLVM vectors of
+that width; ``zvl256b`` tells LLVM that they fill a register. The rows for 512 bits run on longer
+registers as well, with the rest of each idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treadle.isa import portable
+from treadle.isa.isa import Isa, Tiles
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import Ty, f16, f32, i16, i32, i64
+
+LENGTHS = (128, 256, 512)  # bits of a register
+
+
+def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """Products of 16 bits (255 * 127 fits), whose neighbours are added in lanes twice as wide,
+    twice: what moves lanes is slow here.
+    """
+    n = w.ty.lanes
+    products = (w.to(i16) * x.to(i16)).bits(i32 * (n // 2))
+    pairs = ((products << 16 >> 16) + (products >> 16)).bits(i64 * (n // 4))
+    return acc + (pairs.to(i32) + (pairs >> 32).to(i32))
+
+
+def widen_f16(k: Builder, h: Val) -> Val:
+    """``vfwcvt.f.f.v``."""
+    return h.bits(f16.like(h.ty)).to(f32)
+
+
+def narrow_f16(k: Builder, x: Val) -> Val:
+    """``vfncvt.f.f.w``, rounding to nearest even."""
+    return x.to(f16)
+
+
+def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
+    """``vluxei64.v``."""
+    return k.masked_gather(table, index, ty)
+
+
+def pause(k: Builder) -> None:
+    """``pause``, a hint that cores without it take for a fence of nothing."""
+    k.call("llvm.riscv.pause", None, [])
+
+
+def _vectors(length: int) -> Isa:
+    return replace(
+        portable.PORTABLE,
+        name=f"rvv{length}",
+        needs=frozenset({"v", f"zvl{length}b"}),
+        triple="riscv64-unknown-linux-gnu",
+        features=f"+v,+zvl{length}b,+zihintpause",  # pause is a fence where it is not known
+        vector_bits=length,
+        regs=32,
+        fused=True,
+        dot4=dot4,
+        gather=gather,
+        pause=pause,
+        # A dot of bytes is nine instructions: 1.2 multiply-adds each at 256 bits. Products of f32
+        # make 4.3 (a vector by a scalar register), so panels of codes are widened to f32.
+        tiles=Tiles(
+            floats=(4, 6),
+            bytes=(1, 4),
+            bytes16=(1, 4),
+            gemv=((1, 2), (2, 2), (4, 1)),
+            peak=(4, 6),
+            codes=False,
+        ),
+    )
+
+
+def _halves(row: Isa) -> Isa:
+    """With vectors of f16, of which the conversions are used."""
+    return replace(
+        row,
+        name=f"{row.name}_zvfh",
+        needs=row.needs | {"zvfh"},
+        features=f"{row.features},+zvfh",
+        widen_f16=widen_f16,
+        narrow_f16=narrow_f16,
+    )
+
+
+RVV = [made for length in LENGTHS for row in [_vectors(length)] for made in (row, _halves(row))]

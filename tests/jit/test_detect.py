@@ -1,0 +1,75 @@
+"""What Arm and RISC-V systems tell of their CPUs, as tables and text."""
+
+from __future__ import annotations
+
+import pytest
+
+from treadle.isa import choose
+from treadle.jit import detect
+from treadle.jit.detect import AT_HWCAP, AT_HWCAP2, of_hwcaps, of_isa_line, of_length
+
+# The words that Linux gives on them.
+A53 = {AT_HWCAP: 0xFF, AT_HWCAP2: 0}
+N1 = {AT_HWCAP: 0x10FFFF, AT_HWCAP2: 0}
+N2 = {AT_HWCAP: 0xEFFFFFFF, AT_HWCAP2: 0x77BF}
+X60 = """processor : 0
+hart : 0
+isa : rv64imafdcv_zicbom_zicboz_zba_zbb_zbs_zfh_zvfh_zvkt_sscofpmf
+mmu : sv39
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [(A53, "neon"), (N1, "neon_dotprod"), (N2, "neon_bf16"), ({16: 0, 26: 0}, "portable")],
+)
+def test_an_arm_core_gets_its_row(words: dict[int, int], row: str) -> None:
+    assert choose(frozenset(of_hwcaps(words.__getitem__))).name == row
+
+
+@pytest.mark.parametrize(
+    ("length", "row"),
+    [(64, "portable"), (128, "rvv128"), (256, "rvv256"), (512, "rvv512"), (1024, "rvv512")],
+)
+def test_a_length_gets_its_row(length: int, row: str) -> None:
+    assert choose(frozenset({"v"} | of_length(length))).name == row
+    if length >= 128:
+        assert choose(frozenset({"v", "zvfh"} | of_length(length))).name == f"{row}_zvfh"
+
+
+def test_the_isa_line_of_old_kernels() -> None:
+    assert of_isa_line(X60) == {"v", "zba", "zbb", "zbs", "zfh", "zvfh"}
+    assert of_isa_line(X60.replace("imafdcv_", "imafdc_")) == {"zba", "zbb", "zbs", "zfh", "zvfh"}
+    assert of_isa_line("processor : 0\n") == set()
+
+
+def test_hwprobe_goes_before_the_isa_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "_cpuinfo", lambda: X60)
+    monkeypatch.setattr(detect, "_vector_bits", lambda: 256)
+    monkeypatch.setattr(detect, "_hwprobe", lambda: 1 << 2 | 1 << 3)
+    assert detect.of_riscv() == {"v", "zba", "zvl128b", "zvl256b"}
+    monkeypatch.setattr(detect, "_hwprobe", lambda: None)
+    assert {"v", "zvfh", "zvl256b"} <= detect.of_riscv()
+    assert "zvl512b" not in detect.of_riscv()
+
+
+def test_a_cpu_without_vectors_is_not_asked_for_their_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its register does not exist there: to read it is an illegal instruction."""
+    monkeypatch.setattr(detect, "_hwprobe", lambda: 1 << 3)
+    monkeypatch.setattr(detect, "_vector_bits", None)
+    assert detect.of_riscv() == {"zba"}
+
+
+def test_macs_are_asked_by_the_words_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    m1 = {"hw.optional.arm.FEAT_DotProd", "hw.optional.arm.FEAT_FP16"}
+    monkeypatch.setattr(detect, "_sysctl", m1.__contains__)
+    assert detect.of_arm() == {"neon", "dotprod", "fullfp16"}
+
+
+def test_machines_that_llvm_knows_cost_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("ctypes.CDLL", None)
+    assert detect.found() == set()
