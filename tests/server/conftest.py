@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,23 @@ def service(model: treadle.Model) -> Iterator[Service]:
 def client(service: Service) -> Iterator[TestClient]:
     with talking(service) as client:
         yield client
+
+
+@pytest.fixture
+def each_piece(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine waits before a step until the pieces of all streams are taken: so each is sent by
+    itself, however busy the machine.
+    """
+    step = service.engine.turns.step
+
+    def wait() -> Any:
+        end = time.monotonic() + 60
+        while any(text.answer.pieces for text in list(service.engine.texts.values())):
+            assert time.monotonic() < end
+            time.sleep(0.0005)
+        return step()
+
+    monkeypatch.setattr(service.engine.turns, "step", wait)
 
 
 def events(text: str) -> list[Any]:

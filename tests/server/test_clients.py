@@ -43,6 +43,7 @@ def test_openai_chat(people: openai.OpenAI, model: treadle.Model) -> None:
     assert len(logprobs.content) == 8
 
 
+@pytest.mark.usefixtures("each_piece")
 def test_openai_streams(people: openai.OpenAI) -> None:
     said = 'naïve "猫"'
     with people.chat.completions.stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -82,22 +83,35 @@ def test_a_jobs_error_is_its_callers(service: Service) -> None:
     assert service.engine.submit(lambda: 5).result(60) == 5
 
 
-def test_jobs_and_texts_take_turns(service: Service, client: TestClient) -> None:
-    """While texts are written, embeddings are served."""
-    done = threading.Event()
+def test_jobs_and_texts_take_turns(
+    service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job runs between two steps of a text that is being written."""
+    asked, step = threading.Event(), service.engine.turns.step
+    found: list[Any] = []
+
+    def wait() -> Any:
+        if any(len(text.answer.ids) == 5 for text in service.engine.texts.values()):
+            assert asked.wait(60)
+        return step()
+
+    def count() -> int:
+        (text,) = service.engine.texts.values()
+        return len(text.answer.ids)
 
     def write() -> None:
-        post(client, "/v1/completions", prompt="x", max_tokens=300, ignore_eos=True)
-        done.set()
+        found.append(post(client, "/v1/completions", prompt="x", max_tokens=20, ignore_eos=True))
 
+    monkeypatch.setattr(service.engine.turns, "step", wait)
     writer = threading.Thread(target=write)
     writer.start()
-    while not service.engine.texts:
-        pass
-    post(client, "/v1/embeddings", input="def f(")
-    assert not done.is_set()
+    while not any(len(text.answer.ids) == 5 for text in list(service.engine.texts.values())):
+        time.sleep(0.001)
+    job = service.engine.submit(count)
+    asked.set()
+    assert 5 <= job.result(60) <= 6
     writer.join(60)
-    assert done.is_set()
+    assert found[0]["usage"]["completion_tokens"] == 20
 
 
 def test_the_library_may_be_used_beside_a_server(
@@ -190,3 +204,20 @@ def test_histograms() -> None:
     assert found.buckets[-2] == (str(EDGES_S[-1]), 3.0)
     assert found.buckets[-1] == ("+Inf", 4.0)
     assert found.sum == pytest.approx(1000.0101)
+
+
+def test_less_room_than_a_context() -> None:
+    """Keys and values of so many bytes: a text that can never fit is refused, others end there."""
+    with treadle.load(threads=2, context=1024, n_sequences=128, kv_bytes=1 << 20) as model:
+        n = model.engine.cache.n_tokens
+        assert 64 < n < 1024
+        with running(model) as service, talking(service) as client:
+            error = post(client, "/v1/completions", 400, prompt=[5] * (n + 1))["error"]
+            assert (error["n_prompt_tokens"], error["n_ctx"]) == (n + 1, n)
+            full = post(client, "/v1/completions", prompt=[5] * (n - 9), ignore_eos=True)
+            assert full["choices"][0]["finish_reason"] == "length"
+            assert full["usage"]["completion_tokens"] == 10
+            assert client.get("/props").json()["default_generation_settings"]["n_ctx"] == n
+            prompts = [[5 + i] * (n // 3) for i in range(6)]  # and others wait for their turn
+            many = post(client, "/v1/completions", prompt=prompts, max_tokens=4, ignore_eos=True)
+            assert [choice["finish_reason"] for choice in many["choices"]] == ["length"] * 6

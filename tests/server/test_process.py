@@ -86,7 +86,7 @@ def test_a_server_from_its_ready_line_to_its_end(process: Served) -> None:
 def test_what_is_being_written_may_end(number: signal.Signals, process: Served) -> None:
     """And nothing new is taken."""
     server = process("--grace", "120", "--no-log")
-    connection, answer = begin(server.url, {**ENDLESS, "max_tokens": 300})
+    connection, answer = begin(server.url, ENDLESS)
     server.popen.send_signal(number)
     found = events("data: {}\n\n" + answer.read().decode())
     assert found[-1] == "[DONE]"
@@ -120,11 +120,15 @@ def test_a_second_signal_ends_it_at_once(process: Served) -> None:
     connection.close()
 
 
-def test_a_key_from_the_environment(process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_from_the_environment_and_a_bound_on_memory(
+    process: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TREADLE_API_KEY", "secret")
-    server = process("--no-log")
+    server = process("--no-log", "--n-ctx", "1000", "--kv-mib", "1")
     assert ask(server.url, "/v1/models")[0] == 401
-    assert ask(server.url, "/v1/models", authorization="Bearer secret")[0] == 200
+    status, text = ask(server.url, "/v1/models", authorization="Bearer secret")
+    assert status == 200
+    assert json.loads(text)["data"][0]["meta"]["n_ctx"] < 1000  # what 1 MiB holds
     assert ask(server.url, "/health")[0] == 200
 
 

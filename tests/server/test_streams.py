@@ -65,6 +65,7 @@ def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) 
     assert service.tally.n_fed - fed > service.tally.n_steps - steps  # they shared batches
 
 
+@pytest.mark.usefixtures("each_piece")
 @pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/v1/chat/completions"])
 def test_characters_are_never_torn(path: str, client: TestClient) -> None:
     """Of several bytes, each a token of its own in this vocabulary."""
@@ -227,7 +228,7 @@ def test_a_text_that_fails_ends_its_stream_with_an_error(
         generation = made(*args, **settings)
         if not broken:
             broken.append(generation)
-            monkeypatch.setattr(generation.request.sampler, "sample", fails)
+            monkeypatch.setattr(generation.request, "choose", fails)
         return generation
 
     monkeypatch.setattr(service.model, "generate", generate)

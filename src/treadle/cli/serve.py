@@ -12,6 +12,7 @@ from treadle.cli.options import load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
+MOST_SEQUENCES = 128  # where a number of bytes says how many fit
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -33,8 +34,9 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
 @click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="The same as -c.")
 @click.option(
-    "--sequences", default=4, show_default=True, type=click.IntRange(1, 4096), metavar="N",
-    help="Room for so many full contexts; shorter texts share it, more of them at once.",
+    "--sequences", type=click.IntRange(1, 4096), metavar="N",
+    help="Room for so many full contexts; shorter texts share it, more of them at once. By default "
+    "4, or what --kv-mib holds.",
 )  # fmt: skip
 @click.option(
     "--max-requests", default=512, show_default=True, type=click.IntRange(1), metavar="N",
@@ -66,7 +68,7 @@ def command(
     port: int,
     alias: str | None,
     n_ctx: int | None,
-    sequences: int,
+    sequences: int | None,
     grace: float,
     deterministic: bool,
     load: dict[str, Any],
@@ -85,10 +87,9 @@ def command(
     if not host:
         raise click.UsageError("--host: an address, such as 127.0.0.1")
     load["context"] = load["context"] or n_ctx
+    load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     with ProgressBar() as progress:
-        loaded = load_model(
-            model, progress, n_sequences=sequences, deterministic=deterministic, **load
-        )
+        loaded = load_model(model, progress, deterministic=deterministic, **load)
 
     from treadle.server.serve import serve
     from treadle.server.service import Settings

@@ -137,6 +137,15 @@ class Asked:
     more: dict[str, Any] = field(default_factory=dict)
     speech: Speech = field(default_factory=Speech)  # what may be found in the texts
 
+    def _limit(self, ids: list[int], model: Model) -> int | None:
+        """Tokens to write: where keys and values have less room than a context, that bounds it."""
+        asked: int | None = self.settings["max_tokens"]
+        asked = None if asked == -1 else asked
+        if room(model) == model.n_ctx:
+            return asked
+        most = room(model) + 1 - len(ids)  # the last is only said: nothing follows it
+        return most if asked is None else min(asked, most)
+
     def requests(self, model: Model) -> list[tuple[Request, int]]:
         """A request for each text, and the number of its prompt. Raises TreadleError."""
         sampling: Sampling = self.settings["sampling"]
@@ -144,7 +153,8 @@ class Asked:
         for at, ids in enumerate(self.prompts):
             for i in range(self.n):
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
-                request = model.generate(ids, **{**self.settings, "sampling": own}).request
+                settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
+                request = model.generate(ids, **settings).request
                 request.priority = request.level = self.priority
                 request.client = request if self.client is None else self.client
                 if self.stream:
@@ -281,10 +291,15 @@ def check_length(ids: list[int], model: Model) -> list[int]:
     """
     if not ids:
         raise ApiError(400, "the prompt is empty", param="prompt")
-    if len(ids) > model.n_ctx:
-        raise too_long(len(ids), model.n_ctx)
+    if len(ids) > room(model):
+        raise too_long(len(ids), room(model))
     model.engine.check_ids(ids)
     return ids
+
+
+def room(model: Model) -> int:
+    """Tokens that a text may have: the context's, or all that keys and values have room for."""
+    return min(model.n_ctx, model.engine.cache.n_tokens)
 
 
 def is_ids(value: Any) -> bool:

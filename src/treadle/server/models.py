@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from treadle.server.asked import room
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json
 
@@ -21,7 +22,7 @@ def describe(service: Service) -> dict[str, Any]:
         "created": service.created,
         "owned_by": "treadle",
         "meta": {
-            "n_ctx": model.n_ctx,
+            "n_ctx": room(model),
             "n_ctx_train": model.config.n_ctx_train,
             "n_embd": model.config.n_embd,
             "n_vocab": model.config.n_vocab,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from treadle.sampling import Sampling
-from treadle.server.asked import Asked, check_text, read_asked, read_prompt
+from treadle.server.asked import Asked, check_text, read_asked, read_prompt, room
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import conversation_text
 from treadle.server.fields import Table, array, flag, read_fields, refused, text, whole, wrong
@@ -193,7 +193,7 @@ async def props(request: Request) -> Response:
     return Json(
         {
             "default_generation_settings": {
-                "n_ctx": model.n_ctx,
+                "n_ctx": room(model),
                 "params": sampling_dict(service.defaults),
             },
             "total_slots": model.engine.cache.n_sequences,
@@ -216,7 +216,7 @@ async def slots(request: Request) -> Response:
         [
             {
                 "id": i,
-                "n_ctx": service.model.n_ctx,
+                "n_ctx": room(service.model),
                 "is_processing": item.request.seq is not None,
                 "n_prompt_tokens": item.answer.timings.n_prompt,
                 "n_prompt_tokens_processed": _n_read(item.request),
