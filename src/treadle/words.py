@@ -40,6 +40,11 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(n: int, what: str) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
 def n_bytes(number: float) -> str:
     """Write a size in bytes: ``1.1 GiB``."""
     return scaled(number, "B", base=1024)

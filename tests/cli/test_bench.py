@@ -245,7 +245,7 @@ def test_a_full_disk_costs_the_picture_alone(run: Run, model: FakeModel, gguf: s
     ran = run("bench", gguf, "-p", "6", "-n", "4", "-r", "1", "--json", "--plot", "/dev/full")
     assert ran.code == 1
     assert len(json.loads(ran.out)) == 2
-    assert ran.err == "treadle: error: /dev/full: cannot be written: No space left on device\n"
+    assert ran.err == "treadle: error: /dev/full: cannot be written: the disk is full\n"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
 from treadle.cli.speed import Parts, Peaks, Work, alike, measured_peaks
 from treadle.cli.table import print_json
-from treadle.errors import FileError
 from treadle.files.target import check_folder, check_not_read, files_of
 
 TELLING_S = 0.02  # seconds of all repetitions: waking the threads takes some 0.1 ms of each
@@ -155,19 +154,11 @@ def command(
     else:
         print_results(results)
     warn_busy(results)
-    if plot:
-        write_plot(plot, results)
+    if plot:  # after the results: a full disk costs no more than the picture
+        from treadle.cli.plot import draw
+        from treadle.cli.svg import origin, save
 
-
-def write_plot(path: Path, results: list[Result]) -> None:
-    """Draw the picture, after the results are out: a full disk costs no more than the picture."""
-    from treadle.cli.plot import draw
-    from treadle.cli.svg import origin
-
-    try:
-        path.write_text(draw(results, origin([])), "utf-8")
-    except OSError as error:
-        raise FileError(f"cannot be written: {error.strerror or error}", path=path) from error
+        save(plot, draw(results, origin([])))
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

@@ -19,7 +19,7 @@ from treadle.cli.settings import SETTINGS, Settings, find
 from treadle.cli.table import typed
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
-from treadle.words import why
+from treadle.words import counted, why
 
 if TYPE_CHECKING:
     from treadle.answer import Timings
@@ -65,18 +65,13 @@ def wrote(turns: Sequence[Turn]) -> str:
     """
     n = sum(turn.timings.n_generated for turn in turns)
     n_timed = sum(max(0, turn.timings.n_generated - 1) for turn in turns)
-    return rated(counted(n), n_timed, sum(turn.timings.decode_s for turn in turns))
+    return rated(counted(n, "token"), n_timed, sum(turn.timings.decode_s for turn in turns))
 
 
 def read(turns: Sequence[Turn]) -> str:
     """Tokens that were read, and how fast."""
     n = sum(turn.n_read for turn in turns)
     return rated(str(n), n, sum(turn.timings.prefill_s for turn in turns))
-
-
-def counted(n: int) -> str:
-    """``1 token``, ``2 tokens``."""
-    return f"{n} token{'s' * (n != 1)}"
 
 
 def rated(text: str, n_timed: int, seconds: float) -> str:
@@ -259,7 +254,7 @@ class Conversation:
         return Outcome(
             f"last answer: {self.turns[-1]}\n"
             f"{len(self.turns)} in all: wrote {wrote(self.turns)}; read {read(self.turns)}; "
-            f"{counted(n_cached)} of prompts were still in the cache"
+            f"{counted(n_cached, 'token')} of prompts were still in the cache"
         )
 
     def help(self, _: str) -> Outcome:
@@ -279,8 +274,7 @@ class Conversation:
 
     def count(self) -> str:
         """Count the messages, in words."""
-        n = len(self.messages)
-        return f"{n} message" if n == 1 else f"{n} messages"
+        return counted(len(self.messages), "message")
 
 
 COMMANDS: dict[str, Callable[[Conversation, str], Outcome]] = {

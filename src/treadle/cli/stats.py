@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.cli.conversation import Turn, counted, rated, wrote
+from treadle.cli.conversation import Turn, rated, wrote
 from treadle.cli.table import n_bytes, printable
+from treadle.words import counted
 
 if TYPE_CHECKING:
     from treadle.model import Model
@@ -16,7 +17,7 @@ def report(model: Model, turn: Turn) -> str:
     lines = {
         "cpu": cpu(model),
         "kernels": kernels(model),
-        "prompt": rated(counted(turn.n_read), turn.n_read, turn.timings.prefill_s) + cached(turn),
+        "prompt": prompt(turn),
         "text": wrote([turn]),
         "context": f"{turn.n_context} of {turn.n_ctx} tokens",
         "memory": memory(model),
@@ -24,17 +25,18 @@ def report(model: Model, turn: Turn) -> str:
     return "\n".join(f"{name:<8} {text}" for name, text in lines.items() if text)
 
 
-def cached(turn: Turn) -> str:
-    """What of the prompt was not read, for the cache had it."""
-    n_cached = turn.timings.n_cached
-    return f", and {n_cached} from the cache" if n_cached else ""
+def prompt(turn: Turn) -> str:
+    """What of it was read, how fast, and what was not read, for the cache had it."""
+    n, n_cached = turn.n_read, turn.timings.n_cached
+    text = rated(counted(n, "token"), n, turn.timings.prefill_s)
+    return f"{text}, and {n_cached} from the cache" if n_cached else text
 
 
 def cpu(model: Model) -> str:
     """The processor and how much of it was used."""
     from treadle.runtime.machine import cpu_name
 
-    threads = f"{model.n_threads} thread{'s' * (model.n_threads > 1)}"
+    threads = counted(model.n_threads, "thread")
     name = printable(cpu_name())
     return f"{name if len(name) <= 56 else name[:55] + '…'}, {threads}"
 

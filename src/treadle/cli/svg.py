@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 from math import ceil, floor, log10
+from pathlib import Path
 
 from treadle.cli.table import printable
+from treadle.errors import FileError
+from treadle.words import why
 
 CHAR_PX = 6.4  # of a letter of 12 pixels, on average and a little more
 LINE_PX = 15
@@ -313,3 +316,11 @@ def document(lines: Iterable[str], height: float, title: str) -> str:
     return (
         f"{head}\n<title>{safe(title)}</title>\n<style>{style()}</style>\n{back}\n{body}\n</svg>\n"
     )
+
+
+def save(path: Path, picture: str) -> None:
+    """Write a document. Raises FileError."""
+    try:
+        path.write_text(picture, "utf-8")
+    except OSError as error:
+        raise FileError(f"cannot be written: {why(error)}", path=path) from error

@@ -16,6 +16,7 @@ from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
 from treadle.runtime.machine import busy
 from treadle.runtime.tune import CROSSOVER, KERNELS
+from treadle.words import counted
 
 TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
 
@@ -113,12 +114,12 @@ def command(
         if saved is not None:
             say(f"kept in {saved}: later runs use it")
     if plot is not None:  # after the results: a full disk costs no more than the picture
-        from treadle.cli.svg import origin
+        from treadle.cli.svg import origin, save
         from treadle.cli.tune_plot import draw
 
         rows = [list(rows_of(s, result, peaks)) for result in results for s in result.sweeps]
-        subtitle = f"K {k}, M {m}, {n_threads} thread{'s' * (n_threads > 1)}"
-        plot.write_text(draw(rows, subtitle, origin([isa.name])), "utf-8")
+        subtitle = f"K {k}, M {m}, {counted(n_threads, 'thread')}"
+        save(plot, draw(rows, subtitle, origin([isa.name])))
     if doubtful and not dry_run:
         refuse(doubtful)
 

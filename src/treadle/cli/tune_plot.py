@@ -19,6 +19,7 @@ from treadle.cli.svg import (
     Scale,
     document,
 )  # fmt: skip
+from treadle.words import counted
 
 Row = dict[str, Any]  # of tune_results.rows_of
 
@@ -40,8 +41,7 @@ def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
     top = legend(canvas, sound, top + 26)
     for rows in sound:
         first = rows[0]
-        tokens = f"{first['tokens']} token{'s' * (first['tokens'] > 1)}"
-        title = f"{first['kernel']} {first['format']}, {tokens}"
+        title = f"{first['kernel']} {first['format']}, {counted(first['tokens'], 'token')}"
         panel = heat_map if len(varying(rows)) >= 2 else bars
         top = panel(canvas, rows, title, top + 52)
     return document(canvas.lines, top + MARGIN, f"treadle tune: {subtitle}; {origin}")

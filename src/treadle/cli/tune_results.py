@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from treadle.cli.table import heading, print_table, say, scaled
+from treadle.words import counted
 
 if TYPE_CHECKING:
     from treadle.kernels.choice import Table
@@ -120,7 +121,7 @@ def print_results(
     say(f"peaks: {', '.join([*rates, read])}")
     for result in results:
         for sweep in result.sweeps:
-            tokens = "1 token" if sweep.tokens == 1 else f"{sweep.tokens} tokens"
+            tokens = counted(sweep.tokens, "token")
             print()
             heading(f"{sweep.kernel} {sweep.format}, K {shape.k}, M {shape.m}, {tokens}")
             lines = map(cells, rows_of(sweep, result, peaks), sweep.variants)
