@@ -109,6 +109,8 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return made
     if isinstance(spec, RopeStore):
         q = rows(step.writes[0], slice(spec.n_head * spec.head_dim))[:n]
+        if spec.queries_only:
+            return [("f32", q)]
         kept: list[list[np.ndarray]] = [[], []]
         for slot in run.kv_slots(spec.pool):
             for head in range(spec.n_head_kv):

@@ -195,9 +195,17 @@ class CpuOps(Making, Ops):
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
 
-    def attend(self, label: str, layer: int, q: Rows, k: Rows, v: Rows) -> Rows:
+    def attend(
+        self, label: str, layer: int, q: Rows, k: Rows | None = None, v: Rows | None = None
+    ) -> Rows:
         steps, config, at = self.steps, self.config, self.config.layers[layer]
-        pool, qkv = steps.cache.pool_of(at.kv_from), self._rotated(label, layer, q, k, v)
+        own, pool = (k is not None, v is not None), steps.cache.pool_of(at.kv_from)
+        if own != (at.kv_from == layer,) * 2 or (at.window, at.causal) != (
+            pool.window,
+            pool.causal,
+        ):
+            raise UnsupportedError(f"L{layer}: keys and values unlike those of layer {at.kv_from}")
+        qkv = self._rotated(label, layer, q, k, v)
         spec = Attention(
             steps.cache.kv,
             at.n_head,
@@ -250,24 +258,36 @@ class CpuOps(Making, Ops):
             )
         return Floats(label, width, out)
 
-    def _rotated(self, label: str, layer: int, q: Rows, k: Rows, v: Rows) -> Buffer:
-        """Norm and rotate queries and keys in place, and put keys and values into their pages."""
+    def _rotated(self, label: str, layer: int, q: Rows, k: Rows | None, v: Rows | None) -> Buffer:
+        """Norm and rotate queries and keys in place, and put keys and values into their pages;
+        without these, where the layer reads another one's, queries alone.
+        """
         steps, config, at = self.steps, self.config, self.config.layers[layer]
-        q_way, k_way = unwrap(q), unwrap(k)
-        places = [self._place(x) for x in (q_way.source, k_way.source, v)]
-        (qkv, q_column), (kept, k_column), (other, v_column) = places
-        if not (qkv is kept is other) or q_column or not q_way.alike(k_way):
+        ways = [unwrap(x) for x in (q, k) if x is not None]
+        places = [self._place(x) for x in (*(way.source for way in ways), v) if x is not None]
+        (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
+        if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
             raise UnsupportedError(f"L{layer}: queries, keys and values that do not lie together")
-        ways, norms = (q_way, k_way), [way.norm for way in (q_way, k_way)]
+        norms = [way.norm for way in ways]
         if norms[0] is not None and norms[0].heads == 1 < at.n_head:  # of all heads together
-            for way, (_, column) in zip(ways, places, strict=False):
-                self._column_norm(way.norm, qkv, column)
-            norms = [None, None]
+            for norm, (_, column) in zip(norms, places, strict=False):
+                self._column_norm(norm, qkv, column)
+            norms = [None] * len(norms)
         rope = None if k_way.table is None else config.ropes[k_way.table]
         if rope is not None and config.ropes[q_way.table or 0].dims != rope.dims:
             raise UnsupportedError(f"L{layer}: queries and keys of which not the same dims turn")
-        pool = steps.cache.pool_of(layer)
-        q_norm, k_norm = (x and steps.vector(f"{x.weight}.weight") for x in norms)
+        q_norm, *k_norms = (x and steps.vector(f"{x.weight}.weight") for x in norms)
+        pool, kept = None, dict[str, Any]()
+        if k is not None:
+            pool, (k_column, v_column) = steps.cache.pool_of(layer), (at for _, at in places[1:])
+            kept = {
+                "k_norm": k_norms[0],
+                "pool": pool.const,
+                "k_column": k_column,
+                "v_column": v_column,
+                "page_bytes": pool.cell_bytes,
+                "layer_off": pool.layer_off(layer),
+            }
         steps.emit(
             f"{label}.store" if rope is None else f"{label}.rope",
             RopeStore(
@@ -279,22 +299,18 @@ class CpuOps(Making, Ops):
                 rope.dims if rope else 0,
                 config.attn_scale,
                 config.norm_eps if q_norm else 0.0,
-                pool.index,
+                pool.index if pool else 0,
                 k_way.table or 0,
                 at.head_dim_v,
+                queries_only=k is None,
                 norm_last=q_way.norm_last,
                 q_table=-1 if q_way.table is None or q_way.table == k_way.table else q_way.table,
             ),
             Grid(at.n_head_kv, "n_tokens"),
             qkv=qkv,
             q_norm=q_norm,
-            k_norm=k_norm,
-            pool=pool.const,
             stride=qkv.row_bytes // 4,
-            k_column=k_column,
-            v_column=v_column,
-            page_bytes=pool.cell_bytes,
-            layer_off=pool.layer_off(layer),
+            **kept,
         )
         return qkv
 

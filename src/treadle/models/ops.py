@@ -87,11 +87,14 @@ class Ops(ABC):
         """Turn the pairs of each head by their position, as ``config.ropes[table]`` says."""
 
     @abstractmethod
-    def attend(self, label: str, layer: int, q: Rows, k: Rows, v: Rows) -> Rows:
+    def attend(
+        self, label: str, layer: int, q: Rows, k: Rows | None = None, v: Rows | None = None
+    ) -> Rows:
         """Attention of each token over what its sequence holds, its own ``k`` and ``v`` included,
         which are kept in the layer's pool. Heads and window are the layer's, and whether tokens
         see those behind them; the scale of scores and their softcap the model's. ``q`` and ``k``
-        are used up. They may be turned, normed, both in either order, or neither, both alike.
+        are used up. They may be turned, normed, both in either order, or neither, both alike. A
+        layer that reads another one's keys and values (``Layer.kv_from``) has ``q`` alone.
         """
 
     @abstractmethod
