@@ -152,7 +152,7 @@ class Top(Spec):
 class JoinTop(Spec):
     """A row's RESULT of its slices' PARTIALs; ``n``: values of a row. Items: SAMPLED records."""
 
-    op: ClassVar[str] = "join_top"
+    op: ClassVar[str] = "top_join"
     args = Args("partials:in out:out n")
 
     def scratch(self, lanes: int) -> int:
