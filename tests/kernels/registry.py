@@ -17,8 +17,10 @@ from treadle.kernels.gemv import Gemv
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
+from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
+from treadle.kernels.top import JoinTop, Top
 
 EPS = 1e-6
 
@@ -215,6 +217,8 @@ for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
+# Of any vocabulary: it is an argument.
+TOPS = [Top(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
 ALL: list[Spec] = [
     *EMBEDS,
     *NORMS,
@@ -227,6 +231,7 @@ ALL: list[Spec] = [
     *dict.fromkeys(MERGES),
     *GEMMS,
     *GEMVS,
+    *TOPS,
 ]
 
 
