@@ -279,6 +279,49 @@ def test_a_body_that_does_not_come(service: Service, monkeypatch: pytest.MonkeyP
     assert asyncio.run(call()).status == 408
 
 
+def test_a_body_that_never_ends(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not keep a call open."""
+    monkeypatch.setattr(wire, "WHOLE_BODY_S", 0.05)
+
+    async def call() -> Client:
+        client = Client(build_app(service), "/v1/completions", {}, quick)
+
+        async def drip() -> Message:
+            await asyncio.sleep(0.001)
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+        monkeypatch.setattr(client, "_receive", drip)
+        await client.call()
+        return client
+
+    assert asyncio.run(call()).status == 408
+
+
+def test_nothing_of_one_call_is_in_another(
+    model: treadle.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not in answers, metrics, the state or the log."""
+    secret = "xyzzy plugh swordfish"
+    with running(model, metrics=True, log=True) as service, talking(service) as client:
+        kept = post(client, "/v1/responses", input=secret, max_output_tokens=4, user=secret)
+        post(client, "/v1/completions", prompt=secret, max_tokens=4, stop=[secret])
+        client.post("/v1/completions", json={"prompt": [secret, None], "model": secret})
+        told = [
+            client.get(path).text
+            for path in ("/metrics", "/slots", "/props", "/v1/models", "/api/ps", "/health")
+        ]
+        for path, body in (
+            ("/v1/completions", {"prompt": "def f(", "max_tokens": 40, "echo": True}),
+            ("/v1/responses", {"input": "hi", "max_output_tokens": 20}),
+            ("/v1/responses", {"input": "hi", "previous_response_id": kept["id"] + "0"}),
+        ):
+            told.append(client.post(path, json=body).text)
+    told.append(capsys.readouterr().err)
+    assert all(told)
+    for text in told:
+        assert not any(word in text for word in secret.split())
+
+
 def test_embeddings_of_one_who_left_are_not_run(service: Service) -> None:
     release = threading.Event()
     busy = service.engine.submit(lambda: release.wait(60))

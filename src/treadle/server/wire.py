@@ -20,6 +20,7 @@ from treadle.server.problems import ApiError, problem_of
 
 MAX_BODY = 16 << 20  # bytes
 BODY_S = 30.0  # a client that sends nothing for so long is not waited for
+WHOLE_BODY_S = 120.0  # nor one that sends a little now and then
 PING_S = 1.0  # after so long without a piece a stream shows that it is alive
 LARGE = 1 << 16  # bytes of JSON that are read in another thread: 1 MB takes 10 ms
 Render = Callable[[ApiError], bytes]  # of an error within a stream
@@ -61,12 +62,14 @@ async def read_body(request: Request) -> bytes:
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told[:20]) > most:
         raise _too_large()
-    out = bytearray()
+    out, loop = bytearray(), asyncio.get_running_loop()
+    end = loop.time() + WHOLE_BODY_S
     while True:
         try:
-            message = await asyncio.wait_for(request.receive(), BODY_S)
+            patience = min(BODY_S, end - loop.time())
+            message = await asyncio.wait_for(request.receive(), patience)
         except asyncio.TimeoutError:
-            raise ApiError(408, f"no byte of the body came for {BODY_S:g} s") from None
+            raise ApiError(408, f"the body is not whole after {len(out)} bytes") from None
         if message["type"] == "http.disconnect":
             raise GoneError
         out += message.get("body", b"")
