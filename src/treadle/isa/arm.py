@@ -10,7 +10,7 @@ from dataclasses import replace
 from treadle.isa import portable
 from treadle.isa.isa import Op, Tiles
 from treadle.jit.language import Builder, Val
-from treadle.jit.types import bf16, f16, f32, i8, i16, i32, u8
+from treadle.jit.types import bf16, i8, i16, i32, u8
 
 NEON = "llvm.aarch64.neon"
 WIDE = 16  # bytes of a register
@@ -88,16 +88,6 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
     return k.concat(*(k.call(name, c.ty, [c.ir, p.ir, q.ir]) for c, p, q in cut))
 
 
-def widen_f16(k: Builder, h: Val) -> Val:
-    """``fcvtl``."""
-    return h.bits(f16.like(h.ty)).to(f32)
-
-
-def narrow_f16(k: Builder, x: Val) -> Val:
-    """``fcvtn``, rounding to nearest even."""
-    return x.to(f16)
-
-
 def narrow_bf16(k: Builder, x: Val) -> Val:
     """``bfcvtn``."""
     return x.to(bf16).bits(i16.like(x.ty))
@@ -127,34 +117,17 @@ PLAIN = replace(
     dot4=dot4_smull,
     dot4_least=-128,
     dot4_top=127,
-    widen_f16=widen_f16,
-    narrow_f16=narrow_f16,
+    widen_f16=portable.fpext_f16,  # fcvtl
+    narrow_f16=portable.fptrunc_f16,  # fcvtn
     pause=pause,
     lookup=lookup,
     tiles=Tiles(floats=(4, 4), bytes=(1, 4), bytes16=(1, 4), peak=(4, 4), by_lane=True),
 )
-DOTPROD = replace(
-    PLAIN,
-    name="neon_dotprod",
-    needs=PLAIN.needs | {"dotprod"},
-    features="+dotprod",
+DOTPROD = PLAIN.above(
+    "neon_dotprod",
+    "dotprod",
     dot4=dot4_sdot,
     tiles=replace(PLAIN.tiles, bytes=(2, 4), bytes16=(2, 4)),
 )
-I8MM = replace(
-    DOTPROD,
-    name="neon_i8mm",
-    needs=DOTPROD.needs | {"i8mm"},
-    features="+dotprod,+i8mm",
-    dot4=dot4_usdot,
-    dot4_least=0,
-    dot4_top=255,
-)
-BF16 = replace(
-    I8MM,
-    name="neon_bf16",
-    needs=I8MM.needs | {"bf16"},
-    features="+dotprod,+i8mm,+bf16",
-    dot_bf16=dot_bf16,
-    narrow_bf16=narrow_bf16,
-)
+I8MM = DOTPROD.above("neon_i8mm", "i8mm", dot4=dot4_usdot, dot4_least=0, dot4_top=255)
+BF16 = I8MM.above("neon_bf16", "bf16", dot_bf16=dot_bf16, narrow_bf16=narrow_bf16)

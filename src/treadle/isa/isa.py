@@ -5,8 +5,8 @@ than the portable way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from treadle.jit.values import Val
@@ -106,3 +106,11 @@ class Isa:
     def lanes(self) -> int:
         """f32 values in a vector register."""
         return self.vector_bits // 32
+
+    def above(self, name: str, more: str, **better: Any) -> Isa:
+        """The row of machines that have ``more`` features than this one needs, and so do some
+        things ``better``.
+        """
+        features = ",".join(filter(None, [self.features, *(f"+{f}" for f in more.split())]))
+        needs = self.needs.union(more.split())
+        return replace(self, name=name, needs=needs, features=features, **better)

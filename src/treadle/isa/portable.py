@@ -120,6 +120,24 @@ def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
     return k.select(zero, k.zero(v.ty), k.const(1 << to, v.ty))
 
 
+# What most machines have an instruction for, that LLVM finds by itself.
+
+
+def fpext_f16(k: Builder, h: Val) -> Val:
+    """f16 to f32 by a conversion."""
+    return h.bits(f16.like(h.ty)).to(f32)
+
+
+def fptrunc_f16(k: Builder, x: Val) -> Val:
+    """f32 to f16, rounding to nearest even, by a conversion."""
+    return x.to(f16)
+
+
+def masked_gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
+    """A gather of vectors."""
+    return k.masked_gather(table, index, ty)
+
+
 MATRIX_BYTES = 1024  # of one register
 
 

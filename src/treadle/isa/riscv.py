@@ -12,7 +12,7 @@ from dataclasses import replace
 from treadle.isa import portable
 from treadle.isa.isa import Isa, Tiles
 from treadle.jit.language import Builder, Val
-from treadle.jit.types import Ty, f16, f32, i16, i32, i64
+from treadle.jit.types import i16, i32, i64
 
 LENGTHS = (128, 256, 512)  # bits of a register
 
@@ -25,21 +25,6 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     products = (w.to(i16) * x.to(i16)).bits(i32 * (n // 2))
     pairs = ((products << 16 >> 16) + (products >> 16)).bits(i64 * (n // 4))
     return acc + (pairs.to(i32) + (pairs >> 32).to(i32))
-
-
-def widen_f16(k: Builder, h: Val) -> Val:
-    """``vfwcvt.f.f.v``."""
-    return h.bits(f16.like(h.ty)).to(f32)
-
-
-def narrow_f16(k: Builder, x: Val) -> Val:
-    """``vfncvt.f.f.w``, rounding to nearest even."""
-    return x.to(f16)
-
-
-def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """``vluxei64.v``."""
-    return k.masked_gather(table, index, ty)
 
 
 def pause(k: Builder) -> None:
@@ -58,7 +43,7 @@ def _vectors(length: int) -> Isa:
         regs=32,
         fused=True,
         dot4=dot4,
-        gather=gather,
+        gather=portable.masked_gather,  # vluxei64.v
         pause=pause,
         # A dot of bytes is nine instructions: 1.2 multiply-adds each at 256 bits. Products of f32
         # make 4.3 (a vector by a scalar register), so panels of codes are widened to f32.
@@ -75,13 +60,11 @@ def _vectors(length: int) -> Isa:
 
 def _halves(row: Isa) -> Isa:
     """With vectors of f16, of which the conversions are used."""
-    return replace(
-        row,
-        name=f"{row.name}_zvfh",
-        needs=row.needs | {"zvfh"},
-        features=f"{row.features},+zvfh",
-        widen_f16=widen_f16,
-        narrow_f16=narrow_f16,
+    return row.above(
+        f"{row.name}_zvfh",
+        "zvfh",
+        widen_f16=portable.fpext_f16,  # vfwcvt.f.f.v
+        narrow_f16=portable.fptrunc_f16,  # vfncvt.f.f.w
     )
 
 

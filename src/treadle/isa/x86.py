@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from treadle.isa import amx, portable
-from treadle.isa.isa import Isa, Tiles
+from treadle.isa.isa import Tiles
 from treadle.jit.language import Builder, Val
-from treadle.jit.types import Ty, bf16, f16, f32, i8, i16, u8, u16
+from treadle.jit.types import bf16, i8, i16, u8, u16
 
 # Of 128, 256 and 512 bits.
 MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
@@ -59,16 +58,6 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
     return k.call(
         f"llvm.x86.avx512bf16.dpbf16ps.{bits}", acc.ty, [acc.ir, a.bits(ty).ir, b.bits(ty).ir]
     )
-
-
-def widen_f16(k: Builder, h: Val) -> Val:
-    """``vcvtph2ps``."""
-    return h.bits(f16.like(h.ty)).to(f32)
-
-
-def narrow_f16(k: Builder, x: Val) -> Val:
-    """``vcvtps2ph``, rounding to nearest even."""
-    return x.to(f16)
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
@@ -129,11 +118,6 @@ def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
     return by_register(k, index, one)
 
 
-def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """``vpgatherd*``, which LLVM splits again for the CPUs before AVX-512."""
-    return k.masked_gather(table, index, ty)
-
-
 def reciprocal(k: Builder, x: Val) -> Val:
     """``vrcp14ps``, and Newton's step to twice its bits: a division of 16 lanes holds up the core
     for 16 cycles.
@@ -172,15 +156,6 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
     return by_register(k, v, one)
 
 
-def above(row: Isa, name: str, more: str, **better: Any) -> Isa:
-    """The row of CPUs that have ``more`` features than ``row`` needs, and so do some things
-    ``better``.
-    """
-    features = filter(None, [row.features, *(f"+{feature}" for feature in more.split())])
-    needs = row.needs.union(more.split())
-    return replace(row, name=name, needs=needs, features=",".join(features), **better)
-
-
 AVX2 = replace(
     portable.PORTABLE,
     name="avx2",
@@ -190,12 +165,12 @@ AVX2 = replace(
     dot4=dot4_maddubs,
     dot4_top=MADDUBS_TOP,
     fused=True,
-    widen_f16=widen_f16,
-    narrow_f16=narrow_f16,
+    widen_f16=portable.fpext_f16,  # vcvtph2ps
+    narrow_f16=portable.fptrunc_f16,  # vcvtps2ph
     pause=pause,
     lookup=lookup,
 )
-AVX2_VNNI = above(AVX2, "avx2_vnni", "avxvnni", dot4=dot4_vnni, dot4_top=255)
+AVX2_VNNI = AVX2.above("avx2_vnni", "avxvnni", dot4=dot4_vnni, dot4_top=255)
 WIDE = Tiles(floats=(2, 12), bytes=(2, 8), bytes16=(2, 6), peak=(4, 6))  # of 32 registers
 # x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
 AVX512 = replace(
@@ -205,16 +180,15 @@ AVX512 = replace(
     cpu="x86-64-v4",
     features="-prefer-256-bit",
     vector_bits=512,
-    gather=gather,
+    gather=portable.masked_gather,  # vpgatherd*, which LLVM splits again for the CPUs before
     reciprocal=reciprocal,
     regs=32,
     # Without VNNI a dot holds both halves of w and x: 8 tokens run at 89 GOP/s, 4 at 143.
     tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4)),
 )
-AVX512_VNNI = above(AVX512, "avx512_vnni", "avx512vnni", dot4=dot4_vnni, dot4_top=255, tiles=WIDE)
+AVX512_VNNI = AVX512.above("avx512_vnni", "avx512vnni", dot4=dot4_vnni, dot4_top=255, tiles=WIDE)
 # One instruction for whatever order LLVM has to put bytes in, and for any bits in bytes.
-AVX512_VBMI = above(
-    AVX512_VNNI,
+AVX512_VBMI = AVX512_VNNI.above(
     "avx512_vbmi",
     "avx512vbmi avx512bitalg gfni",
     bit_extract=bit_extract,
@@ -222,8 +196,7 @@ AVX512_VBMI = above(
     bit_spread=bit_spread,
     lookup=lookup_any,
 )
-AVX512_BF16 = above(
-    AVX512_VBMI,
+AVX512_BF16 = AVX512_VBMI.above(
     "avx512_bf16",
     "avx512bf16",
     dot_bf16=dot_bf16,
@@ -233,8 +206,7 @@ AVX512_BF16 = above(
     slow_with=frozenset({"amx-bf16"}),
 )
 # Prompts of every format of bytes, and of BF16, unpacked to bf16; all else as in the rows before.
-AMX_BF16 = above(
-    AVX512_VBMI,
+AMX_BF16 = AVX512_VBMI.above(
     "amx_bf16",
     "avx512bf16 amx-tile amx-bf16",
     narrow_bf16=narrow_bf16,
