@@ -103,11 +103,11 @@ def read_specials(
 
     Raises FileError for what is not as transformers writes it.
     """
-    files = _Files(folder)
-    generation = files.optional("generation_config.json")
+    generation = read_optional(folder / "generation_config.json")
     named: dict[str, str | None] = {}
+    maps = folder / "special_tokens_map.json"
     for path, values in (
-        (folder / "special_tokens_map.json", files.optional("special_tokens_map.json")),
+        (maps, read_optional(maps)),
         (folder / "tokenizer_config.json", settings),
     ):
         for name in _KEYS:
@@ -122,17 +122,13 @@ def read_specials(
     adds = settings.get("add_bos_token"), settings.get("add_eos_token")
     before, after = (value if isinstance(value, bool) else None for value in adds)
     around = None if spec is None else _template(spec.get("post_processor"), folder)
-    added = _added(files, spec, settings, {text for text in named.values() if text})
+    added = _added(folder, spec, settings, {text for text in named.values() if text})
     return Specials(folder / "tokenizer.json", added, named, numbered, (before, after), around)
 
 
-class _Files:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def optional(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        return read_json(path) if os.path.lexists(path) else {}
+def read_optional(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; an empty one where there is no file."""
+    return read_json(path) if os.path.lexists(path) else {}
 
 
 def _fail(path: Path, where: str, value: Any, expected: str) -> NoReturn:
@@ -180,18 +176,18 @@ def _entry(entry: Any, path: Path, number: Any) -> tuple[int, tuple[str, bool]]:
 
 
 def _added(
-    files: _Files, spec: dict[str, Any] | None, settings: dict[str, Any], special: set[str]
+    folder: Path, spec: dict[str, Any] | None, settings: dict[str, Any], special: set[str]
 ) -> dict[int, tuple[str, bool]]:
     found: dict[int, tuple[str, bool]] = {}
-    for text, i in files.optional("added_tokens.json").items():
-        path = files.folder / "added_tokens.json"
+    path = folder / "added_tokens.json"
+    for text, i in read_optional(path).items():
         found |= [_entry({"content": text, "special": text in special}, path, i)]
-    path, entries = files.folder / "tokenizer_config.json", settings.get("added_tokens_decoder")
+    path, entries = folder / "tokenizer_config.json", settings.get("added_tokens_decoder")
     if entries is not None and not isinstance(entries, dict):
         _fail(path, "added_tokens_decoder", entries, "an object")
     found |= [_entry(entry, path, i) for i, entry in (entries or {}).items()]
     if spec is not None:
-        found |= added_tokens(spec, files.folder / "tokenizer.json")
+        found |= added_tokens(spec, folder / "tokenizer.json")
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from treadle.convert.hf_chat import read_templates
 from treadle.convert.hf_pretokenizer import find_pre
-from treadle.convert.hf_special import Specials, added_tokens, read_specials
+from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array, string_array
@@ -50,7 +50,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     get names that no text spells. Raises FileError and UnsupportedError, naming file and key.
     """
     spec = read_json(folder / JSON) if os.path.lexists(folder / JSON) else None
-    settings = read_json(folder / CONFIG) if os.path.lexists(folder / CONFIG) else {}
+    settings = read_optional(folder / CONFIG)
     if spec is not None and _is_byte_level(spec):
         pieces = _byte_level(spec, folder / JSON, n_vocab)
     elif os.path.lexists(folder / SPM):

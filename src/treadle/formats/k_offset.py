@@ -21,10 +21,10 @@ from treadle.formats.k_search import (
     State,
     near_f16,
     or_huge,
-    over,
     pick,
     wide_f16,
 )
+from treadle.formats.rounding import inverse
 
 U8Array = npt.NDArray[np.uint8]
 
@@ -107,8 +107,8 @@ class OffsetStrip(Search):
         for i, j in self.how.starts:
             d = wide_f16(scale_max, self.how.top - i)
             dmin = wide_f16(low_max, self.how.top - j)
-            sc = np.minimum(np.rint(scale * c.spread(over(d))), self.top)
-            m = np.minimum(np.rint(low * c.spread(over(dmin))), self.top)
+            sc = np.minimum(np.rint(scale * c.spread(inverse(d))), self.top)
+            m = np.minimum(np.rint(low * c.spread(inverse(dmin))), self.top)
             yield (d, dmin), (sc, m)
 
     def made(self, best: State) -> Offset:
@@ -129,7 +129,9 @@ class OffsetStrip(Search):
                 for i in range(top // 2, top + 1):
                     scales, tried = list(best.scales), list(best.integers)
                     scales[at] = near_f16(fitted[at] * largest[at] / np.float32(i))
-                    tried[at] = np.rint(integers[at] * c.spread(np.float32(i) * over(largest[at])))
+                    tried[at] = np.rint(
+                        integers[at] * c.spread(np.float32(i) * inverse(largest[at]))
+                    )
                     best = self.better(best, self.look(tuple(scales), tuple(tried), (0,)))
         return best
 
@@ -139,7 +141,7 @@ class OffsetStrip(Search):
         low = np.minimum(c.x.min(axis=0), ZERO)
         free = (low < 0).astype(np.float32)  # else the minimum is 0, and the slope all there is
         w = np.where(low < 0, self.w, ONE)
-        unit = over(c.x.max(axis=0) - low)
+        unit = inverse(c.x.max(axis=0) - low)
         y = c.x - low  # from 0 up: its sums keep their digits however far off 0 the weights lie
         yw = c.weighted(y).copy()
         sum_y = yw.sum(axis=0) * free
@@ -154,7 +156,7 @@ class OffsetStrip(Search):
             qw, qq = weighted.sum(axis=0) * free, c.dot(code, weighted)
             # Normal equations of y = slope * code + shift; gain is what the slope explains.
             spread_q, spread_qy = qq * w - qw * qw, qy * w - qw * sum_y
-            s = spread_qy * over(spread_q)
+            s = spread_qy * inverse(spread_q)
             g = s * spread_qy
             more = g > gain * MORE
             gain, slope = pick(more, g, gain), pick(more, s, slope)

@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import F32Array
+from treadle.formats.rounding import relative
 
 SEARCHED_WEIGHTS = 1 << 16  # at once: half a dozen float32 temporaries stay in L2
 F16_MAX = 65504.0
 ZERO = np.float32(0)
 HUGE = np.float32(2.0**30)  # times half, more than f16 scales reach; its square is a float32
-LEAST = np.float32(1e-4)  # the importance of what has none, to the mean
+LEAST = 1e-4  # the importance of what has none, to the mean
 STEPS = (0, -1, 1)  # how far a descent looks from each integer
 ROUNDS = 2
 
@@ -104,12 +105,6 @@ class Columns:
         return np.tile(a, self.n_sub)
 
 
-def over(d: F32Array) -> F32Array:
-    """1 / d, and 0 where d is 0."""
-    inverted: F32Array = np.where(d == 0, ZERO, np.float32(1) / d)
-    return inverted
-
-
 def or_huge(scale: F32Array) -> F32Array:
     """The scale, or where it is 0 one so large that all codes are: their error is then right."""
     return np.where(scale == 0, HUGE, scale)
@@ -160,20 +155,8 @@ def strips(
         spoilt = np.where(np.isnan(top), top, np.where(top > reach, np.float32(np.inf), ZERO))
         if spoilt.any():
             part = np.where(spoilt[:, None] == 0, part, ZERO)
-        w = None if weights is None else importance(weights[i : i + step])
+        w = None if weights is None else relative(weights[i : i + step], LEAST)
         yield Columns(part, w, n_sub), spoilt
-
-
-def importance(weights: F32Array) -> F32Array:
-    """[n, block] of mean about 1 and none quite 0: the unimportant still must not be nonsense.
-
-    What is negative, NaN or infinite counts as 0; where nothing counts, everything does.
-    """
-    w = np.where(np.isfinite(weights), weights, ZERO).clip(0)
-    top = w.max(axis=-1, keepdims=True)
-    w = w / np.where(top > 0, top, np.float32(1))  # before the sum, which might overflow
-    mean = w.mean(axis=-1, keepdims=True)
-    return np.where(mean > 0, w / mean, np.float32(1)) + LEAST
 
 
 class State(NamedTuple):

@@ -23,10 +23,10 @@ from treadle.formats.k_search import (
     State,
     near_f16,
     or_huge,
-    over,
     pick,
     wide_f16,
 )
+from treadle.formats.rounding import inverse
 
 I8Array = npt.NDArray[np.int8]
 
@@ -79,7 +79,7 @@ class SignedStrip(Search):
         reach = np.maximum(most, -least)
         for start in (float(self.how.top), *self.how.starts):
             d = wide_f16(reach, start) * sign
-            yield (d,), (np.rint(scale * c.spread(over(d))),)
+            yield (d,), (np.rint(scale * c.spread(inverse(d))),)
 
     def made(self, best: State) -> Signed:
         """The super-blocks as numbers."""
@@ -94,7 +94,7 @@ class SignedStrip(Search):
         (d,), (sc,) = self.refit(best), best.integers
         largest = c.largest(np.abs(sc))
         for i in range(top // 2, top + 1):
-            new_sc = np.rint(sc * c.spread(np.float32(i) * over(largest)))
+            new_sc = np.rint(sc * c.spread(np.float32(i) * inverse(largest)))
             new_d = near_f16(d * largest / np.float32(i))
             best = self.better(best, self.look((new_d,), (new_sc,), (0,)))
         return best
@@ -103,7 +103,7 @@ class SignedStrip(Search):
         """[n_sub * n]: each sub-block's own best scale."""
         c = self.c
         most, least = c.x.max(axis=0), c.x.min(axis=0)
-        unit = -over(pick(most > -least, most, least))  # the largest magnitude becomes -1
+        unit = -inverse(pick(most > -least, most, least))  # the largest magnitude becomes -1
         gain, best = np.zeros_like(unit), np.zeros_like(unit)
         # First what makes it -half: weights of one magnitude and sign are then exact.
         for code_of_largest in (float(self.how.half), *self.how.grid):
@@ -113,7 +113,7 @@ class SignedStrip(Search):
                 lo, hi = (self.lo, self.hi) if sign > 0 else (-self.hi, -self.lo)
                 code = np.clip(rounded, lo, hi, out=c.a)
                 qx, qq = c.dot(code, c.xw), c.dot(code, c.weighted(code))
-                s = qx * over(qq)
+                s = qx * inverse(qq)
                 g = s * qx
                 more = g > gain * MORE
                 gain, best = pick(more, g, gain), pick(more, s * np.float32(sign), best)

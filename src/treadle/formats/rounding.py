@@ -41,6 +41,19 @@ def to_f16(x: F32Array) -> npt.NDArray[np.float16]:
         return x.astype("<f2")
 
 
+def relative(weights: F32Array, least: float) -> F32Array:
+    """Importances [n, block] of mean about 1, and none quite 0: then every error counts.
+
+    What is negative, NaN or infinite counts as 0; where nothing counts, everything does.
+    """
+    w = np.where(np.isfinite(weights), weights, np.float32(0)).clip(0)
+    top = w.max(axis=-1, keepdims=True)
+    w = w / np.where(top > 0, top, np.float32(1))  # before the sum, which might overflow
+    mean = w.mean(axis=-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        return np.where(mean > 0, w / mean, np.float32(1)) + np.float32(least)
+
+
 class Rounded(NamedTuple):
     """Blocks as numbers, not yet packed: ``w = d * (q - offset)``, or ``w = d * q + m``."""
 

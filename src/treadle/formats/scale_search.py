@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import F32Array
+from treadle.formats.rounding import relative
 from treadle.formats.signs import take_off
 
 F64Array = npt.NDArray[np.float64]
@@ -33,6 +34,7 @@ Found: TypeAlias = tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8], IntArra
 SEARCHED_WEIGHTS = 1 << 16  # weights at once: a dozen temporaries stay in the second-level cache
 F16_MAX = 65504.0
 CAREFUL = 3  # values of d worth care
+LEAST = 1e-6  # the importance of what has none, to the mean
 TINY = np.float32(1e-30)  # scales below it are zero; the strip's largest weight is about one
 
 
@@ -68,7 +70,7 @@ class Coder:
         f16 cannot scale is met as well as it can be: too large weights are cut, too small ones
         are zero.
         """
-        weights = None if weights is None else relative(weights)
+        weights = None if weights is None else relative(weights, LEAST)
         signs = np.zeros((len(x), 0), np.uint8)
         if self.signs:
             x, signs = take_off(x, weights, even=self.signs == "even")
@@ -79,19 +81,6 @@ class Coder:
                 strips.append(fit(x[i : i + step], w, self))
         d, steps, codes = map(np.concatenate, zip(*strips, strict=True))
         return Fit(d, steps, codes, signs)
-
-
-def relative(weights: F32Array) -> F32Array:
-    """Weights [n, block] made fit to work with.
-
-    What is not a positive number weighs nothing; where all of a block weigh nothing, they weigh the
-    same. Their mean is one, and none is quite zero, lest a sub-block have no best scale.
-    """
-    with np.errstate(all="ignore"):
-        w = np.where(np.isfinite(weights) & (weights > 0), weights, np.float32(0))
-        w = w / w.max(axis=1, keepdims=True)
-        mean = w.mean(axis=1, keepdims=True)
-        return np.where(mean > 0, w / mean, np.float32(1)) + np.float32(1e-6)
 
 
 def fit(x: F32Array, weights: F32Array | None, coder: Coder) -> Found:
