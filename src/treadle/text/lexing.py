@@ -22,7 +22,7 @@ from treadle.text.alphabet import Alphabet
 from treadle.text.automaton import Automaton, build_automata
 from treadle.text.gbnf import Rules, Special
 from treadle.text.lark import MAX_LEAD, Writer, as_one_regex, by_characters, rule_name
-from treadle.text.regex import EMPTY_TEXT, Regexes, TooLargeError
+from treadle.text.regex import EMPTY_TEXT, ENDLESS, Regexes, TooLargeError
 from treadle.text.rule_graph import components, expanded, nodes, reachable, recursive
 
 MAX_STATES = 4_000  # of all automata
@@ -261,7 +261,7 @@ class Lexemes:
                 ways = (r.chars(mask) for mask, to in self._inside[state] if to == other)
                 inside[state, other] = r.alt(ways)
         for i, state in enumerate(part):
-            loop = r.star(inside[state, state])
+            loop = r.repeat(inside[state, state], 0, ENDLESS)
             rest[state] = r.seq(loop, rest[state])
             for other in part[i + 1 :]:
                 inside[state, other] = r.seq(loop, inside[state, other])

@@ -137,27 +137,10 @@ class Regexes:
                 items = self._items(long)
                 if long != short and items[len(items) - len(tail) :] == tail:
                     head = self.seq(*items[: len(items) - len(tail)])
-                    both = self.seq(self._optional(head), short)
+                    both = self.seq(self.repeat(head, 0, 1), short)
                     rest = [regex for regex in found if regex not in (short, long)]
                     return self.alt([*rest, both])
         return self._number("alt", *found)
-
-    def _optional(self, regex: int | None) -> int | None:
-        if regex is None or regex == EMPTY_TEXT:
-            return EMPTY_TEXT
-        kind, parts = self._entries[regex]
-        if kind == "rep" and parts[1] <= 1:
-            return self._number("rep", parts[0], 0, parts[2])
-        return self._number("rep", regex, 0, 1)
-
-    def star(self, regex: int | None) -> int:
-        """Any number of times."""
-        if regex is None or regex == EMPTY_TEXT:
-            return EMPTY_TEXT
-        kind, parts = self._entries[regex]
-        if kind == "rep" and parts[1] <= 1 and (parts[2] == ENDLESS or parts[2] == 1):
-            regex = parts[0]
-        return self._number("rep", regex, 0, ENDLESS)
 
     def repeat(self, regex: int | None, least: int, most: int) -> int | None:
         """``least`` to ``most`` times, or ENDLESS."""
@@ -165,13 +148,16 @@ class Regexes:
             return None
         if regex is None or regex == EMPTY_TEXT or most == 0:
             return EMPTY_TEXT
-        if (least, most) == (1, 1):
+        if least == most == 1:
             return regex
-        return (
-            self.star(regex)
-            if (least, most) == (0, ENDLESS)
-            else self._number("rep", regex, least, most)
-        )
+        kind, (inner, *counts) = self._entries[regex]
+        # ``(x{1,3})?`` as ``x{0,3}``, and ``(x?)*`` as ``x*``
+        if kind == "rep" and least == 0 and counts[0] <= 1:
+            if most == 1:
+                return self._number("rep", inner, 0, counts[1])
+            if most == ENDLESS and counts[1] in (1, ENDLESS):
+                return self._number("rep", inner, 0, ENDLESS)
+        return self._number("rep", regex, least, most)
 
     # -- derivatives ------------------------------------------------------------------------
 
