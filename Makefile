@@ -15,9 +15,10 @@ demo: $(VENV)/.stamp-package
 test: lint
 	$(VENV)/bin/python -m pytest
 
-# Every kernel test on emulated CPUs of other kinds, one kind after the other: an hour.
+# Whole models, and every kernel test, on emulated CPUs of other kinds, one after the other: hours.
 emulated: $(VENV)/.stamp-dev
-	$(VENV)/bin/python tools/fetch_emulators.py
+	$(VENV)/bin/python tools/fetch_emulators.py --roots
+	$(VENV)/bin/python -m pytest tests/emulated
 	$(VENV)/bin/python -m tests.emulated
 
 lint: $(VENV)/.stamp-dev

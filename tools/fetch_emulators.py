@@ -4,7 +4,10 @@ Into ``.emulators`` of the checkout, or the folder that ``TREADLE_EMULATORS`` na
 download of 71 MB. apt does it with a state of its own, so neither root rights nor changes to this
 system are needed; Debian's archive keys must be there (package debian-archive-keyring).
 
-    python tools/fetch_emulators.py
+With ``--roots`` also Python and what treadle needs for each of those machines, 0.7 GB, for tests
+that run whole models there.
+
+    python tools/fetch_emulators.py [--roots]
 """
 
 from __future__ import annotations
@@ -13,12 +16,44 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 SUITE = "trixie"  # qemu 10: knows Zvfh at every VLEN, i8mm and bf16
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PROGRAMS = ("qemu-aarch64", "qemu-riscv64")
+WHEELS = [f"manylinux_{version}_aarch64" for version in ("2_28", "2_27", "2_17")]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Debian's ``packages`` for an architecture; ``python``: the version whose wheels PyPI has for
+    it, empty where Debian itself must give every package.
+    """
+
+    architecture: str
+    suite: str
+    packages: tuple[str, ...]
+    python: str = ""
+
+
+ROOTS = {
+    "aarch64": Root("arm64", "trixie", ("python3", "libstdc++6", "zlib1g"), "3.13"),
+    # PyPI has no wheels of numpy or llvmlite for it, stable Debian none of the rest.
+    "riscv64": Root(
+        "riscv64",
+        "sid",
+        tuple(
+            f"python3{name}"
+            for name in (
+                *("", "-numpy", "-llvmlite", "-sentencepiece", "-tokenizers", "-jinja2"),
+                *("-click", "-rich", "-prompt-toolkit", "-huggingface-hub"),
+            )
+        ),
+    ),
+}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -70,14 +105,56 @@ def fetch(to: Path) -> None:
             new.replace(bin_ / program)
 
 
-def main() -> int:
+def fetch_root(root: Root, to: Path) -> None:
+    """Put a system of another architecture into ``to``: to be read by an emulator, never entered.
+
+    Raises CalledProcessError where apt or pip cannot.
+    """
+    with tempfile.TemporaryDirectory(dir=to.parent) as name:
+        folder = Path(name)
+        state, made = folder / "apt", folder / "root"
+        apt(state, root.architecture, root.suite, "apt-get", "update", folder=folder)
+        install = ("apt-get", "install", "-y", "--download-only", "--no-install-recommends")
+        apt(state, root.architecture, root.suite, *install, *root.packages, folder=folder)
+        for folder_name in ("bin", "sbin", "lib"):  # one tree since 2016; packages say either
+            (made / "usr" / folder_name).mkdir(parents=True, exist_ok=True)
+            (made / folder_name).symlink_to(f"usr/{folder_name}")
+        for package in sorted((state / "archives").glob("*.deb")):
+            unpack = f"dpkg-deb --fsys-tarfile '{package}' | tar -x --keep-directory-symlink"
+            subprocess.run(["bash", "-o", "pipefail", "-c", unpack], cwd=made, check=True)
+        site = made / "site"
+        site.mkdir()
+        if root.python:
+            wheels(root.python, site)
+        made.rename(to)
+
+
+def wheels(python: str, to: Path) -> None:
+    """Unpack the wheels of all that treadle depends on. Raises CalledProcessError."""
+    import tomllib  # of Python 3.11: without --roots 3.10 does
+
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    with tempfile.TemporaryDirectory() as name:
+        machine = [word for platform in WHEELS for word in ("--platform", platform)]
+        options = ["--only-binary=:all:", "--python-version", python, *machine, "--dest", name]
+        download = [sys.executable, "-m", "pip", "download", "--quiet", *options, *needs]
+        subprocess.run(download, check=True, stdout=sys.stderr)
+        for wheel in Path(name).glob("*.whl"):
+            with zipfile.ZipFile(wheel) as packed:
+                packed.extractall(to)
+
+
+def main(options: list[str]) -> int:
     """Fetch what is not there yet; tell where it is."""
     to = Path(os.environ.get("TREADLE_EMULATORS", ROOT / ".emulators"))
     if not all((to / "bin" / program).is_file() for program in PROGRAMS):
         fetch(to)
-    print(to / "bin")
+    for name, root in ROOTS.items() if "--roots" in options else ():
+        if not (to / name).is_dir():
+            fetch_root(root, to / name)
+    print(to)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -261,11 +261,13 @@ class Guest:
         self._folder.cleanup()
 
 
+# Where tools/fetch_emulators.py puts what it fetches.
+FOLDER = Path(
+    os.environ.get("TREADLE_EMULATORS", Path(__file__).resolve().parents[2] / ".emulators")
+)
+
+
 def found(name: str) -> str | None:
-    """Path of an emulator: in ``TREADLE_EMULATORS``, in the checkout's ``.emulators``, on PATH."""
-    root = Path(__file__).resolve().parents[2]
-    folders = [Path(os.environ.get("TREADLE_EMULATORS", root / ".emulators"))]
-    for path in (folder / "bin" / name for folder in folders):
-        if path.is_file():
-            return str(path)
-    return shutil.which(name)
+    """Path of an emulator: a fetched one, or one on PATH."""
+    fetched = FOLDER / "bin" / name
+    return str(fetched) if fetched.is_file() else shutil.which(name)

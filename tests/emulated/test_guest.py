@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulated import elf
+from tests.emulated import elf, guest
 from tests.emulated.rows import EMULATED
 from treadle.jit.compile import emit_object
 
@@ -22,8 +22,9 @@ define void @f() nounwind {
 def test_an_absent_emulator_is_told(
     ci: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("TREADLE_EMULATORS", tmp_path), ("PATH", tmp_path), ("CI", ci)):
-        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(guest, "FOLDER", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", ci)
     row = EMULATED["portable_riscv64"]
     with pytest.raises(BaseException, match=r"qemu-riscv64 is absent: tools/fetch_emu") as told:
         row.guest()

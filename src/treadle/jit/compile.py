@@ -126,7 +126,10 @@ class Linker:
 
     def __init__(self) -> None:
         # Without a target machine LLVM takes RISC-V's for one without floats, and crashes.
-        self._jit = llvm.create_lljit_compiler(_machine(llvm.get_process_triple()))
+        triple = llvm.get_process_triple()
+        # LLVM's older linker lacks some of RISC-V's relocations.
+        newer = architecture(triple) == "riscv64"
+        self._jit = llvm.create_lljit_compiler(_machine(triple), use_jit_link=newer)
         self._libraries: list[Any] = []
 
     def link(self, symbol: str, code: bytes) -> int:
