@@ -10,7 +10,7 @@ from tests.cli.fake import FakeEngine, FakeModel, FakeStep
 from treadle.cli import plan, profile
 from treadle.cli.profile import Profile, kinds_of, profile_of, summary_of
 from treadle.cli.progress import ProgressBar
-from treadle.cli.speed import Work, kind_of, part_of
+from treadle.cli.speed import Cost, kind_of, part_of
 
 PEAKS = {"bandwidth": 1e9, "int8": 1e12, "bf16": 1e12, "f32": 1e11}
 
@@ -188,7 +188,7 @@ def test_a_machine_without_dots_of_bf16_widens_to_f32() -> None:
 
 def test_shares_name_each_peak_in_use() -> None:
     steps = [FakeStep("a", "gemm_Q8_0_q8", (), 1000, 10**7), FakeStep("b", "norm", (), 0, 0)]
-    work = Work.of(steps, [([(0, 1)], 1), ([(1, 1)], 1)], PEAKS)
+    work = Cost.of(steps, [([(0, 1)], 1), ([(1, 1)], 1)], PEAKS)
     assert work.shares(1e-4) == pytest.approx({"bandwidth": 0.02, "int8": 0.2})
     assert work.bound == "int8"  # 10 us of dots, 1 us of reading, twice
     assert work.share_of_peak(1e-4) == pytest.approx(0.2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from treadle.cli.bench import Test as BenchTest
-from treadle.cli.speed import Work, kind_of
+from treadle.cli.speed import Cost, kind_of
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Norm
 from treadle.kernels.gemm import Gemm
@@ -73,7 +73,7 @@ def test_a_long_prompts_work() -> None:
     layer = step(Norm("q8", 64, 1, 1e-5), n_bytes=1000, n_flops=7)
     output = step(Norm("q8", 64, 1, 1e-5), n_bytes=500, n_flops=3, count="n_outputs")
     runs = BenchTest("pp", 10, 6).runs(4)
-    work = Work.of([layer, step(attention), output], runs, PEAKS)
+    work = Cost.of([layer, step(attention), output], runs, PEAKS)
     histories = [attention.history(6, 4), attention.history(10, 4), attention.history(14, 2)]
     assert work.n_bytes == 3 * 1000 + 500 + sum(h[0] for h in histories)
     assert work.ops == 10 * 7 + 3 + sum(h[1] for h in histories)
@@ -82,6 +82,6 @@ def test_a_long_prompts_work() -> None:
 def test_decoding_in_a_window_costs_the_same_at_every_depth() -> None:
     spec = step(Attention("f16", 2, 2, 32, 1, 100))
     shallow, deep, deepest = (
-        Work.of([spec], BenchTest("tg", 4, depth).runs(512), PEAKS) for depth in (50, 100, 9000)
+        Cost.of([spec], BenchTest("tg", 4, depth).runs(512), PEAKS) for depth in (50, 100, 9000)
     )
     assert shallow.n_bytes < deep.n_bytes == deepest.n_bytes

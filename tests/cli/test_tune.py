@@ -18,7 +18,7 @@ from treadle.cli import tune as cli
 from treadle.cli import tune_results
 from treadle.cli.tune import FormatName
 from treadle.cli.tune_plot import draw
-from treadle.cli.tune_results import Result
+from treadle.cli.tune_results import TuneResult
 from treadle.formats import by_name
 from treadle.jit import cache
 from treadle.kernels import choice
@@ -170,7 +170,7 @@ def test_a_picture(run: Run, small: None, tmp_path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_written(
-    run: Run, measured: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, measured: list[TuneResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs no measurement, and what was measured none of its words."""
     (tmp_path / "full.svg").symlink_to("/dev/full")
@@ -265,16 +265,16 @@ def rows() -> Sweep:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[TuneResult]:
     """What a run finds out, in place of measuring it."""
     crossing = Crossover("Q8_0", 2, {2: 1e-6, 4: 5e-6}, {2: 2e-6, 4: 4e-6})
     table = Table(gemv_tokens={"Q8_0": 2})
-    results = [Result("Q8_0", [tiles(), rows()], crossing, 4352, 8192, table)]
+    results = [TuneResult("Q8_0", [tiles(), rows()], crossing, 4352, 8192, table)]
     monkeypatch.setattr(cli, "measure", lambda *args: (PEAKS, results))
     return results
 
 
-def test_the_table(run: Run, measured: list[Result]) -> None:
+def test_the_table(run: Run, measured: list[TuneResult]) -> None:
     ran = run("tune", "--k", "64", "--m", "64", "-t", "2", "--dry-run")
     lines = ran.out.splitlines()
     assert lines[0].endswith(f", {row_in_use().name}, 2 threads")
@@ -311,19 +311,19 @@ def test_the_table_of_crossovers_with_matrix_registers(capsys: pytest.CaptureFix
     ]  # fmt: skip
 
 
-def test_the_tables_fit_a_terminal(run: Run, measured: list[Result], terminal: int) -> None:
+def test_the_tables_fit_a_terminal(run: Run, measured: list[TuneResult], terminal: int) -> None:
     lines = run("tune", "--dry-run").out.splitlines()
     assert max(map(len, lines)) <= terminal
     assert any(line.startswith("(hot us, cold us, cold GB/s: ") for line in lines)
 
 
-def test_a_busy_machine_is_told_of(run: Run, measured: list[Result]) -> None:
+def test_a_busy_machine_is_told_of(run: Run, measured: list[TuneResult]) -> None:
     assert run("tune", "--dry-run").err == ""
     measured[0] = replace(measured[0], cpu_share=0.6)
     assert "got 60% of the processor time" in run("tune", "--dry-run").err
 
 
-def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[Result]) -> None:
+def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[TuneResult]) -> None:
     isa = row_in_use()
     measured[0] = replace(measured[0], cpu_share=0.79)
     ran = run("tune")
@@ -342,7 +342,7 @@ def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[Resul
     assert "kept in" in ran.out
 
 
-def test_what_was_measured_in_peace_is_kept(run: Run, measured: list[Result]) -> None:
+def test_what_was_measured_in_peace_is_kept(run: Run, measured: list[TuneResult]) -> None:
     calm = Table(gemv_tokens={"F32": 4})
     measured.append(replace(measured[0], format="F32", table=calm, cpu_share=0.8))
     measured[0] = replace(measured[0], cpu_share=0.24)
@@ -352,7 +352,7 @@ def test_what_was_measured_in_peace_is_kept(run: Run, measured: list[Result]) ->
     assert tuned_row(row_in_use()).table.gemv_tokens == {"F32": 4}
 
 
-def test_cold_times_of_caches_are_not_kept(run: Run, measured: list[Result]) -> None:
+def test_cold_times_of_caches_are_not_kept(run: Run, measured: list[TuneResult]) -> None:
     measured[0] = replace(measured[0], from_memory=False)
     ran = run("tune")
     assert ran.code == 1
@@ -371,7 +371,7 @@ def test_a_trial_knows_whether_its_copies_fit_caches(
 
 
 def test_peaks_of_caches_are_called_so(
-    run: Run, measured: list[Result], monkeypatch: pytest.MonkeyPatch
+    run: Run, measured: list[TuneResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"cache_bytes_s": 1e9, "q8": 4e9, "f32": 2e9}
     monkeypatch.setattr(cli, "measure", lambda *args: (found, measured))
@@ -379,14 +379,14 @@ def test_peaks_of_caches_are_called_so(
     assert "peaks: q8 4.0 Gop/s, f32 2.0 Gop/s, caches 1.0 GB/s" in out.splitlines()
 
 
-def test_if_no_kernel_is_right_the_table_says_so(run: Run, measured: list[Result]) -> None:
+def test_if_no_kernel_is_right_the_table_says_so(run: Run, measured: list[TuneResult]) -> None:
     for v in measured[0].sweeps[1].variants:
         v.problem = "wrong"
     assert "no configuration gives the right results" in run("tune", "--dry-run").out
 
 
 def shares_of(sweep: Sweep) -> list[dict[str, Any]]:
-    result = Result("Q8_0", [], None, 4352, 8192, Table())
+    result = TuneResult("Q8_0", [], None, 4352, 8192, Table())
     return list(tune_results.rows_of(sweep, result, PEAKS))
 
 

@@ -16,13 +16,13 @@ from tests.kernels.harness import U32, Memory, Picked, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.kernels.softcap import PIECE, Softcap
 from treadle.kernels.top import (
-    BLOCK,
     N_TOP,
     NOBODY,
     PARTIAL,
     RESULT,
     SLICE,
     TOTAL_ERROR,
+    WORD_KEYS,
     JoinTop,
     Top,
     floats_ref,
@@ -37,7 +37,7 @@ def largest(x: np.ndarray, isa: Isa, picked: list[Picked], *, pieces: int = 3) -
     """RESULTs of rows ``x`` by both kernels; what each wrote is held against its twin."""
     n, k = x.shape
     memory, run = Memory(), Run(picked=picked)
-    stride = -(-k // BLOCK) * BLOCK + BLOCK
+    stride = -(-k // WORD_KEYS) * WORD_KEYS + WORD_KEYS
     row = memory.array((n, stride), np.float32, name="x")  # NaN behind k
     row[:, :k] = x
     n_parts = len(picked) * slices(k)

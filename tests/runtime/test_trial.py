@@ -21,7 +21,7 @@ from treadle.kernels import choice
 from treadle.kernels.gemm import Gemm, Tile
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
-from treadle.kernels.matrix import MatrixGemm, MatrixTile
+from treadle.kernels.matrix import MatrixGemm, RegisterTile
 from treadle.runtime import trial as trial_module
 from treadle.runtime.trial import Trial
 
@@ -89,7 +89,7 @@ class Slip:
 
     def build(self, k: Any, isa: Any, frame: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            for tile, by in ((Tile, 0.01), (MatrixTile, 0.25)):
+            for tile, by in ((Tile, 0.01), (RegisterTile, 0.25)):
                 patch.setattr(tile, "results", slipped(tile.results, by))
             super().build(k, isa, frame)  # type: ignore[misc]
 

@@ -16,7 +16,7 @@ from treadle.cli.engines import Contender, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import find_model, load_model
 from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
-from treadle.cli.speed import Parts, Peaks, Work, alike, measured_peaks
+from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
 from treadle.cli.table import print_json
 from treadle.files.target import check_folder, check_not_read, files_of
 
@@ -254,9 +254,9 @@ def evaluate(
     n_rows = test.n if test.kind == "pp" else test.sequences
     steps = model.plan(n_rows, test.sequences)
     runs, peaks = list(test.runs(steps.n_tokens)), alike(timed.peaks)
-    works = [Work.of(steps, runs, rates) for rates in peaks]
+    works = [Cost.of(steps, runs, rates) for rates in peaks]
     usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}
-    work = Work.of(steps, runs, usual)
+    work = Cost.of(steps, runs, usual)
     for engine, times in zip(engines, timed.seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
@@ -270,7 +270,7 @@ def evaluate(
             tok_s_max=test.n_tokens / min(times),
             bytes_s=work.n_bytes / middle if ours else None,
             ops_s=work.ops / middle if ours else None,
-            share_of_peak=median(map(Work.share_of_peak, works, times)) if ours else None,
+            share_of_peak=median(map(Cost.share_of_peak, works, times)) if ours else None,
             engine=engine.name,
             model=name,
             format=next(iter(bytes_by_type(model.gguf.tensors.values())), "none"),

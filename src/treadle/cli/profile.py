@@ -19,7 +19,7 @@ from typing import Any
 
 from treadle.cli.engines import streams
 from treadle.cli.progress import ProgressBar
-from treadle.cli.speed import Peaks, Work, part_of
+from treadle.cli.speed import Cost, Peaks, part_of
 
 RUNS = 7  # of each sort, behind one to warm up
 
@@ -84,7 +84,7 @@ def facts_of(
     steps: Sequence[Any], parts: Sequence[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
     """The work of some steps, and its speed if it was run, as JSON has it."""
-    work = Work.of(steps, [(parts, 1)], peaks)
+    work = Cost.of(steps, [(parts, 1)], peaks)
     facts: dict[str, Any] = {"n_bytes": work.n_bytes, "n_flops": work.ops}
     if profile is None:
         return facts

@@ -10,7 +10,7 @@ import click
 
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, remark, say
-from treadle.cli.tune_results import Peaks, Result, Shape, print_results, rows_of, sweep_of
+from treadle.cli.tune_results import Peaks, Shape, TuneResult, print_results, rows_of, sweep_of
 from treadle.files.target import check_folder
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
@@ -124,7 +124,7 @@ def command(
         refuse(doubtful)
 
 
-def refuse(doubtful: Sequence[Result]) -> None:
+def refuse(doubtful: Sequence[TuneResult]) -> None:
     """Say what was not kept, and why; leaves with exit code 1."""
     by_reason: dict[str, list[str]] = {}
     for result in doubtful:
@@ -145,7 +145,7 @@ def measure(
     kernels: Sequence[str],
     repeat: int,
     progress: ProgressBar,
-) -> tuple[Peaks, list[Result]]:
+) -> tuple[Peaks, list[TuneResult]]:
     """Sweep every format; give this machine's peaks and the results."""
     from treadle.runtime.peaks import measure_peaks
     from treadle.runtime.trial import Trial
@@ -167,7 +167,7 @@ def measure(
         finally:
             trial.close()
         results.append(
-            Result(
+            TuneResult(
                 fmt.name, sweeps, crossed, trial.n_bytes, trial.n_ops(1), found,
                 trial.cpu_share, trial.from_memory,
             )
@@ -175,7 +175,7 @@ def measure(
     return peaks, results
 
 
-def warn(results: Sequence[Result], refused: Sequence[Result]) -> None:
+def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
     """Say on standard error what may never be used, and what may be chance; ``refused`` tells of
     its own chance.
     """

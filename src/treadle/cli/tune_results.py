@@ -28,7 +28,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Result:
+class TuneResult:
     """What was found out about one format."""
 
     format: str
@@ -61,7 +61,7 @@ def read_rate(peaks: Peaks) -> float:
     return next(rate for name, rate in peaks.items() if name in READ)
 
 
-def rows_of(sweep: Sweep, result: Result, peaks: Peaks) -> Iterator[dict[str, Any]]:
+def rows_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> Iterator[dict[str, Any]]:
     """Each configuration as numbers: times of one product, speeds, shares of this machine's limit.
 
     ``share_of_peak`` is hot, of the arithmetic peak; ``share_of_limit`` is cold, of the speed that
@@ -93,7 +93,7 @@ def rows_of(sweep: Sweep, result: Result, peaks: Peaks) -> Iterator[dict[str, An
         yield row
 
 
-def sweep_of(sweep: Sweep, result: Result, peaks: Peaks) -> dict[str, Any]:
+def sweep_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> dict[str, Any]:
     """One sweep as JSON has it."""
     return {
         "kernel": sweep.kernel,
@@ -112,7 +112,7 @@ HEADERS = (
 
 
 def print_results(
-    results: Sequence[Result], shape: Shape, about: dict[str, Any], peaks: Peaks
+    results: Sequence[TuneResult], shape: Shape, about: dict[str, Any], peaks: Peaks
 ) -> None:
     """Print a table for each sweep, and where gemv, gemm and matrix registers cross."""
     rates = [f"{name} {scaled(rate, 'op/s')}" for name, rate in peaks.items() if name not in READ]

@@ -52,7 +52,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Rows:
+class WeightRows:
     """Rows from ``first`` on of ``weights [m, k]``; the last stands in for those past it."""
 
     weights: At
@@ -63,7 +63,7 @@ class Rows:
     def row(self, k: Builder, r: Operand) -> At:
         return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
 
-    def behind(self, n: Operand) -> Rows:
+    def behind(self, n: Operand) -> WeightRows:
         """Those ``n`` further on."""
         return replace(self, first=self.first + n)
 
@@ -72,10 +72,10 @@ class Rows:
         """What of them is known at run time only."""
         return *self.weights.parts, self.first, self.m
 
-    def of(self, values: Sequence[Val]) -> Rows:
+    def of(self, values: Sequence[Val]) -> WeightRows:
         """With other such values."""
         *parts, first, m = values
-        return Rows(At(self.weights.fmt, tuple(parts)), first, m, self.k)
+        return WeightRows(At(self.weights.fmt, tuple(parts)), first, m, self.k)
 
 
 def fields_of(k: Builder, blocks: list[At], run: int = 0) -> Callable[..., Val]:

@@ -17,7 +17,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act, emit_store
 from treadle.kernels.activation import ACTIVATIONS, activated
-from treadle.kernels.blocks import At, Rows
+from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
@@ -89,7 +89,7 @@ class Gated(Matmul):
             first = item // n_chunks * item_rows
             with k.loop(panels) as p:
                 weights = self._matrix(k, frame, p * rows >= item_rows)
-                source = Rows(weights, first + p * rows % item_rows, k.i64(self.m), self.k)
+                source = WeightRows(weights, first + p * rows % item_rows, k.i64(self.m), self.k)
                 product.fill(k, frame.scratch + p * pitch, stage, source)
             start = item % n_chunks * chunk
             stop = k.min(start + chunk, n_tokens)

@@ -36,7 +36,7 @@ from treadle.kernels.act import (
     scaled_comp,
     to_bf16_bits,
 )
-from treadle.kernels.blocks import Rows
+from treadle.kernels.blocks import WeightRows
 from treadle.kernels.matmul import Matmul, pick_segment
 from treadle.kernels.out import Out, Sums
 from treadle.kernels.panel import (
@@ -50,7 +50,8 @@ from treadle.kernels.panel import (
 )
 from treadle.kernels.spec import Frame, round_up
 
-# Steps of K from the first to before the last, and what the sums of (m, t) were before.
+Ends: TypeAlias = "tuple[Val, Val]"  # of steps of K: the first, and the one behind the last
+# The same, and what the sums of (m, t) were before.
 KRange: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
 STEP = {"q8": 8, "bf16": 4, "f32": 4}  # dwords of K that the loop does at a time
 
@@ -116,7 +117,7 @@ class Gemm(Matmul):
         return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
 
     def fill(
-        self, k: Builder, panel: Val, stage: Val, rows: Rows, part: tuple[Val, Val] | None = None
+        self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
     ) -> None:
         """Pack ``rows`` into ``panel``, and make ready what its tiles need beside it. ``part`` of
         K, from a step to before another, where tiles do not resume.

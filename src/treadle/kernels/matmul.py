@@ -17,7 +17,7 @@ from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
-from treadle.kernels.blocks import At, Rows
+from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.spec import Args, Frame, Spec
 
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
@@ -93,7 +93,7 @@ class Matmul(Spec):
 class Segment:
     """One item's rows of a tensor, their biases, and where the tensor's columns begin."""
 
-    rows: Rows
+    rows: WeightRows
     bias: Val | None
     column: Val
 
@@ -117,7 +117,7 @@ def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -
             here = k.select(inside, first - passed, here)
             passed = passed + padded
     *parts, bias, m, column = chosen
-    source = Rows(At(spec.fmt, tuple(parts)), here, m, spec.k)
+    source = WeightRows(At(spec.fmt, tuple(parts)), here, m, spec.k)
     return Segment(source, bias if spec.bias else None, column)
 
 

@@ -21,8 +21,8 @@ from typing import ClassVar
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, PER_DWORD
-from treadle.kernels.blocks import At, Rows
-from treadle.kernels.gemm import STEP, Gemm, KRange
+from treadle.kernels.blocks import At, WeightRows
+from treadle.kernels.gemm import STEP, Ends, Gemm, KRange
 from treadle.kernels.out import Sums
 from treadle.kernels.panel import load_values
 from treadle.kernels.spec import LINE, round_up
@@ -58,7 +58,7 @@ class MatrixGemm(Gemm):
         return row_pitch(round_up(n_values, BLOCK) // PER_DWORD[self.act])
 
     def fill(
-        self, k: Builder, panel: Val, stage: Val, rows: Rows, part: tuple[Val, Val] | None = None
+        self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
     ) -> None:
         def pack(k: Builder, panel: Val, *source: Val) -> None:
             *given, begin, end = source
@@ -85,7 +85,7 @@ class MatrixGemm(Gemm):
         x = x + first * (STEP[self.act] * 4 * EDGE)
         with k.loop(self.rows_per_item(k.isa.lanes) // EDGE) as s:
             strip, row = panel + s * (EDGE * self.row_pitch), s * EDGE
-            yield row, MatrixTile(k, strip, self.row_pitch, x, n, free).results()
+            yield row, RegisterTile(k, strip, self.row_pitch, x, n, free).results()
 
 
 def row_pitch(n_dwords: int) -> int:
@@ -96,7 +96,7 @@ def row_pitch(n_dwords: int) -> int:
 
 
 def emit_pack_rows(
-    k: Builder, panel: Val, pitch: int, source: Rows, rows: int, begin: Val, end: Val
+    k: Builder, panel: Val, pitch: int, source: WeightRows, rows: int, begin: Val, end: Val
 ) -> None:
     """Pack ``rows`` rows of ``source``, their values from ``begin`` to before ``end``, into
     ``panel``. Both are whole blocks, but for K itself, where zeros fill the last line up.
@@ -121,7 +121,7 @@ def emit_pack_rows(
                 some(row, to, k.i64(full), rest)
 
 
-class MatrixTile:
+class RegisterTile:
     """32 rows times 32 tokens, multiplied over ``n`` lines of each row."""
 
     def __init__(self, k: Builder, strip: Val, pitch: int, x: Val, n: Val, sums: Val) -> None:

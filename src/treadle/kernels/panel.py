@@ -14,7 +14,7 @@ from treadle.jit.types import Ty, f32, i8, i32, u8
 from treadle.kernels.act import BLOCK, OFFSET, PER_DWORD, Act
 from treadle.kernels.blocks import (
     At,
-    Rows,
+    WeightRows,
     codes_in_order,
     load_scales,
     load_weights,
@@ -89,7 +89,7 @@ def code_top(codes: Codes, isa: Isa) -> int:
     return codes.top + code_offset(codes, isa) - codes.offset
 
 
-def emit_pack(k: Builder, act: Act, panel: Val, stage: Val, source: Rows, rows: int) -> None:
+def emit_pack(k: Builder, act: Act, panel: Val, stage: Val, source: WeightRows, rows: int) -> None:
     """Pack so many ``rows`` of ``source`` into ``panel``, by way of ``stage``."""
     lanes = k.isa.lanes
     if is_staged(source.weights.fmt):
@@ -117,7 +117,7 @@ def _pack_codes(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> N
             k.store(to, load_scales(k, blocks, field), offset=b * (4 * rows))
 
 
-def _pack_staged(k: Builder, act: Act, out: Val, stage: Val, source: Rows, rows: int) -> None:
+def _pack_staged(k: Builder, act: Act, out: Val, stage: Val, source: WeightRows, rows: int) -> None:
     """Large blocks: each row's are unpacked into ``stage``, then all rows' put in order together,
     the 32 codes of a block of activations at a time.
     """

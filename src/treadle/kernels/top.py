@@ -22,7 +22,7 @@ from treadle.jit.types import boolean, f32, f64, i32, i64, ptr, u32
 from treadle.kernels.spec import Args, Frame, Spec
 
 N_TOP = 64  # above the top_k that people use, and the alternatives that APIs may be asked for
-BLOCK = 32  # keys that are compared at once: as many as a word of a mask has bits
+WORD_KEYS = 32  # keys that are compared at once: as many as a word of a mask has bits
 SLICE_ROWS = 256  # a slice as a grid: so many rows of N_TOP values
 SLICE = SLICE_ROWS * N_TOP  # shorter ones cost more to join than other threads would save
 N_VOCAB_MAX = SLICE_ROWS * SLICE  # what is left of so many slices is as much as a slice
@@ -71,7 +71,7 @@ SHIFT = 1 << 23
 KEY_INF = 0x7F800000 - SHIFT
 NOBODY = -1  # the id of what fills up
 LOWEST = -3.0e38  # a maximum is taken for no less: -infinity less -infinity is no number
-CANDIDATES = 8 * (SLICE + BLOCK)  # bytes for keys and their ids: BLOCK keys, then their ids
+CANDIDATES = 8 * (SLICE + WORD_KEYS)  # bytes for keys and their ids: WORD_KEYS keys, then their ids
 
 
 def slices(n: int) -> int:
@@ -82,8 +82,8 @@ def slices(n: int) -> int:
 @dataclass(frozen=True)
 class Top(Spec):
     """The largest of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``, of which each row has
-    ``n`` values; ``stride`` a multiple of BLOCK. What the mask rules out counts as -infinity, but
-    for NaN and infinity, which show that something is wrong.
+    ``n`` values; ``stride`` a multiple of WORD_KEYS. What the mask rules out counts as -infinity,
+    but for NaN and infinity, which show that something is wrong.
 
     Items: SAMPLED records x slices.
     """
@@ -107,9 +107,9 @@ class Top(Spec):
                     emit_keys(k, row, n, keys)
                 with bound:
                     emit_keys(k, row, n, keys, frame.block + mask + first // 8)
-            rest = (n + (BLOCK - 1)) // BLOCK
-            with k.loop((n + (N_TOP - 1)) // N_TOP * (N_TOP // BLOCK), start=rest) as b:
-                k.store(keys + b * (4 * BLOCK), k.const(NEVER, i32 * BLOCK))
+            rest = (n + (WORD_KEYS - 1)) // WORD_KEYS
+            with k.loop((n + (N_TOP - 1)) // N_TOP * (N_TOP // WORD_KEYS), start=rest) as b:
+                k.store(keys + b * (4 * WORD_KEYS), k.const(NEVER, i32 * WORD_KEYS))
 
             def id_at(i: Val, column: Val, first: Val = first) -> Val:
                 return (first + i * N_TOP + column).to(i32)
@@ -176,8 +176,8 @@ class JoinTop(Spec):
             highest = k.max(to_float(k, emit_largest(k, n_slices, found, only, made)), LOWEST)
             with k.if_else(only) as (equal, several):
                 with equal:
-                    for at in range(0, 4 * N_TOP, 4 * BLOCK):
-                        keys = k.load(made, i32 * BLOCK, offset=at)
+                    for at in range(0, 4 * N_TOP, 4 * WORD_KEYS):
+                        keys = k.load(made, i32 * WORD_KEYS, offset=at)
                         k.store(out, to_float(k, keys), offset=at)
                         k.store(out, k.load(made, keys.ty, offset=at + IDS), offset=at + IDS)
                 with several:
@@ -220,16 +220,16 @@ def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) 
     """Write the keys of ``n`` values, with -infinity's to the end of the last block, and where the
     mask has no bit.
     """
-    ty = i32 * BLOCK
-    never, index = k.const(NEVER, ty), k.const(range(BLOCK), ty)
-    bit = k.const([1 << j for j in range(BLOCK)], u32 * BLOCK)
-    with k.loop((n + (BLOCK - 1)) // BLOCK) as b:
-        at = b * (4 * BLOCK)
-        key = to_key(k, k.load(row + at, f32 * BLOCK))
+    ty = i32 * WORD_KEYS
+    never, index = k.const(NEVER, ty), k.const(range(WORD_KEYS), ty)
+    bit = k.const([1 << j for j in range(WORD_KEYS)], u32 * WORD_KEYS)
+    with k.loop((n + (WORD_KEYS - 1)) // WORD_KEYS) as b:
+        at = b * (4 * WORD_KEYS)
+        key = to_key(k, k.load(row + at, f32 * WORD_KEYS))
         if mask is not None:
             word = k.splat(k.load(mask, u32, offset=b * 4), bit.ty)
             key = k.select((word & bit).eq(0) & (key < KEY_INF), never, key)
-        here = index < k.splat((n - b * BLOCK).to(i32), ty)
+        here = index < k.splat((n - b * WORD_KEYS).to(i32), ty)
         k.store(keys + at, k.select(here, key, never))
 
 
@@ -240,21 +240,21 @@ def emit_largest(k: Builder, n_rows: Val, found: Found, only: Val, out: Val) -> 
     Each of the N_TOP columns has one maximum, so N_TOP keys at least reach the least of these: few
     others do. Of those that do, the N_TOP-th largest is found bit by bit.
     """
-    ty = i32 * BLOCK
+    ty = i32 * WORD_KEYS
     never, one, zero = k.const(NEVER, ty), k.const(1, ty), k.zero(ty)
     low, high = k.var(never), k.var(never)
     with k.loop(n_rows) as i:
         low.v = k.max(low.v, k.load(found.key_at(i), ty))
-        high.v = k.max(high.v, k.load(found.key_at(i), ty, offset=4 * BLOCK))
+        high.v = k.max(high.v, k.load(found.key_at(i), ty, offset=4 * WORD_KEYS))
     top = k.reduce(k.max(low.v, high.v), k.max)
     floor = k.select(only, top, k.reduce(k.min(low.v, high.v), k.min))
     n = _gather(k, n_rows, found, k.splat(floor, ty))
-    n_blocks = (n + (BLOCK - 1)) // BLOCK
+    n_blocks = (n + (WORD_KEYS - 1)) // WORD_KEYS
 
     def count(reaches: Callable[[Val], Val]) -> Val:
         total = k.var(zero)
         with k.loop(n_blocks) as c:
-            here = reaches(k.load(found.free, ty, offset=c * (8 * BLOCK)))
+            here = reaches(k.load(found.free, ty, offset=c * (8 * WORD_KEYS)))
             total.v = total.v + k.select(here, one, zero)
         return k.sum(total.v)
 
@@ -269,7 +269,7 @@ def emit_largest(k: Builder, n_rows: Val, found: Found, only: Val, out: Val) -> 
         last.v = (bits.v ^ (1 << 31)).bits(i32)
     with k.if_(n <= N_TOP):  # all of them
         last.v = floor
-    for at in range(0, 8 * N_TOP, 4 * BLOCK):
+    for at in range(0, 8 * N_TOP, 4 * WORD_KEYS):
         k.store(out, never if at < IDS else k.const(NOBODY, ty), offset=at)
     above = k.splat(last.v, ty)
     ties, at_ = k.var(N_TOP - count(lambda key: key > above)), k.var(out)
@@ -279,7 +279,7 @@ def emit_largest(k: Builder, n_rows: Val, found: Found, only: Val, out: Val) -> 
         tie = key.eq(last.v) & (ties.v > 0)
         with k.if_((key > last.v) | tie):
             k.store(at_.v, key)
-            k.store(at_.v, k.load(place, i32, offset=4 * BLOCK), offset=IDS)
+            k.store(at_.v, k.load(place, i32, offset=4 * WORD_KEYS), offset=IDS)
             at_.v = at_.v + 4
             ties.v = ties.v - k.select(tie, k.const(1, i32), k.const(0, i32))
     return top
@@ -291,8 +291,8 @@ def _gather(k: Builder, n_rows: Val, found: Found, floor: Val) -> Val:
     """
     n = k.var(k.i64(0))
     no = k.const(0, boolean).ir  # zero is no input of cttz's here
-    with k.loop(n_rows * (N_TOP // BLOCK)) as b:
-        i, column = b // (N_TOP // BLOCK), b % (N_TOP // BLOCK) * BLOCK
+    with k.loop(n_rows * (N_TOP // WORD_KEYS)) as b:
+        i, column = b // (N_TOP // WORD_KEYS), b % (N_TOP // WORD_KEYS) * WORD_KEYS
         here = found.key_at(i) + column * 4
         left = k.var((k.load(here, floor.ty) >= floor).bits(u32))
         with k.loop(k.call("llvm.ctpop.i32", u32, [left.v.ir]).to(i64)):
@@ -300,16 +300,16 @@ def _gather(k: Builder, n_rows: Val, found: Found, floor: Val) -> Val:
             left.v = left.v & (left.v - 1)
             place = _place(found.free, n.v)
             k.store(place, k.load(here, i32, offset=lane * 4))
-            k.store(place, found.id_at(i, lane + column), offset=4 * BLOCK)
+            k.store(place, found.id_at(i, lane + column), offset=4 * WORD_KEYS)
             n.v = n.v + 1
-    with k.loop((n.v + (BLOCK - 1)) // BLOCK * BLOCK, start=n.v) as at:
+    with k.loop((n.v + (WORD_KEYS - 1)) // WORD_KEYS * WORD_KEYS, start=n.v) as at:
         k.store(_place(found.free, at), k.const(NEVER, i32))
     return n.v
 
 
 def _place(free: Val, i: Val) -> Val:
-    """Where the i-th candidate's key is; its id is BLOCK words behind it."""
-    return free + (i // BLOCK * (8 * BLOCK) + i % BLOCK * 4)
+    """Where the i-th candidate's key is; its id is WORD_KEYS words behind it."""
+    return free + (i // WORD_KEYS * (8 * WORD_KEYS) + i % WORD_KEYS * 4)
 
 
 def emit_sorted(k: Builder, made: Val, out: Val) -> None:
