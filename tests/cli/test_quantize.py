@@ -76,7 +76,7 @@ def test_importances_that_lack_are_noticed(run: Run, tiny: WriteTiny, tmp_path: 
         (["Q8_0", "--output-type", "Q9"], 2, "no weight format 'Q9'"),
         (["Q8_0", "--tensor", "ffn_dwn=Q4_0"], 1, "no matrix's name fits"),
         (["Q4_K", "--pure"], 1, "Q4_K cannot hold rows of 128 weights"),
-        (["Q8_0", "--imatrix", "absent.gguf"], 1, "absent.gguf: cannot be read"),
+        (["Q8_0", "--imatrix", "absent.gguf"], 1, "absent.gguf: cannot be opened"),
     ],
 )
 def test_what_cannot_be(
