@@ -45,8 +45,10 @@ def plan_of(
     config = load_config(gguf)
     device = Cpu(isa, 2)
     cache = KVCache(GRAPHS[config.arch.graph].pools(config), device, 4096)
-    weights = Weights(gguf, device)
-    return device.plan(config, weights, cache, n_tokens, n_outputs, deterministic=deterministic)
+    weights, output = Weights(gguf, device), next(iter(GRAPHS[config.arch.graph].outputs))
+    return device.plan(
+        config, weights, cache, n_tokens, n_outputs, deterministic=deterministic, output=output
+    )
 
 
 def check_everything(path: Path) -> None:

@@ -75,7 +75,7 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
     found: dict[str, tuple[int, ...]] = {}
     for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
         asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
-        if asked or not tensor.optional:
+        if asked or not (tensor.optional or tensor.name in row.lacks):
             found |= places
 
     def layer(name: str) -> int:

@@ -204,6 +204,27 @@ class Engine:
                         seq.close()
             return np.concatenate([self.embed([ids]) for ids in texts])  # not all at once, then
 
+    def states(self, ids: Ids[int]) -> np.ndarray:
+        """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
+        TreadleError for no tokens.
+        """
+        n, step = len(ids), self.max_tokens
+        if not n:
+            raise TreadleError("no tokens")
+        with self.lock:
+            if n > step and not all(layer.causal for layer in self.config.layers):
+                raise ContextFullError(f"{n} tokens that see each other: a run takes {step}")
+            seq = self.cache.sequence()
+            try:
+                with interrupts_held():
+                    self.cache.check_room(seq, n)
+                parts = [Part(seq, ids[at : at + step], 0) for at in range(0, n, step)]
+                rows = [self._run([part], self._read_states, None, "states") for part in parts]
+                return np.concatenate(rows)
+            finally:
+                with interrupts_held():
+                    seq.close()
+
     def _embed_long(self, ids: Ids[int]) -> np.ndarray:
         """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
         read, sizes, pooled = partial(self._read_vectors, "pooled"), [], []
@@ -340,6 +361,10 @@ class Engine:
     def _read_vectors(self, name: str, ready: _Ready) -> np.ndarray:
         """An output with a row of ``n_embd`` values for each part."""
         buffer, n = ready.plan.outputs[name], ready.run["n_parts"]
+        return ready.rows(buffer, n, self.config.n_embd).copy()
+
+    def _read_states(self, ready: _Ready) -> np.ndarray:
+        buffer, n = ready.plan.outputs["states"], ready.run["n_tokens"]
         return ready.rows(buffer, n, self.config.n_embd).copy()
 
     def close(self) -> None:

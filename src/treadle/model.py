@@ -333,11 +333,14 @@ class Model:
     # -- numbers --------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises
-        ContextFullError.
-        """
+        """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. ContextFullError."""
         with self._room_for(len(ids := token_ids(ids))) as session:
             return session.logits(ids)
+
+    def states(self, ids: Sequence[int]) -> np.ndarray:
+        """The last layer's normed states, float32 ``[n_tokens, n_embd]``. ContextFullError."""
+        with self._room_for(len(ids := token_ids(ids))):
+            return self.engine.states(ids)
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """The last layer's normed states over each text's tokens, pooled as the model's file says

@@ -68,6 +68,7 @@ NORMS = [
     Norm("f32", 5, 1, EPS, centred=True, bias=True),
     Norm("f32", 33, 1, EPS, add=True, centred=True, bias=True),
     Norm("f32", 172, 6, EPS, weight=False, bias=True),
+    Norm("f32", 33, 1, EPS, centred=True, bias=True, rows=True),
 ]
 PACKS = [
     Pack("copy", "q8", 32, 1),

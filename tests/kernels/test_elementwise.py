@@ -141,30 +141,31 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     # The twin's exact values: f32 activations hold them to u.
     plain = replace(spec, act="f32", group=1)
     exact_out = np.full(plain.layout().n_bytes(n), 0xFF, np.uint8)
-    if spec.add:
+    as_rows = spec.add or spec.rows
+    if as_rows:
         exact_out = np.full((n, stride), np.nan)
     given = {"x": x, **vectors, "residual": residual}
     plain.run_ref(plain.args(**given, out=exact_out, stride=stride), run)
-    exact = exact_out[:, : spec.k] if spec.add else plain.layout().read_ref(exact_out, n)
+    exact = exact_out[:, : spec.k] if as_rows else plain.layout().read_ref(exact_out, n)
 
     for front in (False, True):
         args: dict[str, Any] = {
             name: memory.copy(a, name=name, front=front) for name, a in given.items()
         }
-        if spec.add:
+        if as_rows:
             out = memory.array((n, stride), np.float32, name="out", front=front)
         else:
             out = memory.array(act.n_bytes(n), name="out", front=front)
         n_items = act.grid(1, "n_outputs" if spec.outputs else "n_tokens").items(run)
         args |= {"out": out, "stride": stride}
-        call(spec, isa, memory, args, run, n if spec.add else n_items)
+        call(spec, isa, memory, args, run, n if as_rows else n_items)
         relative = norm_error(spec.k, isa.lanes) + U32
         rows_ = x[run.output_rows if spec.outputs else slice(n), : spec.k].astype(np.float64)
         off = centring_error(spec, isa, rows_, vectors.get("w", np.ones(spec.k)))
         # A bias and the product it is added to may cancel: the product has the larger error.
         off = off + relative * np.abs(vectors.get("bias", np.zeros(spec.k)))
-        if spec.add:
-            before = residual[:n, : spec.k].astype(np.float64)
+        if as_rows:
+            before = residual[:n, : spec.k].astype(np.float64) * spec.add
             tolerance = off + np.abs(exact - before) * relative + U32 * np.abs(exact)
             assert_close(out[:, : spec.k], exact, tolerance, spec.name)
             assert np.isnan(out[:, spec.k :]).all()

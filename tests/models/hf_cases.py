@@ -14,6 +14,7 @@ class Case:
     family: str
     arch: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    head: str = "ForCausalLM"  # of the class's name
 
 
 def _rope(kind: str, **more: Any) -> dict[str, Any]:
@@ -141,6 +142,11 @@ MORE_CASES: dict[str, Case] = {
         "GPT2",
         "gpt2",
         {"n_positions": 128, "n_inner": 96, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        "LMHeadModel",
     ),
 }
 ALL_CASES = CASES | MORE_CASES
+ENCODER_CASES: dict[str, Case] = {
+    "nomic-bert": Case("NomicBert", "nomic-bert", {"num_key_value_heads": 4}, "Model"),
+    "eurobert": Case("EuroBert", "eurobert", {"pad_token_id": 0}, "Model"),
+}

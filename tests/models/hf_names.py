@@ -58,6 +58,14 @@ GPT2 = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
 }
+NOMIC_BERT = {
+    **LLAMA,
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "post_attention_layernorm": "attn_output_norm",
+    "post_mlp_layernorm": "layer_output_norm",
+}
 
 
 def halves_to_pairs(rows: Rows, n_head: int) -> Rows:
@@ -112,6 +120,7 @@ FAMILIES = {
     "Phi3": Family(PHI3),
     "GPTNeoX": Family(NEOX, side_by_side),
     "GPT2": Family(GPT2, turned),
+    "NomicBert": Family(NOMIC_BERT),
 }
 PLAIN = Family()
 NAME = re.compile(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.models.hf_cases import ALL_CASES, Case
+from tests.models.hf_cases import ALL_CASES, ENCODER_CASES, Case
 from tests.models.hf_names import FAMILIES, PLAIN, gguf_name
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
@@ -43,14 +43,17 @@ def write_tiny(name: str, path: Path) -> tuple[list[int], npt.NDArray[np.float64
     where torch or transformers is absent, and fails it under CI.
     """
     require_transformers()
-    model = build(ALL_CASES[name])
+    case = (ALL_CASES | ENCODER_CASES)[name]
+    model = build(case)
     ids = np.random.default_rng(7).integers(3, N_VOCAB, N_TOKENS).tolist()
-    write_gguf(ALL_CASES[name], model, path)
+    write_gguf(case, model, path)
     return ids, compute_logits(model, ids)
 
 
 def compute_logits(model: Any, ids: list[int]) -> npt.NDArray[np.float64]:
-    """What transformers computes for one prompt: float64 [n_tokens, n_vocab]."""
+    """What transformers computes for one prompt: logits, float64 [n_tokens, n_vocab], or an
+    encoder's last states.
+    """
     import torch
     from transformers.models.gemma3 import modeling_gemma3
 
@@ -60,9 +63,10 @@ def compute_logits(model: Any, ids: list[int]) -> npt.NDArray[np.float64]:
             # transformers 5.23 keeps Gemma 3's setting but forgets to hand it to its own attention
             attention = functools.partial(modeling_gemma3.eager_attention_forward, softcap=cap)
             patch.setattr(modeling_gemma3, "eager_attention_forward", attention)
-        logits: npt.NDArray[np.float64] = model(torch.tensor([ids])).logits[0].numpy()
-    assert logits.dtype == np.float64
-    return logits
+        made = model(torch.tensor([ids]))
+        rows: npt.NDArray[np.float64] = getattr(made, "logits", made[0])[0].numpy()
+    assert rows.dtype == np.float64
+    return rows
 
 
 def require_transformers() -> None:
@@ -124,8 +128,7 @@ def build(case: Case) -> Any:
     }
     text = "Text" if case.family == "Gemma3" else ""
     config = getattr(transformers, f"{case.family}{text}Config")(**options)
-    name = "GPT2LMHeadModel" if case.family == "GPT2" else f"{case.family}ForCausalLM"
-    model_class = getattr(transformers, name)
+    model_class = getattr(transformers, f"{case.family}{case.head}")
     with float64_only():
         model = model_class(config).eval()
     rng = np.random.default_rng(sum(case.family.encode()))
@@ -142,11 +145,11 @@ def _draw(
 ) -> npt.NDArray[np.float32]:
     """Weights that keep activations near 1, attention uneven, and logits of about 3."""
     x = rng.standard_normal(shape)
-    if ("norm" in name or "ln_" in name) and not name.endswith("bias"):
+    if ("norm" in name.lower() or "ln_" in name) and not name.endswith("bias"):
         x = 1.0 + 0.25 * x
     elif name.endswith("bias"):
         x = 0.5 * x
-    elif any(stem in name for stem in ("embed_tokens", "embed_in", "wte", "wpe")):
+    elif any(stem in name for stem in ("embed", "wte", "wpe")):
         x = 0.35 * x if tied else x
     else:
         head = "lm_head" in name or "embed_out" in name
@@ -165,6 +168,8 @@ def write_gguf(case: Case, model: Any, path: Path) -> None:
     for key, value in byte_vocabulary().items():
         writer.add(f"tokenizer.ggml.{key}", value)
     for name, parameter in model.named_parameters():
+        if name.startswith("pooler."):  # of the masked language model
+            continue
         to = gguf_name(case.family, name)
         stem = to.rpartition(".")[0].rpartition(".")[2]
         convert = FAMILIES.get(case.family, PLAIN).convert

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.models.hf_cases import ENCODER_CASES
+from tests.models.hf_tiny import write_tiny
 from tests.reference import forward
 from tests.tiny import rounding
+from treadle.errors import TreadleError, UnsupportedError
 
 NAMES = (
     "gemma2",
@@ -67,3 +70,52 @@ def test_agrees_with_transformers(name: str, data: Path) -> None:
             error = np.abs(logits - truth).max() / np.abs(truth).max()
             assert error <= 2 * allowed, (way, threads, error / allowed)
             assert np.array_equal(found.setdefault(way, logits), logits), (way, threads)
+
+
+ENCODERS = ("bert", "modernbert", "embeddinggemma")
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_states_of_encoders_agree_with_transformers(name: str, data: Path) -> None:
+    """Alone and beside others in one run, and the vectors that are pooled of them."""
+    path, ids = data / "arch" / f"{name}.gguf", ids_of()
+    truth, bits = np.load(data / "arch" / f"{name}.npy"), []
+    for threads in (1, 2, 3):
+        with treadle.load(path, threads=threads, kv="f32") as model:
+            assert model.config.ignored == ()
+            for output in ("states", "embedding"):
+                for n in (1, 512):
+                    model.engine.plan(n, 1, output).check()
+            states, allowed = model.states(ids), 2 * rounding(model.config)
+            error = np.abs(states - truth).max() / np.abs(truth).max()
+            assert error <= allowed, (threads, error / allowed)
+            vectors = model.engine.embed([ids_of(7)[::-1], ids, ids_of(3)])
+            pooled = {"mean": truth.mean(0), "first": truth[0], "last": truth[-1]}
+            exact = pooled[model.config.pooling]
+            exact = exact / np.linalg.norm(exact)
+            assert np.abs(vectors[1] - exact).max() <= allowed
+            bits.append(np.concatenate([states, vectors]))
+            with pytest.raises(UnsupportedError, match="no logits: a model of the graph 'encoder'"):
+                model.logits(ids)
+    assert all(np.array_equal(each, bits[0]) for each in bits)
+
+
+@pytest.mark.parametrize("name", ENCODER_CASES)
+def test_encoders_of_transformers(name: str, tmp_path: Path) -> None:
+    """Of which there is no shared file; theirs are in float64."""
+    ids, truth = write_tiny(name, tmp_path / "tiny.gguf")
+    with treadle.load(tmp_path / "tiny.gguf", threads=2, kv="f32") as model:
+        assert model.config.ignored == ()
+        error = np.abs(model.states(ids) - truth).max() / np.abs(truth).max()
+        assert error <= rounding(model.config)
+
+
+def test_states_of_a_decoder(data: Path) -> None:
+    """They are what its logits are made of."""
+    with treadle.load(data / "arch" / "cohere.gguf", threads=2, kv="f32") as model:
+        states, logits = model.states(ids_of()), model.logits(ids_of())
+        weight = model.gguf.tensors["token_embd.weight"].dequantize().astype(np.float64)
+        exact = states @ weight.T * model.config.logit_scale
+        assert np.abs(logits - exact).max() <= rounding(model.config) * np.abs(exact).max()
+        with pytest.raises(TreadleError, match="no tokens"):
+            model.states([])

@@ -286,16 +286,16 @@ def test_unknown_tensors_are_listed() -> None:
     [
         (
             fake("qwen3moe"),
-            r"'qwen3moe': a mixture .*: treadle has llama, .*, gpt2$",  # it exists: no slip
+            r"'qwen3moe': a mixture .*: treadle has llama, .*, eurobert$",  # it exists: no slip
         ),
-        (fake("Gemma-3"), r"treadle has .*, gpt2; did its writer mean gemma3\?$"),
-        (fake("lama"), r"treadle has .*, gpt2; did its writer mean llama\?$"),
-        (fake("qwne3"), r"treadle has .*, gpt2; did its writer mean qwen3\?$"),
-        (fake("mamba"), r"'mamba': a recurrent state .*: treadle has llama, .*, gpt2$"),
-        (fake("mllama"), r"'mllama': treadle has llama, .*, gpt2$"),
-        (fake("mpt"), r"'mpt': treadle has llama, .*, gpt2$"),
-        (fake("gemma3n"), r"'gemma3n': .*: treadle has llama, .*, gpt2$"),
-        (fake("superpoint"), r"'superpoint': treadle has llama, .*, gpt2$"),
+        (fake("Gemma-3"), r"treadle has .*, eurobert; did its writer mean gemma3\?$"),
+        (fake("lama"), r"treadle has .*, eurobert; did its writer mean llama\?$"),
+        (fake("qwne3"), r"treadle has .*, eurobert; did its writer mean qwen3\?$"),
+        (fake("mamba"), r"'mamba': a recurrent state .*: treadle has llama, .*, eurobert$"),
+        (fake("mllama"), r"'mllama': treadle has llama, .*, eurobert$"),
+        (fake("mpt"), r"'mpt': treadle has llama, .*, eurobert$"),
+        (fake("gemma3n"), r"'gemma3n': .*: treadle has llama, .*, eurobert$"),
+        (fake("superpoint"), r"'superpoint': treadle has llama, .*, eurobert$"),
         (fake(expert_count=8), "mixture of 8 experts"),
         (fake(attention__causal=False), "an encoder"),
         (fake(rope__scaling__type="dynamic"), "'dynamic': treadle has none, linear, yarn"),

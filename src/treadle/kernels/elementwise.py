@@ -88,6 +88,7 @@ class Norm(Spec):
     centred: bool = False
     weight: bool = True  # else w is left out
     bias: bool = False  # is added at the end
+    rows: bool = False  # f32 rows of x's own stride are written
 
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub)
@@ -138,7 +139,7 @@ class Norm(Spec):
                         values.append(v)
                     return values
 
-                if not self.add:
+                if not self.add and not self.rows:
                     free = frame.scratch + (1 + self.centred) * SCALES_BYTES
                     emit_store(k, act, out, first, b, values_of, free)
                     return
@@ -146,8 +147,9 @@ class Norm(Spec):
                     have = min(max(count - i * lanes, 0), lanes)
                     if have:
                         place = first * stride * 4 + (at + i * lanes * 4)
-                        old = k.load_first(residual + place, f32 * lanes, have)
-                        k.store_first(out + place, old + v, have)
+                        if self.add:
+                            v = k.load_first(residual + place, f32 * lanes, have) + v
+                        k.store_first(out + place, v, have)
 
             k.runs(self.k, BLOCK, block)
 
@@ -161,7 +163,9 @@ class Norm(Spec):
         y = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + self.eps)
         y = y * args.w[: self.k] if self.weight else y
         y = y + args.bias[: self.k] if self.bias else y
-        if self.add:
+        if self.rows:
+            args.out.reshape(-1, args.stride)[: len(y), : self.k] = y
+        elif self.add:
             out, residual = (a.reshape(-1, args.stride)[:n] for a in (args.out, args.residual))
             out[:, : self.k] = residual[:, : self.k] + y
         else:

@@ -177,7 +177,7 @@ class CpuOps(Making, Ops):
         """A product adds ``x`` by itself, and so does a norm behind one; what else there is takes a
         step.
         """
-        steps, residual = self.steps, self.floats(x)
+        steps, residual = self.steps, self._summand(x)
         if residual.row_bytes != steps.floats("", x.width).row_bytes:
             raise UnsupportedError(
                 f"{x.label}: a sum of rows of {x.width}, no multiple of {COLUMNS}"

@@ -75,6 +75,15 @@ class Making:
         self._norm_step(label, x, act, self.floats(source), out)
         return out
 
+    def _summand(self, x: Rows) -> Buffer:
+        """``x`` in f32, in rows as wide as a product's."""
+        wide = self.steps.floats(f"{x.label}.rows", x.width)
+        act = Act("f32", x.width)
+        if not isinstance(x, Normed) or act.group_bytes == wide.row_bytes:
+            return self.floats(x)
+        self._norm_step(f"{x.label}.rows", x, act, self.floats(x.x), wide, rows_out=True)
+        return wide
+
     def _norm_step(
         self,
         label: str,
@@ -83,6 +92,8 @@ class Making:
         rows: Buffer,
         out: Buffer,
         residual: Buffer | None = None,
+        *,
+        rows_out: bool = False,
     ) -> None:
         steps, bias = self.steps, f"{x.weight}.bias"
         biased = steps.has(bias)
@@ -96,6 +107,7 @@ class Making:
             sub=act.sub,
             centred=x.centred,
             bias=biased,
+            rows=rows_out,
         )
         steps.emit(
             label,

@@ -15,6 +15,8 @@ PRE_NORM = FFN_NORM | {"attn_norm.weight"}
 POST_ATTENTION = frozenset({"post_attention_norm.weight"})
 POST_NORM = POST_ATTENTION | {"post_ffw_norm.weight"}
 QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+OUTPUT_NORM = frozenset({"output_norm.weight"})
+BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
@@ -129,6 +131,40 @@ ARCHS: dict[str, Arch] = {
             norm="layer",
             needs=POSITIONS,
         ),
+        Arch(
+            "bert",
+            graph="encoder",
+            rope="none",
+            activation="gelu_erf",
+            gated=False,
+            norm="layer",
+            needs=POSITIONS | BEHIND,
+            lacks=PRE_NORM | OUTPUT_NORM,
+        ),
+        Arch(
+            "nomic-bert",
+            graph="encoder",
+            norm="layer",
+            needs=BEHIND,
+            lacks=PRE_NORM | OUTPUT_NORM,
+        ),
+        Arch(
+            "modern-bert",
+            graph="encoder",
+            activation="gelu_erf",
+            norm="layer",
+            lacks=PRE_NORM,  # the first layer has no attn_norm
+            keys=((PATTERN, -3), (LOCAL_BASE, 10000.0)),
+        ),
+        Arch(
+            "gemma-embedding",
+            graph="encoder",
+            activation="gelu",
+            needs=QK_NORM | POST_NORM,
+            keys=((PATTERN, 6), (LOCAL_BASE, 10000.0)),
+            embd_scale=True,
+        ),
+        Arch("eurobert", graph="encoder"),
     )
 }
 
@@ -137,16 +173,15 @@ REFUSED: dict[str, str] = {
     name: why
     for why, names in {
         "a mixture of experts": (
-            "qwen2moe qwen3moe gpt-oss deepseek2 granitemoe glm4moe olmoe ernie4_5-moe minimax-m2 "
-            "hunyuan-moe llama4 dbrx grok phimoe"
+            "qwen2moe qwen3moe nomic-bert-moe gpt-oss deepseek2 granitemoe glm4moe olmoe "
+            "ernie4_5-moe minimax-m2 hunyuan-moe llama4 dbrx grok phimoe"
         ),
         "a recurrent state beside attention or in its place": (
             "qwen35 qwen35moe qwen3next lfm2 lfm2moe mamba mamba2 granitehybrid nemotron_h "
             "nemotron_h_moe falcon-h1 jamba rwkv6 rwkv7 kimi-linear"
         ),
-        "an encoder": (
-            "bert nomic-bert nomic-bert-moe modern-bert gemma-embedding jina-bert-v2 jina-bert-v3 "
-            "eurobert t5 t5encoder"
+        "attention with ALiBi, adapters or cross attention": (
+            "jina-bert-v2 jina-bert-v3 t5 t5encoder"
         ),
         "embeddings for each layer, or layers that share keys and values": "gemma3n gemma4",
     }.items()

@@ -28,7 +28,7 @@ def build_layer(g: Ops, i: int, x: Rows, mixer: Sublayer, ffn: Sublayer) -> Rows
                 h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}")
             x = g.add(x, h)
             if g.has(f"blk.{i}.{half.behind}.weight"):
-                x = _norm(g, f"L{i}.{half.label}.norm", x, f"blk.{i}.{half.behind}")
+                x = _norm(g, f"L{i}.{half.label}.sum_norm", x, f"blk.{i}.{half.behind}")
         return x
     h = _before(g, i, x, mixer)
     mixed = mixer.build(g, i, h)

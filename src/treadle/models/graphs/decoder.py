@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
+DECODERS_ONLY = f"treadle has these dense architectures only: {', '.join(ARCHS)}"
 POSITIONS = "position_embd.weight"
 RMS_EPS = "attention.layer_norm_rms_epsilon"
 
@@ -45,12 +46,18 @@ def build(g: Ops) -> Rows:
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
     if g.config.n_positions:
         x = g.add_rows("position_embd", x, "position_embd", by="position")
+    if g.has("token_types.weight"):
+        x = g.add_rows("token_types", x, "token_types", by="first")
+    if g.has("token_embd_norm.weight"):
+        x = g.norm("token_embd_norm", x, "token_embd_norm", centred=g.config.centred)
     for i, layer in enumerate(g.config.layers):
         x = build_layer(g, i, x, *_sublayers(layer))
     return x
 
 
 def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
+    if not g.has("output_norm.weight"):  # norms behind the sums: it is normed
+        return x
     return g.norm("output_norm", x, "output_norm", centred=g.config.centred, scale=scale)
 
 
@@ -74,8 +81,16 @@ def states(g: Ops, x: Rows) -> None:
 
 
 def read(keys: Keys, arch: Arch) -> Config:
+    """All that the keys say, of a decoder."""
+    if not keys.flag("attention.causal", True):
+        what = "with attention both ways (an encoder)"
+        raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} {what}: {DECODERS_ONLY}")
+    return read_config(keys, arch)
+
+
+def read_config(keys: Keys, arch: Arch) -> Config:
     """All that the keys say, and the factors of the rope."""
-    _refuse_other_graphs(keys)
+    _refuse_experts(keys)
     n_layer = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
     n_head = keys.per_layer("attention.head_count", n_layer)
@@ -134,17 +149,15 @@ def read(keys: Keys, arch: Arch) -> Config:
         parallel=not ffn_norm or keys.flag("use_parallel_residual", False),
         ffn_norm=ffn_norm,
         n_positions=n_rows(keys, POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
+        n_types=n_rows(keys, "token_types.weight"),
     )
 
 
-def _refuse_other_graphs(keys: Keys) -> None:
-    name, path = keys.arch, keys.gguf.path
-    have = f"treadle has dense decoders only ({', '.join(ARCHS)})"
+def _refuse_experts(keys: Keys) -> None:
     n_expert = keys.integer("expert_count", 0, lo=0)
     if n_expert or any("_exps." in t or "ffn_gate_inp." in t for t in keys.gguf.tensors):
-        raise UnsupportedError(f"{path}: {name} with a mixture of {n_expert} experts: {have}")
-    if not keys.flag("attention.causal", True):
-        raise UnsupportedError(f"{path}: {name} with attention both ways (an encoder): {have}")
+        what = f"with a mixture of {n_expert} experts"
+        raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} {what}: {DECODERS_ONLY}")
 
 
 MODEL_ROWS = (
@@ -173,6 +186,7 @@ DECODER = Graph(
         "n_embd": config.n_embd,
         "n_rope_freq": config.ropes[0].dims // 2 if config.ropes else 0,
         "n_positions": config.n_positions,
+        "n_types": config.n_types,
     },
     sublayers=_sublayers,
     read=read,

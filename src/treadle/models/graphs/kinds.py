@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
 
 FFN_NORM, POST_ATTENTION = "ffn_norm", "post_attention_norm"
+OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 
 
 def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     """The window, and which layers have it: the key of the pattern is a period, of which the last
-    sees everything, or one flag per layer. Without that key no layer has one, as in llama.cpp:
-    Qwen2 files carry a window that the model does not use.
+    sees everything (the first, if it is negative), or one flag per layer. Without that key no
+    layer has one, as in llama.cpp: Qwen2 files carry a window that the model does not use.
     """
     window = keys.integer(WINDOW, 0, lo=0, hi=1 << 31)
     flags = keys.get(PATTERN)
@@ -34,7 +35,9 @@ def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
         if len(flags) != n_layer or any(flag not in (0, 1) for flag in flags):
             keys.fail(PATTERN, f"has {len(flags)} entries", f"{n_layer} flags")
         return window, tuple(bool(flag) for flag in flags)
-    period = keys.integer(PATTERN, lo=0, hi=N_LAYER_MAX)
+    period = keys.integer(PATTERN, lo=-N_LAYER_MAX, hi=N_LAYER_MAX)
+    if period < 0:
+        return window, tuple(i % -period > 0 for i in range(n_layer))
     return window, tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
 
 
@@ -105,10 +108,10 @@ def ffn_norm_of(keys: Keys, arch: Arch) -> str:
     tensors: Mapping[str, Tensor] = keys.gguf.tensors
     found = {
         stem
-        for stem in (FFN_NORM, POST_ATTENTION, "post_ffw_norm")
+        for stem in (FFN_NORM, POST_ATTENTION, *OWN_NORMS)
         if f"blk.0.{stem}.weight" in tensors or f"{stem}.weight" in arch.needs
     }
-    if f"{FFN_NORM}.weight" not in arch.lacks or FFN_NORM in found or "post_ffw_norm" in found:
+    if f"{FFN_NORM}.weight" not in arch.lacks or found & {FFN_NORM, *OWN_NORMS}:
         return FFN_NORM
     return POST_ATTENTION if POST_ATTENTION in found else ""
 

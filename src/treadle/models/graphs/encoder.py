@@ -1,0 +1,52 @@
+"""The encoder: a decoder's layers whose tokens see each other both ways, and no logits.
+
+A text's tokens are all in one run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+from treadle.models.archs import Arch
+from treadle.models.config import Config
+from treadle.models.graphs.decoder import DECODER, embedding, read_config, states
+from treadle.models.keys import Keys
+from treadle.models.structure import TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+DENSE = "dense_2.weight"  # a matrix behind the pooling
+
+
+def build(g: Ops) -> Rows:
+    """The states behind the last layer."""
+    return DECODER.build(g)
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """As a decoder's; a window reaches half of the key's number to each side."""
+    if DENSE in keys.gguf.tensors:
+        raise UnsupportedError(f"{keys.gguf.path}: {DENSE}: treadle has no matrix behind pooling")
+    config = read_config(keys, arch)
+    layers = (
+        replace(at, causal=False, window=at.window // 2 + 1 if at.window else 0)
+        for at in config.layers
+    )
+    return replace(config, layers=tuple(layers))
+
+
+ENCODER = replace(
+    DECODER,
+    build=build,
+    outputs={"embedding": embedding, "states": states},
+    rows=(
+        *DECODER.rows,
+        TensorRow("token_types.weight", ("n_types", "n_embd"), optional=True),  # the first for all
+        TensorRow("token_embd_norm.weight", ("n_embd",), optional=True),
+        TensorRow("token_embd_norm.bias", ("n_embd",), optional=True),
+    ),
+    read=read,
+)
