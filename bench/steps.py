@@ -50,11 +50,11 @@ def main() -> None:
     isa = choose(host_features())
     kernel = load_kernels([Count()], isa)[Count().name]
     for n_threads in map(int, given.threads.split(",")):
-        for n_items, chunk in ((1, 1), (n_threads, 1), (64, 8)):
+        for n_items in (1, n_threads, 64):
             counters = np.zeros(n_items, np.int64)
             args = np.array([counters.ctypes.data], np.int64)
             steps = np.zeros(given.steps, STEP)
-            steps[:] = (kernel, args.ctypes.data, n_items, 0, 1, chunk)
+            steps[:] = (kernel, args.ctypes.data, n_items, 0, 1)
             run = np.zeros(1, RUN_STATE)
             team = Team(n_threads, isa, 4096)
             times = []

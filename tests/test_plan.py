@@ -24,8 +24,10 @@ from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention import Attention
 from treadle.kernels.choice import GEMV_TOKENS
+from treadle.kernels.elementwise import Norm
 from treadle.kernels.gated import Gated
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Args, Grid, Spec, run_state
 from treadle.kvcache import KVCache
 from treadle.lowering.weights import Weights
@@ -212,6 +214,35 @@ def test_other_arguments_than_the_kernels_are_noticed() -> None:
         what = rf"three: not given, or no argument: \['{name}'\]"
         with pytest.raises(AssertionError, match=what):
             plan.check()
+
+
+def test_what_a_kernels_own_fields_ask_for_is_needed() -> None:
+    norm = Norm("f32", 64, 1, 1e-5)
+    assert norm.needs == {"x", "out", "stride", "w"}
+    other = replace(norm, weight=False, add=True, bias=True)
+    assert other.needs == {"x", "out", "stride", "residual", "bias"}
+    rope = RopeStore("neox", "f16", 4, 2, 32, 32, 1.0)
+    keys = {"pool", "k_column", "v_column", "page_bytes", "layer_off"}
+    assert rope.needs == {"qkv", "stride"} | keys
+    assert replace(rope, eps=1e-5).needs == rope.needs | {"q_norm", "k_norm"}
+    assert replace(rope, eps=1e-5, queries_only=True).needs == {"qkv", "stride", "q_norm"}
+
+
+def test_an_argument_that_is_none_is_not_there(tiny: WriteTiny) -> None:
+    plan = plan_of(tiny(), 1, 1)
+    for label, name in (
+        ("L1.attn.norm", "w"),
+        ("L1.attn.rope", "pool"),
+        ("L1.ffn.down", "residual"),
+    ):
+        at = plan.steps.index(plan.match(label)[0])
+        whole = plan.steps[at]
+        plan.steps[at] = replace(whole, args={**whole.args, name: None})
+        with pytest.raises(
+            AssertionError, match=rf"{label}: not given, or no argument: \['{name}'\]"
+        ):
+            plan.check()
+        plan.steps[at] = whole
 
 
 def test_memory_shared_by_the_living_is_noticed() -> None:

@@ -229,7 +229,8 @@ class Plan:
                 assert buffer in written, f"{step.label} reads {buffer.name} before it is written"
             written.update(step.writes)
             args = step.spec.args
-            unlike = (args.required - step.args.keys()) | (step.args.keys() - args.kinds.keys())
+            there = {name for name, arg in step.args.items() if arg is not None}
+            unlike = (step.spec.needs - there) | (step.args.keys() - args.kinds.keys())
             assert not unlike, f"{step.label}: not given, or no argument: {sorted(unlike)}"
             count = step.grid.count
             assert count not in step.args or count in args.reads, f"{step.label}: {count} not read"

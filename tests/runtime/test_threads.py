@@ -52,8 +52,8 @@ class Relay(Spec):
 class Chain:
     """Steps that hand a row on: after one run, row s holds s everywhere."""
 
-    def __init__(self, isa: Isa, sizes: list[tuple[int, int]], work: int = 0) -> None:
-        """``sizes``: items and chunk of each step; one without items (0) leaves its row alone."""
+    def __init__(self, isa: Isa, sizes: list[int], work: int = 0) -> None:
+        """``sizes``: items of each step; one without any (0) leaves its row alone."""
         address = load_kernels([Relay(work)], isa)[Relay(work).name]
         self.rows = np.zeros((len(sizes) + 1, N), np.int64)
         self.args = np.zeros((len(sizes), 3), np.int64)
@@ -63,13 +63,13 @@ class Chain:
         none = int(self.state["n_tokens"].ctypes.data)
         self.expected = [0]
         source = 0
-        for s, (n_items, chunk) in enumerate(sizes):
+        for s, n_items in enumerate(sizes):
             out = s + 1
             x, y = (self.rows[r].ctypes.data for r in (source, out))
             self.args[s] = Relay.args.slots({"x": x, "out": y, "n": N})
             # No items: n_tokens is 0, so 5 * ceil(0 / 3) of them.
             count = (n_items, 0, 1) if n_items else (5, none, 3)
-            self.steps[s] = (address, self.args[s].ctypes.data, *count, chunk)
+            self.steps[s] = (address, self.args[s].ctypes.data, *count)
             self.expected.append(self.expected[source] + 1 if n_items else 0)
             source = out if n_items else source
 
@@ -86,7 +86,7 @@ def isa() -> Isa:
     return choose(host_features())
 
 
-SIZES = [(N, chunk) for chunk in (1, 3, 64, 1000, 7)] + [(0, 1), (N, 1), (0, 1), (0, 2), (N, 5)]
+SIZES = [N, N, N, N, N, 0, N, 0, 0, N]
 
 
 @pytest.mark.parametrize("work", [0, 40])
@@ -100,7 +100,7 @@ def test_every_item_runs_once_and_every_step_in_its_turn(
         chain.run(team)
         chain.check()
     counts = [int(scratch.bytes[:8].view(np.int64)[0]) for scratch in team._scratch]
-    assert sum(counts) == n_runs * 3 * sum(n_items for n_items, _ in SIZES)
+    assert sum(counts) == n_runs * 3 * sum(SIZES)
     if work and n_threads > 1:
         assert sum(count > 0 for count in counts) > 1, "the caller did it all alone"
     team.close()
@@ -118,7 +118,7 @@ def test_runs_that_change_in_length(isa: Isa) -> None:
 
 
 def test_nothing_to_do_at_all(isa: Isa) -> None:
-    team, chain = Team(3, isa, 64), Chain(isa, [(0, 1)] * 4)
+    team, chain = Team(3, isa, 64), Chain(isa, [0] * 4)
     for _ in range(20):
         chain.run(team)
         team.run(0, 0, 0)
@@ -145,7 +145,7 @@ def test_an_alarm_ends_a_run_at_once(n_threads: int, isa: Isa) -> None:
     """Rung from another thread when a kernel is at work: of 30 steps few items run;
     and the team is as it was.
     """
-    team, chain = Team(n_threads, isa, 64), Chain(isa, [(N, 1)] * 30, work=100_000)
+    team, chain = Team(n_threads, isa, 64), Chain(isa, [N] * 30, work=100_000)
     alarm = np.zeros(1, np.int64)
     counts = [scratch.bytes[:8].view(np.int64) for scratch in team._scratch]
 

@@ -45,7 +45,7 @@ class Program:
                 count = place(counted)
             elif grid.count != "one":
                 count = inputs.address + run_offset(grid.count)
-            self.records[i] = (address_of[step.spec], at, grid.base, count, grid.per, 1)
+            self.records[i] = (address_of[step.spec], at, grid.base, count, grid.per)
             at += 8 * len(row)
 
 

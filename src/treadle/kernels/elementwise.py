@@ -90,6 +90,11 @@ class Norm(Spec):
     bias: bool = False  # is added at the end
     rows: bool = False  # f32 rows of x's own stride are written
 
+    @property
+    def needs(self) -> set[str]:
+        asked = {"w": self.weight, "bias": self.bias, "residual": self.add}
+        return self.args.required | {name for name, on in asked.items() if on}
+
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub)
 

@@ -43,6 +43,10 @@ class Matmul(Spec):
         return by_name(self.w)
 
     @property
+    def needs(self) -> set[str]:
+        return self.args.required | {name for name in ("bias", "residual") if getattr(self, name)}
+
+    @property
     def count(self) -> str:
         return "n_outputs" if self.outputs else "n_tokens"
 

@@ -50,6 +50,13 @@ class RopeStore(Paged):
     q_table: int = -1  # of queries; -1: that of keys
 
     @property
+    def needs(self) -> set[str]:
+        keys = {"pool", "k_column", "v_column", "page_bytes", "layer_off"}
+        keys |= {"k_norm"} if self.eps else set()
+        asked = set() if self.queries_only else keys
+        return self.args.required | asked | ({"q_norm"} if self.eps else set())
+
+    @property
     def queries_table(self) -> int:
         return self.table if self.q_table < 0 else self.q_table
 

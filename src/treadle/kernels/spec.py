@@ -212,6 +212,13 @@ class Spec:
                 parts.append(f"{label}{digits}")
         return "_".join(parts)
 
+    @property
+    def needs(self) -> set[str]:
+        """Arguments that must be given: those without ``?``, and of the others what this one's
+        fields ask for.
+        """
+        return self.args.required
+
     def scratch(self, lanes: int) -> int:
         """Bytes of scratch a thread needs, where vectors have ``lanes`` f32 values."""
         return 0

@@ -29,7 +29,7 @@ from treadle.kernels.spec import LINE, Frame, Spec
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
 # ``base`` items, or with ``count``, an address: base * ceil(what is there / per).
-STEP_FIELDS = ("kernel", "args", "base", "count", "per", "chunk")
+STEP_FIELDS = ("kernel", "args", "base", "count", "per")
 STEP = np.dtype([(name, "i8") for name in STEP_FIELDS])
 NEXT_FIELDS = (  # a run's own: Python writes them beside the job, the caller publishes them
     "n_steps",
@@ -86,7 +86,7 @@ class _Loop:
         zero = k.i64(0)
         self.epoch, self.polls = k.var(k.i64(-1)), k.var(zero)
         self.step, self.run, self.first = k.var(self.team), k.var(self.team), k.var(zero)
-        self.total, self.chunk, self.seen = k.var(zero), k.var(k.i64(1)), k.var(k.const(0, i32))
+        self.total, self.seen = k.var(zero), k.var(k.const(0, i32))
 
     def emit(self) -> None:
         k, at = self.k, self.at
@@ -120,7 +120,7 @@ class _Loop:
         # Large claims first, so that a thread reads on where it was and its prefetches serve it;
         # small ones last, so that all threads end together.
         part = (self.total.v - item) // self._job("share")
-        n = k.min(k.max(part, self.chunk.v), self.total.v - item)
+        n = k.min(k.max(part, 1), self.total.v - item)
         took = k.compare_swap(self.team + CLAIM, word, word + n)
         execute = k.label("execute")
         k.branch(took, execute, at["poll"])
@@ -196,7 +196,6 @@ class _Loop:
         k.at(ready)
         self.epoch.v, self.first.v, self.run.v, self.polls.v = epoch, first, run, k.i64(0)
         self.step.v = steps + index * STEP.itemsize
-        self.chunk.v = self._step("chunk")
         self.total.v = self._step("base")
         with k.if_(self._step("count") > 0):
             count, per = k.load(self._step("count", ptr), i64, align=8), self._step("per")

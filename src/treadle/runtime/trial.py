@@ -198,16 +198,16 @@ class Trial:
             self.close()
             self._team = Team(self.n_threads, self.isa, scratch)
         strips = -(-self.m // spec.rows_per_item(self.isa.lanes))
-        chunk = tokens_per_item(spec, strips, n, self.n_threads)
-        grid = Grid(strips, spec.count, chunk)
-        slots = [self._slots(spec, n, copy, chunk) for copy in order]
+        tokens = tokens_per_item(spec, strips, n, self.n_threads)
+        grid = Grid(strips, spec.count, tokens)
+        slots = [self._slots(spec, n, copy, tokens) for copy in order]
         args = np.array(slots, np.int64)
         run, steps = np.zeros(1, RUN_STATE), np.zeros(len(order), STEP)
         run[spec.count] = n
         counted = int(run.ctypes.data) + run_offset(grid.count)
         for i, row in enumerate(args):
             at = int(row.ctypes.data)
-            steps[i] = (self._addresses[spec.name], at, grid.base, counted, grid.per, 1)
+            steps[i] = (self._addresses[spec.name], at, grid.base, counted, grid.per)
         wall, cpu = time.perf_counter(), time.process_time()
         began = self._clock()
         self._team.run(int(steps.ctypes.data), len(steps), int(run.ctypes.data))
