@@ -42,10 +42,10 @@ class Scheduler:
         self,
         engine: Engine,
         *,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
         target_s: float = TARGET_S,
     ) -> None:
-        self.engine, self._clock = engine, clock
+        self.engine, self._clock = engine, clock or time.perf_counter
         self._inbox: deque[Request] = deque()  # that came, and that are to go
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # by rank; each has a sequence

@@ -78,8 +78,10 @@ class Collector:
 
     def _run(self, parts: list[Part], pool: ThreadPoolExecutor) -> None:
         whole, run = self.engine.steps(parts)
-        tapped = self._plans.setdefault(id(whole), _Tapped(whole, run, self.engine.device))
         at, device = 0, self.engine.device
+        tapped = self._plans.get(id(whole))
+        if tapped is None:
+            tapped = self._plans[id(whole)] = _Tapped(whole, run, device)
         for tap in tapped.taps:
             device.run(tapped.program, range(at, tap.step + 1))
             at = tap.step + 1
