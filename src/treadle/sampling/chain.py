@@ -71,10 +71,13 @@ class Sampler:
         self._bits: Callable[[], bytes] | None = getattr(constraint, "bits", None)
         self._asks = False
         self.reset()
-        names, bare = [name for name, _ in self._stages], self._bias is None
+        names, bare = [name for name, _ in self._stages], not len(self._raised)
         self._alone = bare and not names and settings.greedy  # the largest logit is the token
         self._head = settings.top_k if bare and names[:1] == ["top_k"] else 0  # so many stay
-        self._look = Look(None, self._alone, "top_p" in names[: len(self._openings or ())])
+        # Where others are lowered, what is larger stays larger.
+        self._lowered = frozenset(() if self._bias is None else self._bias[0].tolist())
+        needs_total = "top_p" in names[: len(self._openings or ())]
+        self._look = Look(None, self._alone and not self._lowered, needs_total)
 
     def reset(self) -> None:
         """Forget what was sampled: the seed, mirostat and adaptive-p start over."""
@@ -126,14 +129,15 @@ class Sampler:
         highest, token = top.first
         if not -math.inf < highest < math.inf:  # which is said of the whole row
             return self.sample(row.logits(), ids)
-        if self._alone:
+        if self._alone and token not in self._lowered:
             if self._constraint is not None:
                 self._constraint.accept(token)
             return token
         head = self._head
         if head and (values := top.values)[head - 1] > -math.inf:
-            c = Candidates(values[:head], top.ids[:head].astype(np.intp), descending=True)
-            return self._finish(c, ids, 1)
+            few = top.ids[:head].astype(np.intp)
+            if not self._lowered or self._lowered.isdisjoint(few.tolist()):
+                return self._finish(Candidates(values[:head], few, descending=True), ids, 1)
         found = self._open(best_of(row, top, self._raised), ids)
         return self.sample(row.logits(), ids) if found is None else found
 
