@@ -306,6 +306,8 @@ class Engine:
         seqs = set()
         for seq, ids, n_wanted, _ in parts:
             n = len(ids)
+            if not n:
+                raise TreadleError("a part of a batch without tokens")
             if not 0 <= n_wanted <= n:
                 raise TreadleError("a part of a batch that wants more logits than it has tokens")
             self.check_ids(ids)

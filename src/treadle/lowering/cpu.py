@@ -276,7 +276,7 @@ class CpuOps(Making, Ops):
         rope = None if k_way.table is None else config.ropes[k_way.table]
         if rope is not None and config.ropes[q_way.table or 0].dims != rope.dims:
             raise UnsupportedError(f"L{layer}: queries and keys of which not the same dims turn")
-        q_norm, *k_norms = (x and steps.vector(f"{x.weight}.weight") for x in norms)
+        q_norm, *k_norms = (x and steps.vector(f"{x.weight}.weight", x.scale) for x in norms)
         pool, kept = None, dict[str, Any]()
         if k is not None:
             pool, (k_column, v_column) = steps.cache.pool_of(layer), (at for _, at in places[1:])
