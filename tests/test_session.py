@@ -218,8 +218,8 @@ def test_batches_that_make_no_sense_are_refused_untouched(tiny: WriteTiny) -> No
         a, b = engine.cache.sequence(), engine.cache.sequence()
         engine.run([Part(a, [5, 6], 0)])
         cases: list[tuple[list[Part], str]] = [
-            ([], "without tokens"),
-            ([Part(a, [], 0)], "0 tokens"),
+            ([], "0 tokens"),
+            ([Part(a, [], 0)], "without tokens"),
             ([Part(a, [1] * 300)], "300 tokens"),
             ([Part(a, [1] * 200, OUTPUTS + 1)], f"{OUTPUTS + 1} outputs"),
             ([Part(a, [1], 2)], "more logits than it has tokens"),

@@ -119,15 +119,14 @@ def build(case: Case) -> Any:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 128,
-        "rms_norm_eps": EPS,
-        "layer_norm_eps": EPS,
-        "layer_norm_epsilon": EPS,
         "tie_word_embeddings": False,
         "attn_implementation": "eager",
         **case.options,
     }
     text = "Text" if case.family == "Gemma3" else ""
-    config = getattr(transformers, f"{case.family}{text}Config")(**options)
+    kind = getattr(transformers, f"{case.family}{text}Config")
+    names = "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"  # a family knows one of them
+    config = kind(**{name: EPS for name in names if hasattr(kind(), name)} | options)
     model_class = getattr(transformers, f"{case.family}{case.head}")
     with float64_only():
         model = model_class(config).eval()
