@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -165,11 +166,9 @@ def test_listing(folder: Path) -> None:
     (path,) = folder.iterdir()
     assert cache.entries() == [(SPEC.name, len(code), ISA.name)]
     (record,) = cache.records()
-    eps = float(np.float32(1e-6))
-    assert record.about["fields"] == {
-        "act": "f32", "k": 40, "group": 1, "eps": eps, "add": False, "outputs": False, "sub": 32,
-        "centred": False, "weight": True, "bias": False,
-    }  # fmt: skip
+    told = record.about["fields"]
+    assert told == {field.name: getattr(SPEC, field.name) for field in fields(SPEC)}
+    assert (told["act"], told["k"], told["eps"]) == ("f32", 40, float(np.float32(1e-6)))
     state = cache.state()
     assert (state.n_kernels, state.n_bytes, state.n_stale) == (1, path.stat().st_size, 0)
     assert state.problem is None
