@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import WriteTiny
-from tests.kernels.rows import ALL
+from tests.kernels.rows import ALL, MADE_UP
 from treadle.files.gguf import open_gguf
+from treadle.isa import ROWS
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 BEST = ALL[-1].name
@@ -21,9 +22,11 @@ NAMES = [f"tiny {BEST} f16 {threads}t: prompt 7" for threads in (2, 1)]
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[Any]:
-    """tools/logits_digest.py as a module."""
+    """tools/logits_digest.py as a module; what it changes of the process is put back."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(TOOLS), *sys.path])
+        patch.setenv("TREADLE_TUNE", "0")
+        patch.setitem(ROWS, MADE_UP.name, MADE_UP)
         import logits_digest  # type: ignore[import-not-found]
 
         yield logits_digest
