@@ -184,11 +184,7 @@ class Engine:
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
         with self.lock:
-            if len(texts) == 1 and (n := len(texts[0])) > self.max_tokens:
-                if not all(layer.causal for layer in self.config.layers):
-                    raise ContextFullError(
-                        f"{n} tokens that see each other: a run takes {self.max_tokens}"
-                    )
+            if len(texts) == 1 and len(texts[0]) > self.max_tokens:
                 return self._embed_long(texts[0])
             seqs: list[Sequence] = []
             try:
@@ -208,40 +204,36 @@ class Engine:
         """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
         TreadleError for no tokens.
         """
-        n, step = len(ids), self.max_tokens
-        if not n:
+        if not len(ids):
             raise TreadleError("no tokens")
         with self.lock:
-            if n > step and not all(layer.causal for layer in self.config.layers):
-                raise ContextFullError(f"{n} tokens that see each other: a run takes {step}")
-            seq = self.cache.sequence()
-            try:
-                with interrupts_held():
-                    self.cache.check_room(seq, n)
-                parts = [Part(seq, ids[at : at + step], 0) for at in range(0, n, step)]
-                rows = [self._run([part], self._read_states, None, "states") for part in parts]
-                return np.concatenate(rows)
-            finally:
-                with interrupts_held():
-                    seq.close()
+            return np.concatenate(self._in_runs(ids, self._read_states, "states"))
 
     def _embed_long(self, ids: Ids[int]) -> np.ndarray:
         """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
-        read, sizes, pooled = partial(self._read_vectors, "pooled"), [], []
+        pooled = self._in_runs(ids, partial(self._read_vectors, "pooled"), "embedding")
+        pooled = [row.astype(np.float64) for row in pooled]
+        n, step = len(ids), self.max_tokens
+        mean = np.average(pooled, 0, [min(step, n - at) for at in range(0, n, step)])
+        vector = {"mean": mean, "first": pooled[0], "last": pooled[-1]}[self.config.pooling]
+        return np.asarray(vector / (np.linalg.norm(vector) or 1.0), np.float32)
+
+    def _in_runs(
+        self, ids: Ids[int], read: Callable[[_Ready], np.ndarray], output: str
+    ) -> list[np.ndarray]:
+        """Read a text in as many runs as it takes, in a sequence of its own: what each gives."""
+        n, step = len(ids), self.max_tokens
+        if n > step and not all(layer.causal for layer in self.config.layers):
+            raise ContextFullError(f"{n} tokens that see each other: a run takes {step}")
         seq = self.cache.sequence()
         try:
             with interrupts_held():
-                self.cache.check_room(seq, len(ids))
-            for at in range(0, len(ids), self.max_tokens):
-                part = Part(seq, ids[at : at + self.max_tokens], 0)
-                sizes.append(len(part.ids))
-                pooled.append(self._run([part], read, None, "embedding").astype(np.float64))
+                self.cache.check_room(seq, n)
+            parts = [Part(seq, ids[at : at + step], 0) for at in range(0, n, step)]
+            return [self._run([part], read, None, output) for part in parts]
         finally:
             with interrupts_held():
                 seq.close()
-        mean = np.average(pooled, 0, sizes)
-        vector = {"mean": mean, "first": pooled[0], "last": pooled[-1]}[self.config.pooling]
-        return np.asarray(vector / (np.linalg.norm(vector) or 1.0), np.float32)
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
         """Make ``seq`` hold the longest beginning of ``ids`` that the cache has; its length."""
