@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile engine session"
     " sampling answer request scheduler turns generation text convert arguments card",
-    "server": "errors version card sampling text kernels.choice model",
+    "server": "errors version answer card engine sampling text kernels.choice model",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text jit.cache batch convert imatrix quantize perplexity server",

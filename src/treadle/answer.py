@@ -140,7 +140,7 @@ class Answer:
                 at, self.stopped_by = min(found)
                 text, stopped = text[:at], True
             elif not last:
-                keep = max(_overlap(text, stop) for stop in self.stop)
+                keep = max(overlap(text, stop) for stop in self.stop)
         self._held = text[len(text) - keep :]
         if piece := text[: len(text) - keep]:
             self.pieces.append((piece, len(self.ids)))
@@ -156,7 +156,7 @@ def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
     return [text for text in given if text]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that begins ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 from treadle.errors import SamplingError, TreadleError
@@ -78,6 +77,8 @@ def build_sampling(
         raise SamplingError(f"sampling is {found}: expected a treadle.Sampling")
     for name in given:
         if name not in SAMPLING_FIELDS:
+            from difflib import get_close_matches  # for a slip alone
+
             near = get_close_matches(name, [*SAMPLING_FIELDS, *known], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"generate() got an unexpected keyword argument {name!r}{hint}")

@@ -81,8 +81,11 @@ def test_dots_of_bf16(rng: np.random.Generator) -> None:
     memory = Memory(row.guest())
     test_ops.test_dot_bf16(row.isa, rng)
     test_ops.test_narrow_bf16(row.isa)
-    for spec in (s for s in registry.GEMMS if s.act == "bf16" and not test_matmul.on_matrix(s)):
+    specs = [s for s in registry.GEMMS if s.act == "bf16" and not test_matmul.on_matrix(s)]
+    assert specs
+    for spec in specs:
         test_matmul.test_random_numbers(spec, row.isa, memory, rng)
+    memory.check()
 
 
 @ROWS

@@ -165,6 +165,8 @@ def test_keys(model: treadle.Model) -> None:
             {"x-api-key": "one", "host": "any.example", "origin": "https://any.example"},
         ):
             assert client.get("/v1/models", headers=good).status_code == 200
+        other = client.get("/v1/models", headers={b"x-api-key": "zwö".encode()})
+        assert other.status_code == 200
 
 
 # -- errors and the log ---------------------------------------------------------------------------

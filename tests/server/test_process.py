@@ -158,6 +158,13 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot listen on 127.0.0.1 port" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["", " "])
+def test_a_key_of_nothing(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--api-key "$UNSET"`` must not let everybody in."""
+    assert main(["serve", "--port", "0", "--api-key", key]) == 2
+    assert "--api-key: an empty key" in capsys.readouterr().err
+
+
 def test_a_model_that_cannot_be_compiled_is_no_ready_server() -> None:
     """It says why, and ends."""
     environment = {**os.environ, "TREADLE_NO_COMPILE": "1", "TREADLE_CACHE": os.devnull + "/none"}

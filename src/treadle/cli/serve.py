@@ -86,6 +86,8 @@ def command(
         )
     if not host:
         raise click.UsageError("--host: an address, such as 127.0.0.1")
+    if not all(key.strip() for key in settings["api_keys"]):
+        raise click.UsageError("--api-key: an empty key")
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     with ProgressBar() as progress:

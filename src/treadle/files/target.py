@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,12 +65,16 @@ def check_folder(path: Name) -> None:
 
 def check_room(path: Name, need: int) -> None:
     """Raise FileError unless ``need`` bytes fit on the disk beside ``path``: not after hours."""
+    import shutil  # brings compressors along
+
     if need > shutil.disk_usage(Path(path).parent).free:
         raise FileError(f"no room on the disk: {room(path, need)}", path=path)
 
 
 def room(path: Name, need: int) -> str:
     """What a file of ``need`` bytes needs, and what the disk has."""
+    import shutil
+
     return f"{n_bytes(need)} needed, {n_bytes(shutil.disk_usage(Path(path).parent).free)} free"
 
 

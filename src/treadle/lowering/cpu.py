@@ -15,7 +15,6 @@ from treadle.errors import UnsupportedError
 from treadle.kernels.act import Act
 from treadle.kernels.attention import Attention
 from treadle.kernels.choice import SHIPPED, Table
-from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.merge import Merge
@@ -269,7 +268,11 @@ class CpuOps(Making, Ops):
         if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
             raise UnsupportedError(f"L{layer}: queries, keys and values that do not lie together")
         norms = [way.norm for way in ways]
+        if any(x.centred or steps.has(f"{x.weight}.bias") for x in norms if x):
+            raise UnsupportedError(f"L{layer}: LayerNorm or a bias of queries or keys")
         if norms[0] is not None and norms[0].heads == 1 < at.n_head:  # of all heads together
+            if q_way.norm_last:
+                raise UnsupportedError(f"{norms[0].label}: of all heads, behind the rope")
             for norm, (_, column) in zip(norms, places, strict=False):
                 self._column_norm(norm, qkv, column)
             norms = [None] * len(norms)
@@ -315,9 +318,9 @@ class CpuOps(Making, Ops):
         return qkv
 
     def _column_norm(self, x: Normed | None, rows: Buffer, column: int) -> None:
+        from treadle.kernels.column_norm import ColumnNorm
+
         assert x is not None
-        if x.centred:
-            raise UnsupportedError(f"{x.label}: LayerNorm of queries or keys")
         self.steps.emit(
             x.label,
             ColumnNorm(x.width, self.config.norm_eps),

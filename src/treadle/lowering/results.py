@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Grid
 from treadle.kernels.top import LOOKS, N_VOCAB_MAX, PARTIAL, RESULT, JoinTop, Top, slices
 from treadle.lowering.inputs import sampled_inputs
@@ -26,6 +25,8 @@ def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
     """Steps behind those that made ``y``, f32 ``[n_outputs, n_vocab]``."""
     plan, stride, cap = steps.plan, y.row_bytes // 4, steps.config.logit_softcap
     if cap:
+        from treadle.kernels.softcap import Softcap
+
         softcap = Softcap(n_vocab, cap)
         grid = Grid(softcap.pieces, "n_outputs")
         steps.emit(f"{label}.softcap", softcap, grid, y=y, stride=stride)

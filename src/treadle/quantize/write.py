@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treadle.quantize.plan import Recipe
 
 STAGE = "quantizing"
-MAX_STRING = 4096  # bytes of a name that is noted in the file
+MAX_STRING = 4096  # characters of a name that is noted in the file
 
 Floats = npt.NDArray[np.float32]
 

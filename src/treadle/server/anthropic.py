@@ -252,9 +252,7 @@ def _delta(part: Said) -> dict[str, Any]:
 def _opening(part: Said) -> dict[str, Any]:
     """A block of which nothing is told yet."""
     empty = {"thinking": "", "text": "", "input": {}}
-    return {key: empty.get(key, value) for key, value in _block(part).items() if key != "type"} | {
-        "type": _block(part)["type"]
-    }
+    return {key: empty.get(key, value) for key, value in _block(part).items()}
 
 
 async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -267,7 +267,7 @@ def right_key(headers: Headers, keys: tuple[str, ...]) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = headers.get("x-api-key", "")
-    said = given.strip().encode("utf-8", "replace")
+    said = given.strip().encode("latin-1", "replace")  # as headers are decoded
     found = [hmac.compare_digest(said, key.encode()) for key in keys]
     return any(found)
 

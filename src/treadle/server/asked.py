@@ -80,7 +80,6 @@ SYNONYMS = {
     "n_predict": "max_tokens",
     "max_output_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
-    "n_probs": "logprobs",
 }
 
 _OTHER_ENGINES = "treadle has response_format, json_schema and grammar"
@@ -332,4 +331,4 @@ def check_text(said: str, model: Model) -> None:
     up to some hundred.
     """
     if len(said) > 512 * model.n_ctx + 4096:
-        raise too_long(len(said) // 512, model.n_ctx, at_least=True)
+        raise too_long(len(said) // 512, room(model), at_least=True)

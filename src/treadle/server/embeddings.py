@@ -71,7 +71,6 @@ async def embed(service: Service, value: Any, name: str = "input") -> tuple[np.n
     texts = await service.prepare(_read, value, service.model, name)
     made = [np.zeros((0, service.model.config.n_embd), np.float32)]
     for batch in service.model.engine.together(texts):
-        service.check_ready()
         job = service.engine.submit(lambda ids=batch: _run(service.model, ids))  # type: ignore[misc]
         made.append(await asyncio.wrap_future(job))
     n_tokens = sum(map(len, texts))

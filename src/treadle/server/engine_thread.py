@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treadle.engine import OUTPUTS
 from treadle.errors import FileError
 from treadle.kernels.choice import batch_sizes
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from treadle.server.call import Call, Text
     from treadle.server.tally import Tally
 
-OUTPUTS = 128  # rows of logits that a plan gives at most
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 

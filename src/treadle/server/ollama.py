@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from treadle.server.asked import Asked, read_asked, read_prompt
+from treadle.server.asked import Asked, read_asked, read_prompt, room
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import embed
@@ -253,7 +253,7 @@ async def running(request: Request) -> Response:
     """``GET /api/ps``."""
     service = service_of(request)
     never = "9999-12-31T23:59:59Z"
-    own = {"expires_at": never, "size_vram": 0, "context_length": service.model.n_ctx}
+    own = {"expires_at": never, "size_vram": 0, "context_length": room(service.model)}
     return Json({"models": [{**describe(service), **own}]})
 
 

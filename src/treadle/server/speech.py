@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from treadle.answer import overlap
 from treadle.errors import TemplateError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class Scanner:
             return before.rstrip("\n"), True
         text = self._held
         if not last:
-            text = text[: len(text) - _overlap(text, mark)].rstrip("\n")
+            text = text[: len(text) - overlap(text, mark)].rstrip("\n")
         self._held = self._held[len(text) :]
         return text, False
 
@@ -229,12 +230,6 @@ def _merged(parts: Iterable[Said]) -> list[Said]:
         else:
             out.append(part)
     return out
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of ``text`` that begins ``mark``."""
-    most = min(len(text), len(mark) - 1)
-    return next((n for n in range(most, 0, -1) if mark.startswith(text[-n:])), 0)
 
 
 def read_call(written: str, names: Collection[str]) -> ToolCall | None:

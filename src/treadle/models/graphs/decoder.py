@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
-DECODERS_ONLY = f"treadle has these dense architectures only: {', '.join(ARCHS)}"
+DENSE = [name for name, arch in ARCHS.items() if arch.graph == "decoder"]
+DECODERS_ONLY = f"treadle has these dense architectures only: {', '.join(DENSE)}"
 POSITIONS = "position_embd.weight"
 RMS_EPS = "attention.layer_norm_rms_epsilon"
 

@@ -6,7 +6,6 @@ A text's tokens are all in one run.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
 from treadle.models.archs import Arch
@@ -15,15 +14,7 @@ from treadle.models.graphs.decoder import DECODER, embedding, read_config, state
 from treadle.models.keys import Keys
 from treadle.models.structure import TensorRow
 
-if TYPE_CHECKING:
-    from treadle.models.ops import Ops, Rows
-
 DENSE = "dense_2.weight"  # a matrix behind the pooling
-
-
-def build(g: Ops) -> Rows:
-    """The states behind the last layer."""
-    return DECODER.build(g)
 
 
 def read(keys: Keys, arch: Arch) -> Config:
@@ -40,7 +31,6 @@ def read(keys: Keys, arch: Arch) -> Config:
 
 ENCODER = replace(
     DECODER,
-    build=build,
     outputs={"embedding": embedding, "states": states},
     rows=(
         *DECODER.rows,
