@@ -70,11 +70,12 @@ MAY_IMPORT = {
     "quantize": "errors words files formats imatrix convert runtime.sigbus",
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile engine session"
-    " sampling answer request scheduler turns generation text convert arguments card",
-    "server": "errors version answer card engine sampling text kernels.choice model",
+    " sampling answer request scheduler turns generation text speech convert arguments card",
+    "speech": "errors answer text",
+    "server": "errors version answer card engine sampling text speech kernels.choice model",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
-    " runtime text jit.cache batch convert imatrix quantize perplexity server",
+    " runtime text speech jit.cache batch convert imatrix quantize perplexity server",
     "__init__": "errors version model sampling generation session",
     "__main__": "cli",
 }

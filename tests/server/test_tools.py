@@ -19,7 +19,7 @@ from tests.server.conftest import running, talking
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.server.test_speech import HERMES_TEMPLATE
+from tests.speech.test_scanner import HERMES_TEMPLATE
 from treadle.server import conversation
 from treadle.server.tools import Tools, read_tools
 from treadle.text.template import ChatTemplate

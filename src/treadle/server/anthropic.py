@@ -16,8 +16,8 @@ from treadle.server.conversation import conversation_text, prompt_ids, read_conv
 from treadle.server.fields import Table, array, mapping, read_fields, refused, text, texts, whole
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.speech import Said
 from treadle.server.wire import Json, Stream, event, finished, read_json, ticking
+from treadle.speech import Said
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning
 # of a prompt would ever be found in the cache.

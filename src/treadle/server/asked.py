@@ -25,7 +25,7 @@ from treadle.server.fields import (
     wrong,
 )
 from treadle.server.problems import ApiError, too_long
-from treadle.server.speech import Speech
+from treadle.speech import Speech
 
 if TYPE_CHECKING:
     from treadle.model import Model

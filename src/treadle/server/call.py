@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
     from treadle.request import Request
     from treadle.server.asked import Asked
-    from treadle.server.speech import Said
+    from treadle.speech import Said
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from treadle.server.asked import check_length, check_text
 from treadle.server.fields import Table, array, flag, mapping, read_fields, text, wrong
 from treadle.server.problems import ApiError
-from treadle.server.speech import THINK, Speech
 from treadle.server.tools import Tools, read_tools
+from treadle.speech import THINK, Speech
 from treadle.text.variables import check_own
 
 if TYPE_CHECKING:

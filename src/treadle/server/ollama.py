@@ -18,8 +18,8 @@ from treadle.server.embeddings import embed
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.speech import Told
 from treadle.server.wire import Json, Stream, encode, finished, read_json, result, ticking
+from treadle.speech import Told
 from treadle.version import __version__
 
 Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it

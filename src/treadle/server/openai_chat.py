@@ -17,8 +17,8 @@ from treadle.server.fields import Table, array, flag, mapping, read_fields, refu
 from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.speech import Said, Told
 from treadle.server.wire import DONE, PING, Json, Stream, event, finished, read_json, ticking
+from treadle.speech import Said, Told
 
 MAX_TOP = 64  # alternatives to a token
 

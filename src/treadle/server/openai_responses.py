@@ -20,8 +20,8 @@ from treadle.server.openai_answer import usage
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.speech import Said
 from treadle.server.wire import PING, Json, Stream, event, finished, read_json, ticking
+from treadle.speech import Said
 
 SKIPPED = ("reasoning",)  # items that say nothing to the model
 PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}  # of items' ids

@@ -15,9 +15,9 @@ from treadle.server.asked import Asked, file_defaults
 from treadle.server.call import Call, Text
 from treadle.server.engine_thread import EngineThread
 from treadle.server.problems import ApiError, busy
-from treadle.server.speech import Row, find_row, reasons, shows_tools
 from treadle.server.talks import Talks
 from treadle.server.tally import Tally
+from treadle.speech import Row, find_row, reasons, shows_tools
 from treadle.version import __version__
 
 if TYPE_CHECKING:

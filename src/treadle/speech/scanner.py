@@ -1,53 +1,15 @@
-"""What a model says, told apart while it comes: reasoning, content, calls of tools.
-
-A row says how a family of models writes a call. Which row a model's template has is found by
-trial: the template renders a conversation with one call, and the row that finds the same call in
-it is the right one. Calls end where their JSON ends, whatever a string in it says.
-"""
+"""What a model says, told apart while it comes: reasoning, content, calls of tools."""
 
 from __future__ import annotations
 
-import json
-import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from treadle.answer import overlap
-from treadle.errors import TemplateError, UnsupportedError
-
-if TYPE_CHECKING:
-    from treadle.text.template import ChatTemplate
+from treadle.speech.rows import Row, ToolCall, Walk, read_call
 
 THINK, THOUGHT = "<think>", "</think>"
-
-
-@dataclass(frozen=True)
-class Row:
-    """How a family writes a call: ``open``, an object of JSON with the name and the arguments,
-    ``close``. Without ``open`` an answer that begins with a brace is a call.
-    """
-
-    name: str
-    open: str = ""
-    close: str = ""
-
-
-ROWS = (
-    Row("hermes", "<tool_call>", "</tool_call>"),  # Hermes, Qwen 2.5, Qwen 3
-    Row("json"),  # Llama 3.1 to 3.3
-)
-ARGUMENTS = ("arguments", "parameters")
-MAX_TRIED = 64  # places in a template's text where a call may begin
-
-
-class ToolCall(NamedTuple):
-    """One call: ``arguments`` is an object of JSON, as text."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 class Said(NamedTuple):
@@ -92,7 +54,7 @@ class Scanner:
         elif row is not None:
             self._state = "start"
         self._held = ""
-        self._walk = _Walk()
+        self._walk = Walk()
         self.n_calls = 0
 
     def feed(self, text: str, *, last: bool = False) -> list[Said]:
@@ -157,7 +119,7 @@ class Scanner:
         elif close and not last and close.startswith(behind):
             return []  # its end may still come
         call = read_call(written, self._speech.names)
-        self._walk = _Walk()
+        self._walk = Walk()
         # After a bare call nothing else is one.
         self._behind(rest, "content" if self._row.open else "rest")
         if call is None:
@@ -191,34 +153,6 @@ class Scanner:
         return text, False
 
 
-class _Walk:
-    """Finds the end of an object of JSON that comes in parts: each character is looked at once."""
-
-    def __init__(self) -> None:
-        self._at = self._depth = 0
-        self._quoted = self._escaped = False
-
-    def end(self, text: str) -> int | None:
-        """Behind its last brace; None where that has not come."""
-        for at in range(self._at, len(text)):
-            char = text[at]
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._quoted, self._escaped = char != '"', char == "\\"
-            elif char == '"':
-                self._quoted = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self._at = at
-                    return at + 1
-        self._at = len(text)
-        return None
-
-
 def _merged(parts: Iterable[Said]) -> list[Said]:
     """Neighbours of one kind as one; nothing that is empty."""
     out: list[Said] = []
@@ -230,22 +164,6 @@ def _merged(parts: Iterable[Said]) -> list[Said]:
         else:
             out.append(part)
     return out
-
-
-def read_call(written: str, names: Collection[str]) -> ToolCall | None:
-    """A call as it was written; None for what is none, which is then content."""
-    try:
-        found = json.loads(written)
-    except (ValueError, RecursionError):
-        return None
-    name = found.get("name") if isinstance(found, dict) else None
-    if not isinstance(name, str) or name not in names:
-        return None
-    arguments: Any = next((found[key] for key in ARGUMENTS if key in found), {})
-    if not isinstance(arguments, dict):
-        return None
-    text = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(f"call_{secrets.token_hex(12)}", name, text)
 
 
 @dataclass
@@ -265,59 +183,3 @@ class Told:
 
 
 KINDS = ("reasoning", "content")
-
-# -- what a template writes -----------------------------------------------------------------------
-
-_NAME, _WORD = "treadle_try", "treadle_word"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "Try it.",
-        "parameters": {"type": "object", "properties": {_WORD: {"type": "string"}}},
-    },
-}
-
-
-def reasons(template: ChatTemplate) -> bool:
-    """Whether models of this template reason between marks."""
-    return THOUGHT in template.source
-
-
-def shows_tools(template: ChatTemplate) -> bool:
-    """Whether a template tells the model which tools there are."""
-    return _NAME in _rendered(template, [])
-
-
-def find_row(template: ChatTemplate) -> Row | None:
-    """The row that finds in a conversation the call that the template has written into it."""
-    call = {"id": "callxxxx1", "type": "function"}
-    arguments = {_WORD: "}</tool_call>{"}
-    function = {"name": _NAME, "arguments": arguments}
-    without = _rendered(template, [])
-    whole = _rendered(template, [{"role": "assistant", "content": "", "tool_calls": [
-        {**call, "function": function}
-    ]}])  # fmt: skip
-    at = next(
-        (i for i, (a, b) in enumerate(zip(whole, without, strict=False)) if a != b),
-        min(len(whole), len(without)),
-    )
-    for row in ROWS:
-        # What stands before the call is the head of the assistant's message.
-        mark = row.open or '{"'
-        starts = (i for i in range(at, len(whole)) if whole.startswith(mark, i))
-        for start in islice(starts, MAX_TRIED):
-            scanner = Speech(row=row, names=frozenset({_NAME})).scanner()
-            calls = Told.of(scanner.feed(whole[start:], last=True)).calls
-            if len(calls) == 1 and json.loads(calls[0].arguments) == arguments:
-                return row
-    return None
-
-
-def _rendered(template: ChatTemplate, more: list[dict[str, Any]]) -> str:
-    """A conversation with a tool; nothing where the template cannot."""
-    messages = [{"role": "user", "content": "hi"}, *more]
-    try:
-        return template.render(messages, add_generation_prompt=False, tools=[_TOOL])
-    except (TemplateError, UnsupportedError):
-        return ""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.server.speech import ROWS, Row, Said, Speech, Told, find_row, reasons, shows_tools
+from treadle.speech import ROWS, Row, Said, Speech, Told, find_row, reasons, shows_tools
 from treadle.text.template import ChatTemplate
 
 HERMES, BARE = ROWS
