@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.fake_engine import N_VOCAB, Bytes, FakeEngine, check_scheduler
+from treadle.admission import AGE_S
 from treadle.answer import Answer
 from treadle.batch import Part
 from treadle.budget import LEAST, QUANTUM, Pace, Shares
@@ -22,7 +23,7 @@ from treadle.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
 from treadle.kernels.kv import PAGE
 from treadle.request import Request
-from treadle.scheduler import AGE_S, Scheduler
+from treadle.scheduler import Scheduler
 from treadle.session import Session
 
 N_CTX = 8 * PAGE
@@ -137,7 +138,7 @@ class Walk(RuleBasedStateMachine):
         self.scheduler.cancel(request)
         self.scheduler.step()
         assert request.seq is None
-        assert request not in (*self.scheduler._running, *self.scheduler._waiting)
+        assert request not in (*self.scheduler.admission.running, *self.scheduler.admission.waiting)
 
     @precondition(lambda self: self.world.requests)
     @rule(which=st.integers(0, 30))

@@ -43,8 +43,8 @@ def nothing_leaks(model: treadle.Model) -> Iterator[None]:
     yield
     gc.collect()
     check_scheduler(model._turns.scheduler)
-    assert not model._turns.scheduler._running
-    assert not model._turns.scheduler._waiting
+    assert not model._turns.scheduler.admission.running
+    assert not model._turns.scheduler.admission.waiting
     assert not model._turns._sleepers
     assert not model._turns._turn.locked()
 
@@ -59,7 +59,7 @@ class Watched:
         patch.setattr(model.engine, "sample", self.sample)
 
     def sample(self, parts: Any) -> Rows:
-        while not self.sizes and len(parts) + len(self._scheduler._inbox) < self.n_first:
+        while not self.sizes and len(parts) + len(self._scheduler.admission.inbox) < self.n_first:
             time.sleep(0.001)
         self.sizes.append(len(parts))
         return self._sample(parts)
@@ -128,7 +128,7 @@ def test_a_text_that_nobody_reads_on_is_a_few_pieces_ahead_and_no_more(
     assert left.finish() == alone[0]
     dropped = model.generate(PROMPTS[0], **GREEDY)
     next(dropped)
-    assert model._turns.scheduler._running
+    assert model._turns.scheduler.admission.running
     del dropped  # what is not closed and is forgotten is cancelled
 
 

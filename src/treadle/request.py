@@ -48,6 +48,7 @@ class Request:
         self.n_known = -1  # tokens of it that the cache has; -1: to be looked up
         self.seq: Sequence | None = None  # while it runs
         self.seen = -1  # the sequence's count of changes, as the last step left it
+        self.looked_at = False  # its logits are there, and its next id is being chosen
         self.short: NoRoomError | None = None  # why it does not run
 
     @property

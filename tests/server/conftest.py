@@ -44,8 +44,8 @@ def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
     finally:
         service.close()
     check_scheduler(service.engine.scheduler)
-    assert not service.engine.scheduler._running
-    assert not service.engine.scheduler._waiting
+    assert not service.engine.scheduler.admission.running
+    assert not service.engine.scheduler.admission.waiting
 
 
 @contextmanager

@@ -1,0 +1,73 @@
+"""What a batch is made of: the last id of each request that decodes, and as much of the prompts as
+the step has time for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from treadle.batch import Part
+from treadle.budget import LEAST, Pace, Shares
+from treadle.kernels.kv import PAGE
+
+if TYPE_CHECKING:
+    from treadle.admission import Admission
+    from treadle.request import Request
+
+Batch = list[tuple["Request", Part]]
+
+
+class Composer:
+    """Makes batches of the requests that are let in. ``pace`` predicts what a step takes."""
+
+    def __init__(self, admission: Admission, pace: Pace) -> None:
+        self._admission, self._pace, self._shares = admission, pace, Shares()
+
+    def compose(self) -> Batch:
+        """The parts of the next batch, whose pages are reserved."""
+        queue = self._admission
+        if queue.waiting:
+            queue.admit()
+        decoding: list[Request] = []
+        reading: list[tuple[Hashable, Request, int]] = []
+        for request in self._wanting():
+            if request.seq is None:  # it gave way to one before it
+                continue
+            left = queue.resume(request)
+            # Most ids go where others of the same page are.
+            new_page = left > 1 or not len(request.seq.ids) % PAGE
+            if new_page and not queue.secure(request, left):
+                continue
+            if left == 1:
+                decoding.append(request)
+            else:
+                reading.append((request.client, request, left))
+        most = budget = queue.engine.max_tokens
+        if decoding and reading:
+            context, before = sum(len(r.ids) for r in decoding), len(reading[0][1].seq or ())
+            most = max(most - len(decoding), LEAST)
+            budget = self._pace.tokens(len(decoding), context, before, most)
+        batch = [(r, Part(r.seq, r.ids[-1:], 1, r.looks())) for r in decoding if r.seq is not None]
+        for request, n in self._shares.split(reading, budget) if reading else ():
+            if request.seq is not None:
+                start, end = len(request.seq), len(request.seq) + n
+                last = end == len(request.ids)
+                ids, looks = request.ids[start:end], request.looks() if last else ()
+                batch.append((request, Part(request.seq, ids, int(last), looks)))
+        if not batch:
+            queue.refuse()
+        return batch
+
+    def _wanting(self) -> list[Request]:
+        """The running requests that may have an id more, by rank; of those on one sequence that
+        whose text is taken fastest.
+        """
+        found: dict[int, Request] = {}
+        for request in list(self._admission.running):
+            if request.paused or request.looked_at or self._admission.closed(request):
+                continue
+            other = found.setdefault(id(request.seq), request)
+            if len(request.answer.pieces) < len(other.answer.pieces):
+                found[id(request.seq)] = request
+        return list(found.values())
