@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from treadle.server.asked import Asked, check_length, read_asked
 from treadle.server.call import Call, Piece, Text
@@ -16,7 +15,7 @@ from treadle.server.conversation import conversation_text, prompt_ids, read_conv
 from treadle.server.fields import Table, array, mapping, read_fields, refused, text, texts, whole
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.wire import Json, Stream, event, finished, read_json, ticking
+from treadle.server.wire import Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning

@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,7 +38,7 @@ from treadle.server import (
 from treadle.server.call import GoneError
 from treadle.server.problems import ApiError, not_yet, problem_of
 from treadle.server.service import Service
-from treadle.server.wire import Json
+from treadle.server.wire import Json, Response
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -114,17 +113,14 @@ def build_app(service: Service) -> Starlette:
                 allow_headers=["*"],
             ),
         )
-    app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={
-            ApiError: _refuse,
-            TreadleError: _refuse,
-            HTTPException: _refuse_http,
-            GoneError: _gone,
-            Exception: _refuse,
-        },
-    )
+    refusals: dict[Any, Any] = {  # Starlette calls any ASGI application that they give
+        ApiError: _refuse,
+        TreadleError: _refuse,
+        HTTPException: _refuse_http,
+        GoneError: _gone,
+        Exception: _refuse,
+    }
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=refusals)
     app.state.service = service
     return app
 
@@ -161,7 +157,7 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     """Nobody reads this; the log has its status, as nginx writes it."""
-    return Response(status_code=499)
+    return Response(status=499)
 
 
 # -- who may call -------------------------------------------------------------------------------

@@ -7,16 +7,16 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from starlette.requests import Request
-from starlette.responses import Response
 
 from treadle.server.asked import check_length, check_text, is_ids
 from treadle.server.fields import Table, one_of, read_fields, whole, wrong
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.wire import Json, read_json, result
+from treadle.server.wire import Json, Response, read_json, result
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from treadle.model import Model
 
 MAX_INPUTS = 2048
@@ -30,13 +30,18 @@ FIELDS: Table = {
 async def embeddings(request: Request) -> Response:
     """``POST /v1/embeddings``."""
     service, body = service_of(request), await read_json(request)
+    return Json(await result(request, embeddings_answer(service, body)))
+
+
+async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer. Raises ApiError, TreadleError."""
     given, width = read_fields(body, FIELDS), service.model.config.n_embd
     if given.get("dimensions", width) != width:
         raise ApiError(
             400, f"dimensions: this model's vectors have {width}, and are not cut",
             param="dimensions", code="unsupported_parameter",
         )  # fmt: skip
-    vectors, n_tokens = await result(request, embed(service, body.get("input")))
+    vectors, n_tokens = await embed(service, body.get("input"))
     packed = given.get("encoding_format") == "base64"
     data = [
         {
@@ -46,14 +51,12 @@ async def embeddings(request: Request) -> Response:
         }
         for i, vector in enumerate(vectors)
     ]
-    return Json(
-        {
-            "object": "list",
-            "data": data,
-            "model": service.name,
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-        }
-    )
+    return {
+        "object": "list",
+        "data": data,
+        "model": service.name,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    }
 
 
 async def native_embedding(request: Request) -> Response:

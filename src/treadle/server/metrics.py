@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
+from treadle.server.wire import Response
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

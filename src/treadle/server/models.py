@@ -6,11 +6,10 @@ import math
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from treadle.server.asked import room
 from treadle.server.service import Service, service_of
-from treadle.server.wire import Json
+from treadle.server.wire import Json, Response
 
 
 def describe(service: Service) -> dict[str, Any]:

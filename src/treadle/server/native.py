@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from treadle.sampling import Sampling
 from treadle.server.asked import Asked, check_text, read_asked, read_prompt, room
@@ -19,7 +18,7 @@ from treadle.server.openai_answer import error_event, timings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.wire import PING, Json, Stream, event, finished, read_json, ticking
+from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 
 STOP_TYPES = {"length": "limit", "context": "limit"}
 

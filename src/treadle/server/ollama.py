@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 from treadle.server.asked import Asked, read_asked, read_prompt, room
 from treadle.server.call import Call, Piece, Text
@@ -18,7 +17,7 @@ from treadle.server.embeddings import embed
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.wire import Json, Stream, encode, finished, read_json, result, ticking
+from treadle.server.wire import Json, Response, Stream, encode, finished, read_json, result, ticking
 from treadle.speech import Told
 from treadle.version import __version__
 
@@ -236,7 +235,7 @@ def details(service: Service) -> dict[str, Any]:
 
 async def root(request: Request) -> Response:
     """``GET /``: how clients of Ollama find out that a server is there."""
-    return PlainTextResponse("Ollama is running")
+    return Response(b"Ollama is running")
 
 
 async def version(request: Request) -> Response:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
@@ -17,8 +14,21 @@ from treadle.server.fields import Table, array, flag, mapping, read_fields, refu
 from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.wire import DONE, PING, Json, Stream, event, finished, read_json, ticking
+from treadle.server.wire import (
+    DONE,
+    PING,
+    Json,
+    Response,
+    Stream,
+    event,
+    finished,
+    read_json,
+    ticking,
+)
 from treadle.speech import Said, Told
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 MAX_TOP = 64  # alternatives to a token
 
@@ -62,18 +72,18 @@ async def chat_completions(request: Request) -> Response:
     call = await service.begin(request, read_chat, body)
     if call.stream:
         return Stream(call, _chunks(service, call), error_event)
-    choices = [
-        _choice(piece, {"message": _message(Told.of(piece.said()))})
-        for piece in await finished(request, call)
-    ]
-    return Json(
-        {
-            **head(service, "chat.completion", _new_id()),
-            "choices": choices,
-            "usage": usage(call),
-            "timings": timings(call.texts[0]),
-        }
-    )
+    return Json(chat_answer(service, call, await finished(request, call)))
+
+
+def chat_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
+    """The whole answer: a piece for each text."""
+    choices = [_choice(piece, {"message": _message(Told.of(piece.said()))}) for piece in pieces]
+    return {
+        **head(service, "chat.completion", _new_id()),
+        "choices": choices,
+        "usage": usage(call),
+        "timings": timings(call.texts[0]),
+    }
 
 
 def _new_id() -> str:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import Asked, is_ids, read_asked, read_prompt
 from treadle.server.call import Call, Piece
@@ -23,7 +20,20 @@ from treadle.server.openai_answer import (
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.wire import DONE, PING, Json, Stream, event, finished, read_json, ticking
+from treadle.server.wire import (
+    DONE,
+    PING,
+    Json,
+    Response,
+    Stream,
+    event,
+    finished,
+    read_json,
+    ticking,
+)
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 MAX_PROMPTS = 256  # of one call
 
@@ -74,18 +84,23 @@ async def completions(request: Request) -> Response:
     """``POST /v1/completions``."""
     service, body = service_of(request), await read_json(request)
     call = await service.begin(request, read_completion, body)
-    shared = head(service, "text_completion", f"cmpl-{secrets.token_hex(16)}")
     if call.stream:
-        return Stream(call, _chunks(call, shared), error_event)
-    pieces = await finished(request, call)
-    return Json(
-        {
-            **shared,
-            "choices": [_choice(call, piece, 0)[0] for piece in pieces],
-            "usage": usage(call),
-            "timings": timings(call.texts[0]),
-        }
-    )
+        return Stream(call, _chunks(call, _head(service)), error_event)
+    return Json(completion_answer(service, call, await finished(request, call)))
+
+
+def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
+    """The whole answer: a piece for each text."""
+    return {
+        **_head(service),
+        "choices": [_choice(call, piece, 0)[0] for piece in pieces],
+        "usage": usage(call),
+        "timings": timings(call.texts[0]),
+    }
+
+
+def _head(service: Service) -> dict[str, Any]:
+    return head(service, "text_completion", f"cmpl-{secrets.token_hex(16)}")
 
 
 def _choice(call: Call, piece: Piece, offset: int) -> tuple[dict[str, Any], int]:

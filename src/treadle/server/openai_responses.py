@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
@@ -20,7 +19,7 @@ from treadle.server.openai_answer import usage
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
-from treadle.server.wire import PING, Json, Stream, event, finished, read_json, ticking
+from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
 
 SKIPPED = ("reasoning",)  # items that say nothing to the model

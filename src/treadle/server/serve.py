@@ -44,6 +44,7 @@ class _Process:
             access_log=False,
             lifespan="off",
             ws="none",
+            http="h11",  # whatever else is installed: one way to read bad requests
             server_header=False,
             timeout_graceful_shutdown=int(grace_s + LAST_S) + 1,
         )

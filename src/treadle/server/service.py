@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,14 @@ class Service:
             self._n_preparing -= 1
 
     async def begin(self, request: HttpRequest, read: Callable[..., Asked], *args: Any) -> Call:
+        """``start`` for a call over HTTP, whose header may bound its time."""
+        call = await self.start(read, *args, within_s=_timeout(request))
+        request.scope["treadle.call"] = call  # for the log
+        return call
+
+    async def start(
+        self, read: Callable[..., Asked], *args: Any, within_s: float = math.inf
+    ) -> Call:
         """Read what is asked, ``read(service, *args)``, and have it written. Raises ApiError,
         TreadleError.
         """
@@ -119,16 +128,16 @@ class Service:
 
         asked, requests = await self.prepare(prepared)
         self.check_room(len(requests))
+        seconds = min(within_s, asked.timeout_s or math.inf)
         call = Call(
             self.engine.drop,
             self.engine.wake,
             asked=asked,
-            timeout_s=_timeout(request, asked.timeout_s),
+            timeout_s=None if seconds == math.inf else seconds,
         )
         call.texts = [Text(call, made, i, at) for i, (made, at) in enumerate(requests)]
         self.calls.add(call)
         call.on_close = lambda: self.calls.discard(call)
-        request.scope["treadle.call"] = call  # for the log
         self.engine.add(call.texts)
         return call
 
@@ -149,18 +158,18 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _timeout(request: HttpRequest, own: float | None) -> float | None:
-    """Seconds that a call may take, by its header or its body."""
+def _timeout(request: HttpRequest) -> float:
+    """Seconds that a call may take by its header. Raises ApiError."""
     said = request.headers.get("x-request-timeout")
     if said is None:
-        return own
+        return math.inf
     try:
         seconds = float(said)
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e6:
         raise ApiError(400, "X-Request-Timeout: expected a number of seconds above 0")
-    return seconds if own is None else min(own, seconds)
+    return seconds
 
 
 def service_of(request: HttpRequest) -> Service:

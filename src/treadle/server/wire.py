@@ -1,6 +1,7 @@
 """Bodies in, JSON and events out, and the clients that leave before their answer is whole.
 
-Plain ASGI: a middleware that wraps ``receive`` would hide that a client has gone.
+Plain ASGI: a middleware that wraps ``receive`` would hide that a client has gone. Nothing here
+imports Starlette, so that ``treadle batch`` makes the same answers without it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from typing import TYPE_CHECKING, Any
 
 from treadle.server.call import Call, GoneError, Piece, Text
 from treadle.server.problems import ApiError, problem_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
 MAX_BODY = 16 << 20  # bytes
 BODY_S = 30.0  # a client that sends nothing for so long is not waited for
@@ -42,15 +43,44 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+class Response:
+    """An answer, as ASGI sends it. A ``body`` of None has a length that nobody knows yet."""
+
+    def __init__(
+        self,
+        body: bytes | None = b"",
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str = "text/plain",
+    ) -> None:
+        if media_type.startswith("text/"):
+            media_type += "; charset=utf-8"
+        named = {"content-type": media_type, **(headers or {})}
+        if body is not None:
+            named["content-length"] = str(len(body))
+        self.body, self.status = body, status
+        self.head = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (name.lower().encode("latin-1"), value.encode("latin-1"))
+                for name, value in named.items()
+            ],
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send(self.head)
+        await send({"type": "http.response.body", "body": self.body or b""})
+
+
 class Json(Response):
     """An answer in JSON."""
-
-    media_type = "application/json"
 
     def __init__(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(encode(value), status, headers)
+        super().__init__(encode(value), status, headers, "application/json")
 
 
 # -- bodies ---------------------------------------------------------------------------------------
@@ -136,12 +166,17 @@ def ticking(call: Call) -> AsyncIterator[Piece | None]:
 
 async def finished(request: Request, call: Call) -> list[Piece]:
     """Read a call to its end: each text as one piece. Raises ApiError, and GoneError."""
+    async with watched(request.receive, lambda: call.give_up(GoneError())):
+        return await read_to_end(call)
+
+
+async def read_to_end(call: Call) -> list[Piece]:
+    """Each text of a call as one piece. Raises ApiError, and what ``give_up`` was told."""
     got: dict[Text, list[Piece]] = {text: [] for text in call.texts}
     try:
-        async with watched(request.receive, lambda: call.give_up(GoneError())):
-            async for piece in call.pieces(ping_s=60.0):
-                if piece is not None:
-                    got[piece.text].append(piece)
+        async for piece in call.pieces(ping_s=60.0):
+            if piece is not None:
+                got[piece.text].append(piece)
     finally:
         call.close()
     return [Piece.joined(pieces) for pieces in got.values()]
@@ -173,13 +208,12 @@ class Stream(Response):
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(None, 200, headers, media_type)
-        del self.headers["content-length"]
         self._call, self._parts, self._render = call, parts, render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, until the client leaves."""
         call = self._call
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send(self.head)
         try:
             async with watched(receive, lambda: call.give_up(GoneError())):
                 async for part in self._parts:
