@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treadle.errors import TreadleError
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob

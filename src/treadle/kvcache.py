@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from treadle.errors import ContextFullError, NoRoomError
@@ -24,6 +24,7 @@ from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within
 from treadle.kvtree import Node, PageTree
 from treadle.models.pools import PoolSpec, StateSpec
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.plan import Storage

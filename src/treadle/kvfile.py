@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from treadle.files.target import check_target, file_name, new_file
 from treadle.kernels.kv import PAGE
 from treadle.kvcache import Sequence
 from treadle.kvpool import GONE, Pool
+from treadle.record import dataclass
 from treadle.runtime.threads import interrupts_held
 from treadle.version import __version__
 from treadle.words import why

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool
+from treadle.record import dataclass
 
 
 @dataclass(eq=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.kernels.top import N_TOP
+from treadle.record import dataclass
 from treadle.sampling.candidates import largest
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ A plan is built once for a kind of batch (how many tokens and outputs at most). 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from math import prod
 from operator import attrgetter
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.record import dataclass
 
 ALIGN = 64
 ANY_PART = range(1 << 62)  # tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from treadle.cli.results import Result, print_results, warn_busy
 from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
 from treadle.cli.table import print_json
 from treadle.files.target import check_folder, check_not_read, files_of
+from treadle.record import dataclass
 
 TELLING_S = 0.02  # seconds of all repetitions: waking the threads takes some 0.1 ms of each
 

@@ -7,7 +7,7 @@ model's turn. The model's answer comes back through `Conversation.answered`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from treadle.cli.settings import SETTINGS, Settings, find
 from treadle.cli.table import typed
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
+from treadle.record import dataclass
 from treadle.words import counted, why
 
 if TYPE_CHECKING:

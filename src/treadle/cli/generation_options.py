@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from treadle.cli.options import (
     token_limit,
 )
 from treadle.errors import GrammarError
+from treadle.record import dataclass
 from treadle.sampling.settings import Sampling
 
 EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)

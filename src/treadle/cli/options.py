@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from treadle.cli.usage import as_usage
 from treadle.errors import SamplingError
+from treadle.record import dataclass
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
 Function = Callable[..., Any]
@@ -48,7 +48,7 @@ def bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"'{text}' is not ID+BIAS or ID-BIAS") from None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Knob:
     """How one setting of an answer is typed: as an option, and behind ``/set`` in a chat."""
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
 from treadle.cli.engines import streams
 from treadle.cli.progress import ProgressBar
 from treadle.cli.speed import Cost, Peaks, part_of
+from treadle.record import dataclass
 
 RUNS = 7  # of each sort, behind one to warm up
 

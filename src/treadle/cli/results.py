@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from treadle.cli.speed import BANDWIDTH, CACHES, explain_caches
 from treadle.cli.table import heading, print_table, printable, remark, say, scaled
+from treadle.record import dataclass
 from treadle.runtime.machine import busy
 
 

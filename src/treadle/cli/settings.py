@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,6 +16,7 @@ from treadle.cli.generation_options import (
 )
 from treadle.cli.options import OF_SAMPLING, Knob, build_sampling, plain
 from treadle.errors import SamplingError
+from treadle.record import dataclass
 
 WHEN_FULL = ("refuse", "drop")
 

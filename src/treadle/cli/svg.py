@@ -7,13 +7,14 @@ colours the same classes take others. The picture brings its own background alon
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
 
 from treadle.cli.table import printable
 from treadle.errors import FileError
+from treadle.record import dataclass
 from treadle.words import why
 
 CHAR_PX = 6.4  # of a letter of 12 pixels, on average and a little more

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from treadle.cli.table import heading, print_table, say, scaled
+from treadle.record import dataclass
 from treadle.words import counted
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ the architectures that treadle has: a row of ROWS looks at one thing and says wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from treadle.models.archs import ARCHS, PATTERN, QKV_BIAS, Arch
+from treadle.record import dataclass
 
 BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN's, where llama.cpp is not told on its command line
 ANY_BIAS = frozenset(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from treadle.files.tensor import PartedTensor, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
+from treadle.record import dataclass
 
 _IN_PLACE = "neox"  # transformers' layout
 _F32 = GGML_TYPE["F32"]

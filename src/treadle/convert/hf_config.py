@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS, PATTERN
 from treadle.models.keys import N_LAYER_MAX
+from treadle.record import dataclass
 
 Windowed = list[bool] | None
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.safetensors import read_json
+from treadle.record import dataclass
 from treadle.text.vocab import END_OF_GENERATION
 
 # transformers' names to GGUF's (one of which is misspelt there too)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from treadle.formats import FORMATS
 from treadle.formats.format import NO_GGML
 from treadle.models.archs import ARCHS
 from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.convert.hf_config import Hyper

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from treadle.convert.sentencepiece_model import read_sentencepiece
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
+from treadle.record import dataclass
 from treadle.text.vocab import TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.convert.gguf import open_gguf_source
@@ -19,6 +18,7 @@ from treadle.files.legacy import MAGICS
 from treadle.files.llama2c import HEADER, MAGIC, n_bytes_of
 from treadle.files.mistaken import N_HEAD, what_is
 from treadle.files.splits import is_hf, missing
+from treadle.record import dataclass
 from treadle.words import why
 
 Open = Callable[[Path, Path | None], Source]

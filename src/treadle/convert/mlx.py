@@ -15,13 +15,13 @@ the shapes say the bits and the group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
 from treadle.formats import Format, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor

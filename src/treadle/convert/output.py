@@ -18,7 +18,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from treadle.files.mapping import mappings_of
 from treadle.files.target import check_room, check_target, files_of
 from treadle.files.tensor import Stored
 from treadle.formats import FORMATS
+from treadle.record import dataclass
 from treadle.runtime.sigbus import guard_mappings
 from treadle.version import __version__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter, Layout
 from treadle.files.splits import shard_name
 from treadle.formats import FORMATS, Format, GGMLType, type_of
+from treadle.record import dataclass
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
 OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment")

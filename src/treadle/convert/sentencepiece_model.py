@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.mapping import map_file
+from treadle.record import dataclass
 from treadle.text.vocab import TokenType
 
 _BPE = 2  # TrainerSpec.ModelType; 1, the default, is unigram

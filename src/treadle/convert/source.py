@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.tensor import Stored
 from treadle.formats import FORMATS, GGMLType, by_name, type_of
+from treadle.record import dataclass
 
 F32 = by_name("F32")
 ROPE_FREQS = "rope_freqs.weight"

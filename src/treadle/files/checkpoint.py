@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from treadle.errors import UnsupportedError
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
 from treadle.files.reader import Mapped
 from treadle.files.tensor import Stored
+from treadle.record import dataclass
 from treadle.words import why
 
 Bytes = npt.NDArray[np.uint8]

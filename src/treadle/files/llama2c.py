@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.reader import Mapped
 from treadle.files.tensor import Stored
+from treadle.record import dataclass
 
 Bytes = npt.NDArray[np.uint8]
 

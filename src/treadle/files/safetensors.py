@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from treadle.files.mistaken import N_HEAD, what_is
 from treadle.files.reader import Mapped, read_head
 from treadle.files.splits import INDEX, SINGLE
 from treadle.files.tensor import Stored
+from treadle.record import dataclass
 
 Bytes = npt.NDArray[np.uint8]
 

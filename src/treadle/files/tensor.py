@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import Format, type_of
+from treadle.record import dataclass
 
 Bytes = npt.NDArray[np.uint8]
 

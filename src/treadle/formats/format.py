@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from treadle.errors import UnsupportedError
 from treadle.jit.language import Builder as Builder
 from treadle.jit.language import Isa as Isa
 from treadle.jit.language import Val as Val
+from treadle.record import dataclass
 
 F32Array = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]

@@ -13,7 +13,6 @@ in ``qs``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -29,6 +28,7 @@ from treadle.formats.numbers import super_blocks
 from treadle.formats.packing import join_words, split_words
 from treadle.formats.scale_search import Coder
 from treadle.jit.types import u16
+from treadle.record import dataclass
 
 SHIFT = np.float32(0.125)
 DOWN = 2048  # the bit of a code beyond the index of its point: shifted down

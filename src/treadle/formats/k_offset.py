@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from treadle.formats.k_search import (
     wide_f16,
 )
 from treadle.formats.rounding import inverse
+from treadle.record import dataclass
 
 U8Array = npt.NDArray[np.uint8]
 

@@ -7,7 +7,6 @@ than above, so the sign matters. See k_search.py for the method.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ from treadle.formats.k_search import (
     wide_f16,
 )
 from treadle.formats.rounding import inverse
+from treadle.record import dataclass
 
 I8Array = npt.NDArray[np.int8]
 

@@ -7,7 +7,6 @@ the cell: on normal numbers it misses the nearest once in a hundred times, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from treadle.formats.format import F32Array
 from treadle.formats.grids import Codebook
+from treadle.record import dataclass
 
 NEARBY = 32  # points that ``search`` compares
 BATCH = 512  # vectors at once, so that all those points stay in the second-level cache

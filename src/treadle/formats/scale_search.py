@@ -16,7 +16,6 @@ All losses are those of the numbers that a reader will get: those of the rounded
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from treadle.formats.format import F32Array
 from treadle.formats.rounding import relative
 from treadle.formats.signs import take_off
+from treadle.record import dataclass
 
 F64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]

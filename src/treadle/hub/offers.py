@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from treadle.files.splits import SHARD, shard_name
+from treadle.record import dataclass
 
 QUALITY = (
     *("Q8_0", "Q6_K_XL", "Q6_K_L", "Q6_K"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from treadle.kernels.gated import Gated
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Plan, Step
+from treadle.record import dataclass
 from treadle.runtime.threads import interrupts_held
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFArray, GGUFWriter, ValueType, open_gguf
 from treadle.files.reader import Reader, read_head
+from treadle.record import dataclass
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 KIND = "imatrix"  # general.type

@@ -5,8 +5,10 @@ than the portable way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.jit.values import Val

@@ -17,12 +17,12 @@ import stat
 import struct
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from treadle.errors import CacheError
+from treadle.record import dataclass
 
 _SOURCES = ("isa", "jit", "kernels", "formats", "runtime")
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from treadle.errors import CacheError
 from treadle.jit import cache
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

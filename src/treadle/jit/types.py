@@ -7,9 +7,11 @@ differently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
+
+from treadle.record import dataclass
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,6 @@ MAGIC_BITS + the true dot product, which are the bits of the float MAGIC + dot.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
@@ -22,6 +21,7 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i8, i32
 from treadle.kernels.spec import Grid, round_up
 from treadle.kernels.transpose import transpose
+from treadle.record import dataclass
 
 PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
 TOGETHER = 16  # tokens of a bf16 group that are written at once

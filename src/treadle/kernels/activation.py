@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import erfc
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from treadle.jit import math
 from treadle.jit.language import Builder, Val
+from treadle.record import dataclass
 
 F64Array = npt.NDArray[np.float64]
 

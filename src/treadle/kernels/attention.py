@@ -15,7 +15,6 @@ hidden key adds exactly 0: so what a query gets does not depend on those that sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +27,7 @@ from treadle.kernels.attention_matrix import MatrixTile, matrix_scratch
 from treadle.kernels.attention_vector import VectorTile
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import Args, Frame, numbered, run_offset
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ itself, which chooses among them, is above them (``attention.py``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import i64
 from treadle.kernels.kv import Paged
 from treadle.kernels.spec import Frame, load_record
+from treadle.record import dataclass
 
 SPAN = 4  # pages whose scores are kept: what is done for each row is done for so many keys
 SPLIT = 512  # keys of one item of a part of few tokens

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 
 from treadle.jit import math
@@ -26,6 +25,7 @@ from treadle.kernels.attention_item import LOWEST, SPAN, Item, Queries
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.spec import LINE, Frame, round_up
+from treadle.record import dataclass
 
 KEYS = SPAN * PAGE  # of a span
 BOTH = range(2)

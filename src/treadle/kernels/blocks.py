@@ -5,7 +5,7 @@ by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from treadle.formats import Format
 from treadle.formats.format import Codes
@@ -13,6 +13,7 @@ from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, f16, f32, i16, i32, u8
 from treadle.kernels.act import BLOCK
 from treadle.kernels.spec import LINE
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ machine's own, which whoever builds a plan hands in: nothing here reads a file o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from treadle.formats import Format
@@ -20,6 +20,7 @@ from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
+from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from treadle.jit.language import Builder, Isa
 from treadle.kernels.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, Spec
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ reader wants.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from treadle.kernels.activation import ACTIVATIONS, activated
 from treadle.kernels.blocks import At
 from treadle.kernels.panel import load_values
 from treadle.kernels.spec import Args, Frame, Spec, parts
+from treadle.record import dataclass
 
 SLICE = (
     1024  # values of a row that one item handles: decoding's single row still feeds several threads

@@ -10,7 +10,6 @@ first-level cache until it is through ``fn``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
@@ -22,6 +21,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.spec import Frame
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

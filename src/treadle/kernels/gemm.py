@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar, TypeAlias
 
@@ -49,6 +49,7 @@ from treadle.kernels.panel import (
     stage_bytes,
 )
 from treadle.kernels.spec import Frame, round_up
+from treadle.record import dataclass
 
 Ends: TypeAlias = "tuple[Val, Val]"  # of steps of K: the first, and the one behind the last
 # The same, and what the sums of (m, t) were before.

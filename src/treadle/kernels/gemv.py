@@ -11,7 +11,6 @@ in vectors along K, which are added up across their lanes at the end of the row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import ClassVar
@@ -24,6 +23,7 @@ from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.matmul import Matmul, Segment, pick_segment
 from treadle.kernels.spec import Frame, parts
+from treadle.record import dataclass
 
 ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
 

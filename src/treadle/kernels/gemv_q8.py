@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import Ty, f32, i8, i32
 from treadle.kernels.act import BLOCK, block_sums, scaled_comp
@@ -11,6 +9,7 @@ from treadle.kernels.ahead import Ahead
 from treadle.kernels.blocks import At, load_scale_run, scales_of, unpack_codes
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.reduce import reduce_all
+from treadle.record import dataclass
 
 
 def grid(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:

@@ -9,7 +9,6 @@ has f32 scales per token and 32 dims behind each.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i32, u16, u32
 from treadle.kernels.act import BLOCK, to_bf16_bits
 from treadle.kernels.spec import Spec
+from treadle.record import dataclass
 
 PAGE = 32  # tokens: with f16 a row of transposed keys is one cache line
 

@@ -8,7 +8,6 @@ and many cores still make many items. Strides and columns count f32 values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.spec import Args, Frame, Spec
+from treadle.record import dataclass
 
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 

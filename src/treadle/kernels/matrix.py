@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
@@ -27,6 +26,7 @@ from treadle.kernels.out import Sums
 from treadle.kernels.panel import load_values
 from treadle.kernels.spec import LINE, round_up
 from treadle.kernels.transpose import transpose
+from treadle.record import dataclass
 
 SIDE = 16  # rows of a register, and dwords
 EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +11,7 @@ from treadle.jit.language import Builder, Isa
 from treadle.jit.types import f32, ptr
 from treadle.kernels.attention_item import LOWEST
 from treadle.kernels.spec import Args, Frame, Spec, load_record, numbered, widest
+from treadle.record import dataclass
 
 MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_partials")])
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import f32
 from treadle.kernels.matmul import Matmul, Segment, add_bias
 from treadle.kernels.spec import Frame
+from treadle.record import dataclass
 
 # Row and token in a tile, and a vector of rows from there on.
 Sums: TypeAlias = "Iterator[tuple[int, int, Val]]"

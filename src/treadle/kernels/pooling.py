@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.elementwise import map_row, mean_square
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.record import dataclass
 
 TINY = 1e-30  # mean squares below it are taken for it: rows of zeros stay zeros
 

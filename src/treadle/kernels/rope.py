@@ -4,7 +4,6 @@ attention.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from treadle.kernels.act import BLOCK
 from treadle.kernels.elementwise import mean_square
 from treadle.kernels.kv import PAGE, Paged
 from treadle.kernels.spec import Args, Frame, numbered, widest
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.spec import Args, Frame, Spec
+from treadle.record import dataclass
 
 PIECE = 1024  # values that one item handles
 

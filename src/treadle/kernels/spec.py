@@ -13,7 +13,7 @@ bytes of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from itertools import chain, repeat, takewhile
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ import numpy as np
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, i64, ptr
+from treadle.record import dataclass
 
 # What changes from one run to the next lies in one block: ``batch.py`` writes it, and the compiled
 # steps read it. It begins with these fields, then EACH once for every pool and rope table: those of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +11,7 @@ from treadle.jit.language import Builder, Isa
 from treadle.jit.types import ptr
 from treadle.kernels.elementwise import map_row
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ are one key, and every NaN is above infinity. So a row with a NaN or an infinity
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import boolean, f32, f64, i32, i64, ptr, u32
 from treadle.kernels.spec import Args, Frame, Spec
+from treadle.record import dataclass
 
 N_TOP = 64  # above the top_k that people use, and the alternatives that APIs may be asked for
 WORD_KEYS = 32  # keys that are compared at once: as many as a word of a mask has bits

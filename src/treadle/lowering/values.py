@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.models.ops import Rows
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.kernels.act import Act

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from treadle.errors import UnsupportedError
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.spec import round_up
 from treadle.plan import Const, Storage
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

@@ -7,8 +7,9 @@ rows of ``models/mixers`` and ``models/ffns``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from treadle.record import dataclass
 
 FFN_NORM = frozenset({"ffn_norm.weight"})
 PRE_NORM = FFN_NORM | {"attn_norm.weight"}

@@ -6,10 +6,9 @@ are in range, sizes divide, and every tensor that a layer names exists in its sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from treadle.models.archs import Arch
 from treadle.models.rope import Rope
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ index everywhere: in a sequence's pages, in a run's inputs, in kernels' specs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.models.archs import LOCAL_BASE
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

@@ -8,11 +8,12 @@ declares the tensors that it reads and the sizes that their shapes are written i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
 from treadle.models.pools import PoolSpec, StateSpec
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

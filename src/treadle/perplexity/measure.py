@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from treadle.perplexity.score import (
     surprise,
 )
 from treadle.perplexity.windows import Piece, Windows, schedule
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.engine import Engine

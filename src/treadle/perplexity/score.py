@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
+
+from treadle.record import dataclass
 
 TASK_LOGITS = 1 << 18  # logits a thread takes at a time
 FLOOR = -16.0  # log-probabilities that saved logits hold no better than "less than this"

@@ -7,12 +7,12 @@ half a context at least before it, and the first token is BOS where the model wa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import TreadleError
+from treadle.record import dataclass
 
 MIN_CONTEXT = 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from treadle.quantize.mixes import (
     Place,
     role_of,
 )
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF

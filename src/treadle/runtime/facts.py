@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from treadle.isa import best as best_row
 from treadle.jit.compile import host_features
 from treadle.jit.language import Isa
 from treadle.jit.permission import ASKED_FOR
+from treadle.record import dataclass
 from treadle.runtime import machine, memory
 from treadle.runtime.memory import MemoryBound
 from treadle.runtime.peaks import Peaks

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -22,6 +21,7 @@ from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
 from treadle.kernels.act import from_bf16_bits
 from treadle.kernels.matrix import REGISTER
 from treadle.kernels.spec import LINE, RUN_STATE, Args, Frame, Spec
+from treadle.record import dataclass
 from treadle.runtime import machine
 from treadle.runtime.memory import usable_memory
 from treadle.runtime.runner import STEP

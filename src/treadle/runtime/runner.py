@@ -18,7 +18,6 @@ no order on a CPU that is no x86. ``docs/flow.md`` says why they suffice ("The c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +25,7 @@ import numpy as np
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import LINE, Frame, Spec
+from treadle.record import dataclass
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
 # ``base`` items, or with ``count``, an address: base * ceil(what is there / per).

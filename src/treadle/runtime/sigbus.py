@@ -19,7 +19,6 @@ import signal
 import struct
 import sys
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,6 +31,7 @@ from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import Spec
+from treadle.record import dataclass
 from treadle.runtime.threads import ENTRY, LIBC, Memory
 
 

@@ -13,7 +13,7 @@ shape stays unless it is beaten by more than chance does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ from treadle.kernels import choice
 from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
+from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.formats import Format

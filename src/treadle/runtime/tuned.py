@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import EDGE, MatrixGemm
+from treadle.record import dataclass
 from treadle.runtime import machine
 from treadle.version import __version__
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import SamplingError
+from treadle.record import dataclass
 
 CustomSampler = Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[Any]]
 """``(logits [n_vocab], ids of all tokens so far) -> logits [n_vocab]``; -inf rules a token out."""

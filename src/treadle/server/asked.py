@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from treadle.record import dataclass
 from treadle.sampling import Sampling
 from treadle.server.fields import (
     Table,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from treadle.record import dataclass
 from treadle.server.problems import ApiError, problem_of
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.card import card
+from treadle.record import dataclass
 from treadle.server.asked import Asked, file_defaults
 from treadle.server.call import Call, Text
 from treadle.server.engine_thread import EngineThread

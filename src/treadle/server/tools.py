@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from treadle.record import dataclass
 from treadle.server.fields import mapping, text
 from treadle.server.problems import ApiError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

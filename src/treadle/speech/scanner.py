@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from treadle.answer import overlap
+from treadle.record import dataclass
 from treadle.speech.rows import Row, ToolCall, Walk, read_call
 
 THINK, THOUGHT = "<think>", "</think>"

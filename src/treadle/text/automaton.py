@@ -10,8 +10,9 @@ the other's states. So a grammar whose recursion is at the right is one automato
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from treadle.record import dataclass
 from treadle.text.alphabet import Alphabet
 from treadle.text.gbnf import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Special
 from treadle.text.regex import EMPTY_TEXT, ENDLESS, Call, Regexes, TooLargeError

@@ -6,10 +6,10 @@ A rule's body is a tree of five kinds of node. Character classes are sorted rang
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NoReturn
 
 from treadle.errors import GrammarError
+from treadle.record import dataclass
 
 MAX_SOURCE = 1 << 20  # characters
 MAX_DEPTH = 100  # parentheses inside each other

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import GrammarError
+from treadle.record import dataclass
 from treadle.text.gbnf import parse_gbnf
 from treadle.text.json_schema import Schema, schema_source
 from treadle.text.lexing import hard_rules, larks, special_tokens

@@ -6,7 +6,7 @@ before left whole. The expressions are those of the families' own tokenizer.json
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""The dataclasses of this package are those of the standard library, made faster."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+from dataclasses import field
+
+import pytest
+
+from treadle.record import dataclass
+
+
+@dataclass(frozen=True)
+class Point:
+    """Frozen."""
+
+    x: int
+    y: int = 2
+    note: str = field(default="", repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Solid(Point):
+    """Inherits."""
+
+    z: int = 3
+
+
+@dataclass
+class Loose:
+    """Not frozen."""
+
+    items: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Thing:
+    """Equal to itself alone."""
+
+    x: int
+
+
+@dataclass(frozen=True)
+class Empty:
+    """No field."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Its own functions are kept."""
+
+    x: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and abs(self.x) == abs(other.x)
+
+    def __hash__(self) -> int:
+        return abs(self.x)
+
+    def __repr__(self) -> str:
+        return "own"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside(Point):
+    """A class of somebody else's, by the standard decorator."""
+
+    w: int = 4
+
+
+def test_values_make_equal() -> None:
+    assert Point(1) == Point(1, 2) != Point(1, 3)
+    assert Point(1, note="a") == Point(1, note="b")
+    assert hash(Point(1)) == hash(Point(1, 2))
+    assert Solid(1) != Point(1), "another class"
+    assert Solid(1, z=4) == Solid(1, 2, z=4) != Solid(1)
+    assert Empty() == Empty()
+    assert len({Empty(), Empty()}) == 1
+    assert Thing(1) != Thing(1)
+    assert len({Thing(1), Thing(1)}) == 2
+    assert Outside(1) == Outside(1) != Outside(1, w=5)
+    assert {Outside(1): 7}[Outside(1)] == 7
+    assert Own(1) == Own(-1)
+    assert hash(Own(-1)) == 1
+    assert repr(Own(2)) == "own"
+
+
+def test_what_is_shown() -> None:
+    assert repr(Solid(1, note="hidden")) == "Solid(x=1, y=2, z=3)"
+    assert repr(Empty()) == "Empty()"
+    assert (
+        str(inspect.signature(Solid))
+        == "(x: 'int', y: 'int' = 2, note: 'str' = '', z: 'int' = 3) -> None"
+    )
+
+
+def test_frozen_ones_do_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Point(1).x = 2  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del Solid(1).z
+    loose = Loose()
+    loose.items = [1]
+    assert loose == Loose([1])
+    assert Loose().items == []
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(loose)
+
+
+def test_the_standard_functions_take_them() -> None:
+    solid = dataclasses.replace(Solid(1), z=5)
+    assert dataclasses.asdict(solid) == {"x": 1, "y": 2, "note": "", "z": 5}
+    assert [each.name for each in dataclasses.fields(Outside)] == ["x", "y", "note", "w"]
+    assert pickle.loads(pickle.dumps(solid)) == copy.deepcopy(solid) == solid
