@@ -77,9 +77,10 @@ MAY_IMPORT = {
     " sampling answer request scheduler turns generation text speech convert arguments card",
     "speech": "errors answer text",
     "server": "errors version answer card engine sampling text speech kernels.choice model",
+    "batchfile": "errors server",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
-    " runtime text speech jit.cache batch convert imatrix quantize perplexity server",
+    " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile",
     "__init__": "errors version model sampling generation session",
     "__main__": "cli",
 }

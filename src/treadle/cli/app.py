@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "Complete a prompt.",
     "chat": "Talk with a model.",
     "serve": "Answer over HTTP.",
+    "batch": "Answer a file of requests.",
     "bench": "How fast, and what share of what this machine can.",
     "inspect": "What a file holds, and what treadle would miss in it.",
     "plan": "The steps of the forward pass.",

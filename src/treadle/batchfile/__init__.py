@@ -1,0 +1,1 @@
+"""Files of requests, a line each, to files of answers: ``treadle batch``."""

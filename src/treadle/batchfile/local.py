@@ -1,0 +1,95 @@
+"""Lines answered by a model in this process: bodies are read as the server reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from treadle.batchfile.lines import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    Job,
+    Line,
+    answered,
+    failed,
+    read_job,
+)
+from treadle.batchfile.work import Written
+from treadle.errors import TreadleError
+from treadle.server.asked import SYNONYMS
+from treadle.server.embeddings import embeddings_answer
+from treadle.server.openai_chat import chat_answer, read_chat
+from treadle.server.openai_completions import completion_answer, read_completion
+from treadle.server.problems import ApiError, problem_of
+from treadle.server.service import Service
+from treadle.server.wire import read_to_end
+
+PATIENCE_S = 0.2  # before a line that found no room is tried again
+OVERLOADED = 503
+
+
+async def _chat(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    call = await service.start(read_chat, body)
+    return chat_answer(service, call, await read_to_end(call))
+
+
+async def _completions(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    call = await service.start(read_completion, body)
+    return completion_answer(service, call, await read_to_end(call))
+
+
+ANSWERS: dict[str, Callable[[Service, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+    CHAT: _chat,
+    COMPLETIONS: _completions,
+    EMBEDDINGS: embeddings_answer,
+}
+
+
+class Local:
+    """Answers lines with a service. ``defaults``: fields of bodies that lack them."""
+
+    def __init__(self, service: Service, defaults: Mapping[str, Any]) -> None:
+        self.service, self.defaults = service, dict(defaults)
+        self._n_in_hand = 0
+
+    async def ready(self) -> None:
+        """Once the plans are compiled. Raises what keeps the model from being used."""
+        self.service.engine.start()
+        await asyncio.wrap_future(self.service.engine.warmed)
+
+    async def answer(self, line: Line) -> Written:
+        """The output's line. Raises TreadleError where the model cannot be used any more."""
+        job: Job | None = None
+        self._n_in_hand += 1
+        try:
+            job = (
+                await asyncio.to_thread(read_job, line)
+                if len(line.raw) > 1 << 16
+                else read_job(line)
+            )
+            body = await self._answer(job.url, self._with_defaults(job.body))
+        except Exception as error:
+            if self.service.engine.state == "error":
+                raise TreadleError(self.service.engine.why) from error
+            return Written(failed(line, job, problem_of(error)), failed=True)
+        finally:
+            self._n_in_hand -= 1
+        return Written(answered(line, job, body), body["usage"].get("completion_tokens", 0))
+
+    async def _answer(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        while True:
+            try:
+                return await ANSWERS[url](self.service, body)
+            except ApiError as error:
+                if error.status != OVERLOADED or self._n_in_hand == 1:
+                    raise
+            await asyncio.sleep(PATIENCE_S)  # the others end, and make room
+
+    def _with_defaults(self, body: dict[str, Any]) -> dict[str, Any]:
+        limits = {"max_tokens", *(name for name, own in SYNONYMS.items() if own == "max_tokens")}
+        made = {**self.defaults, **body}
+        if limits & body.keys() and "max_tokens" not in body:
+            made.pop("max_tokens", None)
+        return made

@@ -1,0 +1,151 @@
+"""``treadle batch``: a file of requests to a file of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.load import load_model
+from treadle.cli.options import load_options
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import remark
+
+if TYPE_CHECKING:
+    from treadle.batchfile.work import Written
+
+TOLD_S = 10.0  # seconds between two lines of progress, where nobody watches a bar
+
+
+class Told:
+    """How far a job is, on standard error."""
+
+    def __init__(self, total: int, n_earlier: int, progress: ProgressBar) -> None:
+        self.total, self.n_lines, self.n_failed, self.n_tokens = total, n_earlier, 0, 0
+        self._bar, self._began = progress, time.monotonic()
+        self._last = self._began
+
+    def note(self, written: Written) -> None:
+        """One line more."""
+        self.n_lines += 1
+        self.n_failed += written.failed
+        self.n_tokens += written.n_tokens
+        self._bar.note = f"{self.n_failed} failed" if self.n_failed else ""
+        self._bar("lines", self.n_lines, self.total)
+        if not self._bar.wanted and time.monotonic() - self._last > TOLD_S:
+            self._last = time.monotonic()
+            remark(self.summary())
+
+    def summary(self) -> str:
+        """What is written so far."""
+        of = f" of {self.total}" if self.total else ""
+        seconds = time.monotonic() - self._began
+        return (
+            f"{self.n_lines}{of} lines written, {self.n_failed} of them failed; "
+            f"{self.n_tokens} tokens in {seconds:.1f} s"
+        )
+
+
+@click.command()
+@click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
+@click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
+@click.option(
+    "-m", "--model", metavar="MODEL", help="By default the small model inside the package."
+)
+@click.option("--alias", metavar="NAME", help="The model's name in answers; by default the file's.")
+@click.option(
+    "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
+    help="Tokens of an answer, for lines that do not say.",
+)  # fmt: skip
+@click.option(
+    "--temp", type=click.FloatRange(0), metavar="T", help="Temperature, for lines without one."
+)
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed, for lines without one.")
+@click.option(
+    "--sequences", type=click.IntRange(1, 4096), metavar="N", default=8, show_default=True,
+    help="Room for so many full contexts; shorter texts share it, more of them at once.",
+)  # fmt: skip
+@click.option(
+    "--deterministic", is_flag=True, help="An answer does not depend on what else is written."
+)
+@load_options
+def command(
+    source: str,
+    target: str,
+    model: str | None,
+    alias: str | None,
+    max_tokens: int | None,
+    temp: float | None,
+    seed: int | None,
+    sequences: int,
+    deterministic: bool,
+    load: dict[str, Any],
+) -> None:
+    """Answer the requests in IN, a JSON object on each line, and write the answers to OUT.
+
+    A line is one of OpenAI's batch files (custom_id, method, url, body), or simply an object with
+    "prompt" or "messages". The n-th line of OUT answers the n-th line of IN; a line that cannot be
+    answered says why. After Ctrl-C, or any other end, the same command goes on where OUT ends.
+    "-" is standard input or output.
+    """
+    from treadle.batchfile.lines import read_lines
+    from treadle.batchfile.local import Local
+    from treadle.batchfile.output import Output, check_apart, open_input
+    from treadle.batchfile.work import work
+    from treadle.server.service import Service, Settings
+
+    given = {"max_tokens": max_tokens, "temperature": temp, "seed": seed}
+    defaults = {name: value for name, value in given.items() if value is not None}
+    file = open_input(source)
+    check_apart(source, target)
+    total = count_lines(source)
+    output = Output(target)
+    try:
+        lines = read_lines(file)
+        output.skip(lines)
+        if output.n_earlier:
+            remark(f"{target} has {output.n_earlier} lines already: going on behind them")
+        if total and output.n_earlier == total:
+            return
+        with ProgressBar(metered="lines", unit="lines") as progress:
+            loaded = load_model(
+                model, progress, deterministic=deterministic, n_sequences=sequences, **load
+            )
+            told = Told(total, output.n_earlier, progress)
+
+            def write(written: Written) -> None:
+                output.append(written.data)
+                told.note(written)
+
+            async def run() -> None:
+                await local.ready()
+                progress.close()
+                await work(lines, local.answer, write)
+
+            with loaded:
+                service = Service(loaded, Settings(alias=alias, max_requests=4096, log=False))
+                local = Local(service, defaults)
+                try:
+                    asyncio.run(run())
+                except KeyboardInterrupt:
+                    progress.close()
+                    remark(f"{told.summary()}; the same command goes on")
+                    raise
+                finally:
+                    service.close()
+            progress.close()
+            remark(told.summary())
+    finally:
+        output.close()
+        file.close()
+
+
+def count_lines(path: str) -> int:
+    """Lines with something on them; 0 where that cannot be known beforehand."""
+    if path == "-" or not os.path.isfile(path):
+        return 0
+    with open(path, "rb") as file:
+        return sum(not raw.isspace() for raw in file)

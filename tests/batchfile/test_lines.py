@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from treadle.batchfile import lines
+from treadle.batchfile.lines import CHAT, COMPLETIONS, Line, answered, failed, read_job, read_lines
+from treadle.server.problems import ApiError
+
+
+def line(value: Any, number: int = 1) -> Line:
+    return Line(number, value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+def test_lines_are_numbered_as_an_editor_does_and_blank_ones_left_out() -> None:
+    found = list(read_lines(io.BytesIO(b'{"a": 1}\n\n  \r\n{"b": 2}\r\nlast')))
+    assert [(one.number, one.raw) for one in found] == [
+        (1, b'{"a": 1}'),
+        (4, b'{"b": 2}'),
+        (5, b"last"),
+    ]
+
+
+def test_a_line_too_long_is_one_line_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_BODY", 10)
+    found = list(read_lines(io.BytesIO(b"x" * 35 + b"\n" + b"y" * 10 + b"\n" + b"z" * 11)))
+    assert [len(one.raw) for one in found] == [12, 10, 11]
+    for one, status in zip(found, (413, 400, 413), strict=True):
+        with pytest.raises(ApiError) as error:
+            read_job(one)
+        assert error.value.status == status
+
+
+def test_an_id_is_of_the_line_and_its_place() -> None:
+    ids = {Line(n, raw).id for n in (1, 2) for raw in (b"a", b"b")}
+    assert len(ids) == 4
+    assert Line(2, b"a").id == Line(2, b"a").id
+
+
+def test_both_forms_are_read() -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    full = read_job(line({"custom_id": "a", "method": "POST", "url": CHAT, "body": body}))
+    assert (full.url, full.body, full.custom_id, full.simple) == (CHAT, body, "a", False)
+    short = read_job(line({"custom_id": "a", **body}))
+    assert (short.url, short.body, short.custom_id, short.simple) == (CHAT, body, "a", True)
+    assert read_job(line({"prompt": "a", "seed": 3})).body == {"prompt": "a", "seed": 3}
+    assert read_job(line({"prompt": "a"})).url == COMPLETIONS
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (b"[1]", "expected an object"),
+        (b"{", "no JSON"),
+        (b"\xff", "UTF-8"),
+        (b"[" * 100_000, "nested"),
+        ({"text": "a"}, "no request"),
+        ({"custom_id": 3, "prompt": "a"}, "custom_id: expected a string"),
+        ({"method": "GET", "url": CHAT, "body": {}}, "method"),
+        ({"url": "/v1/files", "body": {}}, "url: '/v1/files'"),
+        ({"url": CHAT, "body": "a"}, "body: expected an object"),
+        ({"prompt": ["a", "b"]}, "prompt: expected a string"),
+        ({"prompt": "a", "n": 2}, "n: a simple line"),
+        ({"prompt": "a", "stream": True}, "stream"),
+        ({"url": CHAT, "body": {"stream": True}}, "stream"),
+    ],
+)
+def test_what_is_no_request_says_why(value: Any, says: str) -> None:
+    with pytest.raises(ApiError) as error:
+        read_job(line(value))
+    assert says in error.value.message
+
+
+def test_answers_have_the_form_of_their_requests() -> None:
+    body = {
+        "id": "cmpl-1",
+        "choices": [{"text": "b", "index": 0, "finish_reason": "stop"}],
+        "usage": {"total_tokens": 2},
+    }
+    full = line({"custom_id": "a", "url": COMPLETIONS, "body": {"prompt": "a"}})
+    assert json.loads(answered(full, read_job(full), body)) == {
+        "id": full.id,
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": "cmpl-1", "body": body},
+        "error": None,
+    }
+    simple = line({"prompt": "a"})
+    assert json.loads(answered(simple, read_job(simple), body)) == {
+        "id": simple.id,
+        "custom_id": None,
+        "text": "b",
+        "finish_reason": "stop",
+        "usage": {"total_tokens": 2},
+    }
+
+
+def test_errors_have_the_form_of_their_requests() -> None:
+    problem = ApiError(400, "no")
+    full = line({"custom_id": "a", "url": COMPLETIONS, "body": {"prompt": "a"}})
+    found = json.loads(failed(full, read_job(full), problem))
+    assert (found["response"]["status_code"], found["error"]) == (400, None)
+    assert found["response"]["body"] == problem.as_dict()
+    simple = line({"prompt": "a"})
+    found = json.loads(failed(simple, read_job(simple), problem))
+    assert found == {"id": simple.id, "custom_id": None, **problem.as_dict()}
+    unread = line({"custom_id": "a", "url": "/v1/files"})
+    found = json.loads(failed(unread, None, problem))
+    assert found == {"id": unread.id, "custom_id": "a", "response": None, **problem.as_dict()}
+    assert json.loads(failed(line(b"{"), None, problem))["custom_id"] is None

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from treadle.batchfile import work as module
+from treadle.batchfile.lines import Line
+from treadle.batchfile.work import Written, work
+
+LINES = [Line(n, b"%d" % n) for n in range(100)]
+
+
+def run(answer: module.Answer, lines: Iterator[Line] | None = None) -> list[bytes]:
+    out: list[bytes] = []
+    asyncio.run(work(iter(LINES) if lines is None else lines, answer, lambda w: out.append(w.data)))
+    return out
+
+
+def test_order_is_kept_whatever_ends_first() -> None:
+    pause = random.Random(4)
+
+    async def answer(line: Line) -> Written:
+        for _ in range(pause.randrange(20)):
+            await asyncio.sleep(0)
+        return Written(line.raw)
+
+    assert run(answer) == [line.raw for line in LINES]
+    assert run(answer, iter([])) == []
+
+
+def test_lines_in_hand_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IN_HAND", 7)
+    in_hand = most = 0
+
+    async def answer(line: Line) -> Written:
+        nonlocal in_hand, most
+        in_hand += 1
+        most = max(most, in_hand)
+        await asyncio.sleep(0.001)
+        in_hand -= 1
+        return Written(line.raw)
+
+    assert len(run(answer)) == 100
+    assert most == 7
+
+
+def test_a_slow_line_bounds_what_is_kept_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD", 1000)
+    begun: list[int] = []
+
+    async def answer(line: Line) -> Written:
+        begun.append(line.number)
+        if not line.number:
+            while len(begun) < 20 and not quiet.is_set():
+                before = len(begun)
+                await asyncio.sleep(0.05)
+                if len(begun) == before:
+                    quiet.set()
+        return Written(bytes(100))
+
+    quiet = threading.Event()
+    assert len(run(answer)) == 100
+    assert quiet.is_set()  # nothing more was begun, until the first line was written
+    assert begun == list(range(100))
+
+
+def test_what_cannot_be_survived_ends_it_and_cancels_the_rest() -> None:
+    cancelled: list[int] = []
+    begun: list[int] = []
+
+    async def answer(line: Line) -> Written:
+        begun.append(line.number)
+        if line.number == 3:
+            while len(begun) < 20:
+                await asyncio.sleep(0)
+            raise RuntimeError("the disk is gone")
+        try:
+            await asyncio.sleep(0 if line.number < 3 else 60)
+        except asyncio.CancelledError:
+            cancelled.append(line.number)
+            raise
+        return Written(line.raw)
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        run(answer)
+    assert sorted(cancelled) == sorted(begun)[4:]
+
+
+def test_an_input_that_breaks_ends_it_after_what_it_gave() -> None:
+    def broken() -> Iterator[Line]:
+        yield from LINES[:3]
+        raise OSError("input/output error")
+
+    out: list[bytes] = []
+
+    async def answer(line: Line) -> Written:
+        return Written(line.raw)
+
+    with pytest.raises(OSError, match="input/output"):
+        asyncio.run(work(broken(), answer, lambda w: out.append(w.data)))
+    assert out == [line.raw for line in LINES[:3]]
+
+
+def test_a_line_is_answered_before_the_next_one_comes() -> None:
+    """As somebody who types them sees it."""
+    written = threading.Semaphore(0)
+
+    def typed() -> Iterator[Line]:
+        for line in LINES[:3]:
+            yield line
+            assert written.acquire(timeout=60)
+
+    async def answer(line: Line) -> Written:
+        return Written(line.raw)
+
+    asyncio.run(work(typed(), answer, lambda w: written.release()))
