@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import pickle
 from dataclasses import field
+from typing import Any
 
 import pytest
 
@@ -115,3 +116,34 @@ def test_the_standard_functions_take_them() -> None:
     assert dataclasses.asdict(solid) == {"x": 1, "y": 2, "note": "", "z": 5}
     assert [each.name for each in dataclasses.fields(Outside)] == ["x", "y", "note", "w"]
     assert pickle.loads(pickle.dumps(solid)) == copy.deepcopy(solid) == solid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """By name alone."""
+
+    first: int
+    made: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.first < 0:
+            raise ValueError("negative")
+
+
+def test_arguments_by_name_factories_and_checks() -> None:
+    assert Named(first=1).made == []
+    assert Named(first=1).made is not Named(first=1).made, "each has a list of its own"
+    assert Named(made=[2], first=1) == Named(first=1, made=[2])
+    with pytest.raises(TypeError, match="positional"):
+        Named(1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'first'"):
+        Named()  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="negative"):
+        Named(first=-1)
+
+
+def test_a_signature_is_the_standard_one() -> None:
+    own = {"__annotations__": dict(Named.__annotations__), "made": field(default_factory=list)}
+    standard: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Named", (), own))
+    assert str(inspect.signature(Named)) == str(inspect.signature(standard))
+    assert Named.__match_args__ == standard.__match_args__
