@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from treadle.record import dataclass
 from treadle.server.fields import mapping, text, wrong
 from treadle.server.problems import ApiError
 from treadle.server.wire import MAX_BODY, encode, parse

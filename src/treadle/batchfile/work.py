@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 
 from treadle.batchfile.lines import Line
+from treadle.record import dataclass
 
 IN_HAND = 256  # lines that are being answered
 AHEAD = 4096  # lines that were begun and are not written
