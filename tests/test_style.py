@@ -68,6 +68,8 @@ MAY_IMPORT = {
     "generation": "",
     "arguments": "errors sampling",
     "card": "words",
+    # kernels for their own sake
+    "study": "errors formats isa jit kernels runtime.machine",
     # other files -> tensors, and back
     "convert": "errors version words formats files text models runtime.sigbus",
     "imatrix": "errors files formats kernels plan batch runtime.threads engine",
@@ -80,7 +82,8 @@ MAY_IMPORT = {
     "batchfile": "errors server",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
-    " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile",
+    " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
+    " study",
     "__init__": "errors version model sampling generation session",
     "__main__": "cli",
 }

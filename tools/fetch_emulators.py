@@ -5,9 +5,10 @@ download of 71 MB. apt does it with a state of its own, so neither root rights n
 system are needed; Debian's archive keys must be there (package debian-archive-keyring).
 
 With ``--roots`` also Python and what treadle needs for each of those machines, 0.7 GB, for tests
-that run whole models there.
+that run whole models there. With ``--mca`` also LLVM's llvm-mca, 0.3 GB with all that it needs: it
+estimates cycles of RISC-V cores for ``treadle tune --isa rv64gcv --emulator qemu``.
 
-    python tools/fetch_emulators.py [--roots]
+    python tools/fetch_emulators.py [--roots] [--mca]
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ ROOTS = {
         ),
     ),
 }
+MCA = ("llvm-22",)  # the first with a model of SpacemiT's X60 that calls itself one
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -83,13 +85,17 @@ def apt(state: Path, architecture: str, suite: str, *command: str, folder: Path)
     subprocess.run([*command, "-qq", *options], cwd=folder, check=True, stdout=sys.stderr)
 
 
+def architecture_here() -> str:
+    """Debian's name of this machine's. Raises CalledProcessError."""
+    command = ["dpkg", "--print-architecture"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def fetch(to: Path) -> None:
     """Put the emulators into ``to/bin``. Raises CalledProcessError where apt cannot."""
     bin_ = to / "bin"
     bin_.mkdir(parents=True, exist_ok=True)
-    (architecture,) = subprocess.run(
-        ["dpkg", "--print-architecture"], check=True, capture_output=True, text=True
-    ).stdout.split()
+    architecture = architecture_here()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         state = folder / "apt"
@@ -98,11 +104,29 @@ def fetch(to: Path) -> None:
         (package,) = folder.glob("qemu-user_*.deb")
         subprocess.run(["dpkg-deb", "-x", package.name, "root"], cwd=folder, check=True)
         for program in PROGRAMS:
-            # Into place at once: a test that runs beside this finds all of it or nothing.
-            new = bin_ / f".{program}"
-            new.write_bytes((folder / "root/usr/bin" / program).read_bytes())
-            new.chmod(0o755)
-            new.replace(bin_ / program)
+            put(bin_ / program, (folder / "root/usr/bin" / program).read_bytes())
+
+
+def put(program: Path, content: bytes) -> None:
+    """Into place at once: a test that runs beside this finds all of it or nothing."""
+    new = program.with_name(f".{program.name}")
+    new.write_bytes(content)
+    new.chmod(0o755)
+    new.replace(program)
+
+
+def fetch_mca(to: Path) -> None:
+    """Put llvm-mca into ``to/bin``: it runs with the libraries that it was built for, not this
+    system's. Raises CalledProcessError where apt cannot.
+    """
+    root = to / "llvm"
+    if not root.is_dir():
+        fetch_root(Root(architecture_here(), "sid", MCA), root)
+    (loader,) = (root / "usr").glob("lib*/ld-linux*.so.?")
+    (program,) = (root / "usr/lib").glob("llvm-*/bin/llvm-mca")
+    libraries = ":".join(map(str, (root / "usr/lib").glob("*-linux-gnu")))
+    line = f'exec "{loader}" --library-path "{libraries}" "{program}" "$@"'
+    put(to / "bin/llvm-mca", f"#!/bin/sh\n{line}\n".encode())
 
 
 def fetch_root(root: Root, to: Path) -> None:
@@ -116,7 +140,8 @@ def fetch_root(root: Root, to: Path) -> None:
         apt(state, root.architecture, root.suite, "apt-get", "update", folder=folder)
         install = ("apt-get", "install", "-y", "--download-only", "--no-install-recommends")
         apt(state, root.architecture, root.suite, *install, *root.packages, folder=folder)
-        for folder_name in ("bin", "sbin", "lib"):  # one tree since 2016; packages say either
+        # One tree since 2016; packages say either.
+        for folder_name in ("bin", "sbin", "lib", "lib64"):
             (made / "usr" / folder_name).mkdir(parents=True, exist_ok=True)
             (made / folder_name).symlink_to(f"usr/{folder_name}")
         for package in sorted((state / "archives").glob("*.deb")):
@@ -152,6 +177,8 @@ def main(options: list[str]) -> int:
     for name, root in ROOTS.items() if "--roots" in options else ():
         if not (to / name).is_dir():
             fetch_root(root, to / name)
+    if "--mca" in options and not (to / "bin/llvm-mca").is_file():
+        fetch_mca(to)
     print(to)
     return 0
 

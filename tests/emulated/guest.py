@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.emulated import elf
 from treadle.jit.compile import emit_object
 from treadle.jit.kernel import object_code, symbol
+from treadle.study import elf
+from treadle.study.elf import EXIT, MMAP, MPROTECT, READ, SYSCALL, WRITE
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -36,15 +37,6 @@ BASE, PAGE = 0x6000_0000, 4096  # memory that is shared
 CODE, DATA = 96 << 20, 160 << 20  # bytes of it, in this order; the first page is the mailbox
 PATIENCE = 300.0  # seconds for one call: emulated, on a busy machine
 READ_WRITE_RUN, SHARED_FIXED = 7, 0x11
-
-# System calls have the same numbers on both machines: those of Linux's generic table.
-READ, WRITE, EXIT, MMAP, MPROTECT = 63, 64, 94, 222, 226
-# The call itself, which LLVM cannot emit without an assembler for the machine: the number and the
-# arguments move down by one register each, then svc or ecall, and ret.
-SYSCALL = {
-    "aarch64": ("e80300aa e00301aa e10302aa e20303aa e30304aa e40305aa e50306aa 010000d4 c0035fd6"),
-    "riscv64": ("93080500 13850500 93050600 13860600 93060700 13870700 93070800 73000000 67800000"),
-}
 
 
 def loop(fd: int) -> str:
@@ -144,7 +136,8 @@ class Guest:
         system = bytes.fromhex(SYSCALL[self.arch])
         self._folder = tempfile.TemporaryDirectory(prefix="treadle-guest-")
         self.program = Path(self._folder.name) / "loop"
-        self.program.write_bytes(elf.program(stub, PROGRAM, {"mailbox": BASE}, {"system": system}))
+        made, _ = elf.program(stub, PROGRAM, {"mailbox": BASE}, {"system": system})
+        self.program.write_bytes(made)
         self.program.chmod(0o755)
         self.functions: dict[str, int] = {}
         self._process: subprocess.Popen[bytes] | None = None

@@ -11,6 +11,7 @@ import click
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, remark, say
 from treadle.cli.tune_results import Peaks, Shape, TuneResult, print_results, rows_of, sweep_of
+from treadle.cli.tune_study import NATIVE, ONLY_TUNE, RISCV, STUDIED, Asked, study
 from treadle.files.target import check_folder
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
@@ -31,7 +32,7 @@ class FormatName(click.Choice[str]):
 
 
 @click.command()
-@click.argument("kernel", type=click.Choice(KERNELS), required=False)
+@click.argument("kernel", type=click.Choice([*KERNELS, *STUDIED]), required=False)
 @click.option(
     "--format", "formats", multiple=True,
     type=FormatName([fmt.name for fmt in TUNABLE], case_sensitive=False),
@@ -50,7 +51,19 @@ class FormatName(click.Choice[str]):
 @click.option("--force", is_flag=True, help="Keep what a busy machine measured, too.")
 @click.option("--reset", is_flag=True, help="Forget what was measured here; measure nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--isa",
+    "study_isa",
+    type=click.Choice([RISCV, NATIVE]),
+    help="Study small kernels instead, of RISC-V's vectors or this machine's; keeps nothing.",
+)
+@click.option("--vlen", type=click.Choice(["128", "256", "512", "1024"]), help="With --emulator.")
+@click.option(
+    "--emulator", type=click.Choice(["qemu"]), help="Count instructions there; time nothing."
+)
+@click.pass_context
 def command(
+    ctx: click.Context,
     kernel: str | None,
     formats: tuple[str, ...],
     k: int,
@@ -63,6 +76,9 @@ def command(
     force: bool,
     reset: bool,
     as_json: bool,
+    study_isa: str | None,
+    vlen: str | None,
+    emulator: str | None,
 ) -> None:
     """Measure the fastest shape of KERNEL, or of all, and keep it for every later run.
 
@@ -71,7 +87,17 @@ def command(
     registers, where there are any; crossover compares gemv with gemm at a few tokens.
 
     What threads measured that got less than 80 % of their processor time is not kept: exit code 1.
+
+    With --isa, KERNEL is one of the RISC-V work's (docs/riscv.md): vec_dot_f16, mad_f16, ...
     """
+    if study_isa is not None:
+        refuse_options(ctx, ONLY_TUNE, "is not for --isa")
+        asked = Asked(study_isa, int(vlen) if vlen else None, emulator, repeat, plot, as_json)
+        study(kernel, asked)
+        return
+    refuse_options(ctx, ("vlen", "emulator"), "is for --isa")
+    if kernel not in (None, *KERNELS):
+        raise click.UsageError(f"{kernel} is for --isa")
     from treadle.runtime import tuned
     from treadle.runtime.describe import row_in_use
     from treadle.runtime.machine import cpu_name, usable_threads
@@ -96,19 +122,8 @@ def command(
     saved = tuned.save(isa, *sure) if sure and not dry_run else None
     about = {"isa": isa.name, "cpu": cpu_name(), "threads": n_threads}
     if as_json:
-        print_json(
-            {
-                **about,
-                "k": k,
-                "m": m,
-                "peaks": dict(peaks),
-                "sweeps": [sweep_of(s, result, peaks) for result in results for s in result.sweeps],
-                "crossovers": [vars(r.crossover) for r in results if r.crossover],
-                "processor_time_share": {r.format: r.cpu_share for r in results},
-                "saved": saved and str(saved),
-                "not_kept": {r.format: r.doubt for r in doubtful},
-            }
-        )
+        kept = {"saved": saved and str(saved), "not_kept": {r.format: r.doubt for r in doubtful}}
+        print_json({**about, **as_object(results, shape, peaks), **kept})
     else:
         print_results(results, shape, about, peaks)
         if saved is not None:
@@ -122,6 +137,28 @@ def command(
         save(plot, draw(rows, subtitle, origin([isa.name])))
     if doubtful and not dry_run:
         refuse(doubtful)
+
+
+def as_object(results: Sequence[TuneResult], shape: Shape, peaks: Peaks) -> dict[str, Any]:
+    """What was found, as JSON has it."""
+    return {
+        "k": shape.k,
+        "m": shape.m,
+        "peaks": dict(peaks),
+        "sweeps": [sweep_of(s, result, peaks) for result in results for s in result.sweeps],
+        "crossovers": [vars(r.crossover) for r in results if r.crossover],
+        "processor_time_share": {r.format: r.cpu_share for r in results},
+    }
+
+
+def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
+    """Raises UsageError for one of them that was given."""
+    from click.core import ParameterSource
+
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+        if param.name in names and given:
+            raise click.UsageError(f"{param.opts[-1]} {why}")
 
 
 def refuse(doubtful: Sequence[TuneResult]) -> None:

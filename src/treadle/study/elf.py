@@ -1,5 +1,7 @@
 """Objects of a foreign machine put at an address: the small part of a linker that kernels need.
 
+What runs in an emulator is linked here: the studied kernels, and those that tests call.
+
 A kernel calls nothing and has no data but constants, so its object has a handful of relocations
 for each machine. Anything else is refused by name. (ELF for the Arm 64-bit architecture, and the
 RISC-V ELF psABI, say what each computes.)
@@ -9,7 +11,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from treadle.record import dataclass
+
+# System calls have the same numbers on both machines: those of Linux's generic table.
+READ, WRITE, EXIT, MMAP, MPROTECT = 63, 64, 94, 222, 226
+# The call itself, which LLVM cannot emit without an assembler for the machine: the number and the
+# arguments move down by one register each, then svc or ecall, and ret.
+SYSCALL = {
+    "aarch64": ("e80300aa e00301aa e10302aa e20303aa e30304aa e40305aa e50306aa 010000d4 c0035fd6"),
+    "riscv64": ("93080500 13850500 93050600 13860600 93060700 13870700 93070800 73000000 67800000"),
+}
 
 ALLOC = 2  # a section's flag: it is part of the program
 NOBITS, SYMTAB, RELA = 8, 2, 4  # kinds of sections
@@ -37,11 +49,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
-    """``section`` 0: defined elsewhere."""
+    """``section`` 0: defined elsewhere. ``size`` in bytes."""
 
     name: str
     section: int
     value: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -82,8 +95,8 @@ class Object:
             return []
         strings, found = self.sections[section.link].offset, []
         for at in range(section.offset, section.offset + section.size, 24):
-            name, _, _, where, value = struct.unpack_from("<IBBHQ", self.code, at)
-            found.append(Symbol(self._text(strings + name), where, value))
+            name, _, _, where, value, size = struct.unpack_from("<IBBHQQ", self.code, at)
+            found.append(Symbol(self._text(strings + name), where, value, size))
         return found
 
     def _relocations(self, section: Section) -> list[Relocation]:
@@ -192,9 +205,11 @@ def _patch(image: bytearray, machine: int, kind: int, offset: int, target: int, 
         raise NotImplementedError(f"relocation {kind} of machine {machine}")
 
 
-def program(code: bytes, base: int, known: Mapping[str, int], extra: Mapping[str, bytes]) -> bytes:
-    """A static program that starts at ``_start`` of an object; ``extra``: machine code of symbols
-    that the object calls.
+def program(
+    code: bytes, base: int, known: Mapping[str, int], extra: Mapping[str, bytes]
+) -> tuple[bytes, dict[str, int]]:
+    """A static program that starts at ``_start`` of an object, and the addresses of its symbols;
+    ``extra``: machine code of symbols that the object calls.
     """
     at, symbols, front = base + 0x1000, dict(known), bytearray()
     for name, body in extra.items():
@@ -220,4 +235,4 @@ def program(code: bytes, base: int, known: Mapping[str, int], extra: Mapping[str
         0,
     )
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0x1000, at, at, len(body), len(body), 0x1000)
-    return (header + segment).ljust(0x1000, b"\0") + body
+    return (header + segment).ljust(0x1000, b"\0") + body, defined

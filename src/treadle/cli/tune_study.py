@@ -1,0 +1,189 @@
+"""``treadle tune --isa``: the RISC-V work's kernels, counted in an emulator or timed here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import heading, print_json, print_table, remark, say
+from treadle.record import dataclass
+from treadle.words import counted
+
+if TYPE_CHECKING:
+    from treadle.study.sweep import Found
+
+RISCV, NATIVE = "rv64gcv", "native"
+# The names of study/sweep.py's KERNELS: for `--help`, which loads no kernel.
+STUDIED = (
+    "vec_dot_f16", "mad_f16", "scale_f16", "dot_q8_0", "dot_q4_0", "dot_q4_k", "sgemm", "attention",
+)  # fmt: skip
+MCA = ("llvm-mca", "llvm-mca-22", "llvm-mca-23")
+OPTIONAL = (  # columns, the first to be left out first
+    "products a cycle of P670 ", "P670 cycles ", "X60 ns ", "right at ", "products an instruction ",
+)  # fmt: skip
+CHECKOUT = Path(__file__).resolve().parents[3]
+ONLY_TUNE = ("formats", "k", "m", "n", "threads", "dry_run", "force", "reset")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a study."""
+
+    isa: str
+    vlen: int | None
+    emulator: str | None
+    repeat: int
+    plot: Path | None
+    as_json: bool
+
+
+def study(kernel: str | None, asked: Asked) -> None:
+    """Sweep KERNEL, or all; print a table each, and draw them."""
+    from treadle.cli.svg import origin, save
+    from treadle.files.target import check_folder
+    from treadle.runtime.machine import cpu_name
+    from treadle.study import sweep
+
+    if kernel not in (None, *STUDIED):
+        raise click.UsageError(f"{kernel} is not studied; there are {', '.join(STUDIED)}")
+    if asked.plot is not None:
+        check_folder(asked.plot)  # fail before the work, not after it
+    wanted = [k for k in sweep.KERNELS if kernel in (None, k.name)]
+    about, found = (emulated if asked.emulator else timed)(wanted, asked)
+    if asked.as_json:
+        print_json({**about, "cpu": cpu_name(), "settings": [row_of(f) for f in found]})
+    else:
+        say(", ".join(f"{name} {value}" for name, value in about.items()))
+        for each in wanted:
+            print()
+            heading(f"{each.name}, {counted(each.size, 'value')} of K")
+            print_found([f for f in found if f.kernel == each.name])
+    for one in found:
+        for vlen, why in one.wrong.items():
+            if why is not None:
+                remark(f"{one.spec.name} is wrong at VLEN {vlen}: {why}")
+    if asked.plot is not None:
+        from treadle.cli.tune_study_plot import draw
+
+        facts = [str(value) for value in about.values()]
+        save(asked.plot, draw(found, ", ".join(facts), origin(facts[:1])))
+    if not all(f.is_right for f in found):
+        raise click.exceptions.Exit(1)
+
+
+def emulated(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[Found]]:
+    """Counts at one VLEN, right or wrong at each."""
+    from treadle.study import sweep
+    from treadle.study.emulator import find
+
+    if asked.isa != RISCV:
+        raise click.UsageError(f"--emulator is for --isa {RISCV}")
+    places = folders()
+    qemu, vlen = find("qemu-riscv64", places), asked.vlen or 256
+    mca = next((path for name in MCA if (path := available(name, places))), None)
+    if mca is None:
+        remark("llvm-mca is absent, so cycles are too (tools/fetch_emulators.py --mca fetches it)")
+    found: list[Found] = []
+    total = sum(len(kernel.specs) for kernel in wanted)
+    with ProgressBar() as progress:
+        for kernel in wanted:
+            first = len(found)
+            for one in sweep.emulate(kernel, vlen, sweep.LENGTHS, qemu, mca):
+                found.append(one)
+                progress("measure", len(found), total)
+            sweep.mark_best(found[first:])
+    return {"isa": RISCV, "vlen": vlen, "emulator": asked.emulator}, found
+
+
+def timed(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[Found]]:
+    """Times on this machine."""
+    from treadle.runtime.describe import row_in_use
+    from treadle.study.clock import measure
+
+    row = row_in_use()
+    if asked.vlen is not None:
+        raise click.UsageError("--vlen is for --emulator: hardware has the registers it has")
+    if asked.isa == RISCV and not row.triple.startswith("riscv64"):
+        raise click.UsageError(
+            f"this machine runs {row.name}: --emulator qemu counts {RISCV}'s instructions, "
+            f"--isa {NATIVE} times the same kernels on this machine's vectors"
+        )
+    found: list[Found] = []
+    with ProgressBar() as progress:
+        for done, kernel in enumerate(wanted):
+            progress("measure", done, len(wanted))
+            found += measure(kernel, row, asked.repeat)
+    return {"isa": row.name}, found
+
+
+def folders() -> list[Path]:
+    """Where tools/fetch_emulators.py puts programs."""
+    return [Path(os.environ.get("TREADLE_EMULATORS", CHECKOUT / ".emulators")) / "bin"]
+
+
+def available(name: str, places: Sequence[Path]) -> str | None:
+    """Path of a program, or None."""
+    from treadle.study.emulator import EmulatorError, find
+
+    try:
+        return find(name, places)
+    except EmulatorError:
+        return None
+
+
+def row_of(found: Found) -> dict[str, Any]:
+    """One setting as JSON has it."""
+    from dataclasses import asdict
+
+    from treadle.study import published
+
+    row = {name: value for name, value in asdict(found).items() if name != "spec"}
+    fields = {name: value for name, value in vars(found.spec).items()}
+    return {**row, "fields": fields, "published_hot_ns": published.hot_ns(found.spec)}
+
+
+def print_found(found: Sequence[Found]) -> None:
+    """A line for each setting; columns that nothing is known for are left out."""
+    from treadle.study import published
+
+    cores = [core for core in found[0].cycles if any(f.cycles[core] for f in found)]
+    columns: dict[str, list[str]] = {
+        "setting": [f.spec.setting for f in found],
+        "right at": [right_at(f) for f in found],
+        "instructions ": [number(f.instructions) for f in found],
+        "products an instruction ": [
+            f"{f.products / f.instructions:.2f}" if f.instructions else "" for f in found
+        ],
+        "spills ": [number(f.spills) for f in found],
+    }
+    for core in cores:
+        columns[f"{core} cycles "] = [number(f.cycles[core]) for f in found]
+        columns[f"products a cycle of {core} "] = [
+            f"{f.products / cycles:.1f}" if (cycles := f.cycles[core]) else "" for f in found
+        ]
+    if "X60" in cores:
+        columns["X60 ns "] = [
+            f"{f.cycles['X60'] / published.X60_GHZ:.0f}" if f.cycles["X60"] else "" for f in found
+        ]
+    columns["hot ns "] = [f"{f.hot_ns:.1f}" if f.hot_ns else "" for f in found]
+    columns["cold ns "] = [f"{f.cold_ns:.1f}" if f.cold_ns else "" for f in found]
+    columns["published ns "] = [number(published.hot_ns(f.spec)) for f in found]
+    columns[""] = ["best" if f.best else "" for f in found]
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    print_table(list(shown), list(zip(*shown.values(), strict=True)), optional=OPTIONAL)
+
+
+def number(value: int | None) -> str:
+    """A count, or nothing."""
+    return "" if value is None else str(value)
+
+
+def right_at(found: Found) -> str:
+    """The lengths at which it was right; WRONG where it was not everywhere."""
+    right = " ".join(str(vlen) for vlen in sorted(found.wrong) if found.wrong[vlen] is None)
+    return right if found.is_right else f"WRONG; right at {right or 'none'}"

@@ -1,0 +1,1 @@
+"""Small kernels measured for their own sake: the RISC-V work's, swept, counted and timed."""

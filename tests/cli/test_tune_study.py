@@ -1,0 +1,167 @@
+"""``treadle tune --isa``: tables, JSON, pictures of made-up counts and times; what is refused."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from treadle.cli import tune_study
+from treadle.isa.portable import PORTABLE
+from treadle.study import clock, emulator, sweep
+from treadle.study.rows import VecDotF16
+from treadle.study.sweep import Found, Kernel
+
+QEMU = ("--isa", "rv64gcv", "--emulator", "qemu")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an emulator of the test's own, and none on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "qemu-riscv64").touch()
+    monkeypatch.setenv("TREADLE_EMULATORS", str(tmp_path))
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+@pytest.fixture
+def counted(programs: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is asked for; the first setting takes most, and the others less and less."""
+    asked: list[tuple[Any, ...]] = []
+
+    def emulate(
+        kernel: Kernel, vlen: int, lengths: tuple[int, ...], qemu: str, mca: str | None
+    ) -> Iterator[Found]:
+        asked.append((kernel.name, vlen, lengths, qemu, mca))
+        for i, spec in enumerate(kernel.specs):
+            cycles = {"X60": 2000 - i, "P670": None} if mca else {}
+            wrong = dict.fromkeys((128, 256))
+            yield Found(kernel.name, spec, 1024, 1024, wrong, 1000 - i, 0, cycles)
+
+    monkeypatch.setattr(sweep, "emulate", emulate)
+    return asked
+
+
+def test_the_names_are_those_of_the_kernels() -> None:
+    """They are written down once more, so that ``--help`` loads no kernel."""
+    assert tuple(kernel.name for kernel in sweep.KERNELS) == tune_study.STUDIED
+
+
+def test_a_table_for_each_kernel(counted: list[tuple[Any, ...]], run: Run, programs: Path) -> None:
+    done = run("tune", *QEMU)
+    assert done.code == 0, done.err
+    assert [row[0] for row in counted] == list(tune_study.STUDIED)
+    assert counted[0][1:] == (256, sweep.LENGTHS, str(programs / "qemu-riscv64"), None)
+    assert "llvm-mca is absent, so cycles are too" in done.err
+    assert "isa rv64gcv, vlen 256, emulator qemu" in done.out
+    line = next(line for line in done.out.splitlines() if line.startswith("LMUL 4 x 2, barrier"))
+    assert " ".join(line.split()) == "LMUL 4 x 2, barrier 128 256 986 1.04 0 333 best"
+    assert "cycles" not in done.out
+
+
+def test_cycles_where_there_is_a_model(
+    counted: list[tuple[Any, ...]], run: Run, programs: Path
+) -> None:
+    """A core that llvm-mca does not know has no column."""
+    (programs / "llvm-mca").touch()
+    done = run("tune", "vec_dot_f16", *QEMU, "--vlen", "512")
+    assert done.code == 0, done.err
+    assert [row[:2] for row in counted] == [("vec_dot_f16", 512)]
+    assert counted[0][4] == str(programs / "llvm-mca")
+    assert "X60 cycles" in done.out
+    assert "P670" not in done.out
+    (first,) = (line for line in done.out.splitlines() if line.startswith("LMUL 1 x 1 "))
+    assert first.split()[-4:] == ["2000", "0.5", "1250", "375"]
+
+
+def test_json(counted: list[tuple[Any, ...]], run: Run) -> None:
+    said = json.loads(run("tune", "vec_dot_f16", *QEMU, "--json").out)
+    assert (said["isa"], said["vlen"]) == ("rv64gcv", 256)
+    first = said["settings"][0]
+    assert first["fields"] == {"lmul": 1, "unroll": 1, "barrier": False}
+    assert (first["instructions"], first["published_hot_ns"], first["best"]) == (1000, 375, False)
+    assert sum(row["best"] for row in said["settings"]) == 1
+
+
+def test_picture(counted: list[tuple[Any, ...]], run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "out.svg"
+    assert run("tune", *QEMU, "--plot", str(path)).code == 0
+    text = "".join(ET.parse(path).getroot().itertext())
+    assert all(f"{name}, " in text for name in tune_study.STUDIED)
+    assert "LMUL 4 x 2, barrier: 986" in text
+    assert "nan" not in text.lower().split()
+
+
+def test_a_wrong_kernel_fails(
+    programs: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def emulate(kernel: Kernel, *_: object) -> Iterator[Found]:
+        wrong = {128: None, 256: "out[3] is 1, not 2"}
+        yield Found(kernel.name, VecDotF16(), 1024, 1024, wrong, 10, 0)
+
+    monkeypatch.setattr(sweep, "emulate", emulate)
+    done = run("tune", "vec_dot_f16", *QEMU, "--plot", str(tmp_path / "out.svg"))
+    assert done.code == 1
+    assert "vec_dot_f16 is wrong at VLEN 256: out[3] is 1, not 2" in done.err
+    assert "WRONG; right at 128" in done.out
+    assert "best" not in done.out
+
+
+def test_times_on_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(kernel: Kernel, isa: Any, repeat: int) -> list[Found]:
+        made = Found(kernel.name, kernel.specs[0], 1024, 1024, {256: None})
+        made.hot_ns, made.cold_ns, made.best = 291.25, 1300.5, True
+        return [made]
+
+    monkeypatch.setattr(clock, "measure", measure)
+    done = run("tune", "vec_dot_f16", "--isa", "native")
+    assert done.code == 0, done.err
+    heads, line = done.out.splitlines()[-2:]
+    assert heads.split("  ")[0] == "setting"
+    assert line.split()[-4:] == ["291.2", "1300.5", "375", "best"]
+    assert "instructions" not in heads
+
+
+def test_hardware_that_is_none_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.runtime.describe.row_in_use", lambda: PORTABLE)
+    done = run("tune", "--isa", "rv64gcv")
+    assert done.code == 2
+    assert "--emulator qemu counts rv64gcv's instructions" in done.err
+
+
+def test_an_absent_emulator_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_EMULATORS", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = run("tune", *QEMU)
+    assert done.code == 1
+    assert "qemu-riscv64 is absent" in done.err
+    with pytest.raises(emulator.EmulatorError):
+        emulator.find("qemu-riscv64")
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ((*QEMU, "--format", "Q8_0"), "--format is not for --isa"),
+        ((*QEMU, "--k", "64"), "--k is not for --isa"),
+        (("--vlen", "256"), "--vlen is for --isa"),
+        (("--emulator", "qemu"), "--emulator is for --isa"),
+        (("--isa", "native", "--vlen", "256"), "--vlen is for --emulator"),
+        (("--isa", "native", "--emulator", "qemu"), "--emulator is for --isa rv64gcv"),
+        (("mad_f16",), "mad_f16 is for --isa"),
+        (("gemm", *QEMU), "gemm is not studied"),
+    ],
+)
+def test_options_that_do_not_fit(args: tuple[str, ...], why: str, run: Run) -> None:
+    done = run("tune", *args)
+    assert done.code == 2
+    assert why in done.err
