@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
-from treadle.jit.types import Ty, boolean, i8, i64, ptr
-from treadle.jit.values import Emitter, Operand, Val, Var
+from treadle.jit.types import Ty, boolean, i8, i32, i64, ptr
+from treadle.jit.values import Emitter, Operand, Val, Var, constant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -170,9 +170,7 @@ class Builder(Emitter):
 
     def shuffle(self, a: Val, b: Val, mask: Sequence[int]) -> Val:
         """Lanes of ``a`` (0..) and ``b`` (lanes of a..) picked by ``mask``."""
-        index = ir.Constant(
-            ir.VectorType(ir.IntType(32), len(mask)), [ir.Constant(ir.IntType(32), m) for m in mask]
-        )
+        index = constant(i32 * len(mask), tuple(mask))
         return Val(self, self.b.shuffle_vector(a.ir, b.ir, index), a.ty.scalar * len(mask))
 
     def concat(self, *parts: Val) -> Val:

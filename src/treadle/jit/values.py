@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from llvmlite import ir
@@ -14,6 +15,17 @@ from llvmlite import ir
 from treadle.jit.types import Ty, boolean, i64, ptr
 
 Binary: TypeAlias = "Callable[[Val, Operand], Val]"
+
+
+@lru_cache(maxsize=1 << 14)
+def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> Any:
+    """llvmlite's constant, the same object each time: a vector's is one of objects for all lanes,
+    and a kernel has thousands. ``text`` tells apart what is equal and not the same.
+    """
+    if not ty.lanes:
+        return ir.Constant(ty.ir, lanes[0])
+    scalar = ty.scalar.ir
+    return ir.Constant(ty.ir, [ir.Constant(scalar, v) for v in lanes])
 
 
 class Emitter:
@@ -32,15 +44,16 @@ class Emitter:
 
     def const(self, x: float | Sequence[float], ty: Ty) -> Val:
         """A constant; a sequence gives each lane its own number."""
-        lanes = list(x) if isinstance(x, Sequence) else [x] * max(ty.lanes, 1)
+        lanes = tuple(x) if isinstance(x, Sequence) else (x,)
         if not ty.is_float:
-            if any(v != int(v) for v in lanes):
+            made = tuple(int(v) for v in lanes)
+            if made != lanes:
                 raise TypeError(f"{x} is no {ty}")
-            lanes = [int(v) for v in lanes]
-        if not ty.lanes:
-            return Val(self, ir.Constant(ty.ir, lanes[0]), ty)
-        scalar = ty.scalar.ir
-        return Val(self, ir.Constant(ty.ir, [ir.Constant(scalar, v) for v in lanes]), ty)
+            lanes = made
+        if not isinstance(x, Sequence):
+            lanes *= max(ty.lanes, 1)
+        # Zeros of either sign are equal, their texts are not.
+        return Val(self, constant(ty, lanes, str(lanes) if ty.is_float else ""), ty)
 
     def gep(self, p: Val, n_bytes: Operand) -> Val:
         """The pointer ``n_bytes`` further on."""
