@@ -33,6 +33,7 @@ class Admission:
         self.running: list[Request] = []  # by rank; each has a sequence
         self._failed: list[Request] = []  # that nobody has been told of
         self._n_added = 0
+        self.n_preempted = 0  # since the start: requests that gave their pages to others
 
     # -- in and out -------------------------------------------------------------------------------
 
@@ -93,6 +94,8 @@ class Admission:
             if at < CONSIDERED and len(self.waiting) > 1:
                 request.look_up(self.engine.cache)
         self.waiting.sort(key=lambda request: (request.level, -request.n_known, request.number))
+        for place, request in enumerate(self.waiting, 1):
+            request.place = place
         for request in list(self.waiting):
             if request.paused or self.closed(request) or self._follows(request):
                 continue
@@ -136,6 +139,7 @@ class Admission:
                     seq.close()
                 return False
         self.waiting.remove(request)
+        request.place, request.started = 0, request.started or self._clock()
         insort(self.running, request, key=lambda other: other.rank)
         return True
 
@@ -187,6 +191,7 @@ class Admission:
         last.seq, last.n_known = None, -1
         self.running.remove(last)
         self.waiting.append(last)
+        self.n_preempted += 1
         return True
 
     def refuse(self) -> None:

@@ -31,6 +31,7 @@ class Pace:
         self._rows: deque[tuple[float, float, float, float]] = deque(maxlen=MEASURED)
         self._times: deque[float] = deque(maxlen=MEASURED)
         self._fit: np.ndarray | None = None
+        self.token_s = 0.0  # seconds of steps for each token of a prompt that they read
 
     def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
         """One step that has run."""
@@ -38,6 +39,7 @@ class Pace:
         self._rows.append((1.0, prefill, decode, context))
         self._times.append(seconds)
         self._fit = None
+        self.token_s = sum(self._times) / sum(row[1] for row in self._rows)
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
         """What a step will take; None where nothing is known."""

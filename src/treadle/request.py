@@ -44,6 +44,8 @@ class Request:
         self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
         self.cancelled = False
         self.arrived, self.number = 0.0, 0
+        self.started = 0.0  # when it was let in first
+        self.place = 0  # in the queue, 1 is the next; 0: it runs, or nobody knows it yet
         self.level = priority  # its priority, as its age has made it
         self.n_known = -1  # tokens of it that the cache has; -1: to be looked up
         self.seq: Sequence | None = None  # while it runs
@@ -55,6 +57,13 @@ class Request:
     def paused(self) -> bool:
         """Whether nobody takes what was written."""
         return len(self.answer.pieces) >= self.look_ahead
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of its prompt that need not be read any more."""
+        seq = self.seq  # another thread may take it away
+        n = max(self.n_known, 0) if seq is None else len(seq.ids)
+        return min(n, self.answer.timings.n_prompt)
 
     @property
     def rank(self) -> tuple[int, int]:

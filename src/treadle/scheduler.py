@@ -46,6 +46,7 @@ class Scheduler:
         self.admission = Admission(engine, self._clock)
         self._pace = Pace(target_s)
         self._composer = Composer(self.admission, self._pace)
+        self.n_tokens = 0  # of the last step
 
     def add(self, request: Request) -> None:
         """From the next step on it runs, as soon as there is room. Any thread may call this."""
@@ -88,6 +89,11 @@ class Scheduler:
         """Whether a step has nothing to do."""
         queue = self.admission
         return not queue.inbox and all(r.paused for r in chain(queue.running, queue.waiting))
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that steps have taken lately for each token of a prompt; 0: nothing is known."""
+        return self._pace.token_s
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -153,6 +159,7 @@ class Scheduler:
     def _note(self, batch: Batch, waited: float, run: float, compiled: float) -> list[Request]:
         """Count the seconds of a run; who decodes, of the batch."""
         decoding, n_read, context = [], 0, 0
+        self.n_tokens = sum(len(part.ids) for _, part in batch)
         for request, (seq, ids, _, _) in batch:
             request.seen = seq.n_changes
             timings = request.answer.timings

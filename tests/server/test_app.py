@@ -223,6 +223,17 @@ def test_a_line_for_each_call_and_nothing_of_what_was_said(
     assert (second["status"], third["status"]) == (200, 404)
 
 
+def test_a_log_with_texts_for_who_asks(
+    model: treadle.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(model, log=True, log_text=True) as service, talking(service) as client:
+        made = client.post("/v1/completions", json={"prompt": "swordfish", "max_tokens": 3})
+    line = json.loads(capsys.readouterr().err)
+    assert line["prompts"] == ["swordfish"]
+    assert line["written"] == [made.json()["choices"][0]["text"]]
+    assert 0 <= line["queue_s"] <= line["first_token_s"] <= line["seconds"]
+
+
 def test_health_while_loading_and_when_the_model_is_broken(model: treadle.Model) -> None:
     service = Service(model)
     with talking(service) as client:

@@ -171,18 +171,30 @@ def test_metrics_count_what_was_done(model: treadle.Model) -> None:
             post(client, "/v1/completions", prompt=prompt, max_tokens=5, ignore_eos=True)
         cached = value(service, "llamacpp:prompt_tokens_cached_total")
         assert cached > 0
-        assert value(service, "vllm:prefix_cache_hits_total") == cached
-        assert value(service, "vllm:prompt_tokens_total") == 2 * n
+        model_name = '{model_name="demo"}'
+        assert value(service, f"vllm:prefix_cache_hits_total{model_name}") == cached
+        assert value(service, f"vllm:prompt_tokens_total{model_name}") == 2 * n
         assert value(service, "llamacpp:prompt_tokens_total") == 2 * n - cached
         assert value(service, "llamacpp:tokens_predicted_total") == 10
-        assert value(service, "vllm:generation_tokens_total") == 10
+        assert value(service, f"vllm:generation_tokens_total{model_name}") == 10
         assert value(service, "llamacpp:n_decode_total") == 10
         assert value(service, "llamacpp:requests_processing") == 0
-        assert 0 <= value(service, "vllm:kv_cache_usage_perc") <= 1
+        assert 0 <= value(service, f"vllm:kv_cache_usage_perc{model_name}") <= 1
         label = '{finished_reason="length",model_name="demo"}'
         assert value(service, f"vllm:request_success_total{label}") == 2
-        for name, n in (("time_to_first_token", 2), ("inter_token_latency", 8)):
-            assert value(service, f"vllm:{name}_seconds_count") == n
+        for name, count in (
+            ("time_to_first_token_seconds", 2),
+            ("inter_token_latency_seconds", 8),
+            ("e2e_request_latency_seconds", 2),
+            ("request_queue_time_seconds", 2),
+            ("request_prefill_time_seconds", 2),
+            ("request_decode_time_seconds", 2),
+            ("iteration_tokens_total", 10),
+        ):
+            assert value(service, f"vllm:{name}_count{model_name}") == count
+        ran = value(service, f"vllm:iteration_tokens_total_sum{model_name}")
+        assert ran == 2 * n - cached + 8
+        assert value(service, f"vllm:num_preemptions_total{model_name}") == 0
         text = client.get("/metrics")
         assert text.headers["content-type"].startswith("text/plain")
         post(client, "/v1/embeddings", input="def f(")

@@ -38,7 +38,7 @@ def ask(url: str, path: str, body: Any = None, **headers: str) -> tuple[int, str
 def running(url: str) -> float:
     """Texts in hand."""
     _, text = ask(url, "/metrics")
-    return float(text.partition("\nvllm:num_requests_running ")[2].split()[0])
+    return float(text.partition("\nllamacpp:requests_processing ")[2].split()[0])
 
 
 def begin(url: str, body: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
@@ -105,6 +105,25 @@ def test_what_does_not_end_in_time_is_told_so(process: Served) -> None:
     assert last["error"]["code"] == "overloaded"
     assert "stopping" in last["error"]["message"]
     connection.close()
+    assert server.end()[0] == 0
+
+
+def test_who_calls_while_it_stops_is_told_so(process: Served) -> None:
+    """It waits for a call whose body is not whole; others are told 503 meanwhile."""
+    server = process("--grace", "100", "--no-log")
+    slow = connect(server.url)
+    slow.putrequest("POST", "/v1/completions")
+    slow.putheader("content-length", "15")
+    slow.endheaders()
+    slow.send(b'{"prompt"')
+    server.popen.send_signal(signal.SIGTERM)
+    while (answer := ask(server.url, "/health"))[0] == 200:
+        time.sleep(0.005)
+    assert answer[0] == 503
+    status, text = ask(server.url, "/v1/completions", {"prompt": "x"})
+    assert (status, "stopping" in text) == (503, True)
+    slow.send(b': "x" ')
+    slow.close()  # it will not come: that call is over
     assert server.end()[0] == 0
 
 

@@ -43,6 +43,11 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="Texts in hand, waiting ones included; more are told to come later (503).",
 )  # fmt: skip
 @click.option(
+    "--max-queue", "max_queue_s", default=300.0, show_default=True, metavar="S",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds that reading the prompts in hand may take; more are told to come later (503).",
+)  # fmt: skip
+@click.option(
     "--grace", default=10.0, show_default=True, type=click.FloatRange(0, 3600), metavar="S",
     help="Seconds that texts may take to end when the server is stopped.",
 )  # fmt: skip
@@ -50,6 +55,7 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @click.option(
     "--log/--no-log", default=True, help="A line of JSON on standard error for each call."
 )
+@click.option("--log-text", is_flag=True, help="Prompts and texts in the log too.")
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
     help="A name that clients may use for this machine; may be repeated.",

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -35,10 +35,13 @@ from treadle.server import (
     openai_completions,
     openai_responses,
 )
-from treadle.server.call import GoneError
+from treadle.server.call import Call, GoneError
 from treadle.server.problems import ApiError, not_yet, problem_of
 from treadle.server.service import Service
 from treadle.server.wire import Json, Response
+
+if TYPE_CHECKING:
+    from treadle.model import Model
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -178,6 +181,7 @@ class Guard:
                 return
             return await self._app(scope, receive, send)
         headers, began, status = Headers(scope=scope), time.perf_counter(), 0
+        scope["treadle.came"] = began
         name = request_id(headers.get("x-request-id", ""))
 
         async def noted(message: Message) -> None:
@@ -187,6 +191,8 @@ class Guard:
                 MutableHeaders(scope=message)["x-request-id"] = name
             await send(message)
 
+        waited_for = not self._service.draining
+        self._service.n_open += waited_for
         try:
             problem = self.refusal(scope["path"], headers)
             if problem is None:
@@ -194,8 +200,12 @@ class Guard:
             else:
                 await refusal(scope["path"], problem)(scope, receive, noted)
         finally:
+            self._service.n_open -= waited_for
             if self._service.settings.log:
-                log(scope, name, status, time.perf_counter() - began)
+                line = log_line(scope, name, status, time.perf_counter() - began)
+                if self._service.settings.log_text and "treadle.call" in scope:
+                    line |= said(scope["treadle.call"], self._service.model)
+                print(json.dumps(line), file=sys.stderr, flush=True)
 
     def refusal(self, path: str, headers: Headers) -> ApiError | None:
         """Why a call is not let in, if it is not."""
@@ -275,8 +285,8 @@ def request_id(given: str) -> str:
     return secrets.token_hex(8)
 
 
-def log(scope: Scope, name: str, status: int, seconds: float) -> None:
-    """One line of JSON on standard error: nothing of what was said."""
+def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, Any]:
+    """What the log has of a call: nothing of what was said. Seconds count from the call on."""
     line: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "id": name,
@@ -285,14 +295,26 @@ def log(scope: Scope, name: str, status: int, seconds: float) -> None:
         "status": status or 499,
         "seconds": round(seconds, 3),
     }
-    call = scope.get("treadle.call")
+    call: Call | None = scope.get("treadle.call")
     if call is not None:
+        started = [text.request.started for text in call.texts if text.request.started]
+        first = [text.first_s for text in call.texts if text.first_s]
         answers = [text.answer for text in call.texts]
         line |= {
             "texts": len(answers),
             "n_prompt": sum(answer.timings.n_prompt for answer in answers),
             "n_cached": sum(answer.timings.n_cached for answer in answers),
             "n_written": sum(len(answer.ids) for answer in answers),
+            "queue_s": round(min(started) - call.came_s, 3) if started else None,
+            "first_token_s": round(min(first) - call.came_s, 3) if first else None,
             "finish": sorted({str(answer.finish_reason) for answer in answers}),
         }
-    print(json.dumps(line), file=sys.stderr, flush=True)
+    return line
+
+
+def said(call: Call, model: Model) -> dict[str, Any]:
+    """Prompts and texts of a call, for the log of somebody who has asked for them."""
+    return {
+        "prompts": [model.detokenize(ids) for ids in call.asked.prompts],
+        "written": [model.detokenize(text.answer.ids) for text in call.texts],
+    }

@@ -108,7 +108,6 @@ COMMON: Table = {
     "post_sampling_probs": refused("log-probabilities are the model's own", False),
     "t_max_predict_ms": refused("use the header X-Request-Timeout, in seconds", 0),
     "n_indent": refused("there is no such rule", 0),
-    "return_progress": refused("there are no progress events yet", False),
     "image_data": refused("treadle reads text alone", []),
 }
 
@@ -134,6 +133,7 @@ class Asked:
     client: str | None = None  # whose turn its prompts are read in
     priority: int = 0
     timeout_s: float | None = None
+    progress: bool = False  # whether a stream tells how far its prompt is
     more: dict[str, Any] = field(default_factory=dict)
     speech: Speech = field(default_factory=Speech)  # what may be found in the texts
 

@@ -22,15 +22,41 @@ if TYPE_CHECKING:
     from treadle.speech import Said
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a prompt is: of ``total`` tokens ``processed``, ``cached`` of them found. ``place``:
+    in the queue, 0 where it is being read.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    place: int
+
+    def as_dict(self, since_s: float) -> dict[str, int]:
+        """llama.cpp's object, and the place."""
+        taken = round(1e3 * (time.perf_counter() - since_s))
+        return {
+            "total": self.total,
+            "cache": self.cached,
+            "processed": self.processed,
+            "time_ms": taken,
+            "queue": self.place,
+        }
+
+
 @dataclass
 class Piece:
-    """What came of one text since the last time. The last one has a ``finish_reason``."""
+    """What came of one text since the last time. The last one has a ``finish_reason``. Before the
+    first there are some with ``progress`` alone, where that was asked for.
+    """
 
     text: Text
     content: str
     ids: list[int]
     logprobs: list[TokenLogprob]  # of each id, where they were asked for
     finish_reason: str | None  # "stop", "length" or "context"
+    progress: Progress | None = None
 
     def said(self) -> list[Said]:
         """Reasoning, content and calls in it. To be asked for once, of pieces in their order."""
@@ -56,12 +82,15 @@ class Text:
         self.index, self.prompt = index, prompt  # the choice's, and that of its prompt
         self.scanner = call.asked.speech.scanner()
         self.n_told = 0  # ids that were given out
-        self.came_s = time.perf_counter()
+        self.told: Progress | None = None  # that was given out last
+        self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
         self.counted = False  # in the tally, as one that has ended
 
     def take(self) -> Piece | None:
         """What is new. Raises ApiError where the text has ended with an error."""
+        if self.call.asked.progress and (moved := self._take_progress()) is not None:
+            return moved
         answer, parts = self.answer, []
         while (piece := answer.take()) is not None:
             parts.append(piece)
@@ -76,6 +105,20 @@ class Text:
         return Piece(
             self, "".join(parts), answer.ids[start:end], answer.logprobs[start:end], reason
         )
+
+    def progress(self) -> Progress | None:
+        """How far the prompt is; None once the text has begun, or where nothing is known yet."""
+        timings, request = self.answer.timings, self.request
+        found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place)
+        begun = self.answer.ids or self.answer.done
+        return None if begun or not (found.processed or found.place) else found
+
+    def _take_progress(self) -> Piece | None:
+        now = self.progress()
+        if now is None or now == self.told:
+            return None
+        self.told = now
+        return Piece(self, "", [], [], None, now)
 
 
 class Bell:
@@ -117,9 +160,10 @@ class Call:
         wake: Callable[[], None],
         *,
         asked: Asked,
+        came_s: float,
         timeout_s: float | None = None,
     ) -> None:
-        self.asked = asked  # what it wants
+        self.asked, self.came_s = asked, came_s  # what it wants, and when it came
         self.on_close: Callable[[], None] = _nothing
         self.loop = asyncio.get_running_loop()
         self.bell = Bell(self.loop)
@@ -129,8 +173,8 @@ class Call:
         self._drop, self._wake = drop, wake
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
-            late = ApiError(504, f"not done within {timeout_s:g} s", code="timeout")
-            self._timer = self.loop.call_later(timeout_s, self.give_up, late)
+            left_s = came_s + timeout_s - time.perf_counter()
+            self._timer = self.loop.call_later(max(left_s, 0), self.give_up, late(timeout_s))
 
     async def pieces(self, ping_s: float) -> AsyncIterator[Piece | None]:
         """What comes, of whichever text; None each time that nothing comes for ``ping_s``.
@@ -171,6 +215,11 @@ class Call:
 
 def _nothing() -> None:
     pass
+
+
+def late(timeout_s: float) -> ApiError:
+    """What a call is told whose time is over."""
+    return ApiError(504, f"not done within {timeout_s:g} s", code="timeout")
 
 
 class GoneError(Exception):

@@ -142,13 +142,27 @@ class EngineThread:
             for request in fed:
                 request.answer.fail(error)
                 self.scheduler.cancel(request)
-        self.tally.note_step(len(fed), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.tally.note_step(len(fed), self.scheduler.n_tokens, seconds)
         self._tell(fed)
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Ring where a stream has asked how far its prompt is."""
+        waiting = [text for text in list(self.texts.values()) if text.call.asked.progress]
+        moved = {text.call: None for text in waiting if text.progress() not in (None, text.told)}
+        self._ring(moved)
+
+    def queued_s(self) -> float:
+        """Seconds until the prompts of all texts in hand are read, as far as that is known."""
+        texts = list(self.texts.values())
+        left = sum(t.answer.timings.n_prompt - t.request.n_read for t in texts if not t.answer.ids)
+        return left * self.scheduler.token_s
 
     def _tell(self, fed: list[Request]) -> None:
         """Ring the bells of all calls that have something new: one hand-over for the batch."""
         now = time.perf_counter()
-        calls: dict[asyncio.AbstractEventLoop, dict[Call, None]] = {}
+        calls: dict[Call, None] = {}
         for request in fed:
             text = self.texts.get(request)
             if text is None:
@@ -157,10 +171,16 @@ class EngineThread:
             if isinstance(request.answer.error, FileError):
                 self.state, self.why = "error", str(request.answer.error)
             if text.call.stream or request.answer.done:
-                calls.setdefault(text.call.loop, {})[text.call] = None
-        for loop, of_loop in calls.items():
+                calls[text.call] = None
+        self._ring(calls)
+
+    def _ring(self, calls: Iterable[Call]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
+        for call in calls:
+            by_loop.setdefault(call.loop, []).append(call)
+        for loop, of_loop in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_ring, list(of_loop))
+                loop.call_soon_threadsafe(_ring, of_loop)
             except RuntimeError:  # its loop is closed: nobody is there
                 for call in of_loop:
                     call.close()

@@ -51,10 +51,15 @@ class _Families:
         )
 
         name = self._service.name
-        for key, (text, value) in counters(self._service).items():
-            yield CounterMetricFamily(key, text, value=value)
-        for key, (text, value) in gauges(self._service).items():
-            yield GaugeMetricFamily(key, text, value=value)
+        for family, values in (
+            (CounterMetricFamily, counters(self._service)),
+            (GaugeMetricFamily, gauges(self._service)),
+        ):
+            for key, (text, value) in values.items():
+                labels, known = _labels(key, name)
+                made = family(key, text, labels=labels)
+                made.add_metric(known, value)
+                yield made
         tally = self._service.tally
         ended = CounterMetricFamily(
             "vllm:request_success",
@@ -64,15 +69,24 @@ class _Families:
         for reason, n in tally.ended.items():
             ended.add_metric([name, reason], n)
         yield ended
-        for key, found in (
-            ("time_to_first_token_seconds", tally.first),
-            ("inter_token_latency_seconds", tally.between),
-            ("e2e_request_latency_seconds", tally.whole),
-            ("request_queue_time_seconds", tally.waited),
+        for key, text, found in (
+            ("time_to_first_token_seconds", "From a call to its first token", tally.first),
+            ("inter_token_latency_seconds", "Between two tokens of a text", tally.between),
+            ("e2e_request_latency_seconds", "From a call to a text's end", tally.whole),
+            ("request_queue_time_seconds", "From a call to its first step", tally.waited),
+            ("request_prefill_time_seconds", "From the first step to a token", tally.reading),
+            ("request_decode_time_seconds", "From the first token to the last", tally.writing),
+            ("iteration_tokens_total", "Tokens of a step", tally.step_tokens),
         ):
-            yield HistogramMetricFamily(
-                f"vllm:{key}", key, buckets=found.buckets, sum_value=found.sum
-            )
+            labels, known = _labels(f"vllm:{key}", name)
+            made_of = HistogramMetricFamily(f"vllm:{key}", text, labels=labels)
+            made_of.add_metric(known, buckets=found.buckets, sum_value=found.sum)
+            yield made_of
+
+
+def _labels(key: str, name: str) -> tuple[list[str], list[str]]:
+    """vLLM's families name the model, llama.cpp's do not."""
+    return (["model_name"], [name]) if key.startswith("vllm:") else ([], [])
 
 
 Values = dict[str, tuple[str, float]]  # by name: what it is, and its value
@@ -82,6 +96,7 @@ def counters(service: Service) -> Values:
     """What only grows; Prometheus puts ``_total`` behind each name."""
     t = service.tally
     read = t.n_prompt - t.n_cached
+    preempted = service.engine.scheduler.admission.n_preempted
     return {
         "llamacpp:prompt_tokens": ("Tokens of prompts that were read", read),
         "llamacpp:prompt_tokens_cached": ("Tokens of prompts found in the cache", t.n_cached),
@@ -93,6 +108,7 @@ def counters(service: Service) -> Values:
         "vllm:generation_tokens": ("Tokens that were written", t.n_written),
         "vllm:prefix_cache_queries": ("Tokens looked for in the cache", t.n_prompt),
         "vllm:prefix_cache_hits": ("Tokens found in the cache", t.n_cached),
+        "vllm:num_preemptions": ("Texts that gave their pages to others", preempted),
         "treadle:cancelled": ("Texts that were given up", t.n_cancelled),
         "treadle:embedded_tokens": ("Tokens read for embeddings", t.n_embedded),
         "treadle:step_seconds": ("Seconds of steps", t.step_s),
@@ -120,6 +136,7 @@ def gauges(service: Service) -> Values:
             "Pages of keys and values that texts hold, 1 for all",
             max(1 - pool.room / pool.n_pages for pool in pools),
         ),
+        "treadle:queued_seconds": ("Seconds of prompts to be read", service.engine.queued_s()),
     }
 
 

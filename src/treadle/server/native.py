@@ -16,7 +16,7 @@ from treadle.server.conversation import conversation_text
 from treadle.server.fields import Table, array, flag, read_fields, refused, text, whole, wrong
 from treadle.server.openai_answer import error_event, timings
 from treadle.server.openai_chat import MAX_TOP
-from treadle.server.problems import ApiError
+from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 
@@ -25,6 +25,7 @@ STOP_TYPES = {"length": "limit", "context": "limit"}
 COMPLETION: Table = {
     "n_probs": whole(0, MAX_TOP),
     "timings_per_token": flag,
+    "return_progress": flag,
     "response_fields": refused("all fields are sent", []),
     "n_cmpl": whole(1),
 }
@@ -39,6 +40,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     asked.prompts = [read_prompt(body["prompt"], service.model)]
     if given.get("n_probs"):
         asked.settings["logprobs"] = min(given["n_probs"], service.model.config.n_vocab)
+    asked.progress = asked.stream and given.get("return_progress", False)
     asked.more = {"timings_per_token": given.get("timings_per_token", False)}
     return asked
 
@@ -100,6 +102,8 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     async for piece in ticking(call):
         if piece is None:
             yield PING
+        elif piece.progress is not None:
+            yield event({**_said(piece), "prompt_progress": piece.progress.as_dict(call.came_s)})
         elif piece.finish_reason is not None:
             yield event({**_said(piece), **_end(service, call, piece)})
         else:
@@ -173,6 +177,8 @@ async def apply_template(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """``GET /health``: 200 once the plans are compiled."""
     engine = service_of(request).engine
+    if service_of(request).draining:
+        raise busy("the server is stopping")
     if engine.state == "ok":
         return Json({"status": "ok"})
     if engine.state == "loading":
@@ -218,15 +224,9 @@ async def slots(request: Request) -> Response:
                 "n_ctx": room(service.model),
                 "is_processing": item.request.seq is not None,
                 "n_prompt_tokens": item.answer.timings.n_prompt,
-                "n_prompt_tokens_processed": _n_read(item.request),
+                "n_prompt_tokens_processed": item.request.n_read,
                 "n_decoded": len(item.answer.ids),
             }
             for i, item in enumerate(texts)
         ]
     )
-
-
-def _n_read(request: Any) -> int:
-    """Tokens of a prompt that are in the cache now; the engine's thread may be changing it."""
-    seq = request.seq
-    return 0 if seq is None else min(len(seq.ids), request.answer.timings.n_prompt)

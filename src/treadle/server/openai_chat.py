@@ -37,6 +37,7 @@ FIELDS: Table = {
     "logprobs": flag,
     "top_logprobs": whole(0, MAX_TOP),
     "timings_per_token": flag,
+    "return_progress": flag,
     "functions": refused("use tools", []),
     "function_call": refused("use tool_choice", "none"),
     "modalities": refused("treadle writes text alone", ["text"]),
@@ -59,6 +60,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> Asked:
         asked.settings["logprobs"] = min(n_top, model.config.n_vocab)
     read_conversation(body, service, asked)
     options = given.get("stream_options", {})
+    asked.progress = asked.stream and given.get("return_progress", False)
     asked.more = {
         "include_usage": options.get("include_usage") is True,
         "timings_per_token": given.get("timings_per_token", False),
@@ -112,6 +114,10 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     async for piece in ticking(call):
         if piece is None:
             yield PING
+            continue
+        if piece.progress is not None:
+            delta = {**shared, "choices": [_choice(piece, {"delta": {}})]}
+            yield event({**delta, "prompt_progress": piece.progress.as_dict(call.came_s)})
             continue
         for part, delta in _parts(piece):
             chunk = {**shared, "choices": [_choice(part, {"delta": delta})]}

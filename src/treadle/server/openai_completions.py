@@ -42,6 +42,7 @@ FIELDS: Table = {
     "logprobs": whole(0, MAX_TOP),
     "echo": flag,
     "best_of": whole(1),
+    "return_progress": flag,
     "suffix": refused("filling in the middle is not supported yet", ""),
 }
 
@@ -61,6 +62,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
                 param="logprobs", code="unsupported_parameter",
             )  # fmt: skip
         asked.settings["logprobs"] = min(given["logprobs"], model.config.n_vocab)
+    asked.progress = asked.stream and given.get("return_progress", False)
     options = given.get("stream_options", {})
     asked.more = {
         "include_usage": options.get("include_usage") is True,
@@ -124,6 +126,12 @@ async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
     async for piece in ticking(call):
         if piece is None:
             yield PING
+            continue
+        if piece.progress is not None:
+            told = piece.progress.as_dict(call.came_s)
+            choice = {"text": "", "index": piece.text.index, "logprobs": None}
+            choices = [{**choice, "finish_reason": None}]
+            yield event({**shared, "choices": choices, "prompt_progress": told})
             continue
         i = piece.text.index
         choice, offsets[i] = _choice(call, piece, offsets[i])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from treadle.errors import (
@@ -71,11 +72,11 @@ def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
     )
 
 
-def busy(message: str) -> ApiError:
-    """No room now; later there will be."""
+def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
+    """No room now; in ``retry_s`` there may be."""
     return ApiError(
         503, message, type="overloaded_error", code="overloaded",
-        headers={"Retry-After": str(RETRY_S)},
+        headers={"Retry-After": str(min(max(ceil(retry_s), 1), 600))},
     )  # fmt: skip
 
 

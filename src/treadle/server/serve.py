@@ -46,7 +46,7 @@ class _Process:
             ws="none",
             http="h11",  # whatever else is installed: one way to read bad requests
             server_header=False,
-            timeout_graceful_shutdown=int(grace_s + LAST_S) + 1,
+            timeout_graceful_shutdown=int(LAST_S) + 1,
         )
         self.server = _Server(config)
         self._n_signals = 0
@@ -85,8 +85,17 @@ class _Process:
                 "a second signal ends them now",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-        self.service.draining = self.server.should_exit = True
-        asyncio.get_running_loop().call_later(self.grace_s, self.service.stop_calls)
+        self.service.draining = True
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        """New calls are told 503 until those in hand have ended, or ``grace_s`` is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.grace_s
+        while self.service.n_open and loop.time() < end:
+            await asyncio.sleep(0.02)
+        self.service.stop_calls()
+        self.server.should_exit = True
 
 
 def listen(host: str, port: int) -> socket.socket:

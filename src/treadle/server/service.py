@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from functools import cached_property
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treadle.card import card
 from treadle.record import dataclass
 from treadle.server.asked import Asked, file_defaults
-from treadle.server.call import Call, Text
+from treadle.server.call import Call, Text, late
 from treadle.server.engine_thread import EngineThread
 from treadle.server.problems import ApiError, busy
 from treadle.server.talks import Talks
@@ -50,7 +50,9 @@ class Settings:
     allow_origins: tuple[str, ...] = ()  # of web pages that may call
     metrics: bool = False
     max_requests: int = 512  # texts in hand, waiting ones included
+    max_queue_s: float = 300.0  # seconds of reading that may be before a text
     log: bool = True
+    log_text: bool = False  # prompts and texts too
     host: str = "127.0.0.1"
 
 
@@ -70,6 +72,7 @@ class Service:
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = file_defaults(self.model.gguf.metadata)
         self.draining = False
+        self.n_open = 0  # calls that the end waits for: those that came before it began
         self.calls: set[Call] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._n_preparing = 0
@@ -108,17 +111,31 @@ class Service:
         finally:
             self._n_preparing -= 1
 
+    async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
+        """What ``work`` gives. Raises ApiError where the call's time is over before."""
+        if within_s == math.inf:
+            return await work
+        try:
+            return await asyncio.wait_for(work, came_s + within_s - time.perf_counter())
+        except asyncio.TimeoutError:
+            raise late(within_s) from None
+
     async def begin(self, request: HttpRequest, read: Callable[..., Asked], *args: Any) -> Call:
         """``start`` for a call over HTTP, whose header may bound its time."""
-        call = await self.start(read, *args, within_s=_timeout(request))
+        came_s = request.scope["treadle.came"]
+        call = await self.start(read, *args, within_s=_timeout(request), came_s=came_s)
         request.scope["treadle.call"] = call  # for the log
         return call
 
     async def start(
-        self, read: Callable[..., Asked], *args: Any, within_s: float = math.inf
+        self,
+        read: Callable[..., Asked],
+        *args: Any,
+        within_s: float = math.inf,
+        came_s: float | None = None,
     ) -> Call:
-        """Read what is asked, ``read(service, *args)``, and have it written. Raises ApiError,
-        TreadleError.
+        """Read what is asked, ``read(service, *args)``, and have it written. ``came_s``: when it
+        came, by ``perf_counter``; ``within_s`` counts from then on. Raises ApiError, TreadleError.
         """
 
         def prepared() -> tuple[Asked, Any]:
@@ -127,13 +144,15 @@ class Service:
                 raise ApiError(400, f"more than {self.settings.max_requests} texts in one call")
             return asked, asked.requests(self.model)
 
-        asked, requests = await self.prepare(prepared)
+        came_s = time.perf_counter() if came_s is None else came_s
+        asked, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
         self.check_room(len(requests))
         seconds = min(within_s, asked.timeout_s or math.inf)
         call = Call(
             self.engine.drop,
             self.engine.wake,
             asked=asked,
+            came_s=came_s,
             timeout_s=None if seconds == math.inf else seconds,
         )
         call.texts = [Text(call, made, i, at) for i, (made, at) in enumerate(requests)]
@@ -147,6 +166,9 @@ class Service:
         self.check_ready()
         if len(self.engine.texts) + n > self.settings.max_requests:
             raise busy(f"{n} texts more than the {self.settings.max_requests} that may be in hand")
+        queued_s, most_s = self.engine.queued_s(), self.settings.max_queue_s
+        if queued_s > most_s:
+            raise busy(f"{queued_s:.0f} s of prompts are to be read before", queued_s - most_s)
 
     def stop_calls(self) -> None:
         """Give up what is still being written: the server ends."""
@@ -160,7 +182,7 @@ class Service:
 
 
 def _timeout(request: HttpRequest) -> float:
-    """Seconds that a call may take by its header. Raises ApiError."""
+    """Seconds that a call may take by its header, from its arrival on. Raises ApiError."""
     said = request.headers.get("x-request-timeout")
     if said is None:
         return math.inf

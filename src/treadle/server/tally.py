@@ -10,24 +10,25 @@ if TYPE_CHECKING:
     from treadle.server.call import Text
 
 EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+EDGES_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 
 class Histogram:
-    """How many values lie up to each edge, in seconds, and their sum."""
+    """How many values lie up to each edge, and their sum."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(EDGES_S) + 1)
+    def __init__(self, edges: tuple[float, ...] = EDGES_S) -> None:
+        self.edges, self.counts = edges, [0] * (len(edges) + 1)
         self.sum = 0.0
 
-    def note(self, seconds: float) -> None:
+    def note(self, value: float) -> None:
         """One value."""
-        self.counts[bisect_left(EDGES_S, seconds)] += 1
-        self.sum += seconds
+        self.counts[bisect_left(self.edges, value)] += 1
+        self.sum += value
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
         """Prometheus' form: how many up to each edge."""
-        edges = [*map(str, EDGES_S), "+Inf"]
+        edges = [*map(str, self.edges), "+Inf"]
         return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]
 
 
@@ -44,10 +45,13 @@ class Tally:
         self.prefill_s = self.decode_s = self.step_s = 0.0
         self.ended: dict[str, int] = {"stop": 0, "length": 0, "error": 0}
         self.first, self.between, self.whole = Histogram(), Histogram(), Histogram()
-        self.waited = Histogram()
+        self.waited, self.reading, self.writing = Histogram(), Histogram(), Histogram()
+        self.step_tokens = Histogram(EDGES_TOKENS)
 
-    def note_step(self, n_fed: int, seconds: float) -> None:
-        """One step of the scheduler, that gave ``n_fed`` texts an id."""
+    def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:
+        """One step of the scheduler: it ran ``n_tokens`` and gave ``n_fed`` texts an id."""
+        if n_tokens:
+            self.step_tokens.note(n_tokens)
         self.n_steps += 1
         self.n_fed += n_fed
         self.step_s += seconds
@@ -58,16 +62,19 @@ class Tally:
         if text.counted:
             return
         text.counted = answer.done
-        if not text.first_s:
-            text.first_s = now
-            self.first.note(now - text.came_s)
-            self.waited.note(max(0.0, now - text.came_s - answer.timings.prefill_s))
-        else:
+        if text.first_s:
             self.between.note(now - text.last_s)
+        elif answer.ids:
+            text.first_s, started = now, text.request.started or now
+            self.first.note(now - text.came_s)
+            self.waited.note(max(0.0, started - text.came_s))
+            self.reading.note(now - started)
         text.last_s = now
         if answer.done:
             t = answer.timings
             self.whole.note(now - text.came_s)
+            if text.first_s:
+                self.writing.note(now - text.first_s)
             self.n_prompt += t.n_prompt
             self.n_cached += t.n_cached
             self.n_written += t.n_generated

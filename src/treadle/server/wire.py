@@ -213,8 +213,8 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, until the client leaves."""
         call = self._call
-        await send(self.head)
         try:
+            await send(self.head)
             async with watched(receive, lambda: call.give_up(GoneError())):
                 async for part in self._parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
