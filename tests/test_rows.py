@@ -171,7 +171,7 @@ def test_texts_are_those_of_whole_rows(
 ) -> None:
     made = model.generate(IDS, max_tokens=20, grammar=grammar, **settings)
     made.finish()
-    rule = None if grammar is None else model._constraint(grammar, None)
+    rule = None if grammar is None else model.grammars.gbnf(grammar).matcher()
     eog = model.tokenizer.eog
     sampler = Sampler(Sampling(**settings), N_VOCAB, eog=eog, constraint=rule)
     ids = list(IDS)

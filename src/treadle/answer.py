@@ -6,7 +6,7 @@ An answer knows no engine and no lock. One thread pushes, another may take.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 from treadle.errors import TreadleError
@@ -71,6 +71,8 @@ class Answer:
         self._decoder: StreamDecoder | None = None
         self.stop, self._held = stop_strings(stop), ""
         self.stopped_by = ""  # the stop string that ended the text, if one did
+        self.shown: Container[int] = ()  # control tokens that the text spells
+        self.quiet: Quiet | None = None  # where stop strings do not count
         room = n_ctx + 1 - len(prompt_ids)  # the last id is only said: nothing follows it
         self._most, self._at_most = room, "context"
         if max_tokens is not None and max_tokens <= room:
@@ -124,7 +126,7 @@ class Answer:
         from treadle.text.tokenizer import StreamDecoder
 
         begins = all(map(self.tokenizer.is_control, self._prompt_ids))  # nothing but a <bos>
-        return StreamDecoder(self.tokenizer, start=begins)
+        return StreamDecoder(self.tokenizer, shown=self.shown, start=begins)
 
     def _end(self, decoder: StreamDecoder, reason: str) -> None:
         """What is held back comes out, unless it completes a stop string."""
@@ -134,17 +136,54 @@ class Answer:
     def _give(self, new: str, *, last: bool = False) -> bool:
         """Show what of the held and new text may be shown; whether a stop string ended it."""
         text, stopped, keep = self._held + new, False, 0
-        if self.stop:
-            found = [(at, stop) for stop in self.stop if (at := text.find(stop)) >= 0]
+        start = self.quiet.end(text, last) if self.quiet is not None else 0
+        if start is None:  # whether it is quiet is not known yet
+            keep = len(text)
+        elif self.stop and start < len(text):
+            found = [(at, stop) for stop in self.stop if (at := text.find(stop, start)) >= 0]
             if found:
                 at, self.stopped_by = min(found)
                 text, stopped = text[:at], True
             elif not last:
-                keep = max(overlap(text, stop) for stop in self.stop)
+                keep = max(overlap(text[start:], stop) for stop in self.stop)
         self._held = text[len(text) - keep :]
         if piece := text[: len(text) - keep]:
             self.pieces.append((piece, len(self.ids)))
         return stopped
+
+
+class Quiet:
+    """Where stop strings do not count: between two marks at a text's beginning, the first of which
+    the prompt has perhaps ``opened``.
+    """
+
+    def __init__(self, open: str, close: str, *, opened: bool = False) -> None:
+        self._open, self._close = open, close
+        self._state = "in" if opened else "start"
+        self._tail = ""  # of the quiet text before
+
+    def end(self, text: str, last: bool) -> int | None:
+        """Of what was not given out yet, where stop strings begin to count; None where more text
+        must come to tell.
+        """
+        at = 0
+        if self._state == "start":
+            said = text.lstrip()
+            if said.startswith(self._open):
+                self._state, at = "in", len(text) - len(said) + len(self._open)
+            elif self._open.startswith(said) and not last:
+                return None
+            else:
+                self._state = "over"
+        if self._state == "over":
+            return at
+        before = self._tail + text[at:]
+        found = before.find(self._close)
+        if found < 0:
+            self._tail = before[1 - len(self._close) :]
+            return len(text)
+        self._state = "over"
+        return at + max(0, found + len(self._close) - len(self._tail))
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:

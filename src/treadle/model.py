@@ -33,14 +33,14 @@ from treadle.models.load import load_config
 from treadle.request import Request
 from treadle.runtime.machine import usable_threads
 from treadle.runtime.sigbus import guard_mappings
-from treadle.sampling import Sampler, Sampling
+from treadle.sampling import Constraint, Sampler, Sampling
 from treadle.scheduler import Scheduler
 from treadle.session import Session
 from treadle.turns import Turns
 
 if TYPE_CHECKING:
     from treadle.plan import Plan
-    from treadle.text.grammar import Grammar, Matcher
+    from treadle.text.grammars import Grammars
     from treadle.text.json_schema import Schema
     from treadle.text.template import ChatTemplate
     from treadle.text.tokenizer import Tokenizer
@@ -138,7 +138,6 @@ class Model:
             deterministic=deterministic,
         )
         self._turns = Turns(Scheduler(self.engine))
-        self._grammars: dict[str | None, Grammar] = {}  # by source
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
@@ -146,6 +145,13 @@ class Model:
 
     def _repr_html_(self) -> str:
         return table(self.path, self.engine)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiled ones, of the last texts."""
+        from treadle.text.grammars import Grammars
+
+        return Grammars(self.tokenizer)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -212,8 +218,10 @@ class Model:
         stop: str | Iterable[str] | None = (),
         grammar: str | None = None,
         json_schema: Schema | None = None,
+        regex: str | None = None,
         session: Session | None = None,
         logprobs: int | None = None,
+        constraint: Constraint | None = None,
         **fields: Any,
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
@@ -222,8 +230,10 @@ class Model:
         and ``fields`` are fields of it by name, which count before its own: ``temperature=0``;
         ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
         completion must follow; ``json_schema``: a schema it must satisfy, as text, a dict or a
-        pydantic class; ``session``: whose tokens and pages to use; ``logprobs``: how
-        many alternatives to each token ``Generation.logprobs`` has, 0 for the token alone.
+        pydantic class; ``regex``: what the whole completion must match (Rust's syntax);
+        ``constraint``: a ``treadle.sampling.Constraint`` of your own, for this text alone;
+        ``session``: whose tokens and pages to use; ``logprobs``: how many alternatives to each
+        token ``Generation.logprobs`` has, 0 for the token alone.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         and TypeError for a name that is no setting.
@@ -235,7 +245,11 @@ class Model:
             raise TreadleError("the prompt is empty: there is no token to go on from")
         settings = build_sampling(sampling, fields, SETTINGS)
         limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
-        rule, tokenizer = self._constraint(grammar, json_schema), self.tokenizer
+        tokenizer, rule = self.tokenizer, constraint
+        if grammar is not None or json_schema is not None or regex is not None:
+            if constraint is not None:
+                raise GrammarError("a constraint of your own leaves no room for another")
+            rule = self.grammars.matcher(grammar, json_schema, regex)
         sampler = Sampler(
             settings, self.config.n_vocab, eog=tokenizer.eog, tokenizer=tokenizer, constraint=rule
         )
@@ -308,27 +322,6 @@ class Model:
             return self.template.render(list(messages), add_generation_prompt=True, **given)
         asked = self.template.render(earlier, add_generation_prompt=True, **given)
         return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
-
-    def _constraint(self, grammar: str | None, json_schema: Schema | None) -> Matcher | None:
-        if grammar is None and json_schema is None:
-            return None
-        from treadle.text.grammar import Grammar
-        from treadle.text.json_schema import schema_source
-
-        if grammar is not None and json_schema is not None:
-            raise GrammarError("a grammar and a JSON schema at once: choose one")
-        if grammar is not None and not isinstance(grammar, str):
-            raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
-        key = grammar if json_schema is None else schema_source(json_schema)
-        made = self._grammars.get(key)
-        if made is None and grammar is not None:
-            made = Grammar.from_gbnf(grammar, self.tokenizer)
-        elif made is None:
-            assert json_schema is not None
-            made = Grammar.from_json_schema(json_schema, self.tokenizer)
-        # The last 16 are kept: many texts may follow one. Threads may come here together.
-        self._grammars = dict([*self._grammars.items()][-15:]) | {key: made}
-        return made.matcher()
 
     # -- numbers --------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ def test_openai_errors(people: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         people.completions.create(model="any", prompt=[5] * 10_000)
     assert caught.value.code == "context_length_exceeded"
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    tools: Any = [{"type": "web_search"}]
     with pytest.raises(openai.BadRequestError, match="tools"):
         people.chat.completions.create(model="any", messages=HI, tools=tools)
     with pytest.raises(openai.NotFoundError):
@@ -139,8 +139,13 @@ def test_anthropic_messages(others: anthropic.Anthropic, model: treadle.Model) -
     assert final.usage.output_tokens == 8
     n = others.messages.count_tokens(model="any", messages=talk).input_tokens
     assert n == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
-    with pytest.raises(anthropic.BadRequestError, match="tools"):
+    tool: Any = {"name": "f", "input_schema": {"type": "object", "additionalProperties": False}}
+    called = others.messages.create(
+        model="any", max_tokens=64, messages=talk, tools=[tool],
+        tool_choice={"type": "tool", "name": "f"},
+    )  # fmt: skip
+    assert [block.input for block in called.content if block.type == "tool_use"] == [{}]
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
         others.messages.create(
-            model="any", max_tokens=8, messages=talk,
-            tools=[{"name": "f", "input_schema": {"type": "object"}}],
-        )  # fmt: skip
+            model="any", max_tokens=8, messages=talk, tool_choice={"type": "any"}
+        )

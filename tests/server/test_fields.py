@@ -12,6 +12,7 @@ from treadle.sampling import Sampling
 from treadle.server import asked, fields
 from treadle.server.asked import SAMPLERS, check_text, file_defaults, read_asked, read_prompt
 from treadle.server.problems import ApiError
+from treadle.speech.planned import Wanted
 
 
 def test_every_setting_of_sampling_has_a_field() -> None:
@@ -114,7 +115,7 @@ def test_a_bias_of_a_text_and_one_that_forbids(model: treadle.Model) -> None:
         {"n": 0},
         {"n": 129},
         {"stop": ["x"] * 65},
-        {"guided_json": {}},
+        {"guided_choice": ["a"]},
         {"lora": [{"id": 0}]},
         {"response_format": {"type": "xml"}},
         {"response_format": {"type": "json_schema", "json_schema": {}}},
@@ -131,21 +132,30 @@ def test_what_cannot_be_honoured(body: dict[str, Any], model: treadle.Model) -> 
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        ({}, {}),
-        ({"grammar": ""}, {}),
-        ({"json_schema": {}}, {"json_schema": {}}),
-        ({"response_format": {"type": "text"}}, {}),
-        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        ({}, Wanted()),
+        ({"grammar": ""}, Wanted()),
+        ({"json_schema": {}}, Wanted(schema={})),
+        ({"guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
+        ({"regex": "a|b"}, Wanted(regex="a|b")),
+        ({"guided_regex": "a"}, Wanted(regex="a")),
+        ({"reasoning_budget": 5}, Wanted(budget=5)),
+        ({"reasoning_budget": -1}, Wanted()),
+        ({"response_format": {"type": "text"}}, Wanted()),
+        ({"response_format": {"type": "json_object"}}, Wanted(schema={"type": "object"})),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
-            {"json_schema": {"a": 1}},
+            Wanted(schema={"a": 1}),
         ),
-        ({"response_format": {"type": "grammar", "grammar": "x"}}, {"grammar": "x"}),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "strict": False}},
+            Wanted(schema={}, lenient=True),
+        ),
+        ({"response_format": {"type": "grammar", "grammar": "x"}}, Wanted(grammar="x")),
+        ({"response_format": {"type": "regex", "regex": "x"}}, Wanted(regex="x")),
     ],
 )
 def test_constraints(body: Any, found: Any, model: treadle.Model) -> None:
-    settings = read(model, body).settings
-    assert {k: v for k, v in settings.items() if k in ("grammar", "json_schema")} == found
+    assert read(model, body).wanted == found
 
 
 def test_prompts(model: treadle.Model) -> None:

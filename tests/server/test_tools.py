@@ -19,9 +19,7 @@ from tests.server.conftest import running, talking
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.test_scanner import HERMES_TEMPLATE
-from treadle.server import conversation
-from treadle.server.tools import Tools, read_tools
+from tests.speech.families import HERMES_TEMPLATE
 from treadle.text.template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -34,6 +32,11 @@ PARAMETERS = {
 }
 F: Any = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
 G: Any = {"type": "function", "function": {"name": "g", "description": "G."}}
+ODD: Any = {"properties": {"a": {"not": {"type": "string"}}, "b": {"const": 1}}, "required": ["b"]}
+STRICT: Any = {
+    "type": "function",
+    "function": {"name": "odd", "parameters": ODD, "strict": True},
+}
 
 
 def gbnf(text: str) -> str:
@@ -57,12 +60,6 @@ def agent(model: treadle.Model) -> Iterator[TestClient]:
             yield client
     finally:
         model.__dict__["template"] = own
-
-
-@pytest.fixture
-def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar is taken for the model's own will, so reasoning is looked for."""
-    monkeypatch.setattr(conversation, "bound", lambda asked: False)
 
 
 # -- OpenAI's chat ----------------------------------------------------------------------------
@@ -121,6 +118,7 @@ def test_a_call_that_is_forced(choice: Any, names: set[str], agent: TestClient) 
     tools = [F, {"type": "function", "function": {"name": "g", "parameters": PARAMETERS}}]
     for seed in range(3):
         body: dict[str, Any] = {"messages": HI, "tools": tools, "tool_choice": choice, "seed": seed}
+        body["parallel_tool_calls"] = False
         answer = post(agent, CHAT, **body)["choices"][0]
         assert answer["finish_reason"] == "tool_calls"
         (call,) = answer["message"]["tool_calls"]
@@ -159,8 +157,8 @@ def test_calls_and_results_of_earlier_turns(agent: TestClient) -> None:
         ({"tools": [F], "tool_choice": "must"}, "tool_choice"),
         ({"tools": [F], "tool_choice": {"type": "function", "name": "x"}}, "no tool 'x'"),
         ({"tool_choice": "required"}, "there are no tools"),
-        ({"tools": [F], "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [F], "tool_choice": "required", "grammar": 'root ::= "x"'}, "tool_choice"),
+        ({"tools": [STRICT]}, "tool 'odd': JSON schema"),
     ],
 )
 def test_refused(body: dict[str, Any], said: str, agent: TestClient) -> None:
@@ -168,38 +166,92 @@ def test_refused(body: dict[str, Any], said: str, agent: TestClient) -> None:
 
 
 def test_a_template_without_tools(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt tells the model of them."""
     silent = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
     monkeypatch.setitem(model.__dict__, "template", silent)
     with running(model) as service, talking(service) as client:
-        body: dict[str, Any] = {"messages": HI, "tools": [F], "max_tokens": 1}
-        for choice in ("auto", "required"):
-            error = post(client, CHAT, 400, **body, tool_choice=choice)["error"]
-            assert "template has no tools" in error["message"]
-        post(client, CHAT, **body, tool_choice="none")
-        assert post(client, "/api/show")["capabilities"] == ["completion", "embedding"]
+        body: dict[str, Any] = {"messages": HI, "tools": [F], "max_tokens": 200}
+        prompt = post(client, "/apply-template", **body)["prompt"]
+        assert '"name": "f"' in prompt
+        assert "<tool_call>" in prompt
+        body["parallel_tool_calls"] = False
+        choice = post(client, CHAT, **body, tool_choice="required")["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        none = post(client, "/apply-template", **body, tool_choice="none")["prompt"]
+        assert none == "hi"
+        assert post(client, "/api/show")["capabilities"] == ["completion", "embedding", "tools"]
 
 
-def test_schemas_that_refer_to_others() -> None:
-    """References are from the root, where all of them are put."""
-    refers = {"$ref": "#/$defs/X", "$defs": {"X": {"const": 1}}}
-    other = {"type": "object", "$defs": {"X": {"const": 2}}}
-    functions = [
-        {"type": "function", "function": {"name": name, "parameters": parameters}}
-        for name, parameters in (("a", refers), ("b", other))
-    ]
-    found = read_tools({"tools": functions[:1], "tool_choice": "required"}).schema()
-    assert found["$defs"] == {"X": {"const": 1}}
-    assert found["anyOf"][0]["properties"]["arguments"] == {"$ref": "#/$defs/X"}
-    both = read_tools({"tools": functions, "tool_choice": "required"})
-    with pytest.raises(Exception, match="two schemas are called 'X'"):
-        both.schema()
-    assert read_tools({}) == Tools()
+def test_arguments_are_sent_as_they_come(agent: TestClient) -> None:
+    """Fragments that join to what the whole answer has."""
+    words = {"type": "string", "pattern": "^[a-z]{40}$"}
+    parameters = {"type": "object", "properties": {"w": words}, "required": ["w"]}
+    tool: Any = {"type": "function", "function": {"name": "w", "parameters": parameters}}
+    body: dict[str, Any] = {
+        "messages": HI, "tools": [tool], "tool_choice": "required",
+        "parallel_tool_calls": False, "seed": 3, "temperature": 1,
+    }  # fmt: skip
+    whole = post(agent, CHAT, **body)["choices"][0]["message"]["tool_calls"][0]["function"]
+    *chunks, _ = stream(agent, CHAT, **body)
+    deltas = [c["choices"][0]["delta"].get("tool_calls") for c in chunks]
+    calls = [call for delta in deltas if delta for call in delta]
+    assert calls[0]["function"] == {"name": "w", "arguments": ""}
+    assert all(call["index"] == 0 for call in calls)
+    fragments = [call["function"]["arguments"] for call in calls[1:]]
+    assert len(fragments) > 3
+    assert "".join(fragments) == whole["arguments"]
+    assert len(json.loads(whole["arguments"])["w"]) == 40
+
+
+def test_several_calls_may_be_required(agent: TestClient) -> None:
+    """As many as the context has room for, up to 16."""
+    tools = [{"type": "function", "function": {"name": "g", "parameters": PARAMETERS}}]
+    body: dict[str, Any] = {"messages": HI, "tools": tools, "tool_choice": "required"}
+    choice = post(agent, CHAT, **body, ignore_eos=True)["choices"][0]
+    calls = choice["message"]["tool_calls"]
+    assert 4 < len(calls) <= 16
+    assert all(json.loads(call["function"]["arguments"])["a"] in (1, 2) for call in calls)
+
+
+def test_tools_together_with_a_schema(agent: TestClient) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "yes"}}}
+    body: dict[str, Any] = {"messages": HI, "tools": [F], "response_format": form}
+    body["parallel_tool_calls"] = False
+    for seed in range(4):
+        choice = post(agent, CHAT, **body, seed=seed)["choices"][0]
+        if choice["finish_reason"] == "tool_calls":
+            (call, *_) = choice["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+        else:
+            assert json.loads(choice["message"]["content"]) == "yes"
+
+
+def test_what_is_not_enforced_is_told(agent: TestClient) -> None:
+    odd = {"type": "function", "function": {"name": "odd", "parameters": ODD}}
+    body: dict[str, Any] = {"messages": HI, "tools": [odd], "tool_choice": "required"}
+    body |= {"max_tokens": 100, "parallel_tool_calls": False}
+    found = post(agent, CHAT, **body)
+    assert any('"not"' in warning for warning in found["warnings"])
+    *chunks, _ = stream(agent, CHAT, **body)
+    assert chunks[-1]["warnings"] == found["warnings"]
+    assert not any("warnings" in chunk for chunk in chunks[:-1])
+    assert "warnings" not in post(agent, CHAT, messages=HI, tools=[F], max_tokens=1)
+
+
+def test_a_schema_that_is_not_strict(agent: TestClient) -> None:
+    outer = {"name": "x", "schema": {"not": {"type": "string"}, "const": 5}}
+    form = {"type": "json_schema", "json_schema": outer}
+    error = post(agent, CHAT, 400, messages=HI, response_format=form)["error"]
+    assert '"not"' in error["message"]
+    lenient = {"type": "json_schema", "json_schema": {**outer, "strict": False}}
+    found = post(agent, CHAT, messages=HI, response_format=lenient, max_tokens=20)
+    assert json.loads(found["choices"][0]["message"]["content"]) == 5
+    assert any('"not"' in warning for warning in found["warnings"])
 
 
 # -- reasoning --------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unbound")
 def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
     body: dict[str, Any] = {"messages": HI, "grammar": gbnf("<think>\na < b\n</think>\n\nyes")}
     message = post(agent, CHAT, **body)["choices"][0]["message"]
@@ -220,18 +272,31 @@ def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
     assert (told["thinking"], told["content"]) == ("a < b", "yes")
 
 
-@pytest.mark.usefixtures("unbound")
 def test_a_prompt_may_open_the_reasoning(agent: TestClient) -> None:
+    """A grammar holds behind it, and its budget ends it."""
     messages = [*HI, {"role": "assistant", "content": "<think>\n"}]
-    grammar = gbnf("why</think>so")
-    message = post(agent, CHAT, messages=messages, grammar=grammar)["choices"][0]["message"]
-    assert (message["reasoning"], message["content"]) == ("why", "so")
+    body: dict[str, Any] = {"messages": messages, "grammar": gbnf("so"), "seed": 1}
+    for budget in (0, 5):
+        choice = post(agent, CHAT, **body, reasoning_budget=budget)["choices"][0]
+        assert choice["message"]["content"] == "so"
+        assert bool(choice["message"].get("reasoning")) == bool(budget)
+    body |= {"reasoning_effort": "none", "response_format": {"type": "text"}}
+    assert post(agent, CHAT, **body)["choices"][0]["message"]["content"] == "so"
 
 
-def test_a_grammar_holds_from_the_first_token_so_nothing_is_reasoning(agent: TestClient) -> None:
-    body: dict[str, Any] = {"messages": HI, "grammar": gbnf("<think>x</think>y")}
-    message = post(agent, CHAT, **body)["choices"][0]["message"]
-    assert message["content"] == "<think>x</think>y"
+def test_the_budget_by_anthropics_name(agent: TestClient) -> None:
+    messages = [*HI, {"role": "assistant", "content": "<think>\n"}]
+    body: dict[str, Any] = {"messages": messages, "grammar": gbnf("so"), "max_tokens": 99}
+    thinking = {"type": "enabled", "budget_tokens": 4}
+    (thought, answer) = post(agent, "/v1/messages", **body, thinking=thinking)["content"]
+    assert thought["type"] == "thinking"
+    assert answer == {"type": "text", "text": "so"}
+
+
+def test_stop_strings_are_not_looked_for_in_reasoning(agent: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "grammar": gbnf("<think>a stop b</think>c stop d")}
+    message = post(agent, CHAT, **body, stop="stop")["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("a stop b", "c ")
 
 
 # -- the other protocols ----------------------------------------------------------------------
@@ -259,7 +324,11 @@ def test_anthropic(agent: TestClient) -> None:
     told = [block.input for block in final.content if block.type == "tool_use"]
     assert told == [ARGUMENTS, {}]
     forced = people.messages.create(
-        model="any", max_tokens=200, messages=HI, tools=tools[:1], tool_choice={"type": "any"}
+        model="any",
+        max_tokens=200,
+        messages=HI,
+        tools=tools[:1],
+        tool_choice={"type": "tool", "name": "f"},
     )
     assert [block.type for block in forced.content] == ["tool_use"]
 

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.speech import ROWS, Row, Said, Speech, Told, find_row, reasons, shows_tools
-from treadle.text.template import ChatTemplate
+from tests.speech.families import ARGUMENTS, FAMILIES, TOOLS, row
+from treadle.speech import Said, Speech, Thought, Told
+from treadle.speech.rows import BARE, HERMES, ROWS, THOUGHTS, Channels
 
-HERMES, BARE = ROWS
-NAMES = frozenset({"f", "g"})
-
-HERMES_TEMPLATE = """\
-{%- if tools %}{{ '<|im_start|>system\\n# Tools\\n' }}
-{%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content }}
-{%- for call in message.tool_calls or [] %}
-{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-{{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}
-{{- '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-BARE_TEMPLATE = """\
-{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
-{%- for message in messages %}{{ '<|h|>' + message.role + '<|e|>\\n\\n' }}
-{%- if message.tool_calls %}{% set call = message.tool_calls[0].function %}
-{{- '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}{{ '}' }}
-{%- else %}{{ message.content }}{% endif %}{{ '<|eot|>' }}{% endfor %}"""
+THINK = THOUGHTS[0]
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -39,7 +23,7 @@ def call(name: str, **arguments: Any) -> str:
 
 def tell(text: str, sizes: list[int] | None = None, **speech: Any) -> tuple[str, str, list[Any]]:
     """Reasoning, content and calls of a text that comes in parts."""
-    scanner = Speech(names=NAMES, **speech).scanner()
+    scanner = Speech(**{"tools": TOOLS, **speech}).scanner()
     parts: list[Said] = []
     at = 0
     for size in sizes or [len(text)]:
@@ -51,59 +35,131 @@ def tell(text: str, sizes: list[int] | None = None, **speech: Any) -> tuple[str,
     return told.reasoning, told.content, [(c.name, json.loads(c.arguments)) for c in told.calls]
 
 
-ANSWERS = [
-    ("plain", "", {}, ("", "plain", [])),
-    ("<think>\na < b\n</think>\n\nyes", "", {"reasons": True}, ("a < b", "yes", [])),
-    ("a < b</think>yes", "", {"reasons": True, "opened": True}, ("a < b", "yes", [])),
-    ("never ended", "", {"reasons": True, "opened": True}, ("never ended", "", [])),
-    ("\n\n plain \n", "", {}, ("", "\n\n plain \n", [])),
-    ("\n x\n", "", {"row": HERMES}, ("", "\n x\n", [])),
+R: dict[str, Any] = {"thought": THINK}
+H: dict[str, Any] = {"row": HERMES}
+ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
+    ("plain", {}, ("", "plain", [])),
+    ("<think>\na < b\n</think>\n\nyes", R, ("a < b", "yes", [])),
+    ("a < b</think>yes", {**R, "opened": True}, ("a < b", "yes", [])),
+    ("never ended", {**R, "opened": True}, ("never ended", "", [])),
+    ("[THINK]a[/THINK]b", {"thought": THOUGHTS[1]}, ("a", "b", [])),
+    ("\n\n plain \n", {}, ("", "\n\n plain \n", [])),
+    ("\n x\n", H, ("", "\n x\n", [])),
     (
         f"<tool_call>{call('f')}</tool_call><tool_call>{call('g')}</tool_call> so",
-        "", {"row": HERMES, "parallel": False}, ("", "", [("f", {})]),
+        {**H, "parallel": False}, ("", "", [("f", {})]),
     ),
-    ("<thin", "", {"reasons": True}, ("", "<thin", [])),
-    ("<think>x</think>", "", {}, ("", "<think>x</think>", [])),
-    (
-        f"<tool_call>\n{call('f', a=1)}\n</tool_call>\n",
-        "", {"row": HERMES}, ("", "", [("f", {"a": 1})]),
-    ),
-    ("a\n\n<tool_call>\n [1] \n", "", {"row": HERMES}, ("", "a<tool_call>\n [1] \n", [])),
-    ("\n\n x\n\n", "", {"row": HERMES, "reasons": True}, ("", " x\n\n", [])),
+    ("<thin", R, ("", "<thin", [])),
+    ("<think>x</think>", {}, ("", "<think>x</think>", [])),
+    (f"<tool_call>\n{call('f', a=1)}\n</tool_call>\n", H, ("", "", [("f", {"a": 1})])),
+    ("a\n\n<tool_call>\n [1] \n", H, ("", "a<tool_call>\n [1] \n", [])),
+    ("\n\n x\n\n", {**H, **R}, ("", " x\n\n", [])),
     (
         f"\nso:\n<tool_call>{call('f', a='</tool_call>}')}</tool_call>\n<tool_call>{call('g')}",
-        "", {"row": HERMES}, ("", "\nso:", [("f", {"a": "</tool_call>}"}), ("g", {})]),
+        H, ("", "\nso:", [("f", {"a": "</tool_call>}"}), ("g", {})]),
     ),
     (
         f"<think>t</think>\n\n<tool_call>{call('f', a=[{}])}</tool_call>",
-        "", {"row": HERMES, "reasons": True}, ("t", "", [("f", {"a": [{}]})]),
+        {**H, **R}, ("t", "", [("f", {"a": [{}]})]),
     ),
-    ("<tool_call>{broken}</tool_call>", "", {"row": HERMES}, ("", "<tool_call>{broken}", [])),
-    ('<tool_call>{"name": []}', "", {"row": HERMES}, ("", '<tool_call>{"name": []}', [])),
-    ('<tool_call>{"name": "f", "arguments": 5}', "", {"row": HERMES},
+    ('<tool_call>{"arguments": {"a": {"name": 1}}, "id": 2, "name": "f"}', H,
+     ("", "", [("f", {"a": {"name": 1}})])),
+    ("<tool_call>{broken}</tool_call>", H, ("", "<tool_call>{broken}</tool_call>", [])),
+    ('<tool_call>{"name": []}', H, ("", '<tool_call>{"name": []}', [])),
+    ('<tool_call>{"name": "f", "arguments": 5}', H,
      ("", '<tool_call>{"name": "f", "arguments": 5}', [])),
-    (f"<tool_call>{call('absent')}", "", {"row": HERMES}, ("", f"<tool_call>{call('absent')}", [])),
-    ('<tool_call>{"name": "f', "", {"row": HERMES}, ("", '<tool_call>{"name": "f', [])),
-    ('{"name": "f", "parameters": {"é": "\\""}}', "", {"row": BARE}, ("", "", [("f", {"é": '"'})])),
-    ('{"name": "x"} then', "", {"row": BARE}, ("", '{"name": "x"} then', [])),
-    ("a {} b", "", {"row": BARE}, ("", "a {} b", [])),
-    (call("g", a=1), "", {"forced": True}, ("", "", [("g", {"a": 1})])),
+    (f"<tool_call>{call('absent')}", H, ("", f"<tool_call>{call('absent')}", [])),
+    ('<tool_call>{"name": "f', H, ("", '<tool_call>{"name": "f', [])),
+    ('{"name": "f", "parameters": {"é": "\\""}}', {"row": BARE}, ("", "", [("f", {"é": '"'})])),
+    ('\n<|python_tag|>{"name": "f", "parameters": {}}', {"row": BARE}, ("", "", [("f", {})])),
+    ('{"name": "x"} then', {"row": BARE}, ("", '{"name": "x"} then', [])),
+    ("a {} b", {"row": BARE}, ("", "a {} b", [])),
+    ("<function=h>{}</function>", {"row": row("function")}, ("", "<function=h>{}</function>", [])),
+    ("<function=f>[]</function>", {"row": row("function")}, ("", "<function=f>[]</function>", [])),
+    ("all\nhello\n>>>f\n{}", {"row": row("recipient"), "begun": True},
+     ("", "hello", [("f", {})])),
+    ("f\n{}", {"row": row("recipient"), "begun": True}, ("", "", [("f", {})])),
+    ("f", {"row": row("recipient"), "begun": True}, ("", "f", [])),
+    (f"{Channels.thought.open}why{Channels.end}{Channels.start}{Channels.final}yes",
+     {"channels": True, "thought": Channels.thought}, ("why", "yes", [])),
+    (f"{Channels.thought.open}why{Channels.end}{Channels.start} to=functions.f<|channel|>commentary"
+     " json<|message|>{}", {"channels": True, "row": row("harmony")}, ("why", "", [("f", {})])),
+    ("<|channel|>commentary to=functions.h<|message|>{}",
+     {"channels": True, "row": row("harmony")}, ("", "{}", [])),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "_", "speech", "told"), ANSWERS, ids=range(len(ANSWERS)))
-def test_answers(text: str, _: str, speech: dict[str, Any], told: Any) -> None:
+@pytest.mark.parametrize(("text", "speech", "told"), ANSWERS, ids=range(len(ANSWERS)))
+def test_answers(text: str, speech: dict[str, Any], told: Any) -> None:
     assert tell(text, **speech) == told
 
 
-@given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 7), max_size=60))
-def test_how_it_is_cut_changes_nothing(answer: Any, sizes: list[int]) -> None:
-    text, _, speech, told = answer
-    assert tell(text, sizes or [0], **speech) == told
+SEEDS = st.integers(0, 2**32)
+
+
+def cut(seed: int, least: int = 0) -> list[int]:
+    """Sizes of the parts that a text comes in."""
+    rng = Random(seed)
+    return [rng.randint(least, 7) for _ in range(rng.randint(1, 60))]
+
+
+@given(st.sampled_from(ANSWERS), SEEDS)
+def test_how_it_is_cut_changes_nothing(answer: Any, seed: int) -> None:
+    text, speech, told = answer
+    assert tell(text, cut(seed), **speech) == told
+
+
+WRITTEN: list[tuple[str, str, Any]] = [
+    (name, text, calls)
+    for name, family in FAMILIES.items()
+    for text, calls in (
+        (family.f, [("f", ARGUMENTS)]),
+        (family.g, [("g", {})]),
+        (family.several, [("f", ARGUMENTS), ("g", {})]),
+    )
+    if text
+]
+
+
+def test_every_row_is_tried() -> None:
+    assert set(FAMILIES) == {row.name for row in ROWS}
+
+
+@given(st.sampled_from(WRITTEN), st.booleans(), SEEDS)
+def test_calls_of_every_family(written: Any, streams: bool, seed: int) -> None:
+    name, text, calls = written
+    own = row(name)
+    speech = {"row": own, "channels": own.channels, "streams": streams}
+    assert tell(text, cut(seed), **speech) == ("", "", calls)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_arguments_are_told_as_they_come(name: str) -> None:
+    """Each character of the text in it by itself, as soon as no mark can begin with it."""
+    own, text = row(name), FAMILIES[name].f
+    scanner = Speech(row=own, channels=own.channels, tools=TOOLS, streams=True).scanner()
+    parts = [part for char in text for part in scanner.feed(char)]
+    assert [part.kind for part in parts[:1]] == ["call"]
+    fragments = [part.text for part in parts[1:] if part.kind == "arguments"]
+    assert len(fragments) >= 8  # the text alone has six characters
+    assert json.loads("".join(fragments)) == ARGUMENTS
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_that_is_cut_off(name: str) -> None:
+    """Without streaming it is content; with it what was told stays."""
+    own, text = row(name), FAMILIES[name].f
+    for end in range(1, len(text) - 12):
+        speech: dict[str, Any] = {"row": own, "channels": own.channels, "tools": TOOLS}
+        told = Told.of(Speech(**speech).scanner().feed(text[:end], last=True))
+        assert own.channels or (told.content or told.calls)
+        streamed = Told.of(Speech(**speech, streams=True).scanner().feed(text[:end], last=True))
+        for call in streamed.calls:
+            assert call.name == "f"
 
 
 def test_text_is_told_as_soon_as_it_is_certain() -> None:
-    scanner = Speech(row=HERMES, names=NAMES, reasons=True).scanner()
+    scanner = Speech(row=HERMES, tools=TOOLS, thought=THINK).scanner()
     assert scanner.feed("<think>") == []
     assert scanner.feed("ab") == [Said("reasoning", "ab")]
     assert scanner.feed("c</th") == [Said("reasoning", "c")]
@@ -112,23 +168,16 @@ def test_text_is_told_as_soon_as_it_is_certain() -> None:
     assert scanner.feed("s") == [Said("content", "<tools")]
 
 
-def test_the_row_is_found_by_trial() -> None:
-    assert find_row(ChatTemplate(HERMES_TEMPLATE)) == HERMES
-    assert find_row(ChatTemplate(BARE_TEMPLATE)) == BARE
-    silent = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert find_row(silent) is None
-    assert not shows_tools(silent)
-    assert shows_tools(ChatTemplate(HERMES_TEMPLATE))
-    unknown = HERMES_TEMPLATE.replace("<tool_call>", "<unheard_of>")
-    assert find_row(ChatTemplate(unknown.replace('{"name"', '("name"'))) is None
-    assert find_row(ChatTemplate("{{ nothing.at.all }}")) is None
-
-
-def test_reasoning_shows_in_the_template() -> None:
-    assert reasons(ChatTemplate("{{ '<think></think>' }}"))
-    assert not reasons(ChatTemplate(HERMES_TEMPLATE))
+def test_ids_are_as_templates_want_them() -> None:
+    for own in ROWS:
+        text = FAMILIES[own.name].f
+        speech = Speech(row=own, channels=own.channels, tools=TOOLS)
+        (found,) = Told.of(speech.scanner().feed(text, last=True)).calls
+        assert len(found.id) == 9 if own.short_ids else found.id.startswith("call_")
+        if own.id_mark:
+            assert found.id == "abcdefgh1"
 
 
 def test_rows_have_names_of_their_own() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
-    assert all(isinstance(row, Row) for row in ROWS)
+    assert all(isinstance(thought, Thought) for thought in THOUGHTS)

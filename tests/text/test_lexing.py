@@ -12,7 +12,7 @@ from tests.text.reference_gbnf import matches
 from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
 from treadle.text.gbnf import parse_gbnf
-from treadle.text.grammar import Grammar, _complaint, _lark
+from treadle.text.grammar import Grammar, _complaints, _lark
 from treadle.text.lexing import larks
 from treadle.text.tokenizer import Tokenizer
 
@@ -47,7 +47,7 @@ def test_every_form_means_the_same(
         assert not any(matches(rules, text) for text in texts)
         return
     for form in forms:
-        assert not _complaint(_lark(form), bytes_tokenizer)
+        assert _complaints(_lark(form), bytes_tokenizer) == (False, [])
         for text in texts:
             assert reads(form, bytes_tokenizer, text) == matches(rules, text), (form, text)
 

@@ -58,6 +58,7 @@ def read_messages(service: Service, body: dict[str, Any]) -> Asked:
         "stop": given.get("stop_sequences"),
         "user": given.get("metadata", {}).get("user_id"),
         "n": None,
+        "reasoning_budget": given.get("thinking", {}).get("budget_tokens"),
     }
     asked = read_asked({**body, **own}, service.model, service.defaults)
     asked.more["stop"] = list(asked.settings["stop"])  # the template's own are no stop_sequence
@@ -94,7 +95,7 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
     own = mapping(name, tool)
     if own.get("type", "custom") != "custom":
         raise ApiError(400, f"{name}: a tool of type {own['type']!r:.40}", param="tools")
-    function = {key: own[key] for key in ("name", "description") if key in own}
+    function = {key: own[key] for key in ("name", "description", "strict") if key in own}
     return {
         "type": "function",
         "function": {**function, "parameters": own.get("input_schema") or {"type": "object"}},
@@ -184,7 +185,7 @@ async def messages(request: Request) -> Response:
     if call.stream:
         return Stream(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
     (piece,) = await finished(request, call)
-    shown["content"] = [_block(part) for part in piece.said()]
+    shown["content"] = _blocks(piece.said())
     return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text)})
 
 
@@ -230,28 +231,37 @@ def _stop(call: Call, piece: Piece) -> dict[str, Any]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _block(part: Said) -> dict[str, Any]:
-    """A part of an answer as a block of content."""
+def _blocks(parts: list[Said]) -> list[dict[str, Any]]:
+    """A whole answer's blocks of content."""
+    blocks: list[dict[str, Any]] = []
+    for part in parts:
+        if part.kind == "arguments":
+            blocks[-1]["input"] = json.loads(part.text)
+        else:
+            blocks.append(_opening(part))
+            if part.call is None:
+                blocks[-1][_TEXTS[part.kind]] = part.text
+    return blocks
+
+
+_TEXTS = {"reasoning": "thinking", "content": "text"}  # where a block has its text
+
+
+def _opening(part: Said) -> dict[str, Any]:
+    """A block of which nothing is told yet."""
+    if part.call is not None:
+        return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
     if part.kind == "reasoning":
-        return {"type": "thinking", "thinking": part.text, "signature": ""}
-    if part.call is None:
-        return {"type": "text", "text": part.text}
-    id, name, arguments = part.call
-    return {"type": "tool_use", "id": id, "name": name, "input": json.loads(arguments)}
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
 
 
 def _delta(part: Said) -> dict[str, Any]:
     if part.kind == "reasoning":
         return {"type": "thinking_delta", "thinking": part.text}
-    if part.call is None:
+    if part.kind == "content":
         return {"type": "text_delta", "text": part.text}
-    return {"type": "input_json_delta", "partial_json": part.call.arguments}
-
-
-def _opening(part: Said) -> dict[str, Any]:
-    """A block of which nothing is told yet."""
-    empty = {"thinking": "", "text": "", "input": {}}
-    return {key: empty.get(key, value) for key, value in _block(part).items()}
+    return {"type": "input_json_delta", "partial_json": part.text}
 
 
 async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -262,12 +272,13 @@ async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
             yield _event("ping")
             continue
         for part in piece.said():
-            if part.kind != kind or part.call is not None:
+            if part.call is not None or part.kind not in (kind, "arguments"):
                 if kind:
                     yield _event("content_block_stop", index=index)
                 index, kind = index + 1, part.kind
                 yield _event("content_block_start", index=index, content_block=_opening(part))
-            yield _event("content_block_delta", index=index, delta=_delta(part))
+            if part.text:
+                yield _event("content_block_delta", index=index, delta=_delta(part))
         if piece.finish_reason is not None:
             if kind:
                 yield _event("content_block_stop", index=index)

@@ -26,7 +26,8 @@ from treadle.server.fields import (
     wrong,
 )
 from treadle.server.problems import ApiError, too_long
-from treadle.speech import Speech
+from treadle.speech.manner import Manner
+from treadle.speech.planned import Planned, Wanted, plan_answer
 
 if TYPE_CHECKING:
     from treadle.model import Model
@@ -81,9 +82,12 @@ SYNONYMS = {
     "n_predict": "max_tokens",
     "max_output_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "thinking_budget_tokens": "reasoning_budget",
 }
 
-_OTHER_ENGINES = "treadle has response_format, json_schema and grammar"
+_OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
 COMMON: Table = {
     "max_tokens": whole(-1),
     "seed": whole(-(2**63), 2**64 - 1),
@@ -94,12 +98,12 @@ COMMON: Table = {
     "response_format": mapping,
     "json_schema": lambda name, value: value,  # checked where it is compiled
     "grammar": text,
+    "regex": text,
+    "reasoning_budget": whole(-1),
     "priority": whole(-100, 100),
     "timeout": number(0, 1e6),
     "user": text,
     "safety_identifier": text,
-    "guided_json": refused(_OTHER_ENGINES),
-    "guided_regex": refused(_OTHER_ENGINES),
     "guided_choice": refused(_OTHER_ENGINES),
     "guided_grammar": refused(_OTHER_ENGINES),
     "structured_outputs": refused(_OTHER_ENGINES),
@@ -135,7 +139,14 @@ class Asked:
     timeout_s: float | None = None
     progress: bool = False  # whether a stream tells how far its prompt is
     more: dict[str, Any] = field(default_factory=dict)
-    speech: Speech = field(default_factory=Speech)  # what may be found in the texts
+    wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
+    planned: Planned = field(default_factory=Planned)  # how it is held, and what is found in them
+
+    def plan(self, model: Model, manner: Manner | None = None, prompt: str = "") -> None:
+        """Compile what must hold for answers to ``prompt``; without a ``manner`` they
+        are plain text. Raises GrammarError.
+        """
+        self.planned = plan_answer(self.wanted, manner or Manner(), prompt, model.grammars)
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
         """Tokens to write: where keys and values have less room than a context, that bounds it."""
@@ -154,7 +165,9 @@ class Asked:
             for i in range(self.n):
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
                 settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
-                request = model.generate(ids, **settings).request
+                rule = self.planned.guide()
+                request = model.generate(ids, constraint=rule, **settings).request
+                self.planned.dress(request.answer)
                 request.priority = request.level = self.priority
                 request.client = request if self.client is None else self.client
                 if self.stream:
@@ -198,7 +211,6 @@ def read_asked(
         "max_tokens": given.get("max_tokens"),
         "stop": _stop(given.get("stop", [])),
         "sampling": _sampling(body, given, model, defaults),
-        **_constraint(given),
     }
     return Asked(
         [],
@@ -208,6 +220,7 @@ def read_asked(
         client=given.get("safety_identifier", given.get("user")),
         priority=given.get("priority", 0),
         timeout_s=given.get("timeout") or None,
+        wanted=_wanted(given),
     )
 
 
@@ -251,15 +264,26 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     return made
 
 
-def _constraint(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``grammar`` or ``json_schema`` of ``Model.generate``."""
-    found = {name: given[name] for name in ("grammar", "json_schema") if given.get(name, "") != ""}
+def _wanted(given: Mapping[str, Any]) -> Wanted:
+    """The grammar, the schema or the regular expression of answers."""
+    names = ("grammar", "json_schema", "regex")
+    found = {name: given[name] for name in names if given.get(name, "") != ""}
     form = given.get("response_format")
     if form is not None:
         found |= _response_format(form)
+    lenient = found.pop("lenient", False)
     if len(found) > 1:
-        raise ApiError(400, "a grammar and a schema at once: choose one", param="response_format")
-    return found
+        raise ApiError(
+            400, "a grammar, a schema, a regex at once: choose one", param="response_format"
+        )
+    budget = given.get("reasoning_budget", -1)
+    return Wanted(
+        schema=found.get("json_schema"),
+        lenient=lenient,
+        grammar=found.get("grammar"),
+        regex=found.get("regex"),
+        budget=None if budget < 0 else budget,
+    )
 
 
 def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,14 +294,15 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
         schema = form.get("schema")
         return {"json_schema": {"type": "object"} if schema is None else mapping(where, schema)}
     if kind == "json_schema":
-        outer = form.get("json_schema", form)  # Responses has the schema one level up
-        schema = mapping(f"{where}.json_schema", outer).get("schema")
-        return {"json_schema": mapping(f"{where}.json_schema.schema", schema)}
-    if kind == "grammar":
-        return {"grammar": text(f"{where}.grammar", form.get("grammar"))}
+        outer = mapping(f"{where}.json_schema", form.get("json_schema", form))
+        schema = outer.get("schema")  # Responses has it one level up
+        lenient = outer.get("strict") is False
+        return {"json_schema": mapping(f"{where}.json_schema.schema", schema), "lenient": lenient}
+    if kind in ("grammar", "regex"):
+        return {kind: text(f"{where}.{kind}", form.get(kind))}
     raise ApiError(
         400,
-        f"{where}.type: {kind!r:.40} is none of text, json_object, json_schema, grammar",
+        f"{where}.type: {kind!r:.40} is none of text, json_object, json_schema, grammar, regex",
         param=where,
     )
 

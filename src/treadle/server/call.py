@@ -80,7 +80,7 @@ class Text:
     def __init__(self, call: Call, request: Request, index: int, prompt: int = 0) -> None:
         self.call, self.request, self.answer = call, request, request.answer
         self.index, self.prompt = index, prompt  # the choice's, and that of its prompt
-        self.scanner = call.asked.speech.scanner()
+        self.scanner = call.asked.planned.speech.scanner()
         self.n_told = 0  # ids that were given out
         self.told: Progress | None = None  # that was given out last
         self.came_s = call.came_s

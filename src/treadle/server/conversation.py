@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import check_length, check_text
 from treadle.server.fields import Table, array, flag, mapping, read_fields, text, wrong
 from treadle.server.problems import ApiError
-from treadle.server.tools import Tools, read_tools
-from treadle.speech import THINK, Speech
+from treadle.server.tools import read_tools
+from treadle.speech.messages import shaped
 from treadle.text.variables import check_own
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _SYSTEM = ("system", "developer")
 MAX_MESSAGES = 10_000
+EFFORTS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens of reasoning
 
 FIELDS: Table = {
     "messages": array,
@@ -38,50 +40,31 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
     """Put the prompt into ``asked``, the texts that end an answer, and what may be found in it.
     Raises ApiError, TreadleError.
     """
-    model, tools = service.model, read_tools(read_fields(body, FIELDS))
+    given, model = read_fields(body, FIELDS), service.model
+    tools, wanted = read_tools(given), asked.wanted
+    if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
+        raise ApiError(400, "tool_choice: with a grammar of its own, no call can be forced")
     prompt = conversation_text(body, service)
     asked.prompts = [check_length(prompt_ids(prompt, model), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
-    if tools.forced:
-        if bound(asked):
-            raise ApiError(
-                400, "tool_choice: with a grammar or a schema of its own, no call can be forced"
-            )
-        asked.settings["json_schema"] = tools.schema()
-    elif tools.functions and asked.settings.get("json_schema") is not None:
-        raise ApiError(
-            400, "response_format: not with tools yet: the answer could not be a call",
-            param="response_format", code="unsupported_parameter",
-        )  # fmt: skip
-    reasons = service.template.reasons and not bound(asked)
-    asked.speech = Speech(
-        reasons=reasons,
-        opened=reasons and prompt.rstrip().endswith(THINK),
-        row=service.template.row if tools.functions else None,
-        names=tools.names,
-        forced=bool(tools.forced),
+    asked.wanted = replace(
+        wanted,
+        tools=tools.schemas,
+        strict=tools.strict,
+        forced=tools.forced,
         parallel=tools.parallel,
+        budget=_budget(given, service) if wanted.budget is None else wanted.budget,
+        streams=asked.stream and wanted.streams,
     )
+    asked.plan(model, service.manner, prompt)
 
 
-def bound(asked: Asked) -> bool:
-    """Whether the answer must follow a grammar from its first token on."""
-    return any(asked.settings.get(name) is not None for name in ("grammar", "json_schema"))
-
-
-def check_tools(tools: Tools, service: Service) -> None:
-    """Raise ApiError where the template does not tell the model of tools, or where its calls could
-    not be told from text.
-    """
-    if not tools.functions:
-        return
-    if not service.template.shows_tools:
-        why = "this model's chat template has no tools"
-    elif service.template.row is None and not tools.forced:
-        why = "how this model writes calls is not known; tool_choice can force one"
-    else:
-        return
-    raise ApiError(400, f"tools: {why}", param="tools", code="unsupported_parameter")
+def _budget(given: Mapping[str, Any], service: Service) -> int | None:
+    """Tokens of reasoning by ``reasoning_effort``, where the template does not read that."""
+    effort = given.get("reasoning_effort")
+    if effort is None or "reasoning_effort" in service.model.template.source:
+        return None
+    return EFFORTS.get(effort)
 
 
 def conversation_text(body: Mapping[str, Any], service: Service) -> str:
@@ -91,14 +74,14 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
     given, model = read_fields(body, FIELDS), service.model
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
-    tools = read_tools(given)
-    check_tools(tools, service)
-    shown = list(tools.functions) or None
-    messages = read_messages(given["messages"])
-    check_text("".join(str(message.get("content") or "") for message in messages), model)
+    said = read_messages(given["messages"])
+    check_text("".join(str(message.get("content") or "") for message in said), model)
+    messages, shown = shaped(said, read_tools(given).functions, service.manner)
     variables = dict(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
+        if given["reasoning_effort"] == "none":
+            variables.setdefault("enable_thinking", False)
     continued = given.get("continue_final_message", True)
     if given.get("add_generation_prompt", True) and continued:
         return model.chat_prompt(messages, tools=shown, template=variables)

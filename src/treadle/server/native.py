@@ -14,7 +14,7 @@ from treadle.server.asked import Asked, check_text, read_asked, read_prompt, roo
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import conversation_text
 from treadle.server.fields import Table, array, flag, read_fields, refused, text, whole, wrong
-from treadle.server.openai_answer import error_event, timings
+from treadle.server.openai_answer import error_event, timings, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
@@ -41,6 +41,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     if given.get("n_probs"):
         asked.settings["logprobs"] = min(given["n_probs"], service.model.config.n_vocab)
     asked.progress = asked.stream and given.get("return_progress", False)
+    asked.plan(service.model)
     asked.more = {"timings_per_token": given.get("timings_per_token", False)}
     return asked
 
@@ -94,6 +95,7 @@ def _end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
         "has_new_line": "\n" in service.model.detokenize(answer.ids),
         "tokens_cached": answer.timings.n_cached,
         "timings": timings(piece.text),
+        **warnings(call),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -54,7 +55,9 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
     if form not in (None, ""):
         options["json_schema"] = {"type": "object"} if form == "json" else mapping("format", form)
     options |= {"stream": given.get("stream", True), "n": None}
-    return read_asked(options, service.model, service.defaults)
+    asked = read_asked(options, service.model, service.defaults)
+    asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
+    return asked
 
 
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
@@ -74,6 +77,7 @@ def read_generate(service: Service, body: dict[str, Any]) -> Asked:
     prompt = given.get("prompt", "")
     if given.get("raw", False):
         asked.prompts = [read_prompt(prompt, service.model)]
+        asked.plan(service.model)
         return asked
     messages = [{"role": "user", "content": prompt}]
     if given.get("system"):
@@ -85,7 +89,10 @@ def read_generate(service: Service, body: dict[str, Any]) -> Asked:
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     """``think``: a variable that templates of models which reason read."""
     think = body.get("think")
-    return {"chat_template_kwargs": {"enable_thinking": bool(think)}} if think is not None else {}
+    if think is None:
+        return {}
+    effort = {"reasoning_effort": think} if isinstance(think, str) else {}
+    return {"chat_template_kwargs": {"enable_thinking": bool(think)}, **effort}
 
 
 async def chat(request: Request) -> Response:
@@ -278,6 +285,5 @@ async def show(request: Request) -> Response:
 
 
 def _capabilities(service: Service) -> list[str]:
-    own = service.template
-    found = {"tools": own.row is not None, "thinking": own.reasons}
+    found = {"tools": True, "thinking": service.manner.thought is not None}
     return ["completion", "embedding", *(name for name, there in found.items() if there)]

@@ -61,6 +61,12 @@ def timings(text: Text) -> dict[str, Any]:
     }
 
 
+def warnings(call: Call) -> dict[str, list[str]]:
+    """What of the schemas is not enforced, where that was asked for so."""
+    found = call.asked.planned.warnings
+    return {"warnings": list(found)} if found else {}
+
+
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that ends with an error."""
     return event(error.as_dict())

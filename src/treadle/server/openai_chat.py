@@ -11,7 +11,7 @@ from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, whole
-from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage
+from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage, warnings
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
 from treadle.server.wire import (
@@ -85,6 +85,7 @@ def chat_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, 
         "choices": choices,
         "usage": usage(call),
         "timings": timings(call.texts[0]),
+        **warnings(call),
     }
 
 
@@ -123,6 +124,8 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
             chunk = {**shared, "choices": [_choice(part, {"delta": delta})]}
             if part.finish_reason is not None or more["timings_per_token"]:
                 chunk["timings"] = timings(part.text)
+            if part.finish_reason is not None:
+                chunk |= warnings(call)
             yield event(chunk)
     if more["include_usage"]:
         yield event({**shared, "choices": [], "usage": usage(call)})
@@ -131,7 +134,7 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
 
 def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
     """A piece as chunks with their deltas: what was said, and the end, which says nothing."""
-    deltas = [delta for part in piece.said() for delta in _deltas(part)]
+    deltas = [_delta(part) for part in piece.said()]
     end = piece.finish_reason is not None
     if piece.logprobs and not deltas and not end:  # of a text that is held back
         deltas = [{"content": ""}]
@@ -143,17 +146,16 @@ def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
     return parts
 
 
-def _deltas(part: Said) -> list[dict[str, Any]]:
+def _delta(part: Said) -> dict[str, Any]:
     if part.kind == "reasoning":  # clients read one name or the other
-        return [{"reasoning_content": part.text, "reasoning": part.text}]
-    if part.call is None:
-        return [{"content": part.text}]
-    id, name, arguments = part.call
-    first = {"index": part.number, "id": id, "type": "function"}
-    return [
-        {"tool_calls": [{**first, "function": {"name": name, "arguments": ""}}]},
-        {"tool_calls": [{"index": part.number, "function": {"arguments": arguments}}]},
-    ]
+        return {"reasoning_content": part.text, "reasoning": part.text}
+    if part.kind == "content":
+        return {"content": part.text}
+    call: dict[str, Any] = {"index": part.number, "function": {"arguments": part.text}}
+    if part.call is not None:
+        call = {"index": part.number, "id": part.call.id, "type": "function"}
+        call["function"] = {"name": part.call.name, "arguments": ""}
+    return {"tool_calls": [call]}
 
 
 def _message(told: Told) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from treadle.server.openai_answer import (
     legacy_logprobs,
     timings,
     usage,
+    warnings,
 )
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError
@@ -63,6 +64,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
             )  # fmt: skip
         asked.settings["logprobs"] = min(given["logprobs"], model.config.n_vocab)
     asked.progress = asked.stream and given.get("return_progress", False)
+    asked.plan(model)
     options = given.get("stream_options", {})
     asked.more = {
         "include_usage": options.get("include_usage") is True,
@@ -98,6 +100,7 @@ def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict
         "choices": [_choice(call, piece, 0)[0] for piece in pieces],
         "usage": usage(call),
         "timings": timings(call.texts[0]),
+        **warnings(call),
     }
 
 
@@ -137,7 +140,7 @@ async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
         choice, offsets[i] = _choice(call, piece, offsets[i])
         chunk = {**shared, "choices": [choice]}
         if piece.finish_reason is not None:
-            chunk["timings"] = timings(piece.text)
+            chunk |= {"timings": timings(piece.text), **warnings(call)}
         yield event(chunk)
     if call.asked.more["include_usage"]:
         yield event({**shared, "choices": [], "usage": usage(call)})

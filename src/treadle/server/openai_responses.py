@@ -15,7 +15,7 @@ from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
-from treadle.server.openai_answer import usage
+from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
@@ -76,7 +76,7 @@ def read_functions(tools: list[Any]) -> list[dict[str, Any]]:
     for tool in tools:
         kind = mapping("tools", tool).get("type")
         if kind == "function":
-            keys = ("name", "description", "parameters")
+            keys = ("name", "description", "parameters", "strict")
             function = {key: tool[key] for key in keys if tool.get(key) is not None}
             made.append({"type": "function", "function": function})
         elif kind == "namespace":
@@ -143,7 +143,7 @@ class _Item:
         """The item; of one that ``begins`` nothing is told yet."""
         head = {"id": self.id, "status": status}
         if self.call is not None:
-            arguments = "" if begins else self.call.arguments
+            arguments = "" if begins else self.text
             own = {"call_id": self.call.id, "name": self.call.name, "arguments": arguments}
             return {**head, "type": "function_call", **own}
         content = [] if begins else [self.part()]
@@ -155,7 +155,7 @@ class _Item:
         """The item as a message of a chat."""
         if self.call is None:
             return {"role": "assistant", "content": self.text}
-        function = {"name": self.call.name, "arguments": self.call.arguments}
+        function = {"name": self.call.name, "arguments": self.text}
         calls = [{"id": self.call.id, "type": "function", "function": function}]
         return {"role": "assistant", "content": None, "tool_calls": calls}
 
@@ -189,16 +189,6 @@ class _Reply:
         none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
         return {**self._shared, "status": "in_progress", **none}
 
-    def items(self, parts: Sequence[Said]) -> list[_Item]:
-        """What was said, as items; neighbours of one kind are one."""
-        made: list[_Item] = []
-        for part in parts:
-            if not made or part.call is not None or made[-1].kind != part.kind:
-                made.append(_Item(part))
-            else:
-                made[-1].text += part.text
-        return made
-
     def ended(self, piece: Piece, items: Sequence[_Item]) -> dict[str, Any]:
         """The whole object; what was said is kept for one that goes on from it."""
         more, used = self.call.asked.more, usage(self.call)
@@ -211,6 +201,7 @@ class _Reply:
             "status": _status(piece),
             "incomplete_details": None if whole else {"reason": "max_output_tokens"},
             "output": [item.as_dict(_status(piece)) for item in items],
+            **warnings(self.call),
             "usage": {
                 "input_tokens": used["prompt_tokens"],
                 "input_tokens_details": used["prompt_tokens_details"],
@@ -233,11 +224,15 @@ async def responses(request: Request) -> Response:
     if call.stream:
         return Stream(call, _events(reply), _error)
     (piece,) = await finished(request, call)
-    items = reply.items(piece.said())
-    for item in items:
-        if item.kind == "content":
-            item.logprobs = [entry.as_dict() for entry in piece.logprobs]
-            break
+    items: list[_Item] = []
+    for part in piece.said():
+        if part.kind == "arguments":
+            items[-1].text = part.text
+        else:
+            items.append(_Item(part))
+    said = next((item for item in items if item.kind == "content"), None)
+    if said is not None:
+        said.logprobs = [entry.as_dict() for entry in piece.logprobs]
     return Json(reply.ended(piece, items))
 
 
@@ -273,14 +268,16 @@ class _Told:
     def said(self, part: Said, logprobs: list[dict[str, Any]]) -> bytes:
         """A part of the answer: of the item that is open, or of a new one."""
         out = b""
-        if not self.items or part.call is not None or self.items[-1].kind != part.kind:
+        if part.call is not None:
+            return self.closed("completed") + self._opened(_Item(part))
+        if part.kind != "arguments" and (not self.items or self.items[-1].kind != part.kind):
             out = self.closed("completed") + self._opened(_Item(part))
         else:
             self.items[-1].text += part.text
         item, place = self.items[-1], self._place
         if item.call is not None:
-            own = {"delta": item.call.arguments}
-            return out + self.event("response.function_call_arguments.delta", **place, **own)
+            kind = "response.function_call_arguments.delta"
+            return out + self.event(kind, **place, delta=part.text)
         if item.kind == "reasoning":
             return out + self.event("response.reasoning_text.delta", **place, delta=part.text)
         item.logprobs += logprobs
@@ -302,7 +299,7 @@ class _Told:
             return b""
         item, place = self.items[-1], self._place
         if item.call is not None:
-            own = {"name": item.call.name, "arguments": item.call.arguments}
+            own = {"name": item.call.name, "arguments": item.text}
             out = self.event("response.function_call_arguments.done", **place, **own)
         else:
             content = item.kind == "content"

@@ -19,7 +19,7 @@ from treadle.server.engine_thread import EngineThread
 from treadle.server.problems import ApiError, busy
 from treadle.server.talks import Talks
 from treadle.server.tally import Tally
-from treadle.speech import Row, find_row, reasons, shows_tools
+from treadle.speech import Manner, find_manner
 from treadle.version import __version__
 
 if TYPE_CHECKING:
@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PREPARING = 4  # threads that render, tokenize and compile grammars
-
-
-@dataclass(frozen=True)
-class TemplateTraits:
-    """What a chat template has."""
-
-    reasons: bool  # models of it reason between marks
-    shows_tools: bool
-    row: Row | None  # how it writes calls
 
 
 @dataclass(frozen=True)
@@ -78,11 +69,9 @@ class Service:
         self._n_preparing = 0
 
     @cached_property
-    def template(self) -> TemplateTraits:
-        """What the model's template has; renders it a few times."""
-        template = self.model.template
-        shown = shows_tools(template)
-        return TemplateTraits(reasons(template), shown, find_row(template) if shown else None)
+    def manner(self) -> Manner:
+        """How the model's template has reasoning and calls; renders it a few times."""
+        return find_manner(self.model.template)
 
     def card(self) -> dict[str, str]:
         """What the model is, in words."""

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.record import dataclass
-from treadle.server.fields import mapping, text
+from treadle.server.fields import flag, mapping, text
 from treadle.server.problems import ApiError
 
 MAX_TOOLS = 512
-_SHARED = ("$defs", "definitions")  # of schemas: a reference names them from the root
 
 
 @dataclass(frozen=True)
@@ -22,33 +21,16 @@ class Tools:
     parallel: bool = True
 
     @property
-    def names(self) -> frozenset[str]:
-        """Of all functions."""
-        return frozenset(tool["function"]["name"] for tool in self.functions)
-
-    def schema(self) -> dict[str, Any]:
-        """Of a call of one of those that are forced."""
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the arguments, by name."""
         own = [tool["function"] for tool in self.functions]
-        calls: list[dict[str, Any]] = []
-        shared: dict[str, dict[str, Any]] = {}
-        for function in own:
-            if function["name"] not in self.forced:
-                continue
-            parameters = dict(function.get("parameters") or {"type": "object"})
-            for key in _SHARED:
-                for name, schema in (parameters.pop(key, None) or {}).items():
-                    place = shared.setdefault(key, {})
-                    if place.setdefault(name, schema) != schema:
-                        raise ApiError(400, f"tools: two schemas are called {name!r:.40} in {key}")
-            calls.append(
-                {
-                    "type": "object",
-                    "properties": {"name": {"const": function["name"]}, "arguments": parameters},
-                    "required": ["name", "arguments"],
-                    "additionalProperties": False,
-                }
-            )
-        return {"anyOf": calls, **shared}
+        return {function["name"]: function.get("parameters") or {} for function in own}
+
+    @property
+    def strict(self) -> frozenset[str]:
+        """The names of those whose schemas must be enforced whole."""
+        own = [tool["function"] for tool in self.functions]
+        return frozenset(function["name"] for function in own if function.get("strict"))
 
 
 def read_tools(given: Mapping[str, Any]) -> Tools:
@@ -68,7 +50,8 @@ def read_tools(given: Mapping[str, Any]) -> Tools:
     if choice == "none":
         return Tools()
     forced = _forced(choice, names)
-    return Tools(functions, forced, given.get("parallel_tool_calls", True))
+    named = isinstance(choice, dict)  # then there is one call
+    return Tools(functions, forced, given.get("parallel_tool_calls", True) and not named)
 
 
 def _function(name: str, tool: Any) -> dict[str, Any]:
@@ -78,6 +61,8 @@ def _function(name: str, tool: Any) -> dict[str, Any]:
     text(f"{name}.function.name", function.get("name"))
     if function.get("parameters") is not None:
         mapping(f"{name}.function.parameters", function["parameters"])
+    if function.get("strict") is not None:
+        flag(f"{name}.function.strict", function["strict"])
     return {"type": "function", "function": function}
 
 

@@ -3,28 +3,30 @@ the command line read answers by it.
 
 ::
 
-    rows.py     how a family of models writes calls: a row each
-    scanner.py  an answer's parts, while it comes
-    trial.py    which row a chat template has
+    rows.py       how families of models write calls and reason: a row each
+    arguments.py  arguments in their notations to JSON, while they come
+    scanner.py    an answer's parts, while it comes
+    manner.py     which row a chat template has
+    messages.py   conversations with calls, as a template renders them
+    constraint.py grammars of calls
+    guide.py      which token may come next: within reasoning, calls, an answer's schema
 
 Calls end where their JSON ends, whatever a string in it says.
 """
 
-from treadle.speech.rows import ROWS, Row, ToolCall
-from treadle.speech.scanner import THINK, THOUGHT, Said, Scanner, Speech, Told
-from treadle.speech.trial import find_row, reasons, shows_tools
+from treadle.speech.manner import Manner, find_manner
+from treadle.speech.rows import ROWS, Row, Thought
+from treadle.speech.scanner import Said, Scanner, Speech, Told, ToolCall
 
 __all__ = [
     "ROWS",
-    "THINK",
-    "THOUGHT",
+    "Manner",
     "Row",
     "Said",
     "Scanner",
     "Speech",
+    "Thought",
     "Told",
     "ToolCall",
-    "find_row",
-    "reasons",
-    "shows_tools",
+    "find_manner",
 ]

@@ -1,80 +1,151 @@
-"""How families of models write calls of tools: a row each."""
+"""How families of models write calls of tools, and how they reason: a row each."""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from treadle.record import dataclass
 
 
 @dataclass(frozen=True)
+class Thought:
+    """The marks around reasoning."""
+
+    open: str
+    close: str
+
+
+THOUGHTS = (
+    Thought("<think>", "</think>"),
+    Thought("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
+    Thought("<|channel>thought\n", "<channel|>"),  # Gemma 4
+    Thought("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R
+)
+
+
+QUOTE = '<|"|>'  # around texts, in the style "own"
+
+
+class Channels:
+    """gpt-oss: an answer is messages, each with a header that names its channel."""
+
+    start, message, end = "<|start|>assistant", "<|message|>", "<|end|>"
+    thought = Thought("<|channel|>analysis<|message|>", "<|end|>")
+    final = "<|channel|>final<|message|>"
+    marks = (start, message, end, "<|channel|>", "<|constrain|>")
+    call = re.compile(r"to=functions\.([^\s<]+)")
+
+
+@dataclass(frozen=True)
 class Row:
-    """How a family writes a call: ``open``, an object of JSON with the name and the arguments,
-    ``close``. Without ``open`` an answer that begins with a brace is a call.
+    """How a family writes a call: ``open before NAME after ARGUMENTS behind``; several are joined
+    by ``between``, with ``wrap`` before and behind all of them.
+
+    ``style`` is how arguments are written: "object" (JSON, in one object with the name), "json",
+    "tags" or "own". Without ``open``, an answer that begins with a brace is a call.
     """
 
     name: str
     open: str = ""
-    close: str = ""
+    before: str = ""
+    after: str = ""
+    behind: str = ""
+    between: str = ""
+    wrap: tuple[str, str] = ("", "")
+    style: str = "json"
+    lead: str = ""  # may stand before a call that has no mark of its own
+    id_mark: str = ""  # an id stands between the name and ``after``, behind this
+    short_ids: bool = False  # its template wants ids of nine letters and digits
+    content: str = ""  # the name of no tool: what follows is content
+    channels: bool = False
+
+    @property
+    def trigger(self) -> str:
+        """What comes first of a call; nothing where any answer may be one."""
+        return self.wrap[0] or self.open
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All that it writes beside names and arguments."""
+        own = (self.open, self.before, self.after, self.behind, self.between, *self.wrap)
+        quote = (QUOTE,) if self.style == "own" else ()
+        return (*own, self.lead, self.id_mark, *quote)
+
+    @property
+    def close(self) -> str:
+        """The mark behind a call, without what belongs to its JSON."""
+        return self.behind.lstrip("}" if self.style == "object" else "").strip()
+
+    def new_id(self) -> str:
+        """An id for a call."""
+        return secrets.token_hex(5)[:9] if self.short_ids else f"call_{secrets.token_hex(12)}"
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call as a model of the family writes it, for a prompt. For styles of JSON."""
+        said = json.dumps(arguments, ensure_ascii=False)
+        call = f"{self.open}{self.before}{name}{self.after}{said}{self.behind}"
+        return f"{self.wrap[0]}{call}{self.wrap[1]}"
 
 
+_NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
+_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_CALL, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+HERMES = Row(  # Hermes, Qwen 2.5, Qwen 3
+    "hermes",
+    open="<tool_call>", before="\n" + _NAME, after=_ARGUMENTS, behind="}\n</tool_call>",
+    between="\n", style="object",
+)  # fmt: skip
+BARE = Row(  # Llama 3.1 to 3.3
+    "json",
+    before=_NAME, after='", "parameters": ', behind="}", style="object", lead="<|python_tag|>",
+)  # fmt: skip
+HARMONY = Row(  # gpt-oss
+    "harmony",
+    open="<|channel|>commentary to=functions.", after=" <|constrain|>json<|message|>",
+    channels=True,
+)  # fmt: skip
+
+# The first that finds a template's own call is the template's: special ones come first.
 ROWS = (
-    Row("hermes", "<tool_call>", "</tool_call>"),  # Hermes, Qwen 2.5, Qwen 3
-    Row("json"),  # Llama 3.1 to 3.3
-)
-ARGUMENTS = ("arguments", "parameters")
-
-
-class ToolCall(NamedTuple):
-    """One call: ``arguments`` is an object of JSON, as text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class Walk:
-    """Finds the end of an object of JSON that comes in parts: each character is looked at once."""
-
-    def __init__(self) -> None:
-        self._at = self._depth = 0
-        self._quoted = self._escaped = False
-
-    def end(self, text: str) -> int | None:
-        """Behind its last brace; None where that has not come."""
-        for at in range(self._at, len(text)):
-            char = text[at]
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._quoted, self._escaped = char != '"', char == "\\"
-            elif char == '"':
-                self._quoted = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self._at = at
-                    return at + 1
-        self._at = len(text)
-        return None
-
-
-def read_call(written: str, names: Collection[str]) -> ToolCall | None:
-    """A call as it was written; None for what is none, which is then content."""
-    try:
-        found = json.loads(written)
-    except (ValueError, RecursionError):
-        return None
-    name = found.get("name") if isinstance(found, dict) else None
-    if not isinstance(name, str) or name not in names:
-        return None
-    arguments: Any = next((found[key] for key in ARGUMENTS if key in found), {})
-    if not isinstance(arguments, dict):
-        return None
-    text = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(f"call_{secrets.token_hex(12)}", name, text)
+    HARMONY,
+    Row(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
+        "tags",
+        open="<tool_call>", before="\n<function=", after=">\n", behind="\n</tool_call>",
+        between="\n", style="tags",
+    ),
+    HERMES,
+    Row(  # Mistral Small 3.2
+        "mistral-id",
+        open="[TOOL_CALLS]", after="[ARGS]", id_mark="[CALL_ID]", short_ids=True,
+    ),
+    Row("mistral-args", open="[TOOL_CALLS]", after="[ARGS]", short_ids=True),  # Ministral 3
+    Row(  # Mistral Nemo
+        "mistral-list",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("[TOOL_CALLS][", "]"), style="object", short_ids=True,
+    ),
+    Row("function", open="<function=", after=">", behind="</function>"),  # Functionary 3.1
+    Row("recipient", open=">>>", after="\n", content="all"),  # Functionary 3.2
+    Row(
+        "deepseek-r1",
+        open=_CALL, before=f"function{_SEP}", after="\n```json\n", behind=f"\n```{_END}",
+        between="\n", wrap=_CALLS,
+    ),
+    Row("deepseek", open=_CALL, after=_SEP, behind=_END, wrap=_CALLS),  # V3.1
+    Row(  # Gemma 4
+        "gemma",
+        open="<|tool_call>", before="call:", behind="<tool_call|>", style="own",
+    ),
+    Row(  # Command R7B
+        "action",
+        before='\n    {"tool_name": "', after='", "parameters": ', behind="}", between=",",
+        wrap=("<|START_ACTION|>[", "\n]<|END_ACTION|>"), style="object",
+    ),
+    BARE,
+)  # fmt: skip
+GENERIC = HERMES  # for templates that have no calls: the prompt says how to write one

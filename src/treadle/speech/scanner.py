@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, NamedTuple
 
 from treadle.answer import overlap
 from treadle.record import dataclass
-from treadle.speech.rows import Row, ToolCall, Walk, read_call
+from treadle.speech.arguments import (
+    ARGUMENTS,
+    NAMES,
+    CallObject,
+    JsonReader,
+    OwnReader,
+    Reader,
+    TagReader,
+)
+from treadle.speech.rows import Channels, Row, Thought
 
-THINK, THOUGHT = "<think>", "</think>"
+MAX_HEAD = 300  # characters between the mark of a call and its arguments
+
+
+class ToolCall(NamedTuple):
+    """One call: ``arguments`` is an object of JSON, as text."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 class Said(NamedTuple):
-    """A part of an answer: text of "reasoning" or "content", or a call with its number."""
+    """A part of an answer: text of "reasoning" or "content"; a "call" that begins, with its number;
+    "arguments" of the call with this number.
+    """
 
     kind: str
     text: str = ""
@@ -23,17 +44,21 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Speech:
-    """What may be found in an answer: reasoning, if ``reasons``, which the prompt has perhaps
-    ``opened``; calls of the tools in ``names`` as ``row`` writes them, or, if ``forced``, the whole
-    answer as one.
+    """What may be found in an answer: reasoning between the marks of ``thought``, which the prompt
+    has perhaps ``opened``; calls of ``tools`` (schemas by name) as ``row`` writes them.
+
+    ``streams``: arguments are told as they come. They must be sure to be JSON then; otherwise what
+    is no call in the end is content.
     """
 
-    reasons: bool = False
+    thought: Thought | None = None
     opened: bool = False
+    channels: bool = False  # the answer is messages with headers, see Channels
     row: Row | None = None
-    names: frozenset[str] = frozenset()
-    forced: bool = False
+    begun: bool = False  # the prompt ends with the row's ``open``
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parallel: bool = True  # else what follows the first call is not told
+    streams: bool = False
 
     def scanner(self) -> Scanner:
         """For one answer."""
@@ -46,15 +71,22 @@ class Scanner:
     """
 
     def __init__(self, speech: Speech) -> None:
-        row = Row("forced") if speech.forced else speech.row
-        self._speech, self._row = speech, row
+        self._speech, self._row = speech, speech.row
         self._state, self._next = "content", "start"
-        if speech.reasons:
+        if speech.channels:
+            self._state = "header"
+        elif speech.begun:
+            self._state = "head"
+        elif speech.thought is not None:
             self._state, self._next = "gap", "reasoning" if speech.opened else "start"
-        elif row is not None:
+        elif speech.row is not None:
             self._state = "start"
         self._held = ""
-        self._walk = Walk()
+        self._raw = ""  # what was read of a call, in case that it is none
+        self._object, self._reader = CallObject(), Reader()
+        self._call: ToolCall | None = None  # that is being read
+        self._told = False  # its beginning
+        self._written = ""  # its arguments
         self.n_calls = 0
 
     def feed(self, text: str, *, last: bool = False) -> list[Said]:
@@ -66,6 +98,8 @@ class Scanner:
             out += getattr(self, f"_in_{self._state}")(last)
             if (self._state, len(self._held)) == before:
                 return _merged(out)
+
+    # -- beside calls ---------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[Said]:
         """Beside a mark: line breaks are no part of what is said."""
@@ -80,55 +114,56 @@ class Scanner:
 
     def _in_start(self, last: bool) -> list[Said]:
         """Before anything was said: white space is left out where a mark follows."""
-        text = self._held.lstrip()
-        if self._speech.reasons and text.startswith(THINK):
-            self._behind(text[len(THINK) :], "reasoning")
-        elif self._row is not None and not self._row.open and text.startswith("{"):
-            self._held, self._state = text, "call"
-        elif last or (text and not (self._speech.reasons and THINK.startswith(text))):
+        text, row, thought = self._held.lstrip(), self._row, self._speech.thought
+        marks = [] if thought is None else [thought.open]
+        bare = row is not None and not row.trigger
+        if row is not None and bare and row.lead:
+            marks.append(row.lead)
+        if thought is not None and text.startswith(thought.open):
+            self._behind(text[len(thought.open) :], "reasoning")
+        elif row is not None and bare and (text.startswith("{") or _begins(text, row.lead)):
+            self._raw = row.lead if _begins(text, row.lead) else ""
+            self._held, self._state = text.removeprefix(row.lead), "head"
+        elif last or (text and not any(mark.startswith(text) for mark in marks)):
             self._state = "content"
         return []
 
     def _in_reasoning(self, last: bool) -> list[Said]:
-        text, found = self._until(THOUGHT, last)
+        speech = self._speech
+        close = Channels.end if speech.thought is None else speech.thought.close
+        text, found = self._until((close,), last)
         if found:
-            self._behind(self._held, "start")
+            self._behind(self._held, "header" if speech.channels else "start")
         return [Said("reasoning", text)]
 
     def _in_content(self, last: bool) -> list[Said]:
-        mark = self._row.open if self._row is not None else ""
-        if not mark:
-            text, self._held = self._held, ""
-            return [Said("content", text)]
-        text, found = self._until(mark, last)
+        row = self._row
+        marks = [Channels.end] if self._speech.channels else []
+        if row is not None and row.trigger and not row.channels:
+            marks += [row.trigger, row.open] if row.open else [row.trigger]
+        if not marks:
+            return self._in_rest(last)
+        text, found = self._until(marks, last)
         if found:
-            self._state = "call"
+            self._raw = found
+            self._state = "header" if self._speech.channels else "head"
+            if row is not None and row.open and found == row.wrap[0]:
+                self._state = "between"
         return [Said("content", text)]
 
-    def _in_call(self, last: bool) -> list[Said]:
-        assert self._row is not None
-        end = self._walk.end(self._held)
-        if end is None and not last:
+    def _in_header(self, last: bool) -> list[Said]:
+        """Before a message of gpt-oss."""
+        header, found, body = self._held.partition(Channels.message)
+        if not found:
+            if last:
+                self._held = ""
             return []
-        close = self._row.close
-        written = self._held[:end]
-        rest = "" if end is None else self._held[end:]
-        behind = rest.lstrip()
-        if close and behind.startswith(close):
-            rest = behind[len(close) :]
-        elif close and not last and close.startswith(behind):
-            return []  # its end may still come
-        call = read_call(written, self._speech.names)
-        self._walk = Walk()
-        # After a bare call nothing else is one.
-        self._behind(rest, "content" if self._row.open else "rest")
-        if call is None:
-            self._state = self._next  # and so white space behind it counts
-            return [Said("content", self._row.open + written)]
-        self.n_calls += 1
-        if not self._speech.parallel:
-            self._state = "end"
-        return [Said("call", "", call, self.n_calls - 1)]
+        self._held, to = body, Channels.call.search(header)
+        if to is not None and to.group(1) in self._speech.tools and self._row is not None:
+            self._begin(to.group(1), JsonReader())
+        else:
+            self._state = "reasoning" if "analysis" in header else "content"
+        return []
 
     def _in_end(self, last: bool) -> list[Said]:
         self._held = ""
@@ -138,19 +173,166 @@ class Scanner:
         text, self._held = self._held, ""
         return [Said("content", text)]
 
-    def _until(self, mark: str, last: bool) -> tuple[str, bool]:
-        """The held text up to a mark, and whether it is there; the mark is taken away, and line
-        breaks before it.
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _in_head(self, last: bool) -> list[Said]:
+        """Between the mark of a call and its arguments."""
+        row, text = self._row, self._held
+        assert row is not None
+        if row.style == "object":
+            return self._in_object(last)
+        end = "{" if not row.after else row.after.strip() or row.after
+        head, found, rest = text.partition(end)
+        if not found and not last and len(text) < MAX_HEAD:
+            return []
+        rest = end + rest if found and not row.after else rest
+        name, own, id = head.strip().removeprefix(row.before.strip()), "", ""
+        if row.id_mark:
+            name, own, id = name.partition(row.id_mark)
+        if found and row.content and name == row.content:
+            self._raw, self._held, self._state = "", rest, "content"
+            return []
+        if not found or name not in self._speech.tools:
+            return self._no_call()
+        self._raw, self._held = self._raw + text[: len(text) - len(rest)], rest
+        schema = self._speech.tools[name]
+        self._begin(name, _READERS[row.style](schema), id if own else "")
+        return []
+
+    def _in_object(self, last: bool) -> list[Said]:
+        """Within the object of JSON that a call is, up to its arguments or, where they are not told
+        at once, its end.
         """
-        before, found, behind = self._held.partition(mark)
+        held, object = self._held.lstrip(), self._object
+        if held and not held.startswith("{"):
+            return self._no_call()
+        self._raw, self._held = self._raw + self._held[: len(self._held) - len(held)], held
+        object.walk(held)
+        name, at = object.name, object.arguments_at
+        if self._speech.streams and name in self._speech.tools and at is not None:
+            self._raw, self._held = self._raw + held[:at], held[at:]
+            self._begin(str(name), JsonReader())
+        elif object.end is not None:
+            found = read_call(held[: object.end], self._speech.tools)
+            if found is None:
+                return self._no_call()
+            self._begin(found[0], Reader())
+            self._written, self._held, self._state = found[1], held[object.end :], "close"
+        elif last:
+            return self._no_call()
+        return []
+
+    def _begin(self, name: str, reader: Reader, id: str = "") -> None:
+        assert self._row is not None
+        self._call = ToolCall(id or self._row.new_id(), name, "")
+        self._reader, self._state, self._told, self._written = reader, "arguments", False, ""
+
+    def _in_arguments(self, last: bool) -> list[Said]:
+        held = self._held
+        if not self._written:
+            held = held.lstrip()
+            if held and isinstance(self._reader, JsonReader) and not held.startswith("{"):
+                return self._no_call()
+        fragment, rest = self._reader.take(held, last)
+        self._raw += self._held[: len(self._held) - len(rest)]
+        self._held, self._written = rest, self._written + fragment
+        out = self._tell(fragment) if self._speech.streams else []
+        if self._reader.done:
+            assert self._row is not None
+            self._state = "tail" if self._row.style == "object" else "close"
+            self._reader = JsonReader(1)
+        elif last and not self._speech.streams:
+            return self._no_call()
+        return out
+
+    def _in_tail(self, last: bool) -> list[Said]:
+        """What an object has behind its arguments."""
+        _, self._held = self._reader.take(self._held, last)
+        if self._reader.done:
+            self._state = "close"
+        return []
+
+    def _in_close(self, last: bool) -> list[Said]:
+        """Behind the arguments of a call."""
+        row, call = self._row, self._call
+        assert row is not None
+        assert call is not None
+        if not self._speech.streams and not _is_object(self._written):
+            return self._no_call()
+        behind, close = self._held.lstrip(), row.close
+        if close and behind.startswith(close):
+            self._held = behind[len(close) :]
+        elif close and not last and close.startswith(behind):
+            return []  # its end may still come
+        out = self._tell("" if self._told else self._written)
+        self.n_calls += 1
+        self._raw, self._call, self._object = "", None, CallObject()
+        if not self._speech.parallel:
+            self._state = "end"
+        elif row.wrap[0]:
+            self._state = "between"
+        elif row.channels:
+            self._state = "header"
+        else:  # after a bare call nothing else is one
+            self._behind(self._held, "content" if row.trigger else "rest")
+        return out
+
+    def _in_between(self, last: bool) -> list[Said]:
+        """Beside the calls of a row that wraps them."""
+        row = self._row
+        assert row is not None
+        text = self._held.lstrip().removeprefix(row.between.strip()).lstrip()
+        end, open = row.wrap[1].lstrip(), row.open or "{"
+        if text.startswith(end):
+            self._behind(text[len(end) :], "content")
+        elif text.startswith(open):
+            self._raw += row.open
+            self._held, self._state = text[len(row.open) :], "head"
+        elif last or (text and not end.startswith(text) and not open.startswith(text)):
+            return self._no_call()
+        return []
+
+    def _tell(self, fragment: str) -> list[Said]:
+        out: list[Said] = []
+        if not self._told:
+            out.append(Said("call", "", self._call, self.n_calls))
+            self._told = True
+        if fragment:
+            out.append(Said("arguments", fragment, None, self.n_calls))
+        return out
+
+    def _no_call(self) -> list[Said]:
+        """What looked like a call is content: what was read of it, and what follows."""
+        said, self._raw, self._object = self._raw, "", CallObject()
+        trigger = self._row is not None and self._row.trigger
+        self._state = "content" if trigger or self._speech.channels else "rest"
+        return [Said("content", said)]
+
+    def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
+        """The held text up to the first of some marks, and that mark, if it is there; it is taken
+        away, and line breaks before it.
+        """
+        found = [(at, -len(mark), mark) for mark in marks if (at := self._held.find(mark)) >= 0]
         if found:
-            self._held = behind
-            return before.rstrip("\n"), True
+            at, _, mark = min(found)
+            text, self._held = self._held[:at], self._held[at + len(mark) :]
+            return text.rstrip("\n"), mark
         text = self._held
         if not last:
-            text = text[: len(text) - overlap(text, mark)].rstrip("\n")
+            text = text[: len(text) - max(overlap(text, mark) for mark in marks)].rstrip("\n")
         self._held = self._held[len(text) :]
-        return text, False
+        return text, ""
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
+    "json": lambda schema: JsonReader(),
+    "own": lambda schema: OwnReader(),
+    "tags": TagReader,
+}
+
+
+def _begins(text: str, mark: str) -> bool:
+    return bool(mark) and text.startswith(mark)
 
 
 def _merged(parts: Iterable[Said]) -> list[Said]:
@@ -159,11 +341,34 @@ def _merged(parts: Iterable[Said]) -> list[Said]:
     for part in parts:
         if part.call is None and not part.text:
             continue
-        if out and part.call is None and out[-1].kind == part.kind:
-            out[-1] = Said(part.kind, out[-1].text + part.text)
+        last = out[-1] if out else None
+        if last and not part.call and (last.kind, last.number) == (part.kind, part.number):
+            out[-1] = out[-1]._replace(text=out[-1].text + part.text)
         else:
             out.append(part)
     return out
+
+
+def _is_object(written: str) -> bool:
+    try:
+        return isinstance(json.loads(written), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_call(written: str, tools: Iterable[str]) -> tuple[str, str] | None:
+    """The name and the arguments of a call, an object of JSON; None for what is none."""
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    name = next((found[key] for key in NAMES if key in found), None)
+    arguments: Any = next((found[key] for key in ARGUMENTS if key in found), {})
+    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
+        return None
+    return name, json.dumps(arguments, ensure_ascii=False)
 
 
 @dataclass
@@ -178,7 +383,12 @@ class Told:
     def of(cls, parts: Sequence[Said]) -> Told:
         """All its parts."""
         texts = {kind: "".join(p.text for p in parts if p.kind == kind) for kind in KINDS}
-        calls = [part.call for part in parts if part.call is not None]
+        calls: list[ToolCall] = []
+        for part in parts:
+            if part.call is not None:
+                calls.append(part.call)
+            elif part.kind == "arguments":
+                calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + part.text)
         return cls(texts["reasoning"], texts["content"], calls)
 
 

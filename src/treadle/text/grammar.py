@@ -7,7 +7,9 @@ keyword that it lacks is an error, and so is a token that the grammar has no pla
 from __future__ import annotations
 
 import re
+import threading
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _LIMIT = re.compile(
 )
 _BYTE = re.compile(r"byte .* fails")
 _LARK_LINE = re.compile(r"^(?:at )?\d+\(\d+\): |\s*(?<!\S)\d+ \| .*", re.S)
+_SCHEMA = re.compile(r".*failed to compile JSON schema: (.*?)\n", re.S)  # in a rule
 _ENDLESS = "NoExtensionBias"  # llguidance's word for a start that needs itself first
 
 
@@ -39,7 +42,8 @@ _ENDLESS = "NoExtensionBias"  # llguidance's word for a start that needs itself 
 class Grammar:
     """A checked grammar over a vocabulary, for any number of answers.
 
-    ``source`` is in llguidance's notation; ``hard`` names the rules that take it the most time.
+    ``source`` is in llguidance's notation; ``hard`` names the rules that take it the most time;
+    ``warnings`` tells what of a schema is not enforced, where that was asked for.
 
     Every ``from_`` raises GrammarError with the place when the grammar is broken or asks for
     something that cannot be enforced.
@@ -48,6 +52,7 @@ class Grammar:
     source: str
     tokenizer: Tokenizer
     hard: str = ""
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Grammar:
@@ -60,7 +65,8 @@ class Grammar:
             message = ""
             for source in larks(rules):
                 lark = _lark(source)
-                if not (message := _complaint(lark, tokenizer)):
+                message = "; ".join(_complaints(lark, tokenizer)[1])
+                if not message:
                     return cls(lark, tokenizer, hard_rules(rules))
         except RecursionError:
             raise GrammarError("grammar: too deeply nested") from None
@@ -70,13 +76,17 @@ class Grammar:
         )
 
     @classmethod
-    def from_json_schema(cls, schema: Schema, tokenizer: Tokenizer) -> Grammar:
+    def from_json_schema(
+        cls, schema: Schema, tokenizer: Tokenizer, *, lenient: bool = False
+    ) -> Grammar:
         """JSON that is valid by a schema: text, the parsed object, or a class or object with
-        ``model_json_schema``, such as pydantic's.
+        ``model_json_schema``, such as pydantic's. ``lenient``: what cannot be enforced is left out,
+        and is in ``warnings``.
 
         Between two tokens of the JSON there is at most a space, or a line break and 20 characters.
         """
-        return cls._checked(schema_source(schema), tokenizer, "JSON schema: ")
+        source = schema_source(schema, lenient=lenient)
+        return cls._checked(source, tokenizer, "JSON schema: ", lenient=lenient)
 
     @classmethod
     def from_regex(cls, pattern: str, tokenizer: Tokenizer) -> Grammar:
@@ -86,18 +96,28 @@ class Grammar:
         return cls._checked(LLMatcher.grammar_from_regex(pattern), tokenizer)
 
     @classmethod
-    def from_lark(cls, text: str, tokenizer: Tokenizer) -> Grammar:
-        """llguidance's own notation, from its rule ``start``; terminals are lexed greedily."""
-        return cls._checked(_lark(text), tokenizer)
+    def from_lark(cls, text: str, tokenizer: Tokenizer, *, lenient: bool = False) -> Grammar:
+        """llguidance's own notation, from its rule ``start``; terminals are lexed greedily.
+        ``lenient``: what is said of its schemas is a warning.
+        """
+        return cls._checked(_lark(text), tokenizer, lenient=lenient)
 
     @classmethod
-    def _checked(cls, source: str, tokenizer: Tokenizer, of: str = "") -> Grammar:
-        if message := _complaint(source, tokenizer):
-            raise GrammarError(of + message)
-        return cls(source, tokenizer)
+    def _checked(
+        cls, source: str, tokenizer: Tokenizer, of: str = "", *, lenient: bool = False
+    ) -> Grammar:
+        wrong, messages = _complaints(source, tokenizer)
+        if wrong or (messages and not lenient):
+            raise GrammarError(of + "; ".join(messages))
+        return cls(source, tokenizer, warnings=tuple(messages))
 
     def matcher(self) -> Matcher:
-        """A matcher at the beginning of an answer."""
+        """A matcher at the beginning of an answer: a copy, as building one takes milliseconds."""
+        with _COPYING:
+            return self._first.copy()
+
+    @cached_property
+    def _first(self) -> Matcher:
         return Matcher(self)
 
 
@@ -223,15 +243,16 @@ def _lark(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
-def _complaint(source: str, tokenizer: Tokenizer) -> str:
-    """What llguidance finds wrong with a grammar, or nothing. A warning is about something that
-    would not be enforced: wrong as well.
+def _complaints(source: str, tokenizer: Tokenizer) -> tuple[bool, list[str]]:
+    """Whether a grammar is broken, and what llguidance says of it. A warning is about something
+    that would not be enforced.
     """
     from llguidance import LLMatcher
 
     vocabulary = _vocabulary(tokenizer)
-    _, messages = LLMatcher.validate_grammar_with_warnings(source, vocabulary, limits=_limits())
-    return "; ".join(map(_in_words, messages))
+    found = LLMatcher.validate_grammar_with_warnings(source, vocabulary, limits=_limits())
+    wrong, messages = found
+    return bool(wrong), [_in_words(message) for message in messages]
 
 
 def _has_token(name: str, tokenizer: Tokenizer) -> bool:
@@ -243,11 +264,13 @@ def _has_token(name: str, tokenizer: Tokenizer) -> bool:
 
 def _in_words(message: str) -> str:
     """llguidance's message in one line, without the marks that point into another."""
-    message = _DUMP.split(message)[0]
+    message = _SCHEMA.sub(r"JSON schema: \1\n", _DUMP.split(message)[0]).split("\n   1 |")[0]
     if message == _ENDLESS:
         return "rule root (of a schema, its $ref) only leads back to itself: no text fulfils it"
     return " ".join(line.strip() for line in message.splitlines() if line.strip(" ^"))
 
+
+_COPYING = threading.Lock()
 
 # Building one takes 60 ms for 32,000 tokens and 300 ms for 128,000: once for each tokenizer.
 _VOCABULARIES: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()

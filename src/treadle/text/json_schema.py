@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from treadle.errors import GrammarError
 
@@ -55,13 +55,35 @@ class HasSchema(Protocol):
 Schema = str | Mapping[str, Any] | bool | HasSchema
 
 
-def schema_source(schema: Schema) -> str:
-    """llguidance's grammar of a schema: text, a parsed object, or a pydantic class.
+def schema_source(schema: Schema, *, lenient: bool = False) -> str:
+    """llguidance's grammar of a schema: text, a parsed object, or a pydantic class. ``lenient``:
+    what it cannot enforce is a warning.
 
     Raises GrammarError for what is no JSON.
     """
     from llguidance import LLMatcher
 
+    options: Any = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema_text(schema), defaults=options))
+    except ValueError as e:
+        raise GrammarError(f"JSON schema: {e}") from None
+
+
+def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
+    """A schema as a part of a rule in llguidance's notation. Raises GrammarError."""
+    value = _read(schema)
+    options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
+    return f"%json {json.dumps({**options, **value} if value is not False else False)}"
+
+
+def schema_text(schema: Schema) -> str:
+    """A schema as JSON. Raises GrammarError."""
+    return json.dumps(_read(schema))
+
+
+def _read(schema: Schema) -> dict[str, Any] | Literal[False]:
+    """A schema as an object, or false, which nothing fulfils."""
     if isinstance(schema, HasSchema):
         try:
             schema = schema.model_json_schema()
@@ -74,10 +96,9 @@ def schema_source(schema: Schema) -> str:
                 "JSON schema: expected an object of JSON, its text, or a class with "
                 f"model_json_schema, not {value!r:.80}"
             )
-        text = json.dumps({} if value is True else _strict(value))
-        return str(
-            LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
-        )
+        made: dict[str, Any] = {} if value is True else _strict(value)
+        json.dumps(made)
+        return made
     except (TypeError, ValueError, RecursionError) as e:
         raise GrammarError(f"JSON schema: {e}") from None
 

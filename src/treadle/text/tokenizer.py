@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import codecs
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -174,6 +174,18 @@ class Tokenizer(abc.ABC):
         controls = self._ids(TokenType.CONTROL)
         return frozenset(controls).union(self._spellings(TokenType.USER_DEFINED).values())
 
+    def cut(self, text: str) -> list[str | int]:
+        """``text`` with the control tokens that it spells as their ids."""
+        parts: list[str | int] = []
+        for part in self._specials[True].split(text):
+            if isinstance(part, int) and not self.is_control(part):
+                part = self.piece(part)
+            if isinstance(part, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += part
+            else:
+                parts.append(part)
+        return parts
+
     def token_id(self, piece: str) -> int | None:
         """The id of the piece that is spelt so in the file, or None."""
         name = piece.encode()
@@ -185,13 +197,21 @@ class StreamDecoder:
 
     A token may end inside a UTF-8 character (byte fallback, byte-level BPE); its bytes wait for
     the rest. Bytes that are no UTF-8 become U+FFFD as in ``bytes.decode(errors="replace")``.
-    ``special`` shows control tokens by name; ``start`` says that a text begins here, so that the
-    space that the tokenizer itself put there is left out (generated ids continue a text).
+    ``special`` shows control tokens by name, ``shown`` some of them; ``start`` says that a text
+    begins here, so that the space that the tokenizer itself put there is left out (generated ids
+    continue a text).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False, start: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        special: bool = False,
+        shown: Container[int] = (),
+        start: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._special = special
+        self._special, self._shown = special, shown
         self._strip = start and tokenizer.adds_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -203,7 +223,7 @@ class StreamDecoder:
             if self._strip and not special:
                 data = data.removeprefix(b" ")
             self._strip = special
-        if not self._special and self._tokenizer.is_control(token):
+        if self._tokenizer.is_control(token) and not (self._special or token in self._shown):
             return ""
         return self._utf8.decode(data)
 

@@ -1,0 +1,237 @@
+"""Arguments of a call, as they are written, to JSON: piece by piece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from treadle.answer import overlap
+from treadle.speech.rows import QUOTE
+
+NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call's object
+
+
+class Reader:
+    """Reads the arguments of one call. ``done`` once they are whole."""
+
+    done = False
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """The JSON of what is certain now, and what of ``text`` is still to be read."""
+        raise NotImplementedError
+
+
+class JsonReader(Reader):
+    """An object of JSON, passed on as it is. It ends where its first bracket is closed, or
+    ``depth`` brackets that were read before.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth, self._quoted, self._escaped = depth, False, False
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """See Reader."""
+        for at, char in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._quoted, self._escaped = char != '"', char == "\\"
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.done = True
+                    return text[: at + 1], text[at + 1 :]
+        return text, ""
+
+
+class TagReader(Reader):
+    """``<parameter=KEY>``, a line break, VALUE, a line break, ``</parameter>``, up to
+    ``</function>``. The schema says which values are texts; others are JSON, or texts where they
+    are none.
+    """
+
+    _OPEN, _CLOSE, _END = "<parameter=", "</parameter>", "</function>"
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        properties = schema.get("properties")
+        self._schemas: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        self._n = 0
+        self._key: str | None = None  # of the value that is being read
+        self._text = self._begun = False  # it is a text; its beginning was read
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """See Reader."""
+        out = ""
+        while not self.done:
+            read = self._between if self._key is None else self._value
+            made, rest = read(text, last)
+            out += made
+            if rest == text and not made and not self.done:
+                break
+            text = rest
+        return out, text
+
+    def _between(self, text: str, last: bool) -> tuple[str, str]:
+        text = text.lstrip()
+        if text.startswith(self._OPEN) and ">" in text:
+            key, _, rest = text[len(self._OPEN) :].partition(">")
+            self._key, self._begun = key, False
+            self._text = is_text(self._schemas.get(key))
+            self._n += 1
+            opening = "{" if self._n == 1 else ", "
+            quote = '"' if self._text else ""
+            return f"{opening}{json.dumps(key, ensure_ascii=False)}: {quote}", rest
+        wanted = text.startswith(self._OPEN) or self._OPEN.startswith(text)
+        if not last and (wanted or self._END.startswith(text)):
+            return "", text
+        self.done = True
+        return "}" if self._n else "{}", text.removeprefix(self._END)
+
+    def _value(self, text: str, last: bool) -> tuple[str, str]:
+        if not self._begun:
+            if not text and not last:
+                return "", text
+            self._begun, text = True, text.removeprefix("\n")
+        value, found, rest = text.partition(self._CLOSE)
+        if not found and not last:
+            keep = max(overlap(text, f"\n{self._CLOSE}"), overlap(text, self._CLOSE))
+            keep = max(keep, int(text.endswith("\n")))
+            if not self._text or keep == len(text):
+                return "", text
+            return _escaped(text[: len(text) - keep]), text[len(text) - keep :]
+        self._key, value = None, value.removesuffix("\n")
+        if self._text:
+            return _escaped(value) + '"', rest
+        try:
+            made = json.loads(value)
+        except (ValueError, RecursionError):
+            made = value
+        return json.dumps(made, ensure_ascii=False), rest
+
+
+class OwnReader(Reader):
+    """Gemma 4's: names without quotes, texts between marks of their own."""
+
+    _WORD = re.compile(r"[^\s,:{}\[\]<]+|<")
+    _WORDS: ClassVar = {"None": "null", "True": "true", "False": "false"}  # as templates print them
+
+    def __init__(self) -> None:
+        self._stack = ""
+        self._quoted = self._key = False
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """See Reader."""
+        out, at = "", 0
+        while at < len(text) and not self.done:
+            made, size = self._next(text[at:], last) if not self._quoted else self._inside(text, at)
+            if not size:
+                break
+            out, at = out + made, at + size
+        return out, text[at:]
+
+    def _inside(self, text: str, at: int) -> tuple[str, int]:
+        end = text.find(QUOTE, at)
+        if end >= 0:
+            self._quoted = False
+            return _escaped(text[at:end]) + '"', end + len(QUOTE) - at
+        keep = overlap(text[at:], QUOTE)
+        said = text[at : len(text) - keep]
+        return _escaped(said), len(said)
+
+    def _next(self, text: str, last: bool) -> tuple[str, int]:
+        char = text[0]
+        if text.startswith(QUOTE):
+            self._quoted, self._key = True, False
+            return '"', len(QUOTE)
+        if QUOTE.startswith(text) and not last:
+            return "", 0
+        if char in "{[":
+            self._stack += char
+            self._key = char == "{"
+        elif char in "}]":
+            self._stack = self._stack[:-1]
+            self.done, self._key = not self._stack, False
+        elif char in ",:":
+            self._key = char == "," and self._stack.endswith("{")
+            return f"{char} ", 1
+        elif not char.isspace():
+            found = self._WORD.match(text)
+            word = found.group() if found else char
+            if len(word) == len(text) and not last:
+                return "", 0
+            if self._key:
+                return json.dumps(word, ensure_ascii=False), len(word)
+            return self._WORDS.get(word, word), len(word)
+        return char, 1
+
+
+class CallObject:
+    """The object of a call that comes in parts: where its name and its arguments are."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.arguments_at: int | None = None  # the brace
+        self.end: int | None = None
+        self._at = self._depth = self._start = 0
+        self._quoted = self._escaped = self._in_value = False
+        self._key = ""
+
+    def walk(self, text: str) -> None:
+        """Look at what is new in ``text``, all of the object up to now."""
+        for at in range(self._at, len(text)):
+            char = text[at]
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._quoted, self._escaped = char != '"', char == "\\"
+                if not self._quoted and self._depth == 1 and not self._in_value:
+                    self._key = text[self._start + 1 : at]
+            elif char == '"':
+                self._quoted = True
+                if not self._in_value:
+                    self._start = at
+            elif char in "{[":
+                self._depth += 1
+                if self._depth == 2 and char == "{" and self._key in ARGUMENTS:
+                    self.arguments_at = at
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._value_ends(text[self._start : at])
+                    self.end = at + 1
+                    return
+            elif self._depth == 1 and char == ":":
+                self._in_value, self._start = True, at + 1
+            elif self._depth == 1 and char == ",":
+                self._value_ends(text[self._start : at])
+                self._in_value = False
+        self._at = len(text)
+
+    def _value_ends(self, value: str) -> None:
+        if self._key in NAMES and self._in_value:
+            try:
+                name = json.loads(value)
+            except ValueError:
+                name = None
+            self.name = name if isinstance(name, str) else ""
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a schema allows nothing but texts, or says nothing."""
+    if not isinstance(schema, Mapping):
+        return True
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return schema.get("type") == "string"
+
+
+def _escaped(text: str) -> str:
+    """A part of a text, as it stands between the quotes of JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,316 @@
+"""Which token may come next, in an answer that reasons, calls tools, or follows a schema.
+
+A grammar holds behind reasoning, or from the mark of a call to its end; elsewhere a model writes
+what it will, and nothing is computed. Reasoning that is longer than its budget is ended: the tokens
+of its closing mark are all that may follow.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import GrammarError
+from treadle.record import dataclass
+from treadle.speech.rows import Thought
+from treadle.text.grammar import Grammar, Matcher
+from treadle.text.tokenizer import Tokenizer
+
+_BARE = re.compile(rb'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name"\s*:\s*")')
+_MAY_BE_BARE = re.compile(rb"\s*(?:<\|?p?y?t?h?o?n?_?t?a?g?\|?>?)?\s*(?:\{[^}]{0,40})?")
+_PIECES: weakref.WeakKeyDictionary[Tokenizer, list[bytes]] = weakref.WeakKeyDictionary()
+_GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds for an answer; a ``guide`` of it for each text.
+
+    ``bound``: all of the answer, but for its reasoning. ``lazy``: what follows ``trigger``, which
+    the model may write where it will; without a trigger, an answer that begins as a call does.
+    ``heads``: what may follow the trigger in the same token. ``once``: the first call is the
+    answer's end.
+    """
+
+    tokenizer: Tokenizer
+    thought: Thought | None = None
+    opened: bool = False  # by the prompt
+    budget: int | None = None  # tokens of reasoning
+    bound: Grammar | None = None
+    lazy: Grammar | None = None
+    trigger: bytes = b""
+    heads: tuple[bytes, ...] = ()
+    once: bool = False
+
+    def guide(self) -> Guide:
+        """At the beginning of a text."""
+        return Guide(self)
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, [n_vocab]. 100 ms for 128,000: made once for a tokenizer."""
+        found = _PIECES.get(self.tokenizer)
+        if found is None:
+            found = _PIECES[self.tokenizer] = self.tokenizer.all_token_bytes()
+        return found
+
+    @cached_property
+    def gap(self) -> list[int]:
+        """The tokens that are line breaks."""
+        return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
+
+    def ids(self, mark: str) -> list[int]:
+        """The tokens of a mark."""
+        return self.tokenizer.encode(mark, bos=False, special=True)
+
+    def bits_of(self, ids: Iterable[int]) -> bytes:
+        """A mask that allows some tokens."""
+        allowed = np.zeros(self.tokenizer.n_vocab, np.bool_)
+        allowed[list(ids)] = True
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+    def bits_without(self, missing: bytes, heads: Sequence[bytes]) -> bytes | None:
+        """A mask without tokens that complete a mark, ``missing`` of it, and go on with anything
+        but one of ``heads``. None where there are none.
+        """
+        bad = [
+            id
+            for id, piece in enumerate(self.pieces)
+            if piece.startswith(missing)
+            and len(piece) > len(missing)
+            and not any(head.startswith(piece[len(missing) :]) for head in heads)
+        ]
+        if not bad:
+            return None
+        allowed = np.ones(self.tokenizer.n_vocab, np.bool_)
+        allowed[bad] = False
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+
+class Guide:
+    """The place of one text in its plan; a ``Constraint`` of the sampler."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._text = b""  # what may be the beginning of a mark, and what stands before it
+        self._n_thought = 0  # tokens of reasoning
+        self._forced: list[int] = []
+        self._matcher: Matcher | None = None
+        self._n_gap = 0
+        thought = plan.thought
+        self._state = "start"
+        if thought is not None and plan.opened:
+            self._state = "thinking"
+            self._watch()
+        elif thought is None or (plan.bound is not None and self._opening() is None):
+            self._behind()
+
+    # -- what the sampler asks ------------------------------------------------------------------
+
+    def bits(self) -> bytes | None:
+        """A bit for each token that may come next, the lowest first; None where all may."""
+        made: bytes | None = getattr(self, f"_bits_{self._state}")()
+        return made
+
+    def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
+        """Set the logits [n_vocab] of every token that may not come next to -inf, in place."""
+        if self._matcher is not None and self._state == "call":
+            return self._matcher.mask(logits)
+        bits = self.bits()
+        if bits is not None:
+            found = np.frombuffer(bits, np.uint8)
+            n = min(len(logits), 8 * len(found))
+            allowed = np.unpackbits(found, count=n, bitorder="little")
+            if not allowed.any() and not self.accepting:
+                raise GrammarError("the grammar leaves no token that could come next")
+            logits[: len(allowed)][allowed == 0] = -np.inf
+            logits[len(allowed) :] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """Go on with ``token``. Raises GrammarError where the grammar has no place for it."""
+        if token in self._plan.tokenizer.eog:
+            if self._matcher is not None:
+                self._matcher.accept(token)
+            return
+        accept: Callable[[int], None] = getattr(self, f"_accept_{self._state}")
+        accept(token)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the answer so far is whole."""
+        return self._matcher is None or self._matcher.accepting
+
+    # -- reasoning ------------------------------------------------------------------------------
+
+    def _opening(self) -> int | None:
+        """The token that opens reasoning, if it is one token."""
+        thought = self._plan.thought
+        ids = [] if thought is None else self._plan.ids(thought.open)
+        return ids[0] if len(ids) == 1 else None
+
+    def _bits_start(self) -> bytes | None:
+        if self._plan.bound is None:
+            return None
+        matcher = self._plan.bound.matcher()
+        opening = [self._opening()] if self._plan.budget != 0 else []
+        return _either(matcher.bits(), self._plan.bits_of(id for id in opening if id is not None))
+
+    def _accept_start(self, token: int) -> None:
+        thought = self._plan.thought
+        assert thought is not None
+        if self._plan.bound is not None and token != self._opening():
+            self._behind()
+            return self.accept(token)
+        self._text += self._plan.tokenizer.token_bytes(token)
+        text, mark = self._text.lstrip(), thought.open.encode()
+        if text.startswith(mark):
+            self._text, self._state = text[len(mark) :], "thinking"
+            self._watch()
+        elif not mark.startswith(text):
+            said, self._text = self._text, b""
+            self._behind()
+            self._say(said)
+
+    def _bits_thinking(self) -> bytes | None:
+        thought = self._plan.thought
+        assert thought is not None
+        missing = _missing(self._text, thought.close.encode())
+        if self._plan.bound is None or not missing:
+            return None
+        return self._plan.bits_without(missing, _GAP)
+
+    def _accept_thinking(self, token: int) -> None:
+        thought = self._plan.thought
+        assert thought is not None
+        close = thought.close.encode()
+        self._n_thought += 1
+        self._text += self._plan.tokenizer.token_bytes(token)
+        _, found, rest = self._text.partition(close)
+        if found:
+            self._text = b""
+            self._behind(gap=True)
+            if rest.strip(b"\n"):
+                self._say(rest)
+            return
+        self._text = self._text[-len(close) :]
+        self._watch()
+
+    def _watch(self) -> None:
+        """End reasoning that has used up its budget."""
+        plan = self._plan
+        if plan.budget is not None and self._n_thought >= plan.budget and plan.thought is not None:
+            self._forced, self._state = plan.ids(plan.thought.close), "forced"
+
+    def _bits_forced(self) -> bytes:
+        return self._plan.bits_of(self._forced[:1])
+
+    def _accept_forced(self, token: int) -> None:
+        del self._forced[0]
+        if not self._forced:
+            self._text = b""
+            self._behind(gap=True)
+
+    def _behind(self, *, gap: bool = False) -> None:
+        """No reasoning follows any more."""
+        plan = self._plan
+        self._state = "free" if plan.lazy is not None and plan.bound is None else "plain"
+        if plan.bound is not None:
+            self._matcher, self._state = plan.bound.matcher(), "gap" if gap else "call"
+            self._n_gap = 2
+
+    def _bits_gap(self) -> bytes:
+        assert self._matcher is not None
+        own = self._matcher.bits()
+        return _either(own, self._plan.bits_of(self._plan.gap)) if self._n_gap else own
+
+    def _accept_gap(self, token: int) -> None:
+        self._n_gap -= 1
+        if self._n_gap < 0 or token not in self._plan.gap:
+            self._state = "call"
+            self._accept_call(token)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _bits_plain(self) -> None:
+        return None
+
+    def _accept_plain(self, token: int) -> None:
+        pass
+
+    def _bits_free(self) -> bytes | None:
+        missing = _missing(self._text, self._plan.trigger)
+        return self._plan.bits_without(missing, self._plan.heads) if missing else None
+
+    def _accept_free(self, token: int) -> None:
+        self._say(self._plan.tokenizer.token_bytes(token))
+
+    def _say(self, said: bytes) -> None:
+        """Text where a call may begin."""
+        plan = self._plan
+        if self._state != "free" or plan.lazy is None:
+            return
+        self._text += said
+        if not plan.trigger:
+            found = _BARE.match(self._text)
+            if found:
+                self._enter(self._text[found.end() :])
+            elif not _MAY_BE_BARE.fullmatch(self._text):
+                self._state = "plain"
+            return
+        at = self._text.find(plan.trigger)
+        if at >= 0:
+            self._enter(self._text[at + len(plan.trigger) :])
+        else:
+            self._text = self._text[-len(plan.trigger) :]
+
+    def _enter(self, rest: bytes) -> None:
+        """A call has begun; ``rest`` of it was written in the same token."""
+        assert self._plan.lazy is not None
+        matcher = self._plan.lazy.matcher()
+        self._text = b""
+        try:
+            for id in self._plan.tokenizer.encode_plain(rest.decode(), start=False) if rest else ():
+                matcher.accept(id)
+        except (GrammarError, UnicodeDecodeError):  # it is no call after all
+            if not self._plan.trigger:
+                self._state = "plain"
+            return
+        self._matcher, self._state = matcher, "call"
+
+    def _bits_call(self) -> bytes:
+        assert self._matcher is not None
+        return self._matcher.bits()
+
+    def _accept_call(self, token: int) -> None:
+        assert self._matcher is not None
+        self._matcher.accept(token)
+        if self._plan.bound is None and self._matcher.done:
+            self._matcher = None
+            once = self._plan.once or not self._plan.trigger
+            self._state = "over" if once and self._plan.tokenizer.eog else "free"
+
+    def _bits_over(self) -> bytes:
+        return self._plan.bits_of(self._plan.tokenizer.eog)
+
+    def _accept_over(self, token: int) -> None:
+        pass
+
+
+def _missing(text: bytes, mark: bytes) -> bytes:
+    """What of a mark is still to come, where ``text`` ends with its beginning."""
+    for n in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-n:]):
+            return mark[n:]
+    return b""
+
+
+def _either(a: bytes, b: bytes) -> bytes:
+    n = max(len(a), len(b))
+    both = np.frombuffer(a.ljust(n, b"\0"), np.uint8) | np.frombuffer(b.ljust(n, b"\0"), np.uint8)
+    return both.tobytes()

@@ -1,0 +1,123 @@
+"""How a model of a chat template speaks, found by trial: the template renders a conversation with
+one call, and the row that finds the same call in it is the right one.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import TemplateError, UnsupportedError
+from treadle.record import dataclass
+from treadle.speech.rows import GENERIC, ROWS, THOUGHTS, Channels, Row, Thought
+from treadle.speech.scanner import Speech, Told
+
+if TYPE_CHECKING:
+    from treadle.text.template import ChatTemplate
+
+MAX_TRIED = 64  # places in a template's text where a call may begin
+_NAME, _WORD, _SYSTEM = "treadle_try", "treadle_word", "treadle says so"
+_ARGUMENTS = {_WORD: "}</tool_call>{", "n": 3}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Try it.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                _WORD: {"type": "string", "description": "A word."},
+                "n": {"type": "integer", "description": "A number."},
+            },
+            "required": [_WORD],
+        },
+    },
+}
+_USER = {"role": "user", "content": "hi"}
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What a chat template has, and how it wants messages that call."""
+
+    thought: Thought | None = None  # the marks around reasoning
+    channels: bool = False  # answers are messages with headers
+    shows_tools: bool = False  # it tells the model which tools there are
+    row: Row = GENERIC  # how calls are written
+    writes_calls: bool = False  # it renders calls; else they are put into contents
+    arguments_as_text: bool = False
+    content_is_none: bool = False  # of a message that calls
+    has_system: bool = True
+
+    def speech(self, prompt: str, **more: Any) -> Speech:
+        """What may be found in an answer to ``prompt``."""
+        thought, row = self.thought, self.row if more.get("tools") or self.row.content else None
+        return Speech(
+            thought=thought,
+            opened=thought is not None and prompt.rstrip().endswith(thought.open.rstrip()),
+            channels=self.channels,
+            row=row,
+            begun=bool(row and row.open and prompt.endswith(row.open)),
+            **more,
+        )
+
+
+def find_manner(template: ChatTemplate) -> Manner:
+    """Render a template a few times. What does not come out is done by the prompt."""
+    source = f"{template.source}{template.tool_source or ''}"
+    channels = Channels.message in source and "<|channel|>" in source
+    thought = next((t for t in THOUGHTS if t.close in source), None)
+    plain = _rendered(template, [])
+    shows = _NAME in plain
+    system = _SYSTEM in _rendered(template, [], system=True, tools=False)
+    own: dict[str, Any] = {
+        "thought": Channels.thought if channels else thought,
+        "channels": channels, "shows_tools": shows, "has_system": system,
+    }  # fmt: skip
+    for as_text in (False, True):
+        for none in (False, True):
+            row = _find_row(template, as_text, none, tools=shows)
+            if row is not None:
+                own |= {"arguments_as_text": as_text, "content_is_none": none}
+                return Manner(row=row, writes_calls=True, **own)
+    return Manner(**{**own, "shows_tools": False})
+
+
+def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> Row | None:
+    """The row that finds in a conversation the call that the template has written into it."""
+    arguments = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
+    call = {"id": "callxxxx1", "type": "function"}
+    calls = [{**call, "function": {"name": _NAME, "arguments": arguments}}]
+    said = {"role": "assistant", "content": None if none else "", "tool_calls": calls}
+    without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
+    pairs = enumerate(zip(whole, without, strict=False))
+    # What stands before the call is the head of the assistant's message.
+    at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(without)))
+    parameters: Any = _TOOL["function"]
+    for row in ROWS:
+        if row.id_mark not in whole:  # or the row that does without it would never be tried
+            continue
+        mark = row.trigger or '{"'
+        if row.channels:
+            mark = Channels.start
+        starts = (i for i in range(max(at - len(mark), 0), len(whole)) if whole.startswith(mark, i))
+        for start in islice(starts, MAX_TRIED):
+            speech = Speech(row=row, channels=row.channels, tools={_NAME: parameters["parameters"]})
+            found = Told.of(speech.scanner().feed(whole[start:], last=True)).calls
+            if len(found) == 1 and json.loads(found[0].arguments) == _ARGUMENTS:
+                return row
+    return None
+
+
+def _rendered(
+    template: ChatTemplate, more: list[dict[str, Any]], *, tools: bool = True, system: bool = False
+) -> str:
+    """A conversation with a tool; nothing where the template cannot."""
+    first = [{"role": "system", "content": _SYSTEM}] if system else []
+    try:
+        return template.render(
+            [*first, _USER, *more], add_generation_prompt=False, tools=[_TOOL] if tools else None
+        )
+    except (TemplateError, UnsupportedError):
+        return ""

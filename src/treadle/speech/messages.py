@@ -1,0 +1,107 @@
+"""Conversations with tools, in the form that a template renders. Where a template has no tools the
+prompt says which there are and how to call them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.speech.manner import Manner
+from treadle.text.messages import joined
+
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_PROMPT = """\
+You can call these functions. Each is described by an object of JSON, with a JSON schema of its \
+arguments:
+
+{tools}
+
+To call one, write this and nothing behind it, with the function's own name and arguments:
+
+{call}
+
+Results are given to you in the next message. Where no function is needed, answer in words."""
+
+
+def shaped(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools for a template's ``render``. ``messages``: OpenAI's, with contents as
+    texts and arguments as objects.
+    """
+    made = [dict(message) for message in messages]
+    calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
+    if not calls:
+        return made, None
+    if manner.writes_calls:
+        made = [_call_shaped(message, manner) for message in made]
+    else:
+        made = _in_words(made, manner)
+    if not tools:
+        return made, None
+    if manner.shows_tools:
+        return made, [dict(tool) for tool in tools]
+    return _with_prompt(made, tools, manner), None
+
+
+def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
+    if manner.row.short_ids and isinstance(message.get("tool_call_id"), str):
+        message["tool_call_id"] = short_id(message["tool_call_id"])
+    if not message.get("tool_calls"):
+        return message
+    message["tool_calls"] = [_shaped_call(call, manner) for call in message["tool_calls"]]
+    if manner.content_is_none and not message.get("content"):
+        message["content"] = None
+    return message
+
+
+def _shaped_call(call: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
+    function = dict(call["function"])
+    if manner.arguments_as_text and not isinstance(function.get("arguments"), str):
+        function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    made = {"type": "function", **call, "function": function}
+    if manner.row.short_ids and isinstance(made.get("id"), str):
+        made["id"] = short_id(made["id"])
+    return made
+
+
+def short_id(id: str) -> str:
+    """An id of nine letters and digits, the same for the same id."""
+    return id if _SHORT_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
+
+
+def _in_words(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, Any]]:
+    """Calls within contents, results as what the user says; neighbours of one role are joined."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        content = joined(message.get("content"))
+        if message.get("tool_calls"):
+            functions = [call["function"] for call in message.pop("tool_calls")]
+            written = [manner.row.write(f["name"], f.get("arguments") or {}) for f in functions]
+            content = "\n".join(filter(None, [content, *written]))
+        role = message["role"]
+        if role == "tool":
+            message.pop("tool_call_id", None)
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+        if made and role == "user" == made[-1]["role"]:
+            made[-1]["content"] += f"\n{content}"
+        else:
+            made.append({**message, "role": role, "content": content})
+    return made
+
+
+def _with_prompt(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
+) -> list[dict[str, Any]]:
+    """The tools in the system's message, or in the user's first where there is none."""
+    shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    call = manner.row.write("NAME", {"ARGUMENT": "VALUE"})
+    words = _PROMPT.format(tools=shown, call=call)
+    first, *others = messages
+    if first["role"] == "system" or (not manner.has_system and first["role"] == "user"):
+        return [{**first, "content": f"{joined(first.get('content'))}\n\n{words}"}, *others]
+    return [{"role": "system" if manner.has_system else "user", "content": words}, *messages]

@@ -1,0 +1,157 @@
+"""From what a caller wants of an answer to what holds for it and what is looked for in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from treadle.answer import Answer, Quiet
+from treadle.errors import GrammarError
+from treadle.record import dataclass
+from treadle.speech.constraint import calls_behind, recipients, whole_answer, whole_json
+from treadle.speech.guide import Guide, Plan
+from treadle.speech.manner import Manner
+from treadle.speech.rows import Channels, Row
+from treadle.speech.scanner import Speech
+from treadle.text.grammar import Grammar
+from treadle.text.grammars import Grammars
+from treadle.text.json_schema import Schema
+
+Schemas = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of an answer. ``tools``: schemas of arguments by name; those that are
+    ``strict`` must be enforced whole, others as far as possible; one of ``forced`` must be called.
+    ``schema`` (``lenient``: as far as possible), ``grammar`` (GBNF) and ``regex`` hold for an
+    answer that is no call. ``budget``: tokens of reasoning.
+    """
+
+    tools: Schemas = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
+    forced: tuple[str, ...] = ()
+    parallel: bool = True
+    schema: Schema | None = None
+    lenient: bool = False
+    grammar: str | None = None
+    regex: str | None = None
+    budget: int | None = None
+    streams: bool = True  # arguments are wanted as they come
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is found in an answer, what holds for it, and what of a schema does not."""
+
+    speech: Speech = field(default_factory=Speech)
+    plan: Plan | None = None
+    warnings: tuple[str, ...] = ()
+    shown: frozenset[int] = frozenset()  # control tokens that the scanner reads
+
+    def guide(self) -> Guide | None:
+        """For one text."""
+        return None if self.plan is None else self.plan.guide()
+
+    def dress(self, answer: Answer) -> None:
+        """Have an answer spell what the scanner reads, and stop at no text within reasoning."""
+        answer.shown, thought = self.shown, self.speech.thought
+        if thought is not None:
+            answer.quiet = Quiet(thought.open, thought.close, opened=self.speech.opened)
+
+
+def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars) -> Planned:
+    """Raises GrammarError where something must be enforced and cannot be."""
+    tools, warnings = _enforceable(wanted, grammars)
+    own = wanted.grammar is not None or wanted.regex is not None
+    speech = manner.speech(
+        prompt, tools=tools, parallel=wanted.parallel, streams=wanted.streams and not own
+    )
+    bound, lazy = _bound(wanted, manner, tools, speech, grammars), None
+    row, plan = manner.row, None
+    if bound is None and tools:
+        if speech.begun:
+            source = recipients(row, tools, grammars.tokenizer, parallel=wanted.parallel)
+            bound = grammars.lark(source)
+        else:
+            lazy = grammars.lark(calls_behind(row, tools, grammars.tokenizer))
+    if bound or lazy or (manner.thought and wanted.budget is not None):
+        plan = Plan(
+            grammars.tokenizer,
+            manner.thought,
+            speech.opened,
+            wanted.budget,
+            bound,
+            lazy,
+            trigger=_trigger(row),
+            heads=tuple(head.encode() for head in _heads(row, tools)),
+            once=not wanted.parallel,
+        )
+    found = bound or lazy
+    said = (*warnings, *(found.warnings if found is not None else ()))
+    return Planned(speech, plan, tuple(dict.fromkeys(said)), _shown(speech, grammars))
+
+
+def _bound(
+    wanted: Wanted, manner: Manner, tools: Schemas, speech: Speech, grammars: Grammars
+) -> Grammar | None:
+    """What all of an answer must be."""
+    row, tokenizer, schema = manner.row, grammars.tokenizer, wanted.schema
+    if wanted.grammar is not None:
+        return grammars.gbnf(wanted.grammar)
+    if wanted.regex is not None:
+        return grammars.regex(wanted.regex)
+    if schema is not None and not wanted.lenient:
+        grammars.schema(schema)  # which names what it cannot enforce
+    if wanted.forced or (tools and schema is not None):
+        chosen = {name: tools[name] for name in wanted.forced or tools}
+        parallel, begun = wanted.parallel, speech.begun
+        other = None if wanted.forced else schema
+        source = whole_answer(row, chosen, tokenizer, parallel=parallel, begun=begun, schema=other)
+        return grammars.lark(source)
+    if schema is None:
+        return None
+    if manner.channels or speech.begun:
+        return grammars.lark(whole_json(row, schema, tokenizer, begun=speech.begun))
+    return grammars.schema(schema, lenient=wanted.lenient)
+
+
+def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]]:
+    """The tools, with any object for arguments where a schema that is not strict is broken."""
+    made: dict[str, Mapping[str, Any]] = {}
+    warnings = []
+    for name, schema in wanted.tools.items():
+        made[name] = schema
+        try:
+            grammars.schema({"type": "object", **schema}, lenient=name not in wanted.strict)
+        except GrammarError as error:
+            if name in wanted.strict:
+                raise GrammarError(f"tool {name!r:.80}: {error}") from None
+            made[name] = {}
+            warnings.append(f"tool {name!r:.80}: {error}")
+    return made, warnings
+
+
+def _trigger(row: Row) -> bytes:
+    return b"to=functions." if row.channels else row.trigger.encode()
+
+
+def _heads(row: Row, tools: Schemas) -> list[str]:
+    """What may follow the trigger, up to the arguments."""
+    if row.channels:
+        return list(tools)
+    first = row.open if row.wrap[0] else ""
+    return [f"{first}{row.before}{name}{row.id_mark or row.after}" for name in tools]
+
+
+def _shown(speech: Speech, grammars: Grammars) -> frozenset[int]:
+    marks: tuple[str, ...] = ()
+    if speech.thought is not None:
+        marks += speech.thought.open, speech.thought.close
+    if speech.row is not None:
+        marks += speech.row.marks
+    if speech.channels:
+        marks += Channels.marks
+    parts = [part for mark in marks for part in grammars.tokenizer.cut(mark)]
+    return frozenset(part for part in parts if isinstance(part, int))

@@ -1,0 +1,76 @@
+"""Compiled grammars that are kept: many texts follow the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from treadle.errors import GrammarError
+from treadle.text.grammar import Grammar, Matcher
+from treadle.text.json_schema import Schema, schema_text
+from treadle.text.tokenizer import Tokenizer
+
+MOST = 64
+
+
+class Grammars:
+    """The last of one tokenizer, by the hash of their sources. Threads may come here together."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._kept: OrderedDict[Hashable, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, kind: str, source: str, build: Callable[[], Grammar]) -> Grammar:
+        """The grammar of a source, built where it is not kept. Raises what ``build`` does."""
+        key = kind, hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            made = self._kept.get(key)
+        made = made or build()
+        with self._lock:
+            self._kept[key] = made
+            self._kept.move_to_end(key)
+            while len(self._kept) > MOST:
+                self._kept.popitem(last=False)
+        return made
+
+    def gbnf(self, grammar: str) -> Grammar:
+        """llama.cpp's notation. Raises GrammarError."""
+        if not isinstance(grammar, str):
+            raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
+        return self.get("gbnf", grammar, lambda: Grammar.from_gbnf(grammar, self.tokenizer))
+
+    def schema(self, schema: Schema, *, lenient: bool = False) -> Grammar:
+        """JSON of a schema; ``lenient`` as in ``Grammar.from_json_schema``. Raises GrammarError."""
+        text = schema_text(schema)
+        return self.get(
+            f"schema {lenient}",
+            text,
+            lambda: Grammar.from_json_schema(text, self.tokenizer, lenient=lenient),
+        )
+
+    def regex(self, pattern: str) -> Grammar:
+        """A whole answer that matches. Raises GrammarError."""
+        if not isinstance(pattern, str):
+            raise GrammarError(f"the regex is {type(pattern).__name__}: expected a str")
+        return self.get("regex", pattern, lambda: Grammar.from_regex(pattern, self.tokenizer))
+
+    def lark(self, source: str) -> Grammar:
+        """llguidance's notation; what it cannot enforce of schemas is a warning."""
+        return self.get(
+            "lark", source, lambda: Grammar.from_lark(source, self.tokenizer, lenient=True)
+        )
+
+    def matcher(
+        self, grammar: str | None, schema: Schema | None, regex: str | None
+    ) -> Matcher | None:
+        """Of the one that is given, if one is. Raises GrammarError."""
+        if (grammar is not None) + (schema is not None) + (regex is not None) > 1:
+            raise GrammarError("a grammar, a JSON schema or a regex: choose one")
+        if grammar is not None:
+            return self.gbnf(grammar).matcher()
+        if regex is not None:
+            return self.regex(regex).matcher()
+        return None if schema is None else self.schema(schema).matcher()

@@ -1,0 +1,164 @@
+"""A template and a call for each row: as models of the family write it.
+
+Templates of families that ``../shared/data`` lacks are ours; they write calls as their own do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from treadle.speech.rows import ROWS, Row
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "f": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "n": {"type": "integer"},
+            "list": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["text"],
+        "additionalProperties": False,
+    },
+    "g": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+
+
+def tool(name: str) -> dict[str, Any]:
+    function = {"name": name, "description": f"{name.upper()}.", "parameters": TOOLS[name]}
+    return {"type": "function", "function": function}
+
+
+F: Any = tool("f")
+G: Any = tool("g")
+ARGUMENTS = {"text": 'é}\n"<', "n": -3, "list": ["a", "b"]}
+JSON = '{"text": "é}\\n\\"<", "n": -3, "list": ["a", "b"]}'
+
+
+def row(name: str) -> Row:
+    return next(row for row in ROWS if row.name == name)
+
+
+class Family(NamedTuple):
+    """A call of f with ARGUMENTS; one of g without any; ``several``: both in one answer."""
+
+    f: str
+    g: str
+    several: str = ""  # nothing: one call an answer
+
+
+def twice(f: str, g: str, between: str = "") -> Family:
+    return Family(f, g, f"{f}{between}{g}")
+
+
+_R1 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+_V3 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_OBJECT = '{{"name": "{}", "arguments": {}}}'
+_HERMES = "<tool_call>\n{}\n</tool_call>"
+_HARMONY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
+
+
+def wrapped(begin: str, call: str, between: str, end: str) -> Family:
+    f, g = call.format("f", JSON), call.format("g", "{}")
+    return Family(f"{begin}{f}{end}", f"{begin}{g}{end}", f"{begin}{f}{between}{g}{end}")
+
+
+FAMILIES = {
+    "hermes": twice(
+        _HERMES.format(_OBJECT.format("f", JSON)), _HERMES.format(_OBJECT.format("g", "{}")), "\n"
+    ),
+    "json": Family(
+        f'{{"name": "f", "parameters": {JSON}}}', '{"name": "g", "parameters": {}}'
+    ),
+    "tags": twice(
+        "<tool_call>\n<function=f>\n<parameter=text>\né}\n\"<\n</parameter>\n<parameter=n>\n-3\n"
+        '</parameter>\n<parameter=list>\n["a", "b"]\n</parameter>\n</function>\n</tool_call>',
+        "<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        "\n",
+    ),
+    "mistral-list": wrapped("[TOOL_CALLS][", _OBJECT, ", ", "]"),
+    "mistral-id": twice(
+        f"[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{JSON}", "[TOOL_CALLS]g[CALL_ID]abcdefgh2[ARGS]{}"
+    ),
+    "mistral-args": twice(f"[TOOL_CALLS]f[ARGS]{JSON}", "[TOOL_CALLS]g[ARGS]{}"),
+    "function": twice(f"<function=f>{JSON}</function>", "<function=g>{}</function>"),
+    "recipient": twice(f">>>f\n{JSON}", ">>>g\n{}"),
+    "deepseek-r1": wrapped(_BEGIN, _R1, "\n", _END),
+    "deepseek": wrapped(_BEGIN, _V3, "", _END),
+    "harmony": Family(_HARMONY.format("f", JSON), _HARMONY.format("g", "{}")),
+    "gemma": twice(
+        '<|tool_call>call:f{list:[<|"|>a<|"|>,<|"|>b<|"|>],n:-3,text:<|"|>é}\n"<<|"|>}<tool_call|>',
+        "<|tool_call>call:g{}<tool_call|>",
+    ),
+    "action": wrapped(
+        "<|START_ACTION|>[", '\n    {{"tool_name": "{}", "parameters": {}}}', ",",
+        "\n]<|END_ACTION|>",
+    ),
+}  # fmt: skip
+
+HERMES_TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>system\\n# Tools\\n' }}
+{%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+BARE_TEMPLATE = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+{%- for message in messages %}{{ '<|h|>' + message.role + '<|e|>\\n\\n' }}
+{%- if message.tool_calls %}{% set call = message.tool_calls[0].function %}
+{{- '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}{{ '}' }}
+{%- else %}{{ message.content }}{% endif %}{{ '<|eot|>' }}{% endfor %}"""
+_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+_TURN = "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content or '' }}"
+_CALLS = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+_LAST = (
+    "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+
+
+def template(call: str, *, before: str = "", behind: str = "") -> str:
+    """A template whose calls are written so."""
+    calls = f"{{% if m.tool_calls %}}{before}{{% endif %}}{_CALLS}{call}"
+    behind = f"{{% if m.tool_calls %}}{behind}{{% endif %}}" if behind else ""
+    return f"{_TOOLS}{_TURN}{calls}{_LAST}".replace("<|end|>", behind + "<|end|>")
+
+
+_VALUE = "{{ v if v is string else v | tojson }}"
+_OWN = (
+    '{% macro own(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is boolean %}'
+    "{{ 'true' if v else 'false' }}{% elif v is mapping %}{% raw %}{{% endraw %}"
+    "{% for k, w in v | dictsort %}{{ k }}:{{ own(w) }}"
+    "{% if not loop.last %},{% endif %}{% endfor %}"
+    "{% raw %}}{% endraw %}{% elif v is sequence %}[{% for w in v %}{{ own(w) }}"
+    "{% if not loop.last %},{% endif %}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+)
+TEMPLATES = {
+    "tags": template(
+        "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}"
+        f"<parameter={{{{ k }}}}>\n{_VALUE}\n</parameter>\n{{% endfor %}}"
+        "</function>\n</tool_call>\n"
+    ),
+    "mistral-id": template(
+        "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}"
+    ),
+    "mistral-args": template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
+    "deepseek": template(
+        "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments + '' }}<｜tool▁call▁end｜>",
+        before=_BEGIN, behind=_END,
+    ),
+    "harmony": (
+        f"{_TOOLS}{{% for m in messages %}}"
+        "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
+        "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>"
+        "{{ f.arguments | tojson }}<|call|>{% elif m.role == 'assistant' %}"
+        "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% else %}"
+        "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+    "gemma": _OWN + template("<|tool_call>call:{{ f.name }}{{ own(f.arguments) }}<tool_call|>"),
+}  # fmt: skip

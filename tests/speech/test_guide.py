@@ -1,0 +1,345 @@
+"""What may come next: a model that writes anything at all writes calls that hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.speech.families import FAMILIES, TOOLS, row
+from treadle.answer import Answer, Quiet
+from treadle.errors import GrammarError
+from treadle.speech import Manner, Told
+from treadle.speech.guide import Guide
+from treadle.speech.planned import Planned, Wanted, plan_answer
+from treadle.speech.rows import HERMES, ROWS, THOUGHTS, Channels
+from treadle.text.grammars import MOST, Grammars
+from treadle.text.tokenizer import Tokenizer
+
+THINK = THOUGHTS[0]
+SMALL: dict[str, Any] = {  # arguments that come to an end soon
+    "f": {
+        "type": "object",
+        "properties": {"text": {"enum": ['é"<', "b"]}, "n": {"enum": [1, -3]}},
+        "required": ["text", "n"],
+        "additionalProperties": False,
+    },
+    "g": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    from treadle.convert.open import packaged_model
+    from treadle.files.gguf import open_gguf
+    from treadle.text.tokenizer import load_tokenizer
+
+    return load_tokenizer(open_gguf(packaged_model()))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer)
+
+
+def planned(manner: Manner, grammars: Grammars, prompt: str = "", **wanted: Any) -> Planned:
+    return plan_answer(Wanted(**{"tools": SMALL, **wanted}), manner, prompt, grammars)
+
+
+def own_manner(name: str) -> Manner:
+    own = row(name)
+    return Manner(row=own, channels=own.channels, writes_calls=True)
+
+
+def guide_of(plan: Planned) -> Guide:
+    guide = plan.guide()
+    assert guide is not None
+    return guide
+
+
+def put(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
+    """Go on with a text, each of whose tokens must be allowed."""
+    for id in tokenizer.encode_plain(text, start=False):
+        logits = np.zeros(tokenizer.n_vocab, np.float32)
+        guide.mask(logits)
+        assert logits[id] == 0, (text, tokenizer.piece(id))
+        guide.accept(id)
+
+
+def written(guide: Guide, tokenizer: Tokenizer, seed: int, most: int = 400) -> str:
+    """What a model writes that likes all tokens alike, up to an end of text."""
+    rng, ids = np.random.default_rng(seed), list[int]()
+    while len(ids) < most:
+        logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
+        logits[list(tokenizer.eog)] += 5.0
+        guide.mask(logits)
+        id = int(logits.argmax())
+        guide.accept(id)
+        if id in tokenizer.eog:
+            return tokenizer.decode(ids, start=False)
+        ids.append(id)
+    raise AssertionError(f"no end: {tokenizer.decode(ids)!r}")
+
+
+def told(plan: Planned, text: str) -> Told:
+    return Told.of(plan.speech.scanner().feed(text, last=True))
+
+
+def check(calls: list[Any]) -> None:
+    """They fulfil the schemas of SMALL."""
+    for call in calls:
+        arguments = json.loads(call.arguments)
+        if call.name == "g":
+            assert arguments == {}
+        else:
+            assert set(arguments) == {"text", "n"}
+            assert arguments["text"] in SMALL["f"]["properties"]["text"]["enum"]
+            assert arguments["n"] in (1, -3)
+
+
+# The packaged vocabulary's texts end with <|end|>, which is a mark within gpt-oss's.
+ENDING = [name for name in FAMILIES if name != "harmony"]
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_required(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    plan = planned(own_manner(name), grammars, forced=("f", "g"))
+    names = set()
+    for seed in range(6):
+        text = written(guide_of(plan), tokenizer, seed)
+        found = told(plan, text)
+        assert found.calls, text
+        assert not found.content, text
+        check(found.calls)
+        names |= {call.name for call in found.calls}
+    assert names == {"f", "g"}
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_named(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    plan = planned(own_manner(name), grammars, forced=("f",), parallel=False)
+    (call,) = told(plan, written(guide_of(plan), tokenizer, 1)).calls
+    assert call.name == "f"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_auto_binds_behind_the_mark(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    own = row(name)
+    plan = planned(own_manner(name), grammars)
+    guide = guide_of(plan)
+    begun = {"json": '{"name": "', "harmony": "<|channel|>commentary to=functions."}
+    before = "" if not own.trigger or own.channels else "so: "
+    begin = before + begun.get(name, own.trigger)
+    if not own.channels and own.trigger:
+        assert guide.bits() is None  # what it says is free
+    put(guide, tokenizer, begin)
+    assert guide.bits() is not None
+    rng, ids = np.random.default_rng(3), list[int]()
+    while guide._state == "call":
+        logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
+        guide.mask(logits)
+        ids.append(int(logits.argmax()))
+        guide.accept(ids[-1])
+    text = begin + tokenizer.decode(ids, start=False)
+    found = told(plan, text)
+    assert len(found.calls) >= 1, text
+    check(found.calls)
+    assert found.content == before
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_models_write_is_allowed(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    """The canonical calls of a family, token by token, called or not."""
+    family = FAMILIES[name]
+    for forced in ((), ("f", "g")):
+        plan = planned(own_manner(name), grammars, tools=TOOLS, forced=forced)
+        for text in filter(None, family):
+            put(guide_of(plan), tokenizer, text)
+
+
+def test_after_a_call_text_is_free_unless_one_is_the_most(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    text = FAMILIES["hermes"].g
+    guide = guide_of(planned(own_manner("hermes"), grammars))
+    put(guide, tokenizer, text)
+    assert guide.bits() is None
+    put(guide, tokenizer, f"\n{text} and so on")
+    once = guide_of(planned(own_manner("hermes"), grammars, parallel=False))
+    put(once, tokenizer, text)
+    logits = np.zeros(tokenizer.n_vocab, np.float32)
+    once.mask(logits)
+    assert set(np.flatnonzero(logits == 0)) == tokenizer.eog
+
+
+def test_no_token_goes_past_a_mark_but_into_a_call(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    guide = guide_of(planned(own_manner("hermes"), grammars))
+    put(guide, tokenizer, "x <tool_call")
+    bits = guide.bits()
+    if bits is not None:
+        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+        for id, piece in enumerate(tokenizer.all_token_bytes()):
+            if piece.startswith(b">") and not b'\n{"name": "f'.startswith(piece[1:]):
+                assert not allowed[id], piece
+    put(guide, tokenizer, ">")
+    assert guide.bits() is not None
+
+
+# -- reasoning ----------------------------------------------------------------------------------
+
+
+def test_a_schema_holds_behind_reasoning(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    manner = Manner(thought=THINK)
+    plan = planned(manner, grammars, "<think>\n", tools={}, schema=schema)
+    for gap in ("", "\n", "\n\n"):
+        guide = guide_of(plan)
+        put(guide, tokenizer, 'I {"b": 2} think</think>' + gap)
+        text = written(guide, tokenizer, 1)
+        assert json.loads(text) == {"a": 1}
+    refused = guide_of(plan)
+    put(refused, tokenizer, "</think>")
+    with pytest.raises(GrammarError):
+        refused.accept(tokenizer.encode_plain("x", start=False)[0])
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_the_budget_of_reasoning(budget: int, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    plan = planned(Manner(thought=THINK), grammars, "<think>\n", tools={}, budget=budget)
+    guide, ids, rng = guide_of(plan), list[int](), np.random.default_rng(1)
+    close = tokenizer.encode("</think>", bos=False)
+    for _ in range(budget + len(close) + 4):
+        logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
+        logits[list(tokenizer.eog)] = -9
+        guide.mask(logits)
+        ids.append(int(logits.argmax()))
+        guide.accept(ids[-1])
+    assert ids[budget : budget + len(close)] == close
+    assert guide.bits() is None
+    found = told(plan, tokenizer.decode(ids, start=False))
+    assert found.reasoning or not budget
+    assert found.content
+
+
+def test_reasoning_that_the_text_opens_counts_too(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    plan = planned(Manner(thought=THINK), grammars, tools={}, budget=2)
+    guide = guide_of(plan)
+    put(guide, tokenizer, "<think>")
+    for id in tokenizer.encode_plain("ab", start=False)[:1] * 2:
+        guide.accept(id)
+    logits = np.zeros(tokenizer.n_vocab, np.float32)
+    guide.mask(logits)
+    assert (logits == 0).sum() == 1
+    none = guide_of(plan)
+    put(none, tokenizer, "so it is, and that is all of it")
+    assert none.bits() is None
+
+
+def test_without_anything_wanted_nothing_is_computed(grammars: Grammars) -> None:
+    assert planned(Manner(thought=THINK), grammars, tools={}).guide() is None
+    assert planned(Manner(), grammars, tools={}).guide() is None
+
+
+def test_stop_strings_do_not_count_within_reasoning(tokenizer: Tokenizer) -> None:
+    def text(said: str, opened: bool) -> str:
+        answer = Answer(tokenizer, [1], n_ctx=500, stop=["stop", "<th"])
+        answer.quiet = Quiet("<think>", "</think>", opened=opened)
+        for id in tokenizer.encode_plain(said, start=False):
+            if not answer.done:
+                answer.push(id)
+        if not answer.done:
+            answer.push(None)
+        return "".join(piece for piece, _ in answer.pieces)
+
+    assert text("a stop b</think>so stop c", True) == "a stop b</think>so "
+    assert text("<think>a stop b</think>so stop c", False) == "<think>a stop b</think>so "
+    assert text("so stop c<think>", False) == "so "
+    assert text("a <th b", False) == "a "
+    assert text("<thi", False) == ""
+    assert text("never stop", True) == "never stop"
+
+
+# -- schemas -----------------------------------------------------------------------------------
+
+
+def test_calls_or_json(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    schema = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
+    for name in FAMILIES:
+        plan = planned(own_manner(name), grammars, schema=schema)
+        final = Channels.final if name == "harmony" else ""
+        put(guide_of(plan), tokenizer, f"{final}[1, 1]")
+        put(guide_of(plan), tokenizer, FAMILIES[name].g)
+        for seed in range(5 * (name in ENDING)):
+            found = told(plan, written(guide_of(plan), tokenizer, seed))
+            check(found.calls)
+            assert found.calls or json.loads(found.content) in ([1], [1, 1])
+
+
+def test_what_cannot_be_enforced(grammars: Grammars) -> None:
+    odd: Any = {"f": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}}
+    lenient = planned(own_manner("hermes"), grammars, tools=odd)
+    assert any('"not"' in warning for warning in lenient.warnings)
+    with pytest.raises(GrammarError, match=r"tool 'f'.*not"):
+        planned(own_manner("hermes"), grammars, tools=odd, strict=frozenset({"f"}))
+    schema = odd["f"]
+    with pytest.raises(GrammarError, match="not"):
+        planned(Manner(), grammars, tools={}, schema=schema)
+    said = planned(Manner(), grammars, tools={}, schema=schema, lenient=True)
+    assert any('"not"' in warning for warning in said.warnings)
+    broken: Any = {"f": {"$ref": "#/nowhere"}}
+    found = planned(own_manner("hermes"), grammars, tools=broken)
+    assert any("f" in warning for warning in found.warnings)
+    assert found.plan is not None
+
+
+def test_references_are_of_each_schema(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    """Two tools may each have a definition of the same name."""
+    tools: Any = {
+        name: {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/X"}},
+            "required": ["x"],
+            "additionalProperties": False,
+            "$defs": {"X": {"const": value}},
+        }
+        for name, value in (("f", 1), ("g", 2))
+    }
+    for name in ("hermes", "tags"):
+        plan = planned(own_manner(name), grammars, tools=tools, forced=("f", "g"))
+        for seed in range(4):
+            for call in told(plan, written(guide_of(plan), tokenizer, seed)).calls:
+                assert json.loads(call.arguments) == {"x": 1 if call.name == "f" else 2}
+
+
+def test_compiled_grammars_are_kept(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer)
+    first = grammars.regex("a")
+    assert grammars.regex("a") is first
+    assert grammars.schema({"const": 1}) is grammars.schema('{"const": 1}')
+    for n in range(MOST):
+        grammars.regex(f"b{n}")
+    assert grammars.regex("a") is not first
+
+
+def test_control_tokens_that_marks_are() -> None:
+    """Marks that are control tokens are matched as such, and spelt for the scanner."""
+    with treadle.load() as model:
+        (end,) = model.tokenizer.eog
+        piece = model.tokenizer.piece(end)
+        assert model.tokenizer.cut(f"a{piece}b") == ["a", end, "b"]
+        own = HERMES.__class__("x", open=piece, after="=", behind=";")
+        plan = plan_answer(Wanted(tools=SMALL), Manner(row=own), "", model.grammars)
+        assert plan.shown == {end}
+
+
+def test_all_rows_have_grammars(grammars: Grammars) -> None:
+    for own in ROWS:
+        found = planned(Manner(row=own, channels=own.channels), grammars)
+        assert found.plan is not None
+        assert found.plan.lazy is not None

@@ -1,0 +1,165 @@
+"""What a chat template has is found by rendering it: every family's call is found again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.speech.families import (
+    ARGUMENTS,
+    BARE_TEMPLATE,
+    HERMES_TEMPLATE,
+    TEMPLATES,
+    TOOLS,
+    F,
+    row,
+)
+from treadle.speech import Speech, Told, find_manner
+from treadle.speech.manner import Manner
+from treadle.speech.messages import shaped, short_id
+from treadle.speech.rows import BARE, GENERIC, HERMES, Channels
+from treadle.text.template import ChatTemplate
+
+REAL = {
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "action",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek-r1",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek-r1",
+    "llama-cpp-deepseek-r1": "deepseek-r1",
+    "meetkai-functionary-medium-v3.1": "function",
+    "meetkai-functionary-medium-v3.2": "recipient",
+    "meta-llama-Llama-3.1-8B-Instruct": "json",
+    "meta-llama-Llama-3.2-3B-Instruct": "json",
+    "meta-llama-Llama-3.3-70B-Instruct": "json",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral-list",
+}
+WITHOUT = ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"]
+USER = {"role": "user", "content": "hi"}
+
+
+def real(data: Path, name: str) -> ChatTemplate:
+    return ChatTemplate((data / "templates" / f"{name}.jinja").read_text("utf-8"), bos="<s>")
+
+
+def calling(arguments: Any = None) -> list[dict[str, Any]]:
+    """A conversation with one call and its result."""
+    given = ARGUMENTS if arguments is None else arguments
+    function = {"name": "f", "arguments": given}
+    call = {"id": "call_0123456789", "type": "function", "function": function}
+    return [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0123456789", "content": "[2]"},
+    ]
+
+
+def check_found_again(template: ChatTemplate, manner: Manner) -> None:
+    """The call that is rendered for the model is the one that is read of it."""
+    messages, tools = shaped(calling()[:2], [F], manner)
+    rendered = template.render(messages, tools=tools, add_generation_prompt=False)
+    own = manner.row
+    mark = Channels.start if own.channels else own.trigger or '{"name": "f"'
+    speech = Speech(row=own, channels=manner.channels, tools=TOOLS)
+    told = Told.of(speech.scanner().feed(rendered[rendered.rindex(mark) :], last=True))
+    assert [(c.name, json.loads(c.arguments)) for c in told.calls] == [("f", ARGUMENTS)]
+    messages, tools = shaped(calling(), [F], manner)
+    rendered = template.render(messages, tools=tools)
+    assert "[2]" in rendered
+    assert "F." in rendered  # the tool's description
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_templates_of_models(name: str, data: Path) -> None:
+    template = real(data, name)
+    manner = find_manner(template)
+    assert manner.row.name == REAL[name]
+    assert manner.writes_calls
+    if not manner.shows_tools:  # then the prompt shows them, and says how to call
+        messages, tools = shaped([USER], [F], manner)
+        assert tools is None
+        assert manner.row.write("NAME", {"ARGUMENT": "VALUE"}) in template.render(messages)
+    check_found_again(template, manner)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_families_that_have_no_template_there(name: str) -> None:
+    template = ChatTemplate(TEMPLATES[name])
+    manner = find_manner(template)
+    assert manner.row.name == name
+    assert manner.shows_tools
+    assert manner.channels == (name == "harmony")
+    check_found_again(template, manner)
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_templates_without_tools_are_told_by_the_prompt(name: str, data: Path) -> None:
+    template = real(data, name)
+    manner = find_manner(template)
+    assert (manner.row, manner.writes_calls, manner.shows_tools) == (GENERIC, False, False)
+    messages, tools = shaped(calling(), [F], manner)
+    assert tools is None
+    rendered = template.render(messages)
+    assert HERMES.write("f", ARGUMENTS) in rendered
+    assert HERMES.write("NAME", {"ARGUMENT": "VALUE"}) in rendered
+    assert "<tool_response>\n[2]\n</tool_response>" in rendered
+
+
+def test_a_template_without_a_system_gets_the_tools_from_the_user(data: Path) -> None:
+    manner = find_manner(real(data, "google-gemma-2-2b-it"))
+    assert not manner.has_system
+    messages, _ = shaped([USER], [F], manner)
+    assert [message["role"] for message in messages] == ["user"]
+    assert messages[0]["content"].startswith("hi\n\n")
+    with_system = find_manner(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    messages, _ = shaped([USER], [F], with_system)
+    assert [message["role"] for message in messages] == ["system", "user"]
+
+
+def test_results_and_questions_of_one_turn_are_one_message() -> None:
+    manner = Manner()
+    two = [*calling(), calling()[2], {"role": "user", "content": "so?"}]
+    messages, _ = shaped(two, [], manner)
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert messages[-1]["content"].endswith("so?")
+
+
+def test_a_conversation_without_tools_is_left_alone() -> None:
+    messages, tools = shaped([USER], [], Manner())
+    assert (messages, tools) == ([USER], None)
+
+
+def test_ids() -> None:
+    assert short_id("abcdefgh1") == "abcdefgh1"
+    assert short_id("call_1") == short_id("call_1") != short_id("call_2")
+    assert len(short_id("call_1")) == 9
+
+
+def test_small_templates() -> None:
+    assert find_manner(ChatTemplate(HERMES_TEMPLATE)).row == HERMES
+    assert find_manner(ChatTemplate(BARE_TEMPLATE)).row == BARE
+    unknown = HERMES_TEMPLATE.replace("<tool_call>", "<unheard_of>")
+    found = find_manner(ChatTemplate(unknown.replace('{"name"', '("name"')))
+    assert not found.writes_calls
+    assert not found.shows_tools  # what is not understood is not used
+    assert find_manner(ChatTemplate("{{ nothing.at.all }}")) == Manner(has_system=False)
+
+
+def test_reasoning_shows_in_the_template() -> None:
+    found = find_manner(ChatTemplate("{{ '<think></think>' }}")).thought
+    assert found is not None
+    assert (found.open, found.close) == ("<think>", "</think>")
+    assert find_manner(ChatTemplate(HERMES_TEMPLATE)).thought is None
+
+
+def test_whether_the_prompt_has_begun() -> None:
+    reasons = find_manner(ChatTemplate("{{ '<think></think>' }}"))
+    assert reasons.speech("...<think>\n").opened
+    assert not reasons.speech("...<think>\n\n</think>\n").opened
+    recipient = Manner(row=row("recipient"))
+    assert recipient.speech("assistant\n\n>>>").begun
+    assert not recipient.speech("assistant\n\n").begun
