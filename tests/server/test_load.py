@@ -61,7 +61,7 @@ def test_a_stream_tells_how_far_its_prompt_is(
 
 def test_no_more_seconds_of_reading_than_stated(model: treadle.Model) -> None:
     with running(model, max_queue_s=1e-6) as service, talking(service) as client:
-        body = {"prompt": "def f(" * 20, "max_tokens": 2}
+        body: dict[str, Any] = {"prompt": "def f(" * 20, "max_tokens": 2}
         assert post(client, "/v1/completions", **body)  # so it is known what reading takes
         release = threading.Event()
         service.engine.submit(lambda: release.wait(60))

@@ -96,7 +96,6 @@ def test_control_tokens_are_text_where_asked(client: TestClient, model: treadle.
         ("/detokenize", {"tokens": [10**6]}),
         ("/completion", {}),
         ("/completion", {"prompt": "x", "response_fields": ["content"]}),
-        ("/completion", {"prompt": "x", "return_progress": True}),
         ("/embedding", {}),
         ("/apply-template", {}),
     ],
