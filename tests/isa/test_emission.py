@@ -31,12 +31,10 @@ RISCV64 = replace(
     PORTABLE,
     name="riscv64",
     triple="riscv64-unknown-linux-gnu",
-    features="+m,+a,+f,+d,+c",
-    abi="lp64d",
 )
 # Without the vector extension LLVM takes every vector apart, which takes long: one kernel of each
 # kind shows that it can.
-RISCV64_V = replace(RISCV64, features=f"{RISCV64.features},+v")
+RISCV64_V = replace(RISCV64, features="+v")
 EM = {"aarch64": 183, "riscv64": 243}
 PORTABLE_SPECS = [
     s
@@ -86,6 +84,8 @@ FIFTHS = Gemv("Q5_0", "q8", 352, 4, 1)
 STEPS = Gemv("IQ4_NL", "q8", 352, 4, 1)
 HALVES = Gemm("F16", "f32", 172, 2, 4)
 BRAINS = Gemm("BF16", "bf16", 172, 2, 4)
+OUTER = Gemm("Q4_0", "q8", 352, 8, 6, unit=1)
+OUTER_BYTES = Gemm("Q8_0", "q8", 352, 4, 6, unit=1)
 MATRIX = MatrixGemm("Q8_0", "bf16", 352, 2, 32)
 INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
     "portable": {BLOCKS: ["pmaddwd"], NIBBLES: ["pmaddwd"]},
@@ -94,7 +94,11 @@ INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
     "neon_i8mm": {LANES: [r"usdot.*4b\[3\]"], FIFTHS: ["usdot"]},
     "neon_bf16": {BRAINS: ["bfdot"], BLOCKS: ["usdot"]},
     **{
-        f"rvv{length}{more}": {HALVES: [r"vfmacc\.vf", *f16], NIBBLES: ["vwmulsu"]}
+        f"rvv{length}{more}": {
+            HALVES: [r"vfmacc\.vf", *f16],
+            OUTER: [r"vwmacc\.vx", r"vfwcvt\.f\.x\.v"],
+            OUTER_BYTES: [r"vwmacc\.vx"],
+        }
         for length in LENGTHS
         for more, f16 in (("", []), ("_zvfh", [r"vfwcvt\.f\.f\.v"]))
     },

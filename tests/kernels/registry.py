@@ -205,6 +205,20 @@ for i, f in enumerate(MLX):  # several arrays a tensor: with every option and nu
     if i % 2 == 0:  # a panel is packed by block, so each width and each group will do
         GEMMS.append(Gemm(f.name, "q8", 11 * f.block, **{"mr": 1, "nr": 4, **_options(i // 2, 2)}))
 GEMMS += FOLDED
+# Outer products: in i16 at once and in parts, in i32, with minimums, of K in parts.
+OUTERS = [
+    Gemm("Q8_0", "q8", 352, 4, 6, segments=3, bias=True, unit=1),
+    Gemm("Q8_0", "q8", 32, 1, 3, unit=1),
+    Gemm("Q4_0", "q8", 352, 8, 6, residual=True, unit=1),
+    Gemm("Q4_1", "q8", 2048, 8, 6, kc=512, unit=1),
+    Gemm("Q6_K", "q8", 2048, 1, 6, kc=512, unit=1),
+    Gemm("Q2_K", "q8", 768, 2, 5, folded=True, unit=1),
+    Gemm("Q3_K", "q8", 768, 2, 5, folded=True, unit=1),
+]
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX[::3])):
+    shape = {"mr": 2, "nr": 4, **_options(i, 8)}
+    OUTERS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=1))
+GEMMS += OUTERS
 # On matrix registers: eight vectors fill at least one of them, of whatever width.
 MATRIX = [
     MatrixGemm("Q8_0", "bf16", 352, 8, 32),

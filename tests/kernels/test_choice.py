@@ -25,6 +25,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.tile_outer import OUTER
 
 ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
@@ -147,11 +148,12 @@ def test_large_panels_are_cut_for_many_threads(threads: int, rows: int) -> None:
 @pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
 def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -> None:
     """Q3_K's go up to 252, of which pairs overflow where a dot has 16 bits for them; Q2_K's end at
-    45. No other format's products with whole-numbered scales are bytes. Panels of f32 have scales
-    in them anyway.
+    45. No other format's products with whole-numbered scales are bytes. Outer products are added up
+    in i16, which holds few products of such codes.
     """
     narrow = isa.dot4_top < 252 - 128 * (isa.dot4_least < 0)
-    want = isa.tiles.codes and (fmt.name == "Q2_K" or (fmt.name == "Q3_K" and not narrow))
+    outer = isa.tiles.unit == OUTER
+    want = not outer and (fmt.name == "Q2_K" or (fmt.name == "Q3_K" and not narrow))
     spec = matmul(fmt, isa, 2048, MANY)
     assert isinstance(spec, Gemm)
     assert spec.folded == want
@@ -228,6 +230,33 @@ def test_what_cannot_be_used_does_not_fit(isa: Isa) -> None:
     assert not gemv(ITEM_ROWS, isa.regs)
     assert not gemm(2 * COLUMNS, 1)
     assert not any(gemm(mr, nr) or gemv(mr, nr) for mr, nr in ((0, 4), (1, 0), (-1, 4), (1, -4)))
+
+
+def test_outer_products_are_for_rows_that_say_so() -> None:
+    """Large codes have i32 sums, so smaller tiles; floats and single tokens are as on all rows."""
+    rvv = ROWS["rvv256"]
+    for name, mr in (("Q4_0", 8), ("Q6_K", 8), ("Q3_K", 8), ("Q8_0", 4), ("IQ4_XS", 4)):
+        spec = matmul(by_name(name), rvv, 2048, MANY)
+        assert isinstance(spec, Gemm)
+        assert (spec.unit, spec.mr, spec.act) == (OUTER, mr, "q8")
+    floats = matmul(by_name("F16"), rvv, 2048, MANY)
+    assert floats == Gemm("F16", "f32", 2048, *rvv.tiles.floats)
+    fused = choice.gated(Q4_0, rvv, 2048, 4096, "silu", Act("q8", 4096, 6), MANY)
+    assert fused is not None
+    assert fused.product == matmul(Q4_0, rvv, 2048, MANY)
+    assert not any(matmul(Q8_0, isa, 64, MANY).name.endswith("unit1") for isa in (VNNI, AMX))
+
+
+def test_outer_products_fit_where_no_register_is_too_many() -> None:
+    rvv = ROWS["rvv256"]
+
+    def outer(w: str, mr: int, nr: int) -> bool:
+        return fits(Gemm(w, "q8", 768, mr, nr, unit=OUTER), rvv)
+
+    assert outer("Q4_0", 8, 7)  # 2 registers of a column, 4 of sums for each token
+    assert not outer("Q4_0", 8, 8)
+    assert outer("Q8_0", 4, 7)  # a column of 1 register and as i16 of 2, 4 of sums for each token
+    assert not outer("Q8_0", 4, 8)
 
 
 def test_what_matrix_registers_can_use() -> None:

@@ -40,6 +40,13 @@ def on_matrix(spec: Matmul) -> bool:
     return isinstance(spec, MatrixGemm)
 
 
+def rows_for(spec: Matmul) -> list[Isa]:
+    """The rows that it is tested on; no row emits an outer product in its own way."""
+    if on_matrix(spec):
+        return rows.MATRICES
+    return rows.VECTORS[-1:] if spec in registry.OUTERS else rows.VECTORS
+
+
 def takes_signed(spec: Matmul) -> bool:
     """Whether the codes, or what is left after the offset, are signed bytes."""
     codes = spec.fmt.codes
@@ -49,10 +56,14 @@ def takes_signed(spec: Matmul) -> bool:
 PAIRS: list[tuple[Matmul, Isa]] = [
     (spec, isa)
     for spec in (*GEMMS, *GEMVS)
-    for isa in (rows.MATRICES if on_matrix(spec) else rows.VECTORS)
+    for isa in rows_for(spec)
     if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec)
 ]
-PAIRS += [(spec, rows.SIGNED) for spec in (*GEMMS, *GEMVS) if takes_signed(spec)]
+PAIRS += [
+    (spec, rows.SIGNED)
+    for spec in (*GEMMS, *GEMVS)
+    if takes_signed(spec) and spec not in registry.OUTERS
+]
 
 
 def cases(keep: Callable[[Matmul], bool] = lambda spec: True) -> pytest.MarkDecorator:

@@ -18,10 +18,11 @@ from treadle.formats import FORMATS, Format, by_name, mlx
 from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.kernels import choice
-from treadle.kernels.gemm import Gemm, Tile
+from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import MatrixGemm, RegisterTile
+from treadle.kernels.tile import Tile
 from treadle.runtime import trial as trial_module
 from treadle.runtime.trial import Trial
 

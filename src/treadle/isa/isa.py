@@ -45,6 +45,7 @@ class Tiles:
 
     A gemm's tile is vectors of rows, then tokens. On bytes it keeps i32 sums of a block beside
     the f32 sums; of the latter some may spill, and twice as often where a scale is for 16 values.
+    One of outer products keeps its i16 or i32 sums alone.
     """
 
     floats: tuple[int, int] = (2, 5)
@@ -54,7 +55,10 @@ class Tiles:
     gemv_large: int = 2  # rows at most, of blocks of 256: from memory two are faster, by up to 17 %
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide a dot's latency
     by_lane: bool = False  # a dot takes any lane of x: tokens are loaded a vector at a time
-    codes: bool = True  # panels hold codes; else f32, where a dot of bytes takes long
+    # Values of K that a product of bytes takes of a row: 4, dots of dwords (``dot4``); 1, outer
+    # products (a vector by a scalar), where moving lanes is slow.
+    unit: int = 4
+    bytes_i32: tuple[int, int] = (2, 2)  # outer products too large to be added up in i16
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,6 @@ class Isa:
     dot4_top: int = 255  # the largest that it takes at full speed
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster
     triple: str = ""  # of the architecture that it is for; empty: any that LLVM knows
-    abi: str = ""
 
     @property
     def lanes(self) -> int:

@@ -45,15 +45,16 @@ def _vectors(length: int) -> Isa:
         dot4=dot4,
         gather=portable.masked_gather,  # vluxei64.v
         pause=pause,
-        # A dot of bytes is nine instructions: 1.2 multiply-adds each at 256 bits. Products of f32
-        # make 4.3 (a vector by a scalar register), so panels of codes are widened to f32.
+        # Multiply-adds an instruction at 256 bits: 1.8 by dots of dwords, of nine instructions
+        # each; 18.5 by outer products (vwmacc.vx), 10.2 where these need sums in i32.
         tiles=Tiles(
             floats=(4, 6),
-            bytes=(1, 4),
-            bytes16=(1, 4),
+            bytes=(8, 6),
+            bytes16=(8, 6),
+            bytes_i32=(4, 6),
             gemv=((1, 2), (2, 2), (4, 1)),
             peak=(4, 6),
-            codes=False,
+            unit=1,
         ),
     )
 

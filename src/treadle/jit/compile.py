@@ -59,22 +59,20 @@ def _initialize(every_target: bool) -> None:
 def _target_machine(isa: Isa) -> Any:
     native = is_native(isa)
     triple = llvm.get_process_triple() if native else isa.triple
-    return _machine(triple, isa.cpu, isa.features, isa.abi, native)
+    return _machine(triple, isa.cpu, isa.features, native)
 
 
-def _machine(
-    triple: str, cpu: str = "", features: str = "", abi: str = "", jit: bool = True
-) -> Any:
+def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -> Any:
     """``jit``: for this process."""
     _initialize(not jit)
-    granted, usual_abi = TAKEN_FOR_GRANTED.get(architecture(triple), ("", ""))
+    granted, abi = TAKEN_FOR_GRANTED.get(architecture(triple), ("", ""))
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu,
         features=",".join(filter(None, (granted, features))),
         opt=3,
         reloc="pic",
         jit=jit,
-        abiname=abi or usual_abi,
+        abiname=abi,
     )
 
 

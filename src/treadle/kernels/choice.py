@@ -11,6 +11,7 @@ from dataclasses import field, fields, replace
 from typing import Any
 
 from treadle.formats import Format
+from treadle.formats.format import Codes
 from treadle.jit.language import Isa
 from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.gated import Gated
@@ -20,6 +21,7 @@ from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
+from treadle.kernels.tile_outer import OUTER, adds_in_i16, outer_registers
 from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
@@ -124,8 +126,10 @@ def gemm(
         act = gemm_act(fmt, isa)
         folded = act == "q8" and folds(fmt, isa)
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
-        mr, nr = tile(isa, act, codes.sub if codes else BLOCK)
+        mr, nr = tile(isa, act, codes)
         shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
+        if act == "q8":
+            shape["unit"] = isa.tiles.unit
         shape |= table.gemm.get(fmt.name, {})
         kind = Gemm
     if shape.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
@@ -162,6 +166,7 @@ def gated(
         segments=2,
         fence=like.fence,
         folded=like.folded,
+        unit=like.unit,
         matrix=matrix,
         fn=fn,
         m=m,
@@ -179,7 +184,7 @@ def gemv_act(fmt: Format) -> str:
 def gemm_act(fmt: Format, isa: Isa) -> str:
     """The activations of packed products: the narrowest that the weights lose nothing by."""
     if fmt.codes:
-        return "q8" if isa.tiles.codes else "f32"
+        return "q8"
     return "bf16" if fmt.act == "bf16" and isa.dot_bf16 else "f32"
 
 
@@ -212,14 +217,20 @@ def matrix_kc(isa: Isa, k: int) -> int:
 def folds(fmt: Format, isa: Isa) -> bool:
     """Whether panels hold codes times their scales: where such large ones cost a dot nothing."""
     folded = fmt.codes.folded if fmt.codes else None
-    return folded is not None and code_top(folded, isa) <= isa.dot4_top
+    if folded is None:
+        return False
+    if isa.tiles.unit == OUTER:
+        return adds_in_i16(folded)
+    return code_top(folded, isa) <= isa.dot4_top
 
 
-def tile(isa: Isa, act: str, sub: int = BLOCK) -> tuple[int, int]:
-    """Vectors of rows and tokens of a tile, where ``sub`` values share a scale."""
-    if act != "q8":
+def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
+    """Vectors of rows and tokens of a tile."""
+    if act != "q8" or codes is None:
         return isa.tiles.floats
-    return isa.tiles.bytes if sub == BLOCK else isa.tiles.bytes16
+    if isa.tiles.unit == OUTER and not adds_in_i16(codes):
+        return isa.tiles.bytes_i32
+    return isa.tiles.bytes if codes.sub == BLOCK else isa.tiles.bytes16
 
 
 def family(spec: Matmul) -> str:
@@ -237,6 +248,8 @@ def fits(spec: Matmul, isa: Isa) -> bool:
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if family(spec) == "matrix":
         return whole and isa.matrix is not None and rows % EDGE == 0 and spec.nr == EDGE
+    if isinstance(spec, Gemm) and spec.unit == OUTER:
+        return whole and outer_registers(spec) <= isa.regs
     return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
 
 

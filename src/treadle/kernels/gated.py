@@ -20,6 +20,7 @@ from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.panel import DWORD
 from treadle.kernels.spec import Frame
 from treadle.record import dataclass
 
@@ -33,8 +34,9 @@ class Gated(Matmul):
     """
 
     op: ClassVar[str] = "gated"
-    fence: int = 1  # these three: which gemm
+    fence: int = 1  # these four: which gemm
     folded: bool = False
+    unit: int = DWORD
     matrix: bool = False
     fn: str = ""
     m: int = 0
@@ -46,7 +48,7 @@ class Gated(Matmul):
     def product(self) -> Gemm:
         kind = MatrixGemm if self.matrix else Gemm
         shape = self.w, self.act, self.k, self.mr, self.nr
-        return kind(*shape, fence=self.fence, folded=self.folded)
+        return kind(*shape, fence=self.fence, folded=self.folded, unit=self.unit)
 
     def layout(self) -> Act:
         return self.product.layout()

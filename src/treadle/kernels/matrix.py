@@ -21,10 +21,11 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, PER_DWORD
 from treadle.kernels.blocks import At, WeightRows
-from treadle.kernels.gemm import STEP, Ends, Gemm, KRange
+from treadle.kernels.gemm import Gemm
 from treadle.kernels.out import Sums
 from treadle.kernels.panel import load_values
 from treadle.kernels.spec import LINE, round_up
+from treadle.kernels.tile import STEP, Ends, KRange
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 

@@ -24,6 +24,7 @@ from treadle.kernels.blocks import (
 from treadle.kernels.spec import round_up
 from treadle.kernels.transpose import transpose
 
+DWORD = 4  # codes in one
 STAGE = 256  # codes of a row that are unpacked at once
 PACK_DWORDS = 16  # of a row, that are put in order at once
 
@@ -68,10 +69,13 @@ def is_staged(fmt: Format) -> bool:
     return fmt.codes is not None and fmt.codes.scales is not None
 
 
-def code_offset(codes: Codes, isa: Isa) -> int:
+def code_offset(codes: Codes, isa: Isa, unit: int = DWORD) -> int:
     """What to subtract from a panel's code: nothing, or OFFSET, which the activations are prepared
-    for, unless a dot of such codes would be slower.
+    for, unless a dot of such codes would be slower. In other units than dwords bytes of either sign
+    serve.
     """
+    if unit != DWORD:
+        return 0
     for offset in (0, OFFSET):
         more = offset - codes.offset
         if isa.dot4_least <= more and codes.top + more <= isa.dot4_top:
@@ -79,9 +83,9 @@ def code_offset(codes: Codes, isa: Isa) -> int:
     return codes.offset
 
 
-def code_type(codes: Codes, isa: Isa) -> Ty:
+def code_type(codes: Codes, isa: Isa, unit: int = DWORD) -> Ty:
     """Of a panel's codes: signed where all that is to be subtracted has been."""
-    return i8 if code_offset(codes, isa) < codes.offset else u8
+    return i8 if code_offset(codes, isa, unit) < codes.offset else u8
 
 
 def code_top(codes: Codes, isa: Isa) -> int:
@@ -89,40 +93,68 @@ def code_top(codes: Codes, isa: Isa) -> int:
     return codes.top + code_offset(codes, isa) - codes.offset
 
 
-def emit_pack(k: Builder, act: Act, panel: Val, stage: Val, source: WeightRows, rows: int) -> None:
-    """Pack so many ``rows`` of ``source`` into ``panel``, by way of ``stage``."""
+def emit_pack(
+    k: Builder,
+    act: Act,
+    panel: Val,
+    stage: Val,
+    source: WeightRows,
+    rows: int,
+    unit: int = DWORD,
+) -> None:
+    """Pack so many ``rows`` of ``source`` into ``panel``, by way of ``stage``; ``unit``: of K."""
     lanes = k.isa.lanes
     if is_staged(source.weights.fmt):
         with k.loop(rows, step=lanes) as at:
-            _pack_staged(k, act, panel + at * 4, stage, source.behind(at), rows)
+            to = panel + at * 4
+            codes_to = to if unit == DWORD else panel + at * unit
+            _pack_staged(k, act, to, codes_to, stage, source.behind(at), rows, unit)
         return
-    pack = _pack_codes if act.kind == "q8" else _pack_floats
     for first in range(0, rows, lanes):
-        strip = source.behind(first)
-        pack(k, act, panel + first * 4, [strip.row(k, r) for r in range(lanes)], rows)
+        behind, to = source.behind(first), panel + first * 4
+        strip = [behind.row(k, r) for r in range(lanes)]
+        if act.kind == "q8":
+            codes_to = to if unit == DWORD else panel + first * unit
+            _pack_codes(k, act, to, codes_to, strip, rows, unit)
+        else:
+            _pack_floats(k, act, to, strip, rows)
 
 
-def _pack_codes(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> None:
+def _pack_codes(
+    k: Builder, act: Act, out: Val, codes_to: Val, strip: list[At], rows: int, unit: int
+) -> None:
+    """Small blocks: of as many rows as fill a vector, to where the strip's dwords begin (``out``),
+    and its codes.
+    """
     lanes, fmt, codes = k.isa.lanes, strip[0].fmt, strip[0].codes
-    more = code_offset(codes, k.isa) - codes.offset
+    more = code_offset(codes, k.isa, unit) - codes.offset
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
         blocks = [row.block(b) for row in strip]
         for block in blocks:
             block.prefetch(k, lanes * (act.k // fmt.block), 1, 2)  # the strip after this one
         quants = [(k.concat(*unpack_codes(k, [p])) + more).bits(i32 * 8) for p in blocks]
-        _store_columns(k, out + b * (8 * rows * 4), quants, rows)
+        _store_codes(k, codes_to + b * (8 * rows * 4), quants, rows, unit)
         for at, field in enumerate(f for f in (codes.d, codes.m) if f):
             to = scales + 4 * rows * act.kb * at
             k.store(to, load_scales(k, blocks, field), offset=b * (4 * rows))
 
 
-def _pack_staged(k: Builder, act: Act, out: Val, stage: Val, source: WeightRows, rows: int) -> None:
+def _pack_staged(
+    k: Builder,
+    act: Act,
+    out: Val,
+    codes_to: Val,
+    stage: Val,
+    source: WeightRows,
+    rows: int,
+    unit: int,
+) -> None:
     """Large blocks: each row's are unpacked into ``stage``, then all rows' put in order together,
     the 32 codes of a block of activations at a time.
     """
     fmt, codes, lanes = source.weights.fmt, source.weights.codes, k.isa.lanes
-    more, n_blocks = code_offset(codes, k.isa) - codes.offset, stage_blocks(fmt, act.k)
+    more, n_blocks = code_offset(codes, k.isa, unit) - codes.offset, stage_blocks(fmt, act.k)
     n = n_blocks * fmt.block
     counts, each = shared_by(codes, n), shared_by(codes, fmt.block)
     pitch, scales = n + 4 * sum(counts), out + 4 * rows * act.kd
@@ -141,14 +173,26 @@ def _pack_staged(k: Builder, act: Act, out: Val, stage: Val, source: WeightRows,
                     k.store(stage + (r * pitch + at + i * (4 * per)), v)
         with k.loop(n // BLOCK) as j:
             held = [k.load(stage + j * BLOCK, i32 * 8, offset=r * pitch) for r in range(lanes)]
-            to = out + (c * (n // BLOCK) + j) * (8 * rows * 4)
-            _store_columns(k, to, held, rows)
+            to = codes_to + (c * (n // BLOCK) + j) * (8 * rows * 4)
+            _store_codes(k, to, held, rows, unit)
         for count, at, to in zip(counts, staged, packed, strict=True):
             width = min(count, 8)
             with k.loop(count, step=width) as j:
                 here = stage + j * 4
                 held = [k.load(here, i32 * width, offset=r * pitch + at) for r in range(lanes)]
                 _store_columns(k, to + (c * count + j) * (4 * rows), held, rows)
+
+
+def _store_codes(k: Builder, to: Val, held: list[Val], rows: int, unit: int) -> None:
+    """The dwords of some rows, each four codes, as columns of ``unit`` values of K."""
+    if unit == DWORD:
+        _store_columns(k, to, held, rows)
+        return
+    for c, column in enumerate(transpose(k, held, k.isa.lanes)):
+        for i, v in enumerate(column):
+            for j in range(DWORD):
+                at = (c * DWORD + j) * rows + i * v.ty.lanes
+                k.store(to, (v >> 8 * j).to(i8), offset=at)
 
 
 def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
