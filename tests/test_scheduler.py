@@ -516,7 +516,7 @@ def test_a_long_prompt_does_not_hold_up_who_writes() -> None:
         return 0.03 + 0.0012 * prefill + 0.002 * decode + 2e-7 * context
 
     world = World(n_ctx=8000, n_sequences=4, cost=cost)
-    writers = [world.add([i] * 30, max_tokens=500) for i in range(4)]
+    writers = [world.add([i] * 30, max_tokens=500, look_ahead=999) for i in range(4)]
     world.scheduler.step()
     reader = world.add(5000, max_tokens=2)
     took = []
@@ -532,12 +532,23 @@ def test_a_long_prompt_does_not_hold_up_who_writes() -> None:
 
 def test_a_slow_machine_reads_on_all_the_same() -> None:
     world = World(n_ctx=2000, cost=lambda prefill, decode, context: 1 + 0.1 * prefill)
-    writer = world.add(30, max_tokens=200)
+    writer = world.add(30, max_tokens=200, look_ahead=999)
     world.scheduler.step()
     reader = world.add(range(100, 900), max_tokens=1)
     world.run(reader)
     assert not writer.answer.done
     assert set(map(max, world.engine.batches[4:-1])) == {LEAST}
+
+
+def test_where_nobody_takes_pieces_prompts_are_read_at_once() -> None:
+    world = World(n_ctx=2000, cost=lambda prefill, decode, context: 1 + 0.1 * prefill)
+    writer = world.add(30, max_tokens=200)
+    world.scheduler.step()
+    reader = world.add(range(100, 900), max_tokens=1)
+    world.run(reader)
+    most = world.engine.max_tokens
+    assert max(world.engine.batches[1]) == min(most - 1, 800)
+    assert not writer.answer.done
 
 
 def test_pace_is_learned_and_never_negative() -> None:

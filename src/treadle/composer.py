@@ -45,9 +45,10 @@ class Composer:
                 reading.append((request.client, request, left))
         most = budget = queue.engine.max_tokens
         if decoding and reading:
-            context, before = sum(len(r.ids) for r in decoding), len(reading[0][1].seq or ())
-            most = max(most - len(decoding), LEAST)
-            budget = self._pace.tokens(len(decoding), context, before, most)
+            budget = most = max(most - len(decoding), LEAST)
+            if any(request.awaited for request in decoding):
+                context, before = sum(len(r.ids) for r in decoding), len(reading[0][1].seq or ())
+                budget = self._pace.tokens(len(decoding), context, before, most)
         batch = [(r, Part(r.seq, r.ids[-1:], 1, r.looks())) for r in decoding if r.seq is not None]
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:

@@ -59,6 +59,11 @@ class Request:
         return len(self.answer.pieces) >= self.look_ahead
 
     @property
+    def awaited(self) -> bool:
+        """Whether somebody takes its pieces as they come."""
+        return self.look_ahead < inf
+
+    @property
     def n_read(self) -> int:
         """Tokens of its prompt that need not be read any more."""
         seq = self.seq  # another thread may take it away
