@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "session": "errors runtime.threads batch engine kvcache kvfile",
     "sampling": "errors kernels.top",
     "text": "errors files",
-    "logprobs": "kernels.top sampling",
+    "logprobs": "kernels.top sampling rows",
     "answer": "errors text",
     "budget": "kernels",
     "request": "errors kernels.top logprobs",
@@ -78,7 +78,8 @@ MAY_IMPORT = {
     "model": "errors files formats isa jit models runtime devices batch kvfile engine session"
     " sampling answer request scheduler turns generation text speech convert arguments card",
     "speech": "errors answer text",
-    "server": "errors version answer card engine sampling text speech kernels.choice model",
+    "server": "errors logprobs version answer card engine sampling text speech kernels.choice"
+    " model",
     "batchfile": "errors server",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"

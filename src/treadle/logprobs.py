@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from treadle.kernels.top import N_TOP
 from treadle.record import dataclass
+from treadle.rows import Rows
 from treadle.sampling.candidates import largest
 
 if TYPE_CHECKING:
@@ -64,6 +67,15 @@ def token_logprob(row: Row, token: int, n_top: int, tokenizer: Tokenizer) -> Tok
 
     top = tuple(Logprob(*fields(*pair)) for pair in islice(found.items(), n_top))
     return TokenLogprob(*fields(token, own), top)
+
+
+def row_logprobs(
+    logits: np.ndarray, ids: Sequence[int], n_top: int, tokenizer: Tokenizer
+) -> list[TokenLogprob]:
+    """Of the tokens ``ids``, each with the row of ``logits`` [n, n_vocab] before it."""
+    rows = Rows(lambda: logits, b"", [()] * len(ids), nullcontext())
+    pairs = zip(rows, ids, strict=True)
+    return [token_logprob(row, id, n_top, tokenizer) for row, id in pairs]
 
 
 def _likeliest(row: Row, n: int) -> tuple[dict[int, float], float]:

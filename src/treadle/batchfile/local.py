@@ -22,6 +22,7 @@ from treadle.server.asked import SYNONYMS
 from treadle.server.embeddings import embeddings_answer
 from treadle.server.openai_chat import chat_answer, read_chat
 from treadle.server.openai_completions import completion_answer, read_completion
+from treadle.server.openai_echo import measure_prompts
 from treadle.server.problems import ApiError, problem_of
 from treadle.server.service import Service
 from treadle.server.wire import read_to_end
@@ -37,6 +38,7 @@ async def _chat(service: Service, body: dict[str, Any]) -> dict[str, Any]:
 
 async def _completions(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     call = await service.start(read_completion, body)
+    await measure_prompts(service, call)
     return completion_answer(service, call, await read_to_end(call))
 
 

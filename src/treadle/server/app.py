@@ -49,6 +49,8 @@ POST: dict[str, Handler] = {
     "/v1/chat/completions": openai_chat.chat_completions,
     "/v1/completions": openai_completions.completions,
     "/v1/embeddings": embeddings.embeddings,
+    "/v1/chat/completions/input_tokens": openai_chat.input_tokens,
+    "/v1/completions/input_tokens": openai_completions.input_tokens,
     "/v1/responses": openai_responses.responses,
     "/v1/responses/input_tokens": openai_responses.input_tokens,
     "/v1/messages": anthropic.messages,
@@ -59,6 +61,7 @@ POST: dict[str, Handler] = {
     "/api/embeddings": ollama.embed_prompt,
     "/api/show": ollama.show,
     "/completion": native.completion,
+    "/infill": native.infill,
     "/embedding": embeddings.native_embedding,
     "/tokenize": native.tokenize,
     "/detokenize": native.detokenize,
@@ -78,7 +81,6 @@ GET: dict[str, Handler] = {
 }
 NOT_YET = (  # known to clients, and not built
     "/v1/rerank",
-    "/infill",
     "/lora-adapters",
     "/v1/audio/transcriptions",
     "/v1/images/generations",
@@ -104,7 +106,7 @@ def build_app(service: Service) -> Starlette:
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
     routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
-    routes += [Route("/slots/{id}", _missing, methods=methods)]
+    routes += [Route("/slots/{id}", native.no_slots, methods=methods)]
     middleware = [Middleware(Guard, service=service)]
     if service.settings.allow_origins:
         middleware.insert(

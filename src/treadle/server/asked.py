@@ -198,12 +198,10 @@ def file_defaults(metadata: Mapping[str, Any]) -> Sampling:
     return made
 
 
-def read_asked(
-    body: Mapping[str, Any], model: Model, defaults: Sampling, *, old: Mapping[str, str] = SYNONYMS
-) -> Asked:
+def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
     body = dict(body)
-    for name, own in old.items():
+    for name, own in SYNONYMS.items():
         if body.get(name) is not None and (body.get(own) is None or name.startswith("max_")):
             body[own] = body[name]
     given = read_fields(body, COMMON)

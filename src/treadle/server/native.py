@@ -9,16 +9,28 @@ from typing import Any
 
 from starlette.requests import Request
 
+from treadle.errors import UnsupportedError
 from treadle.sampling import Sampling
-from treadle.server.asked import Asked, check_text, read_asked, read_prompt, room
+from treadle.server.asked import Asked, check_length, check_text, read_asked, read_prompt, room
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import conversation_text
-from treadle.server.fields import Table, array, flag, read_fields, refused, text, whole, wrong
+from treadle.server.fields import (
+    Table,
+    array,
+    flag,
+    mapping,
+    read_fields,
+    refused,
+    text,
+    whole,
+    wrong,
+)
 from treadle.server.openai_answer import error_event, timings, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
+from treadle.text.infill import infill_ids
 
 STOP_TYPES = {"length": "limit", "context": "limit"}
 
@@ -46,10 +58,43 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     return asked
 
 
+INFILL: Table = {
+    "input_prefix": text,
+    "input_suffix": text,
+    "input_extra": array,
+    "prompt": text,
+}
+
+
+def read_infill(service: Service, body: dict[str, Any]) -> Asked:
+    """What ``/infill`` asks for: a completion of a prompt that is made of its parts."""
+    given, model = read_fields(body, INFILL), service.model
+    before, behind = given.get("input_prefix", ""), given.get("input_suffix", "")
+    begun, files = given.get("prompt", ""), []
+    for i, file in enumerate(given.get("input_extra", [])):
+        said = mapping(f"input_extra[{i}]", file)
+        files.append((str(said.get("filename") or ""), text("text", said.get("text"))))
+    check_text("".join([before, behind, begun, *(said for _, said in files)]), model)
+    try:
+        ids = infill_ids(model.tokenizer, before, behind, begun=begun, files=files)
+    except UnsupportedError as error:
+        raise ApiError(501, f"/infill: {error}", code="not_implemented") from None
+    return read_completion(service, {**body, "prompt": check_length(ids, model)})
+
+
+async def infill(request: Request) -> Response:
+    """``POST /infill``."""
+    service, body = service_of(request), await read_json(request)
+    return await _completed(request, service, await service.begin(request, read_infill, body))
+
+
 async def completion(request: Request) -> Response:
     """``POST /completion``."""
     service, body = service_of(request), await read_json(request)
-    call = await service.begin(request, read_completion, body)
+    return await _completed(request, service, await service.begin(request, read_completion, body))
+
+
+async def _completed(request: Request, service: Service, call: Call) -> Response:
     if call.stream:
         return Stream(call, _chunks(service, call), error_event)
     made = [
@@ -232,3 +277,11 @@ async def slots(request: Request) -> Response:
             for i, item in enumerate(texts)
         ]
     )
+
+
+async def no_slots(request: Request) -> Response:
+    """``POST /slots/{id}``: save, restore, erase."""
+    raise ApiError(
+        501, "/slots/{id}: there are no slots to save, restore or erase: the beginnings of all "
+        "texts are kept together, and found by their tokens", code="not_implemented",
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import embed
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
+from treadle.server.openai_completions import read_prompts
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, encode, finished, read_json, result, ticking
@@ -34,7 +35,7 @@ FIELDS: Table = {
     "messages": array,
     "tools": array,
     "images": refused("treadle reads text alone", []),
-    "suffix": refused("filling in the middle is not supported yet", ""),
+    "suffix": text,
     "template": refused("the model's own template is used", ""),
     "context": refused("the cache finds beginnings by itself", []),
 }
@@ -75,6 +76,10 @@ def read_generate(service: Service, body: dict[str, Any]) -> Asked:
     """What ``/api/generate`` asks for: a prompt is one message, unless it is raw."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
     prompt = given.get("prompt", "")
+    if given.get("suffix"):
+        asked.prompts = read_prompts({"prompt": prompt, "suffix": given["suffix"]}, service.model)
+        asked.plan(service.model)
+        return asked
     if given.get("raw", False):
         asked.prompts = [read_prompt(prompt, service.model)]
         asked.plan(service.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.server.wire import event
 
 if TYPE_CHECKING:
+    from treadle.logprobs import TokenLogprob
     from treadle.server.call import Call, Text
     from treadle.server.problems import ApiError
     from treadle.server.service import Service
@@ -72,19 +74,20 @@ def error_event(error: ApiError) -> bytes:
     return event(error.as_dict())
 
 
-def legacy_logprobs(entries: Iterable[Any], offset: int) -> tuple[dict[str, Any], int]:
-    """The form of ``/v1/completions``, which counts characters of the text; the next offset."""
+def legacy_logprobs(entries: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
+    """The form of ``/v1/completions``, which counts characters of the text."""
     tokens: list[str] = []
     made: dict[str, list[Any]] = {
         "tokens": tokens, "token_logprobs": [], "top_logprobs": [], "text_offset": []
     }  # fmt: skip
     for entry in entries:
         tokens.append(entry.token)
-        made["token_logprobs"].append(entry.logprob)
+        known = not math.isnan(entry.logprob)  # a prompt's first token has no probability
+        made["token_logprobs"].append(entry.logprob if known else None)
         tops: dict[str, float] = {}
         for top in entry.top_logprobs:
             tops.setdefault(top.token, top.logprob)  # bytes of characters may look alike
-        made["top_logprobs"].append(tops)
+        made["top_logprobs"].append(tops if known else None)
         made["text_offset"].append(offset)
         offset += len(entry.token)
-    return made, offset
+    return made

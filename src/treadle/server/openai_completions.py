@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.asked import Asked, is_ids, read_asked, read_prompt
+from treadle.errors import UnsupportedError
+from treadle.server.asked import Asked, check_length, check_text, is_ids, read_asked, read_prompt
 from treadle.server.call import Call, Piece
-from treadle.server.fields import Table, flag, mapping, read_fields, refused, whole
+from treadle.server.fields import Table, flag, mapping, read_fields, text, whole
 from treadle.server.openai_answer import (
     error_event,
     finish_reason,
@@ -19,6 +20,7 @@ from treadle.server.openai_answer import (
     warnings,
 )
 from treadle.server.openai_chat import MAX_TOP
+from treadle.server.openai_echo import measure_prompts
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
 from treadle.server.wire import (
@@ -30,11 +32,15 @@ from treadle.server.wire import (
     event,
     finished,
     read_json,
+    result,
     ticking,
 )
+from treadle.text.infill import infill_ids
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+    from treadle.model import Model
 
 MAX_PROMPTS = 256  # of one call
 
@@ -44,7 +50,7 @@ FIELDS: Table = {
     "echo": flag,
     "best_of": whole(1),
     "return_progress": flag,
-    "suffix": refused("filling in the middle is not supported yet", ""),
+    "suffix": text,
 }
 
 
@@ -52,16 +58,11 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
     asked = read_asked(body, model, service.defaults)
-    asked.prompts = [read_prompt(prompt, model) for prompt in _prompts(body.get("prompt"))]
+    asked.prompts = read_prompts(body, model)
     if given.get("best_of", asked.n) != asked.n:
         raise ApiError(400, "best_of: only the same as n", param="best_of")
     echo = given.get("echo", False)
     if "logprobs" in given:
-        if echo:
-            raise ApiError(
-                400, "logprobs: those of the prompt (echo) are not supported yet",
-                param="logprobs", code="unsupported_parameter",
-            )  # fmt: skip
         asked.settings["logprobs"] = min(given["logprobs"], model.config.n_vocab)
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(model)
@@ -71,6 +72,27 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
         "echo": [model.detokenize(ids) for ids in asked.prompts] if echo else None,
     }
     return asked
+
+
+def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
+    """The ids of a body's prompts; with a ``suffix``, those for what stands before it. Raises
+    ApiError.
+    """
+    prompts, suffix = _prompts(body.get("prompt")), read_fields(body, FIELDS).get("suffix")
+    if not suffix:
+        return [read_prompt(prompt, model) for prompt in prompts]
+    made = []
+    for prompt in prompts:
+        before = text("prompt", prompt)
+        check_text(before + suffix, model)
+        try:
+            ids = infill_ids(model.tokenizer, before, suffix)
+        except UnsupportedError as error:
+            raise ApiError(
+                400, f"suffix: {error}", param="suffix", code="unsupported_parameter"
+            ) from None
+        made.append(check_length(ids, model))
+    return made
 
 
 def _prompts(prompt: Any) -> list[Any]:
@@ -88,9 +110,17 @@ async def completions(request: Request) -> Response:
     """``POST /v1/completions``."""
     service, body = service_of(request), await read_json(request)
     call = await service.begin(request, read_completion, body)
+    await result(request, measure_prompts(service, call))
     if call.stream:
         return Stream(call, _chunks(call, _head(service)), error_event)
     return Json(completion_answer(service, call, await finished(request, call)))
+
+
+async def input_tokens(request: Request) -> Response:
+    """How many tokens a body's prompt has."""
+    service, body = service_of(request), await read_json(request)
+    asked = await service.prepare(read_completion, service, body)
+    return Json({"object": "response.input_tokens", "input_tokens": sum(map(len, asked.prompts))})
 
 
 def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
@@ -108,14 +138,20 @@ def _head(service: Service) -> dict[str, Any]:
     return head(service, "text_completion", f"cmpl-{secrets.token_hex(16)}")
 
 
-def _choice(call: Call, piece: Piece, offset: int) -> tuple[dict[str, Any], int]:
-    """A choice of an answer or a chunk; ``offset``: characters of its text before it."""
-    echo, said = call.asked.more["echo"], piece.content
-    if echo is not None and offset == 0:
-        said = echo[piece.text.prompt] + said
+def _choice(
+    call: Call, piece: Piece, offset: int, *, first: bool = True
+) -> tuple[dict[str, Any], int]:
+    """A choice of an answer or a chunk, perhaps its ``first``; ``offset``: characters of its text
+    before it.
+    """
+    more, said, entries = call.asked.more, piece.content, piece.logprobs
+    if first and more["echo"] is not None:
+        said = more["echo"][piece.text.prompt] + said
+        if "measured" in more:
+            entries = more["measured"][piece.text.prompt] + entries
     logprobs = None
     if piece.text.request.n_top is not None:
-        logprobs, _ = legacy_logprobs(piece.logprobs, offset)
+        logprobs = legacy_logprobs(entries, offset)
     return {
         "text": said,
         "index": piece.text.index,
@@ -125,7 +161,7 @@ def _choice(call: Call, piece: Piece, offset: int) -> tuple[dict[str, Any], int]
 
 
 async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
-    offsets = [0] * len(call.texts)
+    offsets, begun = [0] * len(call.texts), set[int]()
     async for piece in ticking(call):
         if piece is None:
             yield PING
@@ -137,7 +173,8 @@ async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
             yield event({**shared, "choices": choices, "prompt_progress": told})
             continue
         i = piece.text.index
-        choice, offsets[i] = _choice(call, piece, offsets[i])
+        choice, offsets[i] = _choice(call, piece, offsets[i], first=i not in begun)
+        begun.add(i)
         chunk = {**shared, "choices": [choice]}
         if piece.finish_reason is not None:
             chunk |= {"timings": timings(piece.text), **warnings(call)}
