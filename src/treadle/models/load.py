@@ -25,8 +25,8 @@ def load_config(gguf: GGUF) -> Config:
 
     Keys that a file lacks get llama.cpp's defaults. Raises FileError, naming the key or tensor, for
     a number out of range, sizes that do not divide, a missing tensor, or one whose shape disagrees;
-    UnsupportedError for an architecture, a mixture of experts, an encoder, or a rope scaling that
-    treadle does not have.
+    UnsupportedError for an architecture, a mixture of experts, or a rope scaling that treadle does
+    not have.
     """
     arch = _find_arch(gguf)
     keys, graph = Keys(gguf, arch.name, arch.keys), GRAPHS[arch.graph]

@@ -34,6 +34,12 @@ class TensorRow:
     optional: bool = False
 
 
+def with_bias(stem: str, *shape: str, optional: bool = False) -> tuple[TensorRow, TensorRow]:
+    """A weight, and the bias that some families add to each of its rows."""
+    bias = TensorRow(f"{stem}.bias", shape[:1], optional=True)
+    return TensorRow(f"{stem}.weight", shape, optional), bias
+
+
 @dataclass(frozen=True, eq=False)
 class Sublayer:
     """One half of a layer; how it stands on the states says ``models/layer.py``.

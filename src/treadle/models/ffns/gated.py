@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.ops import part
-from treadle.models.structure import Sublayer, TensorRow
+from treadle.models.structure import Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
@@ -23,16 +23,11 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 FUSED = "gated_up"  # the rows of ffn_up are those of the gate, then its own
-NORMS_BEFORE = (
-    TensorRow("ffn_norm.weight", ("n_embd",)),
-    TensorRow("ffn_norm.bias", ("n_embd",), optional=True),
-)
+NORMS_BEFORE = with_bias("ffn_norm", "n_embd")
 DOWN_AND_NORMS = (
-    TensorRow("ffn_down.weight", ("n_embd", "n_ff")),
-    TensorRow("ffn_down.bias", ("n_embd",), optional=True),
+    *with_bias("ffn_down", "n_embd", "n_ff"),
     TensorRow("post_ffw_norm.weight", ("n_embd",), optional=True),  # before the add
-    TensorRow("layer_output_norm.weight", ("n_embd",), optional=True),  # behind it
-    TensorRow("layer_output_norm.bias", ("n_embd",), optional=True),
+    *with_bias("layer_output_norm", "n_embd", optional=True),  # behind it
 )
 GATED = Sublayer(
     label="ffn",
@@ -42,10 +37,8 @@ GATED = Sublayer(
     build=build,
     rows=(
         *NORMS_BEFORE,
-        TensorRow("ffn_gate.weight", ("n_ff", "n_embd")),
-        TensorRow("ffn_gate.bias", ("n_ff",), optional=True),
-        TensorRow("ffn_up.weight", ("n_ff", "n_embd")),
-        TensorRow("ffn_up.bias", ("n_ff",), optional=True),
+        *with_bias("ffn_gate", "n_ff", "n_embd"),
+        *with_bias("ffn_up", "n_ff", "n_embd"),
         *DOWN_AND_NORMS,
     ),
     sizes=lambda layer: {"n_ff": layer.n_ff},
@@ -54,8 +47,7 @@ GATED_FUSED = replace(
     GATED,
     rows=(
         *NORMS_BEFORE,
-        TensorRow("ffn_up.weight", ("n_gate_up", "n_embd")),
-        TensorRow("ffn_up.bias", ("n_gate_up",), optional=True),
+        *with_bias("ffn_up", "n_gate_up", "n_embd"),
         *DOWN_AND_NORMS,
     ),
     sizes=lambda layer: {"n_ff": layer.n_ff, "n_gate_up": 2 * layer.n_ff},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.ffns.gated import DOWN_AND_NORMS, GATED, NORMS_BEFORE
-from treadle.models.structure import TensorRow
+from treadle.models.structure import with_bias
 
 if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
@@ -24,8 +24,7 @@ PLAIN = replace(
     build=build,
     rows=(
         *NORMS_BEFORE,
-        TensorRow("ffn_up.weight", ("n_ff", "n_embd")),
-        TensorRow("ffn_up.bias", ("n_ff",), optional=True),
+        *with_bias("ffn_up", "n_ff", "n_embd"),
         *DOWN_AND_NORMS,
     ),
 )

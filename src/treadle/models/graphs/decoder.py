@@ -30,7 +30,7 @@ from treadle.models.graphs.kinds import (
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.layer import build_layer
 from treadle.models.mixers import MIXERS
-from treadle.models.structure import Graph, Sublayer, TensorRow
+from treadle.models.structure import Graph, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
@@ -164,8 +164,7 @@ def _refuse_experts(keys: Keys) -> None:
 MODEL_ROWS = (
     TensorRow("token_embd.weight", ("n_vocab", "n_embd")),
     TensorRow(POSITIONS, ("n_positions", "n_embd"), optional=True),  # learned
-    TensorRow("output_norm.weight", ("n_embd",)),
-    TensorRow("output_norm.bias", ("n_embd",), optional=True),
+    *with_bias("output_norm", "n_embd"),
     TensorRow("output.weight", ("n_vocab", "n_embd"), optional=True),  # absent: token_embd's
     TensorRow("rope_freqs.weight", ("n_rope_freq",), optional=True),  # Llama 3: see Rope
     TensorRow("rope_factors_short.weight", ("n_rope_freq",), optional=True),  # Phi 3's

@@ -12,7 +12,7 @@ from treadle.models.archs import Arch
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, embedding, read_config, states
 from treadle.models.keys import Keys
-from treadle.models.structure import TensorRow
+from treadle.models.structure import TensorRow, with_bias
 
 DENSE = "dense_2.weight"  # a matrix behind the pooling
 
@@ -35,8 +35,7 @@ ENCODER = replace(
     rows=(
         *DECODER.rows,
         TensorRow("token_types.weight", ("n_types", "n_embd"), optional=True),  # the first for all
-        TensorRow("token_embd_norm.weight", ("n_embd",), optional=True),
-        TensorRow("token_embd_norm.bias", ("n_embd",), optional=True),
+        *with_bias("token_embd_norm", "n_embd", optional=True),
     ),
     read=read,
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from treadle.files.tensor import Tensor
 
-FFN_NORM, POST_ATTENTION = "ffn_norm", "post_attention_norm"
+FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 
 
@@ -108,12 +108,12 @@ def ffn_norm_of(keys: Keys, arch: Arch) -> str:
     tensors: Mapping[str, Tensor] = keys.gguf.tensors
     found = {
         stem
-        for stem in (FFN_NORM, POST_ATTENTION, *OWN_NORMS)
+        for stem in (FFN_STEM, ATTENTION_STEM, *OWN_NORMS)
         if f"blk.0.{stem}.weight" in tensors or f"{stem}.weight" in arch.needs
     }
-    if f"{FFN_NORM}.weight" not in arch.lacks or found & {FFN_NORM, *OWN_NORMS}:
-        return FFN_NORM
-    return POST_ATTENTION if POST_ATTENTION in found else ""
+    if f"{FFN_STEM}.weight" not in arch.lacks or found & {FFN_STEM, *OWN_NORMS}:
+        return FFN_STEM
+    return ATTENTION_STEM if ATTENTION_STEM in found else ""
 
 
 def n_rows(keys: Keys, name: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from treadle.models.ops import part
 from treadle.models.pools import PoolSpec
-from treadle.models.structure import Sizes, Sublayer, TensorRow
+from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.config import Layer
@@ -74,18 +74,13 @@ def _memory(layer: Layer) -> PoolSpec:
 
 
 FUSED = "attention_qkv"  # queries, keys and values are one matrix
-_BEFORE = (
-    TensorRow("attn_norm.weight", ("n_embd",)),
-    TensorRow("attn_norm.bias", ("n_embd",), optional=True),
-)
+_BEFORE = with_bias("attn_norm", "n_embd")
 _AFTER = (
     TensorRow("attn_q_norm.weight", ("q_norm",), optional=True),
     TensorRow("attn_k_norm.weight", ("k_norm",), optional=True),
-    TensorRow("attn_output.weight", ("n_embd", "n_attn")),
-    TensorRow("attn_output.bias", ("n_embd",), optional=True),
+    *with_bias("attn_output", "n_embd", "n_attn"),
     TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
-    TensorRow("attn_output_norm.weight", ("n_embd",), optional=True),  # behind it
-    TensorRow("attn_output_norm.bias", ("n_embd",), optional=True),
+    *with_bias("attn_output_norm", "n_embd", optional=True),  # behind it
 )
 ATTENTION = Sublayer(
     label="attn",
@@ -95,12 +90,9 @@ ATTENTION = Sublayer(
     build=build,
     rows=(
         *_BEFORE,
-        TensorRow("attn_q.weight", ("n_q", "n_embd")),
-        TensorRow("attn_q.bias", ("n_q",), optional=True),
-        TensorRow("attn_k.weight", ("n_k", "n_embd")),
-        TensorRow("attn_k.bias", ("n_k",), optional=True),
-        TensorRow("attn_v.weight", ("n_v", "n_embd")),
-        TensorRow("attn_v.bias", ("n_v",), optional=True),
+        *with_bias("attn_q", "n_q", "n_embd"),
+        *with_bias("attn_k", "n_k", "n_embd"),
+        *with_bias("attn_v", "n_v", "n_embd"),
         *_AFTER,
     ),
     sizes=_sizes,
@@ -110,8 +102,7 @@ ATTENTION_QKV = replace(
     ATTENTION,
     rows=(
         *_BEFORE,
-        TensorRow("attn_qkv.weight", ("n_qkv", "n_embd")),
-        TensorRow("attn_qkv.bias", ("n_qkv",), optional=True),
+        *with_bias("attn_qkv", "n_qkv", "n_embd"),
         *_AFTER,
     ),
 )
