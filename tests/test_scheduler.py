@@ -288,7 +288,8 @@ def test_order_is_priority_then_what_is_known_then_arrival() -> None:
     }
     assert ended(world, late) == ["urgent", "known", "came first"]
     whole(first, *late.values())
-    assert late["known"].answer.timings.n_cached == 96
+    cache = late["known"].answer.timings.cache  # of its 96 tokens a page went to the urgent one
+    assert (cache.memory, cache.left_at, cache.why) == (64, 64, "evicted")
 
 
 def ended(world: World, requests: dict[str, Request]) -> list[str]:
@@ -633,3 +634,72 @@ def test_ids_from_many_threads() -> None:
     world.run()
     whole(*(request for request in requests if not request.cancelled))
     assert sum(request.cancelled for request in requests) >= 6
+
+
+class Shelf:
+    """Page files that have every text: a page in each call, which takes ``cost`` seconds."""
+
+    left_for = ""
+
+    def __init__(self, world: World, cost: float) -> None:
+        self.world, self.cost = world, cost
+
+    def fetch(self, seq: Any, ids: list[int]) -> int:
+        at = len(seq)
+        if at % PAGE or at + PAGE >= len(ids):
+            return 0
+        self.world.engine.now += self.cost
+        seq.cache.extend(seq, ids[at : at + PAGE])
+        seq.cache.commit(seq)
+        return PAGE
+
+    def use(self, seq: Any) -> None:
+        pass
+
+    def keep(self, *_: object) -> None:
+        pass
+
+    def is_foreign(self, *_: object) -> bool:
+        return False
+
+
+def test_pages_from_files_do_not_hold_up_who_writes() -> None:
+    """A page takes 50 ms of a step that may take 120 ms; alone all of them come in one step."""
+    world = World(n_ctx=400, n_sequences=3)
+    world.engine.cache.store = Shelf(world, 0.05)
+    lone = world.add(range(1000, 1320), max_tokens=1)
+    world.scheduler.step()
+    assert lone.answer.done
+    assert lone.answer.timings.cache.files == 9 * PAGE
+    assert world.engine.batches == [[PAGE]]
+    writing = world.add(range(40), max_tokens=30)
+    world.scheduler.step()
+    late = world.add(range(2000, 2320), max_tokens=2)
+    n = len(world.engine.runs)
+    while not late.answer.ids:
+        began = world.engine.now
+        world.scheduler.step()
+        assert world.engine.now - began < 0.2
+    steps = world.engine.batches[n:]
+    assert len(steps) == 4  # 3 pages in each of the first three
+    assert all(1 in step for step in steps)
+    assert late.answer.timings.cache.files == 9 * PAGE
+    world.run()
+    whole(writing, late)
+
+
+def test_who_waits_while_pages_come_from_files_is_not_refused() -> None:
+    """The batch is empty, for pages of a prompt are on their way: nobody lacks room for good."""
+    world = World(n_ctx=400, n_sequences=1)
+    world.engine.cache.store = Shelf(world, 1.0)
+    writing = world.add(range(20), max_tokens=9)
+    world.scheduler.step()
+    writing.looked_at = True  # as in a step that its own sampler makes
+    late, waiting = (world.add(range(n, n + 240), max_tokens=2) for n in (2000, 3000))
+    n = len(world.engine.runs)
+    world.scheduler.step()
+    assert waiting.short is not None
+    assert len(world.engine.runs) == n
+    writing.looked_at = False
+    world.run()
+    whole(writing, late, waiting)

@@ -49,19 +49,22 @@ MAY_IMPORT = {
     "kvpool": "errors kernels models plan",
     "kvtree": "kernels kvpool",
     "kvcache": "errors kernels kvpool kvtree models",
+    "reuse": "kernels kvpool",
     "batch": "kernels",
     # logits -> tokens -> text
     "kvfile": "errors words version files kernels kvcache kvpool runtime",
+    "kvfolder": "errors words jit.cache",
+    "kvstore": "errors kernels kvfile kvfolder kvpool kvtree",
     "rows": "kernels.top",
     "engine": "errors kernels lowering.weights models runtime.threads batch kvcache plan rows",
     "session": "errors runtime.threads batch engine kvcache kvfile",
     "sampling": "errors kernels.top",
     "text": "errors files",
     "logprobs": "kernels.top sampling rows",
-    "answer": "errors text",
+    "answer": "errors reuse text",
     "budget": "kernels",
     "request": "errors kernels.top logprobs",
-    "admission": "errors kernels request",
+    "admission": "errors kernels request reuse",
     "composer": "kernels batch budget",
     "scheduler": "errors runtime.threads admission batch budget composer engine request rows",
     "turns": "runtime.threads",
@@ -75,8 +78,9 @@ MAY_IMPORT = {
     "imatrix": "errors files formats kernels plan batch runtime.threads engine",
     "quantize": "errors words files formats imatrix convert runtime.sigbus",
     "perplexity": "errors words files.reader files.target batch engine",
-    "model": "errors files formats isa jit models runtime devices batch kvfile engine session"
-    " sampling answer request scheduler turns generation text speech convert arguments card",
+    "model": "errors files formats isa jit models runtime devices batch kvfile kvstore engine"
+    " session sampling answer request scheduler turns generation text speech convert arguments"
+    " card",
     "speech": "errors answer text",
     "server": "errors logprobs version answer card engine sampling text speech kernels.choice"
     " model",

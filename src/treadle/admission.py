@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import NoRoomError, TreadleError
 from treadle.kernels.kv import PAGE
 from treadle.request import Request
+from treadle.reuse import why_left
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -27,7 +28,7 @@ class Admission:
     """The requests before one engine. ``clock`` gives seconds."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self.engine, self._clock = engine, clock
+        self.engine, self.clock = engine, clock
         self.inbox: deque[Request] = deque()  # that came, and that are to go
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # by rank; each has a sequence
@@ -45,7 +46,7 @@ class Admission:
                 self.leave(request)
                 continue
             self._n_added += 1
-            request.number, request.arrived = self._n_added, self._clock()
+            request.number, request.arrived = self._n_added, self.clock()
             try:
                 self.engine.check_ids(request.ids)
                 self.engine.cache.check_context(len(request.ids))
@@ -88,7 +89,7 @@ class Admission:
         """Let waiting requests run: by priority, which grows with age; then those of whose text
         the cache has most; then as they came. The first that has no room stops those behind it.
         """
-        now = self._clock()
+        now = self.clock()
         for at, request in enumerate(self.waiting):
             request.level = request.priority - int((now - request.arrived) / AGE_S)
             if at < CONSIDERED and len(self.waiting) > 1:
@@ -139,7 +140,7 @@ class Admission:
                     seq.close()
                 return False
         self.waiting.remove(request)
-        request.place, request.started = 0, request.started or self._clock()
+        request.place, request.started = 0, request.started or self.clock()
         insort(self.running, request, key=lambda other: other.rank)
         return True
 
@@ -154,9 +155,32 @@ class Admission:
         if seq.n_changes != request.seen or len(seq.ids) >= len(ids):
             kept = self.engine.cache.match(seq, ids)
             if request.seen < 0 and not request.answer.ids:
-                request.answer.timings.n_cached = kept
+                timings = request.answer.timings
+                timings.n_cached = timings.cache.memory = kept
             request.seen = seq.n_changes
         return len(ids) - len(seq.ids)
+
+    def recall(self, request: Request, until: float) -> bool:
+        """Put what page files have of the request's text behind what its sequence holds; whether
+        that was done by ``until``. The first time say where it left the cache.
+        """
+        seq, cache, ids = request.seq, self.engine.cache, request.ids
+        assert seq is not None
+        timings = request.answer.timings
+        use, n = timings.cache, 1
+        while cache.store is not None and n and len(seq.ids) < len(ids) - 1:
+            if self.clock() >= until:
+                return False
+            n = cache.store.fetch(seq, ids)
+            request.seen = seq.n_changes
+            if not use.why:
+                use.files += n
+        if not use.why:
+            use.left_at = len(seq.ids)
+            use.memory = use.left_at - use.files
+            use.token, use.why = ids[use.left_at], why_left(cache, seq, ids)
+            timings.n_cached = use.left_at
+        return True
 
     def secure(self, request: Request, n: int, *, by_rank: bool = True) -> bool:
         """Reserve pages for ``n`` tokens more, if need be at the price of those behind it in rank,

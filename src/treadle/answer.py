@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from treadle.errors import TreadleError
 from treadle.record import dataclass
+from treadle.reuse import Reuse
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
@@ -28,6 +30,7 @@ class Timings:
     decode_s: float = 0.0
     load_s: float = 0.0
     compile_s: float = 0.0  # compiling kernels, or finding them in the cache; in no other number
+    cache: Reuse = field(default_factory=Reuse)  # where the prompt left the cache, and why
 
     @property
     def prefill_tok_s(self) -> float:

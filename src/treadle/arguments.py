@@ -30,6 +30,22 @@ def positive(name: str, value: object, most: int | None = None) -> int:
     return number
 
 
+def check_sizes(
+    threads: int | None,
+    context: int | None,
+    kv_bytes: int | None,
+    n_sequences: int,
+    cache_bytes: int,
+) -> None:
+    """Raise TreadleError for a setting of ``load`` that is no number above 0."""
+    if threads is not None:
+        positive("threads", threads, 1024)
+    sizes = {"context": context, "kv_bytes": kv_bytes}
+    for name, value in (sizes | {"n_sequences": n_sequences, "cache_bytes": cache_bytes}).items():
+        if value is not None or name not in sizes:
+            positive(name, value)
+
+
 def listed(name: str, values: Any) -> list[Any]:
     """``values`` as a list. Text and bytes could be one as well, but were not meant so."""
     if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):

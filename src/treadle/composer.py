@@ -5,6 +5,7 @@ the step has time for.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import inf
 from typing import TYPE_CHECKING
 
 from treadle.batch import Part
@@ -31,6 +32,7 @@ class Composer:
             queue.admit()
         decoding: list[Request] = []
         reading: list[tuple[Hashable, Request, int]] = []
+        until, late = self._until(), False
         for request in self._wanting():
             if request.seq is None:  # it gave way to one before it
                 continue
@@ -39,6 +41,11 @@ class Composer:
             new_page = left > 1 or not len(request.seq.ids) % PAGE
             if new_page and not queue.secure(request, left):
                 continue
+            if left > 1 or not request.answer.ids:
+                if not queue.recall(request, until):  # more of it is in files
+                    late = True
+                    continue
+                left = len(request.ids) - len(request.seq.ids)
             if left == 1:
                 decoding.append(request)
             else:
@@ -56,9 +63,15 @@ class Composer:
                 last = end == len(request.ids)
                 ids, looks = request.ids[start:end], request.looks() if last else ()
                 batch.append((request, Part(request.seq, ids, int(last), looks)))
-        if not batch:
+        if not batch and not late:
             queue.refuse()
         return batch
+
+    def _until(self) -> float:
+        """How long pages may be fetched from files: where somebody decodes, for one step's time."""
+        queue = self._admission
+        writing = any(request.answer.ids and not request.paused for request in queue.running)
+        return queue.clock() + self._pace.target_s if writing else inf
 
     def _wanting(self) -> list[Request]:
         """The running requests that may have an id more, by rank; of those on one sequence that

@@ -32,6 +32,10 @@ class Device(Storage, Protocol):
         """Kernels that run at once: steps have items for so many."""
 
     @property
+    def variant(self) -> str:
+        """What the bits of its results depend on, beside the plan and its inputs."""
+
+    @property
     def kernels(self) -> Tally:
         """What ``ready`` has compiled."""
 

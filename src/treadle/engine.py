@@ -236,9 +236,17 @@ class Engine:
                 seq.close()
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
-        """Make ``seq`` hold the longest beginning of ``ids`` that the cache has; its length."""
-        with self.lock, interrupts_held():
-            return self.cache.match(seq, ids)
+        """Make ``seq`` hold the longest beginning of ``ids`` that the cache and its files have; its
+        length.
+        """
+        with self.lock:
+            with interrupts_held():
+                self.cache.match(seq, ids)
+            store, n = self.cache.store, 1
+            while store is not None and n:
+                with interrupts_held():
+                    n = store.fetch(seq, ids)
+            return len(seq.ids)
 
     def truncate(self, seq: Sequence, n: int) -> None:
         """Make ``seq`` forget all but its first ``n`` tokens.
@@ -364,6 +372,9 @@ class Engine:
     def close(self) -> None:
         """Stop the threads and let go of the weights. The engine may not run again."""
         with self.lock:
+            if not self._closed and self.cache.store is not None:
+                self.cache.store.save()
+                self.cache.store.close()
             self._closed = True
             self.device.close()
             self._ready.clear()

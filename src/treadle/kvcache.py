@@ -13,16 +13,16 @@ and the tree keeps none: such a sequence begins at its first token.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import field
+from time import time_ns
 from typing import TYPE_CHECKING
 
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention_item import most_partials
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within
-from treadle.kvtree import Node, PageTree
+from treadle.kvtree import Node, PageTree, Store
 from treadle.models.pools import PoolSpec, StateSpec
 from treadle.record import dataclass
 
@@ -39,11 +39,12 @@ class Sequence:
 
     cache: KVCache
     ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
-    pages: list[array[int]] = field(default_factory=list)  # per pool
+    pages: list[array[int]] = field(default_factory=list)  # per pool, i64
     slots: list[int] = field(default_factory=list)  # of its state, and of the next one
     nodes: list[Node] = field(default_factory=list)  # its full pages in the tree, from the root on
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
-    n_changes: int = 0  # of ids: who finds it as it was finds them as they were
+    n_changes: int = 0  # of ids: an unchanged counter means unchanged ids
+    began_ns: int = field(default_factory=time_ns)  # when its text was begun, or last looked up
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,6 +92,7 @@ class KVCache:
         }
         self._retired: Sequence | None = None
         self.tree = PageTree(self.pools)
+        self.store: Store | None = None  # full pages in files
 
     def _n_pages(self, window: int) -> int:
         """Pages that a full sequence needs. With a window: one window, one batch, and one more
@@ -132,7 +134,7 @@ class KVCache:
     def sequence(self, ids: Ids[int] = ()) -> Sequence:
         """A new sequence, with the longest known beginning of ``ids`` (``len``, whole pages)."""
         n = len(self.pools)
-        made = Sequence(self, [], [_page_list() for _ in range(n)], promised=[0] * n)
+        made = Sequence(self, [], [array("q") for _ in range(n)], promised=[0] * n)
         self.match(made, ids)
         return made
 
@@ -164,6 +166,8 @@ class KVCache:
             self.truncate(seq, own)
         else:
             self._adopt(seq, found)
+        if self.store is not None:
+            self.store.use(seq)
         return len(seq.ids)
 
     def visible(self, seq: Sequence, n: int) -> int:
@@ -197,7 +201,7 @@ class KVCache:
         seq.n_changes += 1
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             old, first = list(pages), pool.first_seen(len(chain) * PAGE)
-            pages[:] = _page_list([GONE] * first)
+            pages[:] = array("q", [GONE] * first)
             pages.extend(node.pages[pool.index] for node in chain[first:])
             for page in pages:
                 pool.hold(page)
@@ -216,6 +220,8 @@ class KVCache:
             node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids)
             self._share(seq, p, node)
             seq.nodes.append(node)
+            if self.store is not None:
+                self.store.keep(node, p, seq.began_ns)
         for pool in self.windows:
             pages = seq.pages[pool.index]
             for p in range(pool.first_seen(len(seq.ids)) - 1, -1, -1):
@@ -392,8 +398,3 @@ class KVCache:
         for pool in reversed(self.pools):
             while self.tree.evict(pool):
                 pass
-
-
-def _page_list(pages: Iterable[int] = ()) -> array[int]:
-    """A sequence's pages in one pool, i64."""
-    return array("q", pages)

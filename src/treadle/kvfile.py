@@ -47,7 +47,7 @@ Octets = np.ndarray  # uint8
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class Tensor:
     """One tensor to be written, in pieces of a page."""
 
     dtype: str
@@ -71,21 +71,21 @@ def save_session(path: str | os.PathLike[str], engine: Engine, seq: Sequence) ->
     check_target(path, engine.gguf.paths, force=True)
     with engine.lock, new_file(path) as file:
         tensors = _tensors_of(seq)
-        file.write(_header(_about(engine), tensors))
+        file.write(build_header(about_of(engine), tensors))
         for tensor in tensors.values():
             for piece in tensor.pieces():
                 file.write(piece.data)
 
 
-def _tensors_of(seq: Sequence) -> dict[str, _Tensor]:
+def _tensors_of(seq: Sequence) -> dict[str, Tensor]:
     ids = np.array(seq.ids, "<i4")
-    tensors = {"ids": _Tensor(IDS, [len(ids)], ids.nbytes, lambda: [ids.view(np.uint8)])}
+    tensors = {"ids": Tensor(IDS, [len(ids)], ids.nbytes, lambda: [ids.view(np.uint8)])}
     for pool, pages in _paged(seq):
         gone = [at for at, page in enumerate(pages) if page == GONE]
         held = list(pages[gone[-1] + 1 :] if gone else pages)
         shape = [len(held), pool.cell_bytes]
         pieces = partial(_pieces, pool, held, len(ids) % PAGE)
-        tensors[pool.const.name] = _Tensor(BYTES, shape, shape[0] * shape[1], pieces)
+        tensors[pool.const.name] = Tensor(BYTES, shape, shape[0] * shape[1], pieces)
     return tensors
 
 
@@ -106,7 +106,8 @@ def _pieces(pool: Pool, pages: Ids[int], n_last: int) -> Iterator[Octets]:
         yield last
 
 
-def _header(about: dict[str, str], tensors: dict[str, _Tensor]) -> bytes:
+def build_header(about: dict[str, str], tensors: dict[str, Tensor]) -> bytes:
+    """The beginning of a safetensors file, with a digest of each tensor's bytes."""
     about = about | {f"sha256.{name}": tensor.digest() for name, tensor in tensors.items()}
     entries: dict[str, Any] = {"__metadata__": about}
     end = 0
@@ -118,11 +119,11 @@ def _header(about: dict[str, str], tensors: dict[str, _Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _about(engine: Engine) -> dict[str, str]:
+def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict[str, str]:
     """What a file must say of itself to fit this model."""
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": kind,
+        "version": version,
         "treadle": __version__,
         "model": _fingerprint(engine),
         "kv": engine.cache.kv,
@@ -166,7 +167,7 @@ def load_session(
     if path.is_dir():
         raise FileError("is a folder", path=path, expected="a file of Session.save")
     with open_file(path) as file, engine.lock:
-        _check_about(file, _about(engine))
+        _check_about(file, about_of(engine))
         ids = _read_ids(file, engine, seq)
         cache.check_context(len(ids))
         first = _check_pools(file, seq, len(ids))

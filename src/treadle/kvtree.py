@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as Ids
 from dataclasses import field
+from typing import Any, Protocol
 
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool
 from treadle.record import dataclass
+
+EVICTED = 1 << 16  # texts that are known to have been held
 
 
 @dataclass(eq=False)
@@ -19,6 +22,32 @@ class Node:
     ids: tuple[int, ...]
     pages: list[int]  # per pool; in one with a window GONE once its room was needed
     next: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    key: int = 0  # a hash of all tokens up to its end
+    chain: bytes = b""  # digest of all tokens up to its end, once it was asked for (``kvstore.py``)
+
+
+class Store(Protocol):
+    """Full pages in files (``kvstore.py``); ``seq`` is a sequence of the same cache."""
+
+    left_for: str  # why the last ``fetch`` gave nothing, where a file was there
+
+    def keep(self, node: Node, depth: int, began_ns: int) -> object:
+        """Write a node's pages, the ``depth``-th of a text that was begun at ``began_ns``."""
+
+    def use(self, seq: Any) -> None:
+        """A text is begun with the pages that ``seq`` has."""
+
+    def fetch(self, seq: Any, ids: Ids[int]) -> int:
+        """Put more of ``ids`` behind what ``seq`` holds of them; how many tokens."""
+
+    def is_foreign(self, parent: Node, ids: Ids[int]) -> bool:
+        """Whether another model has a page of these tokens behind ``parent``."""
+
+    def save(self) -> None:
+        """Write all of the tree that has no file."""
+
+    def close(self) -> None:
+        """Write what is left."""
 
 
 class PageTree:
@@ -32,6 +61,7 @@ class PageTree:
         self.kept: dict[Pool, OrderedDict[Node, None]] = {  # nodes with a page before the window
             pool: OrderedDict() for pool in self.windows
         }
+        self._evicted: OrderedDict[int, None] = OrderedDict()  # keys, the last one at the end
 
     def find(self, ids: Ids[int], limit: int) -> list[Node]:
         """The longest chain of nodes for ``ids[:limit]`` whose windows are whole."""
@@ -62,7 +92,9 @@ class PageTree:
         parent = parent or self.root
         node = parent.next.get(ids)
         if node is None:
-            node = parent.next[ids] = Node(parent, ids, [GONE] * len(self.pools))
+            key = hash((parent.key, ids))
+            node = parent.next[ids] = Node(parent, ids, [GONE] * len(self.pools), key=key)
+            self._evicted.pop(key, None)
             self.leaves.pop(parent, None)
             self.leaves[node] = None
         return node
@@ -95,7 +127,14 @@ class PageTree:
         parent = node.parent
         assert parent is not None
         del parent.next[node.ids]
+        self._evicted[node.key] = None
+        if len(self._evicted) > EVICTED:
+            self._evicted.popitem(last=False)
         if parent is not self.root and not parent.next:
             self.leaves[parent] = None
             self.leaves.move_to_end(parent, last=False)
         return True
+
+    def has_evicted(self, parent: Node, ids: tuple[int, ...]) -> bool:
+        """Whether a page of these tokens behind ``parent`` was held and gave way."""
+        return hash((parent.key, ids)) in self._evicted

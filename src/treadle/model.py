@@ -16,8 +16,8 @@ from treadle.arguments import (
     SAMPLING_FIELDS,
     alternatives,
     build_sampling,
+    check_sizes,
     listed,
-    positive,
     token_ids,
     token_limit,
 )
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from treadle.text.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096  # tokens; the model's own, where that is smaller
+CACHE_BYTES = 4 << 30  # of page files
 Progress = Callable[[str, int, int], None]
 
 
@@ -58,6 +59,8 @@ def load(
     kv: str = "f16",
     n_sequences: int = 1,
     kv_bytes: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int = CACHE_BYTES,
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -69,7 +72,8 @@ def load(
     ``deterministic``: results do not depend on what else is in a batch, nor on how a text is cut
     into runs; ``kv``: keys and values as "f16", "bf16", "f32" or "q8_0"; ``n_sequences``: full
     sequences to hold at once; ``kv_bytes``: what their keys and values take at most, of all of them
-    together, None for no other limit; ``isa``: an instruction set's name, None for the best here;
+    together, None for no other limit; ``cache_dir``: a folder where they outlive the process, in
+    files of ``cache_bytes`` at most; ``isa``: an instruction set's name, None for the best here;
     ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
@@ -82,6 +86,8 @@ def load(
         kv=kv,
         n_sequences=n_sequences,
         kv_bytes=kv_bytes,
+        cache_dir=cache_dir,
+        cache_bytes=cache_bytes,
         isa=isa,
         progress=progress,
     )
@@ -95,9 +101,7 @@ def load_session(path: str | os.PathLike[str], model: Model) -> Session:
 
 
 class Model:
-    """A loaded model; see ``load``. Use it as a context manager, or ``close`` it, to stop its
-    threads.
-    """
+    """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
 
     def __init__(
         self,
@@ -109,6 +113,8 @@ class Model:
         kv: str,
         n_sequences: int,
         kv_bytes: int | None,
+        cache_dir: str | os.PathLike[str] | None,
+        cache_bytes: int,
         isa: str | None,
         progress: Progress | None,
     ) -> None:
@@ -116,10 +122,7 @@ class Model:
         from treadle.jit.compile import host_features
 
         began = time.perf_counter()
-        for name, value in (("threads", threads), ("context", context), ("kv_bytes", kv_bytes)):
-            if value is not None:
-                positive(name, value, 1024 if name == "threads" else None)
-        positive("n_sequences", n_sequences)
+        check_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path)
@@ -137,6 +140,10 @@ class Model:
             kv_bytes=kv_bytes,
             deterministic=deterministic,
         )
+        if cache_dir is not None:
+            from treadle.kvstore import PageStore
+
+            self.engine.cache.store = PageStore(self.engine, file_name(cache_dir), cache_bytes)
         self._turns = Turns(Scheduler(self.engine))
         self.load_s = time.perf_counter() - began
 

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import N_CTX, events
+from treadle.reuse import WHY
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -49,6 +50,10 @@ def test_a_chat_is_the_librarys(client: TestClient, model: treadle.Model) -> Non
     assert 0 <= found["usage"]["prompt_tokens_details"]["cached_tokens"] < n
     assert found["timings"]["predicted_n"] == 8
     assert found["timings"]["cache_n"] + found["timings"]["prompt_n"] == n
+    cache = found["timings"]["cache"]
+    assert cache["memory"] + cache["files"] == cache["left_at"] == found["timings"]["cache_n"]
+    assert cache["piece"] == model.tokenizer.piece(made.prompt_ids[cache["left_at"]])
+    assert cache["why"] in WHY
 
 
 def test_the_order_of_a_streams_events(client: TestClient, model: treadle.Model) -> None:

@@ -58,7 +58,7 @@ class FarMemory:
 
 
 class Recording:
-    isa, n_threads = PORTABLE, 3
+    isa, n_threads, variant = PORTABLE, 3, "recording"
 
     def __init__(self) -> None:
         self.kernels, self.calls = Tally(), list[str]()

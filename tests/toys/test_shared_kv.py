@@ -123,6 +123,19 @@ def test_layers_that_read_anothers_keys_and_values(path: Path) -> None:
             assert error <= rounding(model.config)
 
 
+def test_pages_in_files(path: Path, tmp_path: Path) -> None:
+    """They hold the keys and values of those that own theirs, and serve all after a restart."""
+    ids, made = text(100), []
+    for _ in range(2):
+        with treadle.load(
+            path, threads=1, deterministic=True, cache_dir=tmp_path / "pages"
+        ) as model:
+            made.append(model.generate(ids, max_tokens=5, temperature=0))
+            made[-1].finish()
+    assert made[0].ids == made[1].ids
+    assert [each.timings.cache.files for each in made] == [0, 96]
+
+
 def test_every_step_agrees_with_its_twin(path: Path) -> None:
     """Of a chunk beside a text that is being written, far enough for its history to be split."""
     with treadle.load(path, threads=2, kv="f32", n_sequences=2, context=1200) as model:

@@ -13,7 +13,7 @@ import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn
 from treadle.cli.generation_options import GenerationOptions, generation_options
-from treadle.cli.options import ModelCommand, load_options
+from treadle.cli.options import ModelCommand, keeping_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.record import read_record
 from treadle.cli.screen import folded, open_screen
@@ -45,7 +45,7 @@ NO_MODEL = (
     help="When the context is full: refuse the message, the default, or drop the oldest turns.",
 )  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Show Markdown as such, on a terminal.")
-@load_options
+@keeping_load_options
 def command(
     model: str | None,
     options: GenerationOptions,

@@ -211,29 +211,43 @@ def packed(
     return decorate
 
 
-load_options = packed(
-    "load",
-    ["threads", "context", "kv", "kv_bytes"],
-    [
-        click.option(
-            "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
-            help="Threads; by default what `treadle doctor` says.",
-        ),
-        click.option(
-            "-c", "--context", type=click.IntRange(1), metavar="N",
-            help="Tokens that the context can hold.",
-        ),
-        click.option(
-            "--kv", metavar="TYPE",
-            help="Type of the cached keys and values: f16, the default, bf16, f32 or q8_0.",
-        ),
-        click.option(
-            "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N",
-            callback=lambda context, option, n: n and n << 20,
-            help="Keys and values take at most N MiB of memory; the context may be longer.",
-        ),
-    ],
+def _mib(context: click.Context, option: click.Parameter, n: int | None) -> int | None:
+    """An option's number of MiB, in bytes."""
+    return n and n << 20
+
+
+LOAD = (
+    click.option(
+        "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
+        help="Threads; by default what `treadle doctor` says.",
+    ),
+    click.option(
+        "-c", "--context", type=click.IntRange(1), metavar="N",
+        help="Tokens that the context can hold.",
+    ),
+    click.option(
+        "--kv", metavar="TYPE",
+        help="Type of the cached keys and values: f16, the default, bf16, f32 or q8_0.",
+    ),
+    click.option(
+        "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
+        help="Keys and values take at most N MiB of memory; the context may be longer.",
+    ),
 )  # fmt: skip
+KEEP = (
+    click.option(
+        "--cache-dir", metavar="DIR",
+        help="Keep keys and values in files of DIR: what was read once is not read again, by later "
+        "processes too.",
+    ),
+    click.option(
+        "--cache-mib", "cache_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
+        help="They take at most N MiB; by default 4096.",
+    ),
+)  # fmt: skip
+OF_LOAD = ("threads", "context", "kv", "kv_bytes")
+load_options = packed("load", OF_LOAD, LOAD)
+keeping_load_options = packed("load", (*OF_LOAD, "cache_dir", "cache_bytes"), (*LOAD, *KEEP))
 
 
 def build_sampling(values: dict[str, Any]) -> Sampling:

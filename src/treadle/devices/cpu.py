@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.jit.kernel import Progress, Tally, load_kernels
+from treadle.jit.cache import source_hash
+from treadle.jit.kernel import Progress, Tally, isa_key, load_kernels
 from treadle.kernels.spec import run_offset
 from treadle.lowering.cpu import build_plan
 from treadle.plan import Buffer, Const, Plan
@@ -62,6 +63,10 @@ class Cpu:
         # Kept until the team is gone: a late thread may look at a table whose run is long over, and
         # at the counts that it names, before it discards what it read.
         self._programs: list[Program] = []
+
+    @property
+    def variant(self) -> str:
+        return f"{isa_key(self.isa)}\0{source_hash()}\0{self.table}"
 
     def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
         return Memory(n_bytes)

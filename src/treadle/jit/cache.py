@@ -169,14 +169,14 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
     write_whole(target, body + footer)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, *pieces: bytes) -> None:
     """Write a file that its user alone can read, whole or not at all. Raises OSError."""
     import tempfile  # only who writes needs it
 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -36,6 +36,7 @@ from treadle.server import (
     openai_responses,
 )
 from treadle.server.call import Call, GoneError
+from treadle.server.openai_answer import reuse
 from treadle.server.problems import ApiError, not_yet, problem_of
 from treadle.server.service import Service
 from treadle.server.wire import Json, Response
@@ -306,6 +307,7 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
             "texts": len(answers),
             "n_prompt": sum(answer.timings.n_prompt for answer in answers),
             "n_cached": sum(answer.timings.n_cached for answer in answers),
+            "cache": [reuse(text) for text in {t.prompt: t for t in reversed(call.texts)}.values()],
             "n_written": sum(len(answer.ids) for answer in answers),
             "queue_s": round(min(started) - call.came_s, 3) if started else None,
             "first_token_s": round(min(first) - call.came_s, 3) if first else None,

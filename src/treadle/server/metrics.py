@@ -109,6 +109,7 @@ def counters(service: Service) -> Values:
         "vllm:prefix_cache_queries": ("Tokens looked for in the cache", t.n_prompt),
         "vllm:prefix_cache_hits": ("Tokens found in the cache", t.n_cached),
         "vllm:num_preemptions": ("Texts that gave their pages to others", preempted),
+        "treadle:prompt_tokens_from_files": ("Of them, found in page files", t.n_from_files),
         "treadle:cancelled": ("Texts that were given up", t.n_cancelled),
         "treadle:embedded_tokens": ("Tokens read for embeddings", t.n_embedded),
         "treadle:step_seconds": ("Seconds of steps", t.step_s),

@@ -46,8 +46,16 @@ def usage(call: Call) -> dict[str, Any]:
     }
 
 
+def reuse(text: Text) -> dict[str, Any]:
+    """What of a prompt was in the cache, and where and why it left it (``reuse.py``)."""
+    use = text.answer.timings.cache
+    return {
+        "memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why
+    }  # fmt: skip
+
+
 def timings(text: Text) -> dict[str, Any]:
-    """Of one text, under llama.cpp's names; milliseconds."""
+    """Of one text, under llama.cpp's names; milliseconds. ``cache`` is our own."""
     t = text.answer.timings
     read, written = t.n_prompt - t.n_cached, t.n_generated
     return {
@@ -60,6 +68,7 @@ def timings(text: Text) -> dict[str, Any]:
         "predicted_ms": 1e3 * t.decode_s,
         "predicted_per_token_ms": 1e3 * t.decode_s / written if written else 0.0,
         "predicted_per_second": t.decode_tok_s,
+        "cache": reuse(text) | {"piece": _piece(text)},
     }
 
 
@@ -67,6 +76,12 @@ def warnings(call: Call) -> dict[str, list[str]]:
     """What of the schemas is not enforced, where that was asked for so."""
     found = call.asked.planned.warnings
     return {"warnings": list(found)} if found else {}
+
+
+def _piece(text: Text) -> str:
+    """The first token of a prompt that had to be read."""
+    token = text.answer.timings.cache.token
+    return "" if token is None else text.answer.tokenizer.piece(token)
 
 
 def error_event(error: ApiError) -> bytes:

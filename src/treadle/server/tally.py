@@ -41,7 +41,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.n_steps = self.n_fed = self.n_cancelled = self.n_embedded = 0
-        self.n_prompt = self.n_cached = self.n_written = 0
+        self.n_prompt = self.n_cached = self.n_from_files = self.n_written = 0
         self.prefill_s = self.decode_s = self.step_s = 0.0
         self.ended: dict[str, int] = {"stop": 0, "length": 0, "error": 0}
         self.first, self.between, self.whole = Histogram(), Histogram(), Histogram()
@@ -77,6 +77,7 @@ class Tally:
                 self.writing.note(now - text.first_s)
             self.n_prompt += t.n_prompt
             self.n_cached += t.n_cached
+            self.n_from_files += t.cache.files
             self.n_written += t.n_generated
             self.prefill_s += t.prefill_s
             self.decode_s += t.decode_s
