@@ -85,10 +85,11 @@ MAY_IMPORT = {
     "server": "errors logprobs version answer card engine sampling text speech kernels.choice"
     " model",
     "batchfile": "errors server",
+    "bundle": "errors words files",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
-    " study",
+    " study bundle",
     "__init__": "errors version model sampling generation session",
     "__main__": "cli",
 }

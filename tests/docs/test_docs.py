@@ -233,6 +233,7 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
 
 
 FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
+FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
 
 
 def options_of(words: list[str]) -> list[str]:

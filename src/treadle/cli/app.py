@@ -35,6 +35,7 @@ COMMANDS = {
     "convert": "Any checkpoint as one file that is mapped.",
     "quantize": "A model file in smaller formats.",
     "perplexity": "How well a model predicts a text, or another model.",
+    "bundle": "Program and model in one file.",
     "imatrix": "What in a model's weights matters for a text.",
 }
 

@@ -269,7 +269,8 @@ class _Writer:
     def _copy(self, entry: Entry, data: Bytes, part: PartFile, at: int) -> None:
         """Bytes that stay the same: by the kernel, when they lie in a file in one piece."""
         lies = mapped_range(entry.tensor, data)
-        files = (file.reopen() for file in self.mapped.files if lies and file.path == lies.path)
+        whole = (file for file in self.mapped.files if not file.start)  # a bundle's is a part
+        files = (file.reopen() for file in whole if lies and file.path == lies.path)
         fd = next(files, None)
         start = lies.offset if lies else 0
         step = COPY // entry.tensor.row_bytes * entry.tensor.row_bytes or entry.tensor.row_bytes

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
+from treadle.files.bundled import read_bundled
 from treadle.words import why
 
 # What the handler of SIGBUS reads: a row for each mapped file. ``end`` is exclusive; ``fault`` is
@@ -40,15 +41,18 @@ class MappedFile(mmap.mmap):
     """A file's pages, read-only, in a row of ``FAULTS`` as long as they are mapped."""
 
     path: Path
+    start: int  # byte of the file that is the first here
     _found: tuple[int, ...]  # what the file was when it was mapped
     _begin: int  # address of the first byte
     _row: int | None
 
-    def __new__(cls, fd: int, path: Path) -> MappedFile:
-        """Map all of the open file ``fd``. Raises OSError and ValueError."""
+    def __new__(cls, fd: int, path: Path, start: int = 0, n_bytes: int = 0) -> MappedFile:
+        """Map the open file ``fd``, or ``n_bytes`` of it from ``start`` on, a multiple of
+        ``mmap.ALLOCATIONGRANULARITY``. Raises OSError and ValueError.
+        """
         found = _state(os.fstat(fd))
-        self = super().__new__(cls, fd, 0, access=mmap.ACCESS_READ)
-        self.path, self._found, self._row = path, found, None
+        self = super().__new__(cls, fd, n_bytes, access=mmap.ACCESS_READ, offset=start)
+        self.path, self.start, self._found, self._row = path, start, found, None
         self._begin = int(np.frombuffer(self, np.uint8).ctypes.data)
         self._enter()
         _mapped[next(_serial)] = self
@@ -57,7 +61,7 @@ class MappedFile(mmap.mmap):
     def check(self) -> None:
         """Raise FileError if a page was missing when it was read: zeros took its place."""
         if self._row is not None and (fault := _words[3 * self._row + 2]):
-            raise self._error(fault - self._begin)
+            raise self._error(self.start + fault - self._begin)
 
     def reopen(self) -> int | None:
         """A descriptor of the file; None where its name is gone, or another file's by now."""
@@ -160,18 +164,20 @@ def mappings_of(paths: Iterable[Path]) -> Mappings:
 
 
 def map_file(path: Path, expected: str) -> MappedFile:
-    """The file's pages, read-only.
+    """The file's pages, read-only; of a bundle, its model's.
 
     Raises FileError, which says what was ``expected``, for what is not a regular file, is empty or
-    cannot be opened.
+    cannot be opened; and for a damaged bundle.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
             raise FileError("not a regular file", path=path, expected=expected)
-        with path.open("rb") as f:
+        with path.open("rb", buffering=0) as f:
             if os.fstat(f.fileno()).st_size == 0:
                 raise FileError("an empty file", path=path, offset=0, expected=expected)
-            mapped = MappedFile(f.fileno(), path)
+            bundled = read_bundled(f, path)
+            part = (bundled.start, bundled.n_bytes) if bundled else ()
+            mapped = MappedFile(f.fileno(), path, *part)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
         raise FileError(f"cannot be opened: {why(e)}", path=path, expected=expected) from e
     # Where the file system can, pages that are read from now on come 2 MB at a time: a cold file

@@ -22,9 +22,9 @@ class Stored:
     name: str
     shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
     path: Path
-    offset: int  # absolute, in path
+    offset: int  # absolute, in path; in a bundle, from the model's first byte
     n_bytes: int  # in the file
-    file: Bytes  # uint8 of the whole file, read-only and mapped
+    file: Bytes  # uint8 of the whole file, read-only and mapped; of a bundle's, its model's
 
     @property
     def data(self) -> Bytes:

@@ -1,0 +1,253 @@
+"""Making a bundle: pex packs the program, and the model is put in front of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from treadle.bundle import wheels
+from treadle.bundle.wheels import ANY_PYTHON, Target
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.bundled import START, Bundled, read_bundled
+from treadle.files.gguf import open_gguf
+from treadle.files.target import check_room, check_target, new_file
+from treadle.record import dataclass
+
+Say = Callable[[str], None]
+PIECE = 1 << 20  # bytes copied at once
+MAIN, START_MODULE = "__main__.py", "treadle.cli.bundled"
+# What the shell reads of a bundle. Where the program is unpacked in the usual place it starts at
+# once: to have Python read the archive first takes a tenth of a second. All else is for front.py.
+SCRIPT = """\
+n=ID-$(uname -m)
+b="${PEX_ROOT:-${TREADLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/treadle}/bundles}"
+if [ -O "$b" ] && [ -O "$b/$n" ] && read -r p < "$b/$n" && [ -x "$p" ]; then
+    export PEX="$0" TREADLE_BUNDLE="$n" TREADLE_BUNDLES="$b"
+    exec "$p" -I -m treadle.cli.bundled "$@"
+fi
+for p in python3 PYTHONS; do
+    command -v $p > /dev/null && exec $p "$0" "$@"
+done
+echo "treadle: error: there is no python3 here, and a bundle needs CPython 3.10 or newer" >&2
+exit 1
+"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A bundle that was written."""
+
+    path: Path
+    n_bytes: int
+    program_bytes: int
+    model_bytes: int
+    targets: tuple[Target, ...]
+    command: str
+
+
+def make_bundle(
+    model: Path,
+    out: Path,
+    *,
+    serve: bool = False,
+    args: Sequence[str] = (),
+    targets: Sequence[Target] = (),
+    force: bool = False,
+    say: Say = lambda text: None,
+) -> Made:
+    """Write program and model to ``out``: for the ``targets``, from the registry; for none of them,
+    from what is installed here, for this Python.
+
+    It starts the server with ``serve``, and with ``args`` if nothing else is typed. Raises
+    FileError, UnsupportedError (a model in several files), TreadleError (no pex, no network).
+    """
+    missing = [name for name in ("pex", "packaging") if find_spec(name) is None]
+    if missing:
+        raise TreadleError(f"a bundle needs {' and '.join(missing)}: pip install 'treadle[bundle]'")
+    check_target(out, [model], force=force)
+    bundled = describe(model, serve, args)
+    extras = frozenset({"serve"} if find_spec("uvicorn") else ())
+    if serve and not extras:
+        raise TreadleError("--serve needs the server: pip install 'treadle[serve]'")
+    check_room(out, bundled.n_bytes)
+    with tempfile.TemporaryDirectory(prefix="treadle-bundle-") as name:
+        folder = Path(name)
+        (folder / "wheels").mkdir()
+        own = wheels.own_wheel(folder / "wheels")
+        if targets:
+            say(f"fetching wheels for {', '.join(map(str, targets))}")
+            fetch(own, extras, targets, folder)
+        else:
+            say("packing what is installed here")
+            for project, found in wheels.closure(extras).items():
+                if project != "treadle":
+                    wheels.installed_wheel(found, folder / "wheels")
+        program = pack(folder, extras, targets)
+        archive, own_id = folder / "program.zip", digest(program)
+        runs_on = targets or [wheels.this_target()]
+        add_front(program, archive, own_id, runs_on)
+        n_program = archive.stat().st_size
+        need = bundled.start + bundled.n_bytes + START + n_program
+        check_room(out, need)
+        with new_file(out, need) as file:
+            file.write(bundled.head(script(own_id, runs_on)))
+            write(file, model, bundled, archive)
+            os.fchmod(file.fileno(), 0o755)
+            n_bytes = file.tell()
+    return Made(out, n_bytes, n_program, bundled.n_bytes, tuple(runs_on), bundled.command)
+
+
+def describe(model: Path, serve: bool, args: Sequence[str]) -> Bundled:
+    """What the bundle will say of the model, which is opened, and so checked."""
+    if model.is_dir() or model.suffix == ".safetensors":
+        raise UnsupportedError(
+            f"{model}: a bundle holds one GGUF file: make it with 'treadle convert {model} FILE'"
+        )
+    with open_gguf(model) as gguf:
+        if len(gguf.paths) > 1:
+            raise UnsupportedError(
+                f"{model}: a model in {len(gguf.paths)} files; a bundle holds one: join them with "
+                f"'treadle convert {model} FILE'"
+            )
+        if gguf.header_only:
+            raise FileError("ends with its header", path=model, expected="a whole model")
+        talks = "tokenizer.chat_template" in gguf.metadata
+    with model.open("rb") as file:
+        inside = read_bundled(file, model)  # a bundle made anew
+    command = "serve" if serve else "chat" if talks else "run"
+    if inside:
+        return Bundled(inside.name, START, inside.n_bytes, command, tuple(args))
+    return Bundled(model.name, START, model.stat().st_size, command, tuple(args))
+
+
+def fetch(own: Path, extras: frozenset[str], targets: Sequence[Target], folder: Path) -> None:
+    """Wheels for the targets, from the registry that pip is set up for.
+
+    The versions are what the oldest Python takes, for all of them: pex asks that what is in pure
+    Python has one.
+    """
+    wanted = f"{own}[{','.join(sorted(extras))}]" if extras else str(own)
+    oldest, *others = sorted(targets, key=lambda target: target.python)
+    _download(wanted, [oldest], folder, "--exclude", ANY_PYTHON)
+    pins = folder / "pins.txt"
+    pure = (path.stem.split("-") for path in (folder / "wheels").glob("*-none-any.whl"))
+    lines = [f"{name}=={version}" for name, version, *_ in pure if name != "treadle"]
+    pins.write_text("\n".join(lines) + "\n")
+    if others:
+        _download(wanted, others, folder, "--exclude", ANY_PYTHON, "--constraints", str(pins))
+    first = {target.machine: target for target in reversed(targets)}
+    _download(wheels.requirement(ANY_PYTHON), [*first.values()], folder, "--intransitive")
+    for path in sorted((folder / "wheels").glob(f"{ANY_PYTHON}-*.whl")):
+        wheels.any_python(path)
+
+
+def _download(wanted: str, targets: Sequence[Target], folder: Path, *more: str) -> None:
+    platforms = [word for target in targets for word in ("--complete-platform", target.complete())]
+    _pex(
+        ["pex.cli", "download", wanted, "-d", str(folder / "wheels"), "--no-build", *more],
+        [*platforms, "--use-pip-config"],
+        folder,
+        "the wheels cannot be had (--offline packs what is installed, for this machine)",
+    )
+
+
+def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Path:
+    """The wheels as an application that pex unpacks into an environment when it first runs."""
+    made = folder / "program.pex"
+    wanted = f"treadle[{','.join(sorted(extras))}]" if extras else "treadle"
+    platforms = [word for target in targets for word in ("--complete-platform", target.complete())]
+    _pex(
+        ["pex", wanted, "--no-index", "--pre-resolved-dists", str(folder / "wheels")],
+        [
+            "--no-pre-install-wheels",
+            "--venv",
+            "-m",
+            "treadle.cli.bundled",
+            "-o",
+            str(made),
+            *platforms,
+        ],
+        folder,
+        "pex cannot pack the program",
+    )
+    return made
+
+
+def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> None:
+    """Run one of pex's commands, which keeps nothing outside of ``folder``."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PEX")}
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *more, "--pex-root", str(folder / "pex")],
+        env={**env, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        told = next((line for line in lines if "ERROR" in line), lines[-1] if lines else "")
+        raise TreadleError(f"{failure}: {told}")
+
+
+def digest(path: Path) -> str:
+    """Names the program among others."""
+    state = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            state.update(piece)
+    return state.hexdigest()[:32]
+
+
+def script(name: str, targets: Sequence[Target]) -> bytes:
+    """What the shell reads of the bundle ``name``."""
+    versions = sorted({target.python for target in targets}, reverse=True)
+    pythons = " ".join("python{}.{}".format(*version) for version in versions)
+    return SCRIPT.replace("ID", name).replace("PYTHONS", pythons).encode()
+
+
+def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> None:
+    """The archive with ``front.py`` before pex's own first lines."""
+    front = Path(__file__).with_name("front.py").read_text("utf-8")
+    values = {
+        "BUNDLE": name,
+        "PYTHONS": sorted({target.python for target in targets}),
+        "MACHINES": sorted({target.machine for target in targets}),
+    }
+    for field, value in values.items():
+        front, n = re.subn(rf"^{field} = .*$", f"{field} = {value!r}", front, flags=re.MULTILINE)
+        assert n == 1, field
+    with zipfile.ZipFile(program) as old, zipfile.ZipFile(to, "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename == MAIN:
+                data = front.encode() + data
+            is_packed = info.filename.endswith(".whl")
+            info.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
+            new.writestr(info, data)
+
+
+def write(file: IO[bytes], model: Path, bundled: Bundled, program: Path) -> None:
+    """The model and the program, behind the head."""
+    with model.open("rb") as source:
+        inside = read_bundled(source, model)
+        source.seek(inside.start if inside else 0)
+        left = bundled.n_bytes
+        while left:
+            piece = source.read(min(left, PIECE))
+            if not piece:
+                raise FileError("shrank while it was copied", path=model)
+            file.write(piece)
+            left -= len(piece)
+    file.write(b"\0" * (-file.tell() % START))
+    with program.open("rb") as source:
+        shutil.copyfileobj(source, file, PIECE)

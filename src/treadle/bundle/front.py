@@ -1,0 +1,103 @@
+"""The first lines of a bundle's ``__main__.py``, before pex's own: any Python may read them, even
+2.7. They find a Python that will do and a folder to unpack the program into; where it is unpacked
+already they start it at once.
+"""
+
+import os
+import sys
+
+BUNDLE = "id"  # these three are replaced when a bundle is made
+PYTHONS = [(3, 10)]
+MACHINES = ["x86_64"]
+START = "treadle.cli.bundled"
+OTHERS = 0o022  # write permission of group and others
+
+
+def candidates():  # type: () -> list[str]
+    """Folders to unpack into, the best first."""
+    if os.environ.get("PEX_ROOT"):
+        return [os.environ["PEX_ROOT"]]
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    found = [os.environ.get("TREADLE_CACHE") or os.path.join(caches, "treadle")]
+    # The home may be missing, read-only, or a place where nothing may be executed; so may others.
+    beside = os.path.dirname(os.path.realpath(sys.argv[0]))
+    for folder in (os.environ.get("TMPDIR"), "/var/tmp", "/tmp", "/dev/shm", beside):
+        if folder:
+            found.append(os.path.join(folder, "treadle-%d" % os.getuid()))
+    return [os.path.join(folder, "bundles") for folder in found]
+
+
+def is_ours(path):  # type: (str) -> bool
+    """Whether what lies there was written by this user, or by root."""
+    return os.stat(path).st_uid in (os.getuid(), 0)
+
+
+def fits(folder):  # type: (str) -> bool
+    """Whether code can be written there and run, and nobody else can change it."""
+    try:
+        above = os.path.dirname(folder)
+        for one in (above, folder):
+            if not os.path.isdir(one):
+                os.makedirs(one, 0o700)
+            about = os.stat(one)
+            if about.st_uid != os.getuid() or about.st_mode & OTHERS:
+                return False
+        noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
+        return not noexec and os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def fitting_python():  # type: () -> None
+    """Go on with another Python where this one is too old, or too new."""
+    if sys.version_info[:2] in PYTHONS:
+        return
+    for version in reversed(PYTHONS):
+        for folder in os.environ.get("PATH", "").split(os.pathsep):
+            python = os.path.join(folder, "python%d.%d" % version)
+            if os.access(python, os.X_OK):
+                os.execv(python, [python] + sys.argv)
+    names = ", ".join("%d.%d" % version for version in PYTHONS)
+    sys.exit(
+        "treadle: error: this is Python %d.%d, and the bundle is for %s: install one of these"
+        % (sys.version_info[0], sys.version_info[1], names)
+    )
+
+
+def start():  # type: () -> None
+    """Run the program where it lies unpacked; else tell pex where to unpack it."""
+    machine = os.uname()[4]
+    if machine not in MACHINES:
+        sys.exit(
+            "treadle: error: this machine is %s, and the bundle is for %s"
+            % (machine, ", ".join(MACHINES))
+        )
+    name = os.environ["TREADLE_BUNDLE"] = BUNDLE + "-" + machine
+    again = "PEX_ROOT" in os.environ  # pex starts itself anew as it unpacks
+    folders = candidates()
+    for folder in folders:
+        try:
+            with open(os.path.join(folder, name)) as file:  # cli/bundled.py wrote it
+                python = file.readline().strip()
+            known = is_ours(folder) and is_ours(file.name) and os.access(python, os.X_OK)
+        except OSError:
+            continue
+        if known:
+            os.environ["PEX"] = os.path.realpath(sys.argv[0])
+            os.environ["TREADLE_BUNDLES"] = folder
+            os.execv(python, [python, "-I", "-m", START] + sys.argv[1:])
+    fitting_python()
+    for folder in folders:
+        if fits(folder):
+            os.environ["PEX_ROOT"] = os.environ["TREADLE_BUNDLES"] = folder
+            if not again:
+                sys.stderr.write("treadle: unpacking, once: about 350 MB in %s\n" % folder)
+            return
+    sys.exit(
+        "treadle: error: nowhere to unpack the program: of %s none is yours alone, writable and "
+        "mounted without noexec; PEX_ROOT=FOLDER names another one" % ", ".join(folders)
+    )
+
+
+if __name__ == "__main__":
+    start()

@@ -1,0 +1,90 @@
+"""What runs in a bundle: treadle's command line, with the file's own model put in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from treadle.files.bundled import Bundled, read_bundled
+
+# These take a MODEL first.
+OF_MODELS = {
+    "run", "chat", "serve", "bench", "inspect", "plan", "doctor", "tokenize", "perplexity",
+    "imatrix",
+}  # fmt: skip
+MODES = {"--cli": "run", "--chat": "chat", "--server": "serve"}  # llamafile's
+GENERAL = {"-h", "--help", "--version"}
+
+
+def arguments(
+    typed: Sequence[str], own: str, bundled: Bundled, commands: Sequence[str], talks: bool
+) -> list[str]:
+    """treadle's arguments for what was typed behind the name of the bundle ``own``.
+
+    ``talks``: somebody sits at a terminal.
+    """
+    first, rest = (typed[0], list(typed[1:])) if typed else ("", [])
+    if first in GENERAL:
+        return list(typed)
+    if first in commands or first in MODES:
+        command = MODES.get(first, first)
+    else:
+        command, rest = bundled.command, [*bundled.args, *typed]
+        if command == "chat" and (typed or not talks):
+            command = "run"  # a prompt, or one from a pipe
+    if command not in OF_MODELS:
+        return [command, *rest]
+    name = ["--alias", bundled.name.removesuffix(".gguf")] if command == "serve" else []
+    return [command, own, *name, *rest]
+
+
+def own_file() -> Path:
+    """The bundle that this process was started from."""
+    return Path(os.path.realpath(os.environ.get("PEX") or sys.argv[0]))
+
+
+def remember(folder: str | None) -> None:
+    """Note where the program lies unpacked, so that the next start is quick (``front.py``)."""
+    name = os.environ.get("TREADLE_BUNDLE")
+    if folder and name and not os.path.exists(os.path.join(folder, name)):
+        with suppress(OSError):  # it is only slower then
+            part = Path(folder, f"{name}.{os.getpid()}")
+            part.write_text(sys.executable + "\n")
+            part.replace(Path(folder, name))
+
+
+def keep_kernels(folder: str | None) -> None:
+    """Compiled kernels lie beside the program where the usual place cannot be written to."""
+    from treadle.errors import CacheError
+    from treadle.jit import cache
+
+    try:
+        usable = os.access(cache.checked_folder(), os.W_OK | os.X_OK)
+    except CacheError:
+        usable = False
+    if folder and not usable:
+        os.environ["TREADLE_CACHE"] = os.path.join(folder, "kernels")
+
+
+def main() -> None:
+    """Run the command line, as a whole process."""
+    from treadle.cli import run_process
+    from treadle.cli.app import COMMANDS
+
+    folder = os.environ.get("TREADLE_BUNDLES")
+    remember(folder)
+    keep_kernels(folder)
+    own = own_file()
+    with own.open("rb") as file:
+        bundled = read_bundled(file, own)
+    if bundled is None:
+        sys.exit(f"treadle: error: {own} is no bundle")
+    sys.argv[1:] = arguments(sys.argv[1:], str(own), bundled, [*COMMANDS], sys.stdin.isatty())
+    run_process()
+
+
+if __name__ == "__main__":
+    main()
