@@ -84,6 +84,46 @@ def one_row(engine: Engine, seq: Any, token: int) -> Row:
     return row
 
 
+class Late:
+    """A mask that comes when the plan is far enough."""
+
+    def __init__(self, order: list[Any]) -> None:
+        self.order = order
+
+    def wait(self) -> bytes:
+        self.order.append("wait")
+        return EVEN
+
+
+@pytest.mark.parametrize("stopped", [None, 0, 1])
+def test_a_late_mask_is_waited_for_before_the_steps_that_read_it(
+    stopped: int | None, model: treadle.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are those of a mask that was there; also where a signal stops the first try."""
+    engine, run, order = model.engine, model.engine.device.run, list[Any]()
+    seq, other = engine.cache.sequence(), engine.cache.sequence()
+    (expected,) = engine.sample([Part(seq, IDS, 1, (Look(EVEN, total=True),))])
+    n_runs = iter(range(9))
+
+    def watch(ready: Any, steps: range | None = None, **options: Any) -> bool:
+        order.append(steps)
+        return next(n_runs) != stopped and run(ready, steps, **options)
+
+    monkeypatch.setattr(engine.device, "run", watch)
+    (row,) = engine.sample([Part(other, IDS, 1, (Look(Late(order), total=True),))])
+    assert row.top is not None
+    assert expected.top is not None
+    assert np.array_equal(row.top.values, expected.top.values)
+    assert np.array_equal(row.top.ids, expected.top.ids)
+    assert row.top.total == expected.top.total
+    plan = engine.plan(len(IDS), 1)
+    first = next(i for i, step in enumerate(plan.steps) if step.label == "output.top")
+    whole = [range(first), "wait", range(first, len(plan.steps))]
+    assert order == {None: whole, 0: whole[:1] + whole, 1: whole + whole}[stopped]
+    for each in (seq, other):
+        each.close()
+
+
 def test_rows_that_are_held_outlive_the_next_runs(model: treadle.Model) -> None:
     """Also one that needs a larger arena."""
     engine = model.engine

@@ -23,7 +23,7 @@ from treadle.kernels.attention_item import ITEM, SPLIT
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE
 from treadle.kernels.spec import EACH, LINE, PART, numbered, round_up, run_offset
-from treadle.kernels.top import SAMPLED, Look
+from treadle.kernels.top import SAMPLED, LateMask, Look
 
 if TYPE_CHECKING:
     from treadle.kvcache import KVCache, Sequence
@@ -156,6 +156,7 @@ class Run(Inputs):
         assert self.memory.bytes is not None
         super().__init__(self.memory.bytes)
         self.n_outputs = 0
+        self.late: list[tuple[int, LateMask]] = []  # masks to come, and where they are written
         self._bytes = self.block.data
         self._words, self._ints = self._bytes.cast("q"), self._bytes.cast("i")
         self._pages, self._masks = offsets.pop("pages") // 8, offsets.pop("masks", 0)
@@ -173,6 +174,15 @@ class Run(Inputs):
             _Pool(self._bytes, self._words, i, offsets, plan, pool) for i, pool in enumerate(pools)
         ]
 
+    def _write_mask(self, at: int, mask: bytes) -> None:
+        n = self._mask_bytes
+        self._bytes[at : at + n] = mask[:n].ljust(n, b"\0")
+
+    def write_late(self) -> None:
+        """Wait for the masks that were not there when the batch was laid out, and write them."""
+        for at, mask in self.late:
+            self._write_mask(at, mask.wait())
+
     def lay_out(self, parts: Ids[Part], starts: Ids[int]) -> None:
         """Write down a batch: each part's tokens go behind the ``starts`` that its sequence had,
         whose pages are there already.
@@ -181,6 +191,7 @@ class Run(Inputs):
         at_part, at_pages = self._parts, self._pages
         at_sampled, at_mask = self._sampled, self._masks
         block, words, ints, pools = self._bytes, self._words, self._ints, self._pools
+        self.late.clear()
         for pool in pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
         for (seq, ids, n_outputs, looks), start in zip(parts, starts, strict=True):
@@ -202,7 +213,10 @@ class Run(Inputs):
                     where = 0
                     if mask is not None:
                         where, at_mask = at_mask, at_mask + self._mask_bytes
-                        block[where:at_mask] = mask[: at_mask - where].ljust(at_mask - where, b"\0")
+                        if isinstance(mask, bytes):
+                            self._write_mask(where, mask)
+                        else:
+                            self.late.append((where, mask))
                     index = at_output - self._outputs
                     SAMPLED_RECORD.pack_into(block, at_sampled, index, where, only, total)
                     at_sampled += SAMPLED_RECORD.size

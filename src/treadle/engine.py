@@ -15,7 +15,7 @@ import numpy as np
 from treadle.batch import Part, RopeTable, Run
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
-from treadle.kernels.top import RESULT
+from treadle.kernels.top import RESULT, Top
 from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.lowering.weights import Weights
 from treadle.models.graphs import GRAPHS
@@ -38,6 +38,8 @@ class _Ready:
 
     def __init__(self, plan: Plan, run: Run) -> None:
         self.plan, self.run = plan, run
+        masked = (i for i, step in enumerate(plan.steps) if isinstance(step.spec, Top))
+        self.first_masked = next(masked, len(plan.steps))
 
     def place(self, arena: Memory, device: Device) -> None:
         """Let its buffers be in ``arena`` from now on."""
@@ -159,6 +161,7 @@ class Engine:
         with self.lock:
             ready = self._plan_of(parts)
             self._prepare(ready, parts)
+            ready.run.write_late()
             arena = np.zeros(ready.plan.arena_bytes, np.uint8)
             ready.plan.run_reference(arena, ready.run, until)
             return ready.plan, arena
@@ -275,11 +278,11 @@ class Engine:
             with interrupts_held() as held:
                 starts = self._prepare(ready, parts)
                 try:
-                    if not self.device.run(ready.program, times=times, stoppable=True):
+                    if not self._walk(ready, times, stoppable=True):
                         held.let()
                         # No handler raised: the run is wanted, and now nothing stops it, or a
                         # program with a signal every moment would never see its end.
-                        self.device.run(ready.program, times=times)
+                        self._walk(ready, times)
                     self.check_files()
                 # Ctrl-C, a file that shrank, a signal handler of the user's own.
                 except BaseException:
@@ -290,12 +293,26 @@ class Engine:
                     self.cache.commit(part.seq)
             return read(ready)
 
+    def _walk(self, ready: _Ready, times: list[float] | None, *, stoppable: bool = False) -> bool:
+        """Do the steps of a plan; False where a signal stopped it. Masks that come late are waited
+        for when all is done that needs none.
+        """
+        run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
+        if not ready.run.late:
+            return run()
+        first, end = ready.first_masked, len(ready.plan.steps)
+        if not run(range(first)):
+            return False
+        ready.run.write_late()
+        return run(range(first, end))
+
     def steps(self, parts: Ids[Part]) -> tuple[Plan, Run]:
         """The plan for a batch, and its inputs laid out, for whoever runs a plan piece by piece:
         hold ``lock``, and let the cache commit each sequence afterwards.
         """
         ready = self._plan_of(parts)
         self._prepare(ready, parts)
+        ready.run.write_late()
         return ready.plan, ready.run
 
     def _plan_of(self, parts: Ids[Part], output: str = "logits") -> _Ready:

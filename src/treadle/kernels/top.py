@@ -11,7 +11,7 @@ are one key, and every NaN is above infinity. So a row with a NaN or an infinity
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,12 +29,20 @@ N_VOCAB_MAX = SLICE_ROWS * SLICE  # what is left of so many slices is as much as
 FLUSH = 16  # rows that are summed in f32; then the sums go to f64
 
 
+class LateMask(Protocol):
+    """A mask that is still being computed when the run begins."""
+
+    def wait(self) -> bytes:
+        """It, as soon as it is there."""
+
+
 class Look(NamedTuple):
     """How a row's largest logits are wanted. ``mask``: bits, one for each token, set where it may
-    be chosen, the lowest first. ``first``: the largest alone; ``total``: with the sum.
+    be chosen, the lowest first; they may come late. ``first``: the largest alone; ``total``: with
+    the sum.
     """
 
-    mask: bytes | None = None
+    mask: bytes | LateMask | None = None
     first: bool = False
     total: bool = False
 

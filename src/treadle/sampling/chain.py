@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import SamplingError, TreadleError
-from treadle.kernels.top import Look
+from treadle.errors import SamplingError
+from treadle.kernels.top import LateMask, Look
 from treadle.sampling.best import Best, Row, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
 from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
@@ -26,8 +26,9 @@ class Constraint(Protocol):
     def mask(self, logits: Floats, /) -> npt.NDArray[np.float32] | None:
         """Put -inf where a token cannot follow: in ``logits`` [n_vocab], or in what it returns.
 
-        One that also has ``bits() -> bytes``, of a bit for each token, set where it may follow, the
-        lowest first, is applied as the model runs.
+        One that also has ``later()`` is applied as the model runs: it gives a ``LateMask`` of a bit
+        for each token, set where it may follow, the lowest first; where none is set, ``mask`` is
+        asked for the reason.
         """
 
     def accept(self, id: int, /) -> object:
@@ -68,7 +69,7 @@ class Sampler:
             self._raised = self._bias[0][self._bias[1] > 0]
             if constraint is not None and len(self._raised):  # which of them it rules out?
                 self._openings = None
-        self._bits: Callable[[], bytes] | None = getattr(constraint, "bits", None)
+        self._later: Callable[[], LateMask] | None = getattr(constraint, "later", None)
         self._asks = False
         self.reset()
         names, bare = [name for name, _ in self._stages], not len(self._raised)
@@ -113,11 +114,8 @@ class Sampler:
         self._asks = self._openings is not None
         if not self._asks or self._constraint is None:
             return self._look if self._asks else None
-        try:
-            if self._bits is not None:
-                return self._look._replace(mask=self._bits())
-        except TreadleError:  # it comes again when the row is there, in its place
-            pass
+        if self._later is not None:
+            return self._look._replace(mask=self._later())
         self._asks = False
         return None
 

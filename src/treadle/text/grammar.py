@@ -6,10 +6,12 @@ keyword that it lacks is an error, and so is a token that the grammar has no pla
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import weakref
 from functools import cached_property
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,6 +159,10 @@ class Matcher:
         self._check()  # in its state of error the matcher allows the end of the text
         return bytes(made)
 
+    def later(self) -> LateBits:
+        """``bits``, computed by another thread. ``accept`` and the others must wait for it."""
+        return LateBits(self)
+
     def accept(self, token: int) -> None:
         """Go on with ``token``. Raises GrammarError when the grammar has no place for it."""
         if not 0 <= token < self._n or not self._matcher.consume_token(token):
@@ -219,6 +225,48 @@ class Matcher:
         tokenizer = self._grammar.tokenizer
         piece = f" ({tokenizer.piece(token)!r})" if 0 <= token < tokenizer.n_vocab else ""
         return f"token {token}{piece}"
+
+
+class LateBits:
+    """What may come next in an answer. A thread of its own computes it; who needs it before that
+    thread has come to it does so himself.
+    """
+
+    __slots__ = ("_lock", "_made", "_matcher")
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher, self._lock = matcher, threading.Lock()
+        self._made: bytes | None = None
+        _queue().put(self)
+
+    def wait(self) -> bytes:
+        """The bits; none set where the grammar cannot go on, which ``mask`` gives the reason of."""
+        with self._lock:
+            if self._made is None:
+                try:
+                    self._made = self._matcher.bits()
+                except GrammarError:
+                    self._made = b""
+            return self._made
+
+
+_QUEUES: dict[int, SimpleQueue[LateBits]] = {}  # by process: a forked one has none of the threads
+
+
+def _queue() -> SimpleQueue[LateBits]:
+    """What a thread works off, beside the model: llguidance drops the GIL."""
+    found = _QUEUES.get(os.getpid())
+    if found is None:
+        found = SimpleQueue()
+        _QUEUES.clear()
+        _QUEUES[os.getpid()] = found
+        threading.Thread(target=_work, args=(found,), name="treadle-masks", daemon=True).start()
+    return found
+
+
+def _work(queue: SimpleQueue[LateBits]) -> None:
+    while True:
+        queue.get().wait()
 
 
 def _limits() -> Any:
