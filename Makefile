@@ -11,6 +11,8 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --repeat-penalty 1.2 --seed 8 "def read_text(path):"
+	@echo
+	@echo "next, a page to talk with a model, and a server for its clients: $(VENV)/bin/treadle serve"
 
 test: lint
 	$(VENV)/bin/python -m pytest
@@ -42,15 +44,15 @@ $(VENV)/bin/python:
 # Editable: a change to the sources needs no second install, a change to pyproject.toml does.
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 	@echo "installing treadle and what it needs into $(VENV): 350 MB, about half a minute"
-	$(PIP) install --editable .
+	$(PIP) install --editable ".[serve]"
 	touch $@
 
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
 # transformers is then content with it instead of drawing in the newest build and its GPU libraries.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-package
-	@echo "installing the test tools into $(VENV): 1.2 GB more, a few minutes"
+	@echo "installing the test tools into $(VENV): 1.4 GB more, a few minutes"
 	@echo "  torch, the judge of architectures: 750 MB"
 	$(PIP) install torch==2.13.0
-	@echo "  transformers, mlx, gguf, openai, hypothesis, mypy, pytest, ruff: 500 MB"
+	@echo "  transformers, mlx, gguf, openai, playwright, hypothesis, mypy, pytest, ruff: 700 MB"
 	$(PIP) install --editable ".[dev]"
 	touch $@

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.page_libraries import LIBRARIES
+
 ROOT = Path(__file__).resolve().parent.parent
 MAX_MODEL_BYTES = 6 * 2**20
 NAMES = {"prompt-toolkit": "prompt_toolkit", "huggingface-hub": "huggingface_hub"}
@@ -46,7 +48,11 @@ def test_the_wheel_is_pure_python(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     kinds = {Path(name).suffix for name in names if name.startswith("treadle/")}
-    assert kinds <= {".py", ".typed", ".gguf"}
+    page = {".html", ".js", ".mjs", ".css", ".svg", ".txt"}
+    assert kinds == {".py", ".typed", ".gguf", *page}
+    assert {"treadle/server/page/index.html", "treadle/server/page/vendor/marked.esm.js"} <= set(
+        names
+    )
     assert "treadle/py.typed" in names
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"treadle"}
 
@@ -59,8 +65,10 @@ def test_one_small_model_ships_inside(wheel: Path) -> None:
 
 
 def test_the_metadata(metadata: email.message.Message) -> None:
-    assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata["License-File"] == "LICENSE"
+    chosen = {library.licence for library in LIBRARIES}
+    assert set(metadata["License-Expression"].split(" AND ")) == {"Apache-2.0", *chosen}
+    licences = {Path(name).name for name in metadata.get_all("License-File", [])}
+    assert licences == {"LICENSE", *(library.files[1].name for library in LIBRARIES)}
     assert metadata["Requires-Python"] == ">=3.10"
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert metadata["Version"] in (ROOT / "CHANGELOG.md").read_text()

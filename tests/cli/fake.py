@@ -154,11 +154,17 @@ class FakeModel:
         )
     )
 
-    template: Any = field(default_factory=lambda: SimpleNamespace(builtin=None))
+    opening: str = ""  # how every prompt ends
+    template: Any = field(
+        default_factory=lambda: SimpleNamespace(builtin=None, source="", tool_source="")
+    )
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         self.calls.append(("tokenize", text, bos, special))
         return ([] if bos is False else [BOS]) + list(text.encode())
+
+    def detokenize(self, ids: list[int], *, special: bool = False) -> str:
+        return self.opening if special else bytes(ids).decode()
 
     def pieces(self) -> Iterator[str]:
         for i, word in enumerate(self.text.split(" ")):

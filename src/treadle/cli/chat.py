@@ -16,10 +16,11 @@ from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.options import ModelCommand, keeping_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.record import read_record
-from treadle.cli.screen import folded, open_screen
-from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
+from treadle.cli.screen import Screen, folded, open_screen
+from treadle.cli.settings import REASONING, SETTINGS, WHEN_FULL, Settings
 from treadle.cli.table import is_styled, typed
 from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
+from treadle.cli.thinking import Heard, speech_of
 from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
 
@@ -45,6 +46,10 @@ NO_MODEL = (
     help="When the context is full: refuse the message, the default, or drop the oldest turns.",
 )  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Show Markdown as such, on a terminal.")
+@click.option(
+    "--reasoning", type=click.Choice(REASONING), default=REASONING[0],
+    help="What a model thinks before it answers: fold it to a line, the default, or show it.",
+)  # fmt: skip
 @keeping_load_options
 def command(
     model: str | None,
@@ -53,6 +58,7 @@ def command(
     record: str | None,
     when_full: str,
     markdown: bool,
+    reasoning: str,
     load: dict[str, Any],
 ) -> None:
     """Talk with MODEL.
@@ -65,7 +71,8 @@ def command(
 
     if model is None:
         raise click.UsageError(NO_MODEL)
-    settings = Settings(**vars(options), when_full=when_full, markdown=markdown)
+    shown: dict[str, Any] = {"when_full": when_full, "markdown": markdown, "reasoning": reasoning}
+    settings = Settings(**vars(options), **shown)
     conversation = Conversation(settings=settings)
     if record:
         conversation.system, conversation.messages = read_record(Path(record))
@@ -138,25 +145,26 @@ class Chat:
         self.n_asked += 1
         screen = open_screen(markdown=conversation.settings.markdown)
         reply: Any = None
-        pieces: list[str] = []
+        heard: Heard | None = None
         try:
             reply = self.fitting()
+            heard = self.heard(reply, screen)
             screen.show(conversation.prefill)
             for piece in reply:
-                pieces.append(piece)
-                screen.show(piece)
+                heard.take(piece, len(reply.ids))
+            heard.take("", len(reply.ids), last=True)
         except KeyboardInterrupt:
-            self.clean()
+            self.clean(heard)
             if not interactive:
                 raise
-            if not pieces:
+            if heard is None or not heard.content:
                 conversation.unanswered()
                 screen.end()
                 note("stopped; the conversation is as it was before")
                 return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
-            self.clean()
-            if pieces:
+            self.clean(heard)
+            if heard is not None and heard.content:
                 screen.end()
             if isinstance(error, FileError):  # the model's file shrank: there is nobody to talk to
                 raise
@@ -166,13 +174,22 @@ class Chat:
                 note(f"The message was taken back. {self.remedy()}.")
             return
         self.n_answered += 1
+        heard.end()
         screen.end()
-        self.record(reply, "".join(pieces))
+        self.record(reply, heard.content)
 
-    def clean(self) -> None:
-        """Take a bar off the screen that compiling left there."""
+    def heard(self, reply: Generation, screen: Screen) -> Heard:
+        """What takes the pieces of an answer."""
+        settings = self.conversation.settings
+        speech = speech_of(self.model, reply, bound=settings.constraint is not None)
+        return Heard(screen, speech, whole=settings.reasoning == "show")
+
+    def clean(self, heard: Heard | None) -> None:
+        """End what stands half-written on the screen: a bar of compiling, a line of thinking."""
         if self.progress is not None:
             self.progress.close()
+        if heard is not None:
+            heard.end()
 
     def record(self, reply: Generation, text: str) -> None:
         """Keep an answer, and say what it cost and whether it was cut."""

@@ -56,6 +56,7 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
     "--log/--no-log", default=True, help="A line of JSON on standard error for each call."
 )
 @click.option("--log-text", is_flag=True, help="Prompts and texts in the log too.")
+@click.option("--page/--no-page", default=True, help="Show a page to talk with the model at /.")
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
     help="A name that clients may use for this machine; may be repeated.",
@@ -83,7 +84,8 @@ def command(
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     The address is printed on standard output, alone on its line, as soon as the first call can be
-    answered. Without MODEL, the small model that ships inside the package is served.
+    answered. In a browser it is a page to talk with the model. Without MODEL, the small model that
+    ships inside the package is served.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

@@ -19,6 +19,7 @@ from treadle.errors import SamplingError
 from treadle.record import dataclass
 
 WHEN_FULL = ("refuse", "drop")
+REASONING = ("fold", "show")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Settings(GenerationOptions):
 
     when_full: str = WHEN_FULL[0]
     markdown: bool = False
+    reasoning: str = REASONING[0]
 
     def value(self, name: str) -> Any:
         """What is set; of a grammar or a schema its file."""
@@ -79,6 +81,7 @@ def find(name: str) -> Knob:
 _OF_CHAT = (
     Knob("when_full", "", "", click.Choice(WHEN_FULL), otherwise=WHEN_FULL[0]),
     Knob("markdown", "", "", otherwise=False),
+    Knob("reasoning", "", "", click.Choice(REASONING), otherwise=REASONING[0]),
 )
 SETTINGS = {each.name: each for each in (*OF_SAMPLING, *OF_ANSWERS, *_OF_CHAT)}
 OWN = {each.name for each in dataclasses.fields(Settings)}

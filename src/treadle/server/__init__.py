@@ -11,6 +11,7 @@
     asked.py          from a body to requests: settings that all protocols share
     conversation.py   from messages to ids
     wire.py           bodies in, JSON and events out, clients that leave
+    static.py         the page: files in page/, which a browser runs
     openai_*.py native.py ...  a file for each family of endpoints
 
 Nothing here is imported before ``treadle serve`` asks for it. Starlette and uvicorn come with the

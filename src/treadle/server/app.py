@@ -34,6 +34,7 @@ from treadle.server import (
     openai_chat,
     openai_completions,
     openai_responses,
+    static,
 )
 from treadle.server.call import Call, GoneError
 from treadle.server.openai_answer import reuse
@@ -101,14 +102,15 @@ def paths(path: str) -> tuple[str, ...]:
 
 def build_app(service: Service) -> Starlette:
     """The application of one service."""
-    routes = []
+    page = static.page_routes() if service.settings.page else []
+    routes = [*page]
     for method, table in (("POST", POST), ("GET", GET)):
         for path, handler in table.items():
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
     routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
     routes += [Route("/slots/{id}", native.no_slots, methods=methods)]
-    middleware = [Middleware(Guard, service=service)]
+    middleware = [Middleware(Guard, service=service, page=page)]
     if service.settings.allow_origins:
         middleware.insert(
             0,
@@ -172,9 +174,10 @@ async def _gone(request: Request, error: Exception) -> Response:
 class Guard:
     """Around all calls, in plain ASGI: refuses strangers, numbers calls, writes the log."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, page: list[Route]) -> None:
         self._app, self._service = app, service
         self._hosts = known_hosts(service)
+        self._public = {*PUBLIC, *(route.path for route in page)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One call."""
@@ -213,7 +216,7 @@ class Guard:
     def refusal(self, path: str, headers: Headers) -> ApiError | None:
         """Why a call is not let in, if it is not."""
         keys = self._service.settings.api_keys
-        if path in PUBLIC:
+        if path in self._public:
             return None
         if keys:
             if not right_key(headers, keys):

@@ -256,6 +256,7 @@ async def props(request: Request) -> Response:
             "eos_token": spelt(tokenizer.eos),
             "modalities": {"vision": False, "audio": False},
             "build_info": service.fingerprint,
+            "treadle": {"builtin_template": template.builtin},
         }
     )
 

@@ -247,7 +247,7 @@ def details(service: Service) -> dict[str, Any]:
 
 async def root(request: Request) -> Response:
     """``GET /``: how clients of Ollama find out that a server is there."""
-    return Response(b"Ollama is running")
+    return Response(b"Ollama is running", headers={"vary": "Accept"})  # a browser gets the page
 
 
 async def version(request: Request) -> Response:

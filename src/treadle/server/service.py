@@ -44,6 +44,7 @@ class Settings:
     max_queue_s: float = 300.0  # seconds of reading that may be before a text
     log: bool = True
     log_text: bool = False  # prompts and texts too
+    page: bool = True  # at /
     host: str = "127.0.0.1"
 
 

@@ -14,7 +14,7 @@ the command line read answers by it.
 Calls end where their JSON ends, whatever a string in it says.
 """
 
-from treadle.speech.manner import Manner, find_manner
+from treadle.speech.manner import Manner, find_manner, find_thought
 from treadle.speech.rows import ROWS, Row, Thought
 from treadle.speech.scanner import Said, Scanner, Speech, Told, ToolCall
 
@@ -29,4 +29,5 @@ __all__ = [
     "Told",
     "ToolCall",
     "find_manner",
+    "find_thought",
 ]

@@ -67,7 +67,7 @@ def find_manner(template: ChatTemplate) -> Manner:
     """Render a template a few times. What does not come out is done by the prompt."""
     source = f"{template.source}{template.tool_source or ''}"
     channels = Channels.message in source and "<|channel|>" in source
-    thought = next((t for t in THOUGHTS if t.close in source), None)
+    thought = find_thought(template)
     plain = _rendered(template, [])
     shows = _NAME in plain
     system = _SYSTEM in _rendered(template, [], system=True, tools=False)
@@ -82,6 +82,12 @@ def find_manner(template: ChatTemplate) -> Manner:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
                 return Manner(row=row, writes_calls=True, **own)
     return Manner(**{**own, "shows_tools": False})
+
+
+def find_thought(template: ChatTemplate) -> Thought | None:
+    """The marks around reasoning that a template knows."""
+    source = f"{template.source}{template.tool_source or ''}"
+    return next((t for t in THOUGHTS if t.close in source), None)
 
 
 def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> Row | None:

@@ -1,0 +1,295 @@
+// The page: what buttons do, which conversation is shown, and what happens at a reload.
+
+import { announce, button, byId } from "./element.js";
+import { Dialogs } from "./dialogs.js";
+import { Attached } from "./files.js";
+import { completes } from "./settings.js";
+import { Side } from "./side.js";
+import * as store from "./store.js";
+import { ServerError, getJson } from "./stream.js";
+import * as talks from "./talk.js";
+import { View } from "./view.js";
+import { Writer } from "./writer.js";
+
+let server = {}; // what /props says
+let talk = talks.newTalk(); // the conversation that is shown
+const writers = new Map(); // of each conversation that is being written in this tab
+const entry = byId("entry");
+const attached = new Attached(byId("attached"), notice);
+const dialogs = new Dialogs({
+  changed: show,
+  connect,
+  system: () => talk.system,
+  setSystem(text) {
+    talk.system = text;
+    store.kept.set("system", text);
+    if (talk.leaf) save();
+  },
+});
+const side = new Side({
+  current: () => talk.id,
+  forget(id) {
+    writers.get(id)?.forget();
+    if (id === talk.id) fresh();
+  },
+  fresh,
+  notice,
+});
+const view = new View(byId("log"), {
+  again: (node) => reply(node.parent),
+  reply: (node) => reply(node.id),
+  resume: (node) => write(node),
+  edit(node, text) {
+    const { role, mode, files, reasoning, model } = node;
+    const said = { role, mode, files, reasoning, model, content: text };
+    const made = talks.add(talk, node.parent, said);
+    if (role === "user") reply(made.id);
+    else save();
+  },
+  remove(node) {
+    writers.get(talk.id)?.stop();
+    talks.remove(talk, node);
+    save();
+    entry.focus();
+  },
+  turn(node, step) {
+    const place = talks.siblings(talk, node);
+    talk.leaf = talks.tip(talk, place[place.indexOf(node) + step]);
+    save();
+  },
+  result(node, call, text) {
+    const said = { role: "tool", callId: call.id, name: call.name, content: text };
+    const leaf = talks.add(talk, talk.leaf, said);
+    const given = talks
+      .path(talk)
+      .filter((each) => each.role === "tool")
+      .map((each) => each.callId);
+    if (node.calls.every(({ id }) => given.includes(id))) reply(leaf.id);
+    else save();
+  },
+  take: (node, prefix) =>
+    write(talks.add(talk, node.parent, { role: "assistant", content: prefix, mode: node.mode })),
+});
+
+// -- answers --------------------------------------------------------------------------------------
+
+// "text" where a message is gone on with, undefined where it is answered.
+const mode = () => (completes(dialogs.typed, server) ? "text" : undefined);
+
+function reply(parent) {
+  write(talks.add(talk, parent, { role: "assistant", mode: mode() }));
+}
+
+async function write(node, own = talk) {
+  if (writers.has(own.id)) return;
+  const writer = new Writer(
+    own,
+    node,
+    { server, typed: dialogs.typed, key: store.kept.get("key", "") },
+    {
+      grow: (grown) => {
+        if (own === talk) {
+          view.grow(grown);
+          meter();
+        }
+      },
+      save: (changed) => store.put(changed),
+      end(ended, error) {
+        writers.delete(own.id);
+        if (own === talk) show();
+        side.list();
+        announce(
+          error
+            ? error.message
+            : ended.state === "stopped"
+              ? "Stopped"
+              : `Answer finished: ${ended.timings?.predicted_n ?? 0} tokens`,
+        );
+        if (error?.status === 401) dialogs.askKey();
+      },
+    },
+  );
+  writers.set(own.id, writer);
+  node.state = "writing";
+  if (own === talk) {
+    show();
+    view.toEnd();
+  }
+  announce("An answer is being written");
+  await writer.run();
+}
+
+async function save() {
+  await store.put(talk);
+  show();
+  side.list();
+}
+
+function send() {
+  const content = entry.value;
+  if (writers.has(talk.id) || (!content.trim() && !attached.files.length)) return;
+  const node = talks.add(talk, talk.leaf, {
+    role: "user",
+    content,
+    files: attached.take(),
+    mode: mode(),
+  });
+  entry.value = "";
+  store.ofTab.set("draft", null);
+  location.hash = talk.id;
+  reply(node.id);
+  side.list();
+}
+
+function stop() {
+  writers.get(talk.id)?.stop();
+  entry.focus();
+}
+
+// -- what is shown --------------------------------------------------------------------------------
+
+function show() {
+  const writing = writers.has(talk.id);
+  byId("title").textContent = talk.title || "New conversation";
+  document.title = talk.title ? `${talk.title} · treadle` : "treadle";
+  view.show(talk, talks.path(talk));
+  byId("stop").hidden = !writing;
+  byId("send").hidden = writing;
+  entry.placeholder = mode() ? "A text that the model goes on with" : "Message";
+  meter();
+}
+
+function meter() {
+  const n_ctx = server.default_generation_settings?.n_ctx;
+  const last = talks.path(talk).findLast((node) => node.timings);
+  byId("context").hidden = !n_ctx || !last;
+  if (byId("context").hidden) return;
+  const { cache_n, prompt_n, predicted_n } = last.timings;
+  const used = Math.min(n_ctx, cache_n + prompt_n + predicted_n);
+  Object.assign(byId("meter"), { max: n_ctx, value: used });
+  byId("used").textContent = `${used} of ${n_ctx}`;
+}
+
+function notice(text) {
+  byId("notice").hidden = !text;
+  byId("notice").replaceChildren(
+    text,
+    button("Close", () => notice("")),
+  );
+}
+
+function fresh() {
+  talk = talks.newTalk(store.kept.get("system", ""));
+  history.replaceState(null, "", location.pathname);
+  show();
+  side.list();
+  entry.focus();
+}
+
+async function open(id) {
+  talk =
+    writers.get(id)?.talk ?? (await store.get(id)) ?? talks.newTalk(store.kept.get("system", ""));
+  show();
+  view.toEnd();
+  side.open(false);
+  side.list();
+}
+
+// -- the server -----------------------------------------------------------------------------------
+
+async function connect() {
+  try {
+    await getJson("health", "");
+    server = await getJson("props", store.kept.get("key", ""));
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    notice(error.message);
+    if (error.status === 401) return dialogs.askKey();
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    return connect();
+  }
+  notice("");
+  byId("model").textContent = server.model_alias;
+  dialogs.draw(server);
+  show();
+}
+
+// -- the browser ----------------------------------------------------------------------------------
+
+const on = (id, event, act) => byId(id).addEventListener(event, act);
+
+on("form", "submit", (event) => {
+  event.preventDefault();
+  send();
+});
+on("stop", "click", stop);
+on("entry", "keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+on("entry", "input", () => store.ofTab.set("draft", entry.value));
+on("entry", "paste", (event) => {
+  if (attached.paste(event.clipboardData)) event.preventDefault();
+});
+on("attach", "click", () => byId("attach-file").click());
+on("attach-file", "change", async ({ target }) => {
+  await attached.add([...target.files]);
+  target.value = "";
+  entry.focus();
+});
+on("newest", "click", () => {
+  view.toEnd();
+  entry.focus();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (side.isOpen()) {
+    side.open(false);
+    byId("side-open").focus();
+  } else stop();
+});
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  attached.add([...event.dataTransfer.files]);
+});
+window.addEventListener("hashchange", () => {
+  if (location.hash.slice(1) !== talk.id) open(location.hash.slice(1));
+});
+store.onChange(async (id) => {
+  side.list();
+  if (id === talk.id && !writers.has(id)) {
+    talk = (await store.get(id)) ?? talk;
+    show();
+  }
+});
+
+// A reload ends the stream. What has come so far is kept here, and gone on with after the reload.
+window.addEventListener("pagehide", () => {
+  const left = [...writers.values()].map(({ talk: { id }, node }) => ({ id, node }));
+  store.ofTab.set("writing", left.length ? left : null);
+});
+
+function goOn() {
+  const left = store.ofTab.get("writing", []);
+  store.ofTab.set("writing", null);
+  for (const { id, node } of left) resume(id, node);
+}
+
+async function resume(id, node) {
+  const own = id === talk.id ? talk : await store.get(id);
+  if (own?.nodes[node.id]) write(Object.assign(own.nodes[node.id], node), own);
+}
+
+entry.value = store.ofTab.get("draft", "");
+talk.system = store.kept.get("system", "");
+if (location.hash) await open(location.hash.slice(1));
+show();
+side.list();
+if (!(await store.lasting()))
+  notice("This browser keeps no conversations here: they end with the page.");
+entry.focus();
+await connect();
+goOn();

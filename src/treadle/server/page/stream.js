@@ -1,0 +1,161 @@
+// Talking with the server: requests, streams of events, errors in words.
+
+const SILENT_MS = 30000; // the server sends something each second: after so long it is gone
+
+export class ServerError extends Error {
+  constructor(message, { status = 0, code = "", retryS = 0 } = {}) {
+    super(message);
+    Object.assign(this, { status, code, retryS });
+  }
+}
+
+const headers = (key) => ({
+  "content-type": "application/json",
+  ...(key && { authorization: `Bearer ${key}` }),
+});
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch(new URL(path, document.baseURI), { cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The server does not answer. Is “treadle serve” still running?");
+  }
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+async function refusal(response) {
+  const found = await response.json().catch(() => ({}));
+  return inWords(
+    found.error ?? {},
+    response.status,
+    Number(response.headers.get("retry-after")) || 0,
+  );
+}
+
+// What the server's error object means to somebody who only wanted to talk.
+function inWords(error, status = 0, retryS = 0) {
+  const said = String(error.message ?? `status ${status}`);
+  const told = { status, code: error.code ?? "", retryS };
+  if (status === 401) return new ServerError("This server wants an API key.", told);
+  if (error.type === "exceed_context_size_error" && error.n_ctx) {
+    return new ServerError(
+      `The conversation has ${error.n_prompt_tokens} tokens, and the context holds ` +
+        `${error.n_ctx}. ` +
+        "Edit an earlier message to make it shorter, or start the server with a larger --context.",
+      told,
+    );
+  }
+  if (error.code === "loading") return new ServerError("The model is still loading.", told);
+  if (error.code === "overloaded") return new ServerError(`The server is busy: ${said}.`, told);
+  return new ServerError(said.charAt(0).toUpperCase() + said.slice(1), told);
+}
+
+export async function getJson(path, key) {
+  return (await send(path, { headers: headers(key) })).json();
+}
+
+// The data of a response's server-sent events; null for each comment, which only shows that the
+// server is alive.
+export async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  try {
+    for (;;) {
+      const { done, value } = await inTime(reader.read());
+      if (done) return;
+      const lines = (held + value).split("\n");
+      held = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data: ")) yield line.slice(6);
+        else if (line.startsWith(":")) yield null;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function inTime(promise) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(
+      () => reject(new ServerError("The connection was lost: nothing came for 30 s.")),
+      SILENT_MS,
+    );
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
+
+// An answer as it is written. Yields objects with some of: text, reasoning, calls, tokens, timings,
+// usage, progress, finish; an empty one where the server only shows that it is alive.
+export async function* answer(path, body, { key, signal }) {
+  const response = await send(path, {
+    method: "POST",
+    headers: headers(key),
+    body: JSON.stringify(body),
+    signal,
+  });
+  const read = path.endsWith("completions") ? fromChat : fromCompletion;
+  let ended = false;
+  try {
+    for await (const data of events(response.body)) {
+      if (data === null) yield {};
+      else if (data === "[DONE]") return;
+      else {
+        const event = JSON.parse(data);
+        if (event.error) throw inWords(event.error);
+        const told = read(event);
+        ended ||= Boolean(told.finish);
+        yield told;
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError" || error instanceof ServerError) throw error;
+    throw new ServerError("The connection was lost.");
+  }
+  if (!ended) throw new ServerError("The answer broke off: the connection was lost.");
+}
+
+function fromChat(event) {
+  const [choice] = event.choices ?? [];
+  const delta = choice?.delta ?? {};
+  return {
+    text: delta.content ?? "",
+    reasoning: delta.reasoning_content ?? "",
+    calls: delta.tool_calls ?? [],
+    tokens: (choice?.logprobs?.content ?? []).map(compact),
+    finish: choice?.finish_reason,
+    ...shared(event),
+  };
+}
+
+function fromCompletion(event) {
+  return {
+    text: event.content ?? "",
+    tokens: (event.completion_probabilities ?? []).map(compact),
+    finish: event.stop ? ({ limit: "length" }[event.stop_type] ?? "stop") : undefined,
+    ...(event.stop && {
+      usage: { prompt_tokens: event.tokens_evaluated, completion_tokens: event.tokens_predicted },
+    }),
+    ...shared(event),
+  };
+}
+
+// What both kinds of stream have beside the text, where this server sends it.
+function shared(event) {
+  return {
+    ...(event.timings && { timings: event.timings }),
+    ...(event.usage && { usage: event.usage }),
+    ...(event.prompt_progress && { progress: event.prompt_progress }),
+  };
+}
+
+// [text, logarithm of its probability, [[text, logarithm], ...]]: they are many, and are kept.
+const compact = (entry) => [
+  entry.token,
+  entry.logprob,
+  (entry.top_logprobs ?? []).map((top) => [top.token, top.logprob]),
+];

@@ -1,0 +1,172 @@
+// A conversation is a tree of messages. What is shown is the path from the root to `leaf`; an edit
+// or another answer is a branch beside the old one. Nothing here knows the page or the network.
+//
+// talk: {id, title, system, made, changed, nodes: {id: node}, leaf}
+// node: {id, parent, role, content, state, at, ...}; of an assistant also reasoning, calls,
+//   tokens, timings, finish, error. state: "writing", "done", "stopped" or "broken".
+
+// crypto.randomUUID is missing where the page comes over plain HTTP from another machine.
+export const newId = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(12)), (b) =>
+    b.toString(16).padStart(2, "0"),
+  ).join("");
+
+export function newTalk(system = "") {
+  const now = Date.now();
+  return { id: newId(), title: "", system, made: now, changed: now, nodes: {}, leaf: null };
+}
+
+// Adds a message behind `parent` (null: a first one) and shows it.
+export function add(talk, parent, fields) {
+  const node = { id: newId(), parent, content: "", state: "done", at: Date.now(), ...fields };
+  talk.nodes[node.id] = node;
+  talk.leaf = node.id;
+  talk.changed = node.at;
+  if (!talk.title && node.role === "user") talk.title = titleOf(node);
+  return node;
+}
+
+function titleOf(node) {
+  const line = (node.content || node.files?.[0]?.name || "").trim().split("\n")[0];
+  return line.length > 60 ? `${line.slice(0, 59)}…` : line;
+}
+
+// Messages from the first to `leaf`.
+export function path(talk, leaf = talk.leaf) {
+  const found = [];
+  for (let node = talk.nodes[leaf]; node; node = talk.nodes[node.parent]) found.unshift(node);
+  return found;
+}
+
+// A message and those that stand in its place, by age.
+export function siblings(talk, node) {
+  return Object.values(talk.nodes)
+    .filter((each) => each.parent === node.parent)
+    .sort((a, b) => a.at - b.at);
+}
+
+// The end of the youngest branch behind a message.
+export function tip(talk, node) {
+  const children = Object.values(talk.nodes).filter((each) => each.parent === node.id);
+  if (!children.length) return node.id;
+  return tip(
+    talk,
+    children.reduce((a, b) => (b.at >= a.at ? b : a)),
+  );
+}
+
+// Takes a message away, with all that follows it.
+export function remove(talk, node) {
+  const others = siblings(talk, node).filter((each) => each !== node);
+  const gone = [node.id];
+  for (let i = 0; i < gone.length; i++) {
+    for (const each of Object.values(talk.nodes)) if (each.parent === gone[i]) gone.push(each.id);
+  }
+  for (const id of gone) delete talk.nodes[id];
+  talk.leaf = others.length ? tip(talk, others.at(-1)) : node.parent;
+  talk.changed = Date.now();
+}
+
+// A message's text with its files, each in a fence that is longer than any in it.
+export function written(node) {
+  const files = (node.files ?? []).map(({ name, text }) => {
+    const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+    const fence = "`".repeat(longest + 1);
+    return `${name}:\n${fence}\n${text}\n${fence}`;
+  });
+  return [...files, node.content].filter(Boolean).join("\n\n");
+}
+
+// The messages up to `leaf`, as /v1/chat/completions takes them.
+export function messages(talk, leaf) {
+  const said = talk.system.trim() ? [{ role: "system", content: talk.system }] : [];
+  for (const node of path(talk, leaf)) {
+    const message = { role: node.role, content: written(node) };
+    if (node.role === "assistant" && node.calls?.length) {
+      message.tool_calls = node.calls.map(({ id, name, arguments: given }) => ({
+        id,
+        type: "function",
+        function: { name, arguments: given },
+      }));
+    }
+    if (node.role === "tool") message.tool_call_id = node.callId;
+    if (node.role !== "assistant" || message.content || message.tool_calls) said.push(message);
+  }
+  return said;
+}
+
+// The messages up to `leaf` as one text that is gone on with.
+export const text = (talk, leaf) => talk.system + path(talk, leaf).map(written).join("");
+
+// A conversation that a file claims to be, or an error that says what is wrong. Also read: a list
+// of messages, and what `treadle chat` writes with /save.
+export function read(value) {
+  if (Array.isArray(value)) value = { messages: value };
+  if (Array.isArray(value?.messages)) return fromMessages(value);
+  const bad = (why) => new Error(`not a conversation: ${why}`);
+  if (typeof value?.nodes !== "object" || value.nodes === null) throw bad("it has no messages");
+  const talk = { ...newTalk(string(value.system)), title: string(value.title).slice(0, 200) };
+  for (const key of ["made", "changed"]) if (Number.isFinite(value[key])) talk[key] = value[key];
+  for (const [id, node] of Object.entries(value.nodes)) {
+    if (!["user", "assistant", "tool"].includes(node?.role))
+      throw bad("a message has no known role");
+    talk.nodes[id] = readNode(id, node);
+  }
+  for (const node of Object.values(talk.nodes)) {
+    const seen = new Set();
+    for (let at = node; at; at = talk.nodes[at.parent]) {
+      if (seen.has(at.id)) throw bad("its messages go in a circle");
+      seen.add(at.id);
+    }
+    if (node.parent !== null && !talk.nodes[node.parent]) node.parent = null;
+  }
+  const ids = Object.keys(talk.nodes);
+  talk.leaf = talk.nodes[value.leaf] ? value.leaf : (ids.at(-1) ?? null);
+  return talk;
+}
+
+const string = (value) => (typeof value === "string" ? value : "");
+
+function readNode(id, node) {
+  const made = {
+    id,
+    parent: typeof node.parent === "string" ? node.parent : null,
+    role: node.role,
+  };
+  made.content = string(node.content);
+  made.at = Number.isFinite(node.at) ? node.at : 0;
+  made.state = ["stopped", "broken"].includes(node.state) ? node.state : "done";
+  for (const key of ["reasoning", "error", "finish", "model", "callId"]) {
+    if (typeof node[key] === "string") made[key] = node[key];
+  }
+  const list = (key) =>
+    Array.isArray(node[key]) ? node[key].filter((each) => each && typeof each === "object") : [];
+  made.files = list("files").map((file) => ({ name: string(file.name), text: string(file.text) }));
+  made.calls = list("calls").map((call) => ({
+    id: string(call.id),
+    name: string(call.name),
+    arguments: string(call.arguments),
+  }));
+  if (node.timings && typeof node.timings === "object") made.timings = node.timings;
+  return made;
+}
+
+function fromMessages(value) {
+  const talk = newTalk(string(value.system));
+  for (const message of value.messages) {
+    const { role } = message ?? {};
+    const content = Array.isArray(message?.content)
+      ? message.content.map((part) => string(part?.text)).join("\n")
+      : string(message?.content);
+    if (role === "system" || role === "developer") talk.system = content;
+    else if (["user", "assistant", "tool"].includes(role)) {
+      const calls = (message.tool_calls ?? []).map((call) => ({
+        id: string(call?.id),
+        name: string(call?.function?.name),
+        arguments: string(call?.function?.arguments),
+      }));
+      add(talk, talk.leaf, { role, content, calls, callId: string(message.tool_call_id) });
+    } else throw new Error("not a conversation: a message has no known role");
+  }
+  return talk;
+}

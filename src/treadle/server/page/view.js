@@ -1,0 +1,291 @@
+// Messages as elements. One that has not changed keeps its element, and with it the focus.
+
+import { button, byId, copy, el } from "./element.js";
+import { size } from "./files.js";
+import { Markdown } from "./markdown.js";
+import { siblings } from "./talk.js";
+import { tokenView } from "./tokens.js";
+import { figures, remark } from "./words.js";
+
+const NEAR = 80; // pixels from the end: whoever reads further up is not moved
+
+export class View {
+  // `actions` are what buttons do: again, edit, keep, resume, remove, turn, result, take.
+  constructor(log, actions) {
+    Object.assign(this, { log, actions });
+    this._shown = new Map(); // of each message: {key, box, body, grow}
+    this._pending = new Set();
+    this._cost = 0;
+    log.addEventListener("scroll", () => (byId("newest").hidden = this._near()));
+  }
+
+  // Shows these messages of a conversation.
+  show(talk, nodes) {
+    const focus = this._focus();
+    const follow = this._near();
+    const fresh = new Map();
+    nodes.forEach((node, i) => {
+      const place = siblings(talk, node);
+      const key = JSON.stringify([
+        place.map((each) => each.id),
+        i === nodes.length - 1,
+        node.state,
+        node.error,
+        node.finish,
+        node.calls,
+        node.state === "writing" ? 0 : node.content,
+      ]);
+      const old = this._shown.get(node.id);
+      fresh.set(
+        node.id,
+        old?.key === key
+          ? old
+          : { key, ...this._message(node, place, i === nodes.length - 1, old?.body) },
+      );
+    });
+    this._shown = fresh;
+    const boxes = [...fresh.values()].map(({ box }) => box);
+    for (const child of [...this.log.children]) if (!boxes.includes(child)) child.remove();
+    boxes.forEach((box, i) => {
+      if (this.log.children[i] !== box) this.log.insertBefore(box, this.log.children[i] ?? null);
+    });
+    if (follow) this.toEnd();
+    if (focus) (this.log.querySelector(focus) ?? byId("entry")).focus();
+  }
+
+  // A message has grown. Drawing takes at most a fifth of the time, however long the text is.
+  grow(node) {
+    if (!this._pending.size)
+      setTimeout(() => requestAnimationFrame(() => this._draw()), Math.max(40, 4 * this._cost));
+    this._pending.add(node);
+  }
+
+  _draw() {
+    const began = performance.now();
+    const follow = this._near();
+    for (const node of this._pending) this._shown.get(node.id)?.grow(node);
+    this._pending.clear();
+    if (follow) this.toEnd();
+    this._cost = performance.now() - began;
+  }
+
+  toEnd() {
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  _near() {
+    return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
+  }
+
+  // How to find the button that has the focus, in case its message is made anew.
+  _focus() {
+    const at = document.activeElement;
+    const box = at && this.log.contains(at) && at.closest(".message");
+    return box && at.dataset.does
+      ? `#${CSS.escape(box.id)} [data-does="${at.dataset.does}"]`
+      : null;
+  }
+
+  // `body` is the element of its text, where there is one already: what is selected in it stays so.
+  _message(node, place, last, body = this._body(node)) {
+    const writing = node.state === "writing";
+    body.box.hidden = false; // its tokens may have stood there
+    const who =
+      { user: "You", tool: `Result of ${node.name || "a tool"}` }[node.role] ??
+      node.model ??
+      "Answer";
+    const box = el(
+      "article",
+      {
+        class: `message ${node.role}`,
+        id: `m-${node.id}`,
+        "aria-label": who,
+        "aria-busy": String(writing),
+      },
+      el("div", { class: "row" }, el("strong", {}, who), this._branches(node, place)),
+    );
+    const buttons = el("div", { class: "row" }, this._buttons(node, last, body));
+    if (node.role !== "assistant") {
+      box.append(body.box, ...this._files(node), buttons);
+      body.show(node);
+      return { box, body, grow: body.show };
+    }
+    const thought = el(
+      "details",
+      { class: "reasoning" },
+      el("summary", {}),
+      el("div", { class: "plain" }),
+    );
+    const calls = el("div", { class: "calls" });
+    const note = el("p", { class: "note" });
+    const stats = el("p", { class: "stats" });
+    const waits = el("progress", { "aria-label": "Prompt read", hidden: true });
+    box.append(thought, body.box, calls, waits, note, buttons);
+    buttons.append(stats);
+    const grow = (now) => {
+      body.show(now);
+      showThought(thought, now);
+      calls.replaceChildren(...(now.calls ?? []).map((call) => this._call(now, call, last)));
+      showWaiting(waits, now);
+      note.textContent = remark(now);
+      note.classList.toggle("wrong", Boolean(now.error));
+      stats.textContent = figures(now);
+    };
+    grow(node);
+    return { box, body, grow };
+  }
+
+  _body(node) {
+    if (node.role !== "assistant" || node.mode === "text") {
+      const box = el("div", { class: node.mode === "text" ? "plain code-text" : "plain" });
+      return {
+        box,
+        show: (now) => {
+          if (box.textContent !== now.content) box.textContent = now.content;
+        },
+      };
+    }
+    const markdown = new Markdown();
+    return {
+      box: markdown.box,
+      show: (now) => markdown.show(now.content, now.state !== "writing"),
+    };
+  }
+
+  _files(node) {
+    return (node.files ?? []).map(({ name, text }) =>
+      el(
+        "details",
+        { class: "file" },
+        el("summary", {}, `${name} (${size(text)})`),
+        el("pre", { tabindex: 0 }, text),
+      ),
+    );
+  }
+
+  _branches(node, place) {
+    if (place.length < 2) return null;
+    const at = place.indexOf(node);
+    const turn = (label, sign, step) =>
+      button(sign, () => this.actions.turn(node, step), {
+        "aria-label": label,
+        "data-does": label,
+        disabled: !place[at + step],
+      });
+    return el(
+      "span",
+      { class: "branches" },
+      turn("Previous version", "‹", -1),
+      ` ${at + 1} of ${place.length} `,
+      turn("Next version", "›", 1),
+    );
+  }
+
+  _buttons(node, last, body) {
+    if (node.state === "writing") return el("span", {});
+    const act = (label, does, run) => button(label, run, { "data-does": does });
+    const { actions } = this;
+    const row = el(
+      "span",
+      { class: "actions" },
+      act("Copy", "copy", (event) => copy(node.content, event.currentTarget)),
+    );
+    if (node.role !== "tool") row.append(act("Edit", "edit", () => this._edit(node, body.box)));
+    if (node.role === "assistant") {
+      row.append(act("Again", "again", () => actions.again(node)));
+      if (last && node.content && !node.calls?.length)
+        row.append(act("Go on", "resume", () => actions.resume(node)));
+      if (node.tokens?.length) {
+        row.append(act("Tokens", "tokens", () => this._tokens(node, body.box)));
+      }
+    } else if (last) row.append(act("Answer", "answer", () => actions.reply(node)));
+    row.append(act("Delete", "delete", () => actions.remove(node)));
+    return row;
+  }
+
+  _tokens(node, body) {
+    const there = body.parentNode.querySelector(".token-view");
+    body.hidden = !there;
+    if (there) return there.remove();
+    body.after(tokenView(node, (prefix) => this.actions.take(node, prefix)));
+    body.nextSibling.querySelector(".token").focus();
+  }
+
+  _edit(node, body) {
+    const text = el("textarea", {
+      value: node.content,
+      rows: Math.min(15, node.content.split("\n").length + 1),
+      "aria-label": "Edit the message",
+    });
+    const back = () => {
+      form.remove();
+      body.hidden = false;
+      byId(`m-${node.id}`)?.querySelector('[data-does="edit"]')?.focus();
+    };
+    const form = el(
+      "form",
+      {
+        class: "edit",
+        onsubmit: (event) => {
+          event.preventDefault();
+          back();
+          this.actions.edit(node, text.value);
+        },
+        onkeydown: (event) => {
+          if (event.key === "Escape") {
+            event.stopPropagation();
+            back();
+          }
+        },
+      },
+      text,
+      el(
+        "div",
+        { class: "row" },
+        button("Cancel", back),
+        el("button", { type: "submit" }, node.role === "user" ? "Send" : "Keep"),
+      ),
+    );
+    body.hidden = true;
+    body.after(form);
+    text.focus();
+  }
+
+  _call(node, call, last) {
+    let shown = call.arguments;
+    try {
+      shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
+    } catch {
+      /* not whole yet */
+    }
+    const box = el(
+      "div",
+      { class: "call" },
+      el("strong", {}, `Calls ${call.name}`),
+      el("pre", { tabindex: 0 }, shown),
+    );
+    if (last && node.state === "done") {
+      const text = el("textarea", { rows: 2, "aria-label": `Result of ${call.name}` });
+      box.append(
+        text,
+        button("Give the result", () => this.actions.result(node, call, text.value)),
+      );
+    }
+    return box;
+  }
+}
+
+function showThought(box, node) {
+  box.hidden = !node.reasoning;
+  if (box.hidden) return;
+  const busy = node.state === "writing" && !node.content && !node.calls?.length;
+  const n_words = node.reasoning.trim().split(/\s+/).length;
+  box.firstChild.textContent = `${busy ? "Thinking" : "Thought"}: ${n_words} words`;
+  box.lastChild.textContent = node.reasoning;
+}
+
+function showWaiting(bar, node) {
+  const { processed, total, queue } = node.progress ?? {};
+  bar.hidden = !total || queue > 0 || Boolean(node.content || node.reasoning);
+  if (!bar.hidden) Object.assign(bar, { max: total, value: processed });
+}

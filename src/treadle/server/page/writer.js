@@ -1,0 +1,86 @@
+// One answer while it is written: from the request to the message that grows.
+
+import { answer } from "./stream.js";
+import { chat, completion } from "./settings.js";
+import { messages, text } from "./talk.js";
+
+const SAVE_MS = 1000; // what is lost at most if the browser dies
+
+// `told` has grow(node), save(talk), end(node, error).
+export class Writer {
+  constructor(talk, node, { server, typed, key }, told) {
+    Object.assign(this, { talk, node, server, typed, key, told });
+    this._abort = new AbortController();
+    this._saved = 0;
+  }
+
+  stop() {
+    this._abort.abort();
+  }
+
+  // Stops, and keeps nothing: the conversation is deleted.
+  forget() {
+    this.told = { ...this.told, save: async () => {} };
+    this.stop();
+  }
+
+  // Writes to the end. An answer that has content is gone on with.
+  async run() {
+    const { node } = this;
+    let failed = null;
+    try {
+      const [path, body] = this._request();
+      Object.assign(node, {
+        state: "writing",
+        finish: "",
+        error: "",
+        progress: null,
+        model: this.server.model_alias,
+      });
+      await this.told.save(this.talk);
+      this.told.grow(node);
+      for await (const part of answer(path, body, { key: this.key, signal: this._abort.signal }))
+        this._take(part);
+      node.state = "done";
+    } catch (error) {
+      node.state = error.name === "AbortError" ? "stopped" : "broken";
+      if (node.state === "broken") [failed, node.error] = [error, error.message];
+    }
+    node.progress = null;
+    this.talk.changed = Date.now();
+    await this.told.save(this.talk);
+    this.told.end(node, failed);
+  }
+
+  _request() {
+    const { node, talk } = this;
+    if (node.calls?.length || !node.content)
+      Object.assign(node, { content: "", reasoning: "", calls: [], tokens: [] });
+    const upto = node.content ? node.id : node.parent;
+    if (node.mode === "text")
+      return ["completion", { ...completion(this.typed), prompt: text(talk, upto) }];
+    return ["v1/chat/completions", { ...chat(this.typed), messages: messages(talk, upto) }];
+  }
+
+  _take(part) {
+    const { node, told } = this;
+    if (part.text) node.content += part.text;
+    if (part.reasoning) node.reasoning = (node.reasoning ?? "") + part.reasoning;
+    for (const { index, id, function: said } of part.calls ?? []) {
+      node.calls[index] ??= { id: id ?? "", name: "", arguments: "" };
+      if (id) node.calls[index].id = id;
+      node.calls[index].name += said?.name ?? "";
+      node.calls[index].arguments += said?.arguments ?? "";
+    }
+    if (part.tokens?.length) (node.tokens ??= []).push(...part.tokens);
+    if (part.timings) node.timings = part.timings;
+    if (part.usage) node.used = part.usage.prompt_tokens + part.usage.completion_tokens;
+    if (part.progress) node.progress = part.progress;
+    if (part.finish) node.finish = part.finish;
+    told.grow(node);
+    if (Date.now() - this._saved > SAVE_MS) {
+      this._saved = Date.now();
+      told.save(this.talk);
+    }
+  }
+}

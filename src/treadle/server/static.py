@@ -1,0 +1,91 @@
+"""The page: files of the package, sent as they are.
+
+``/`` is the page for a browser, which asks for HTML. Clients of Ollama ask there whether a server
+runs, and are told so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+from treadle.server import ollama
+from treadle.server.wire import Response
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable  # Python 3.11
+
+FOLDER = "page"
+INDEX = "index.html"
+KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+# Nothing is loaded from elsewhere, nothing inline is run, and no text becomes HTML but through
+# DOMPurify. So a script that a model writes, or one that is pasted, stays text.
+POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",  # ask each time whether it has changed: another version may run
+    "vary": "Accept",
+}
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """Each file's path below ``page/``: its bytes and their media type."""
+
+    def walk(folder: Traversable, above: str) -> Iterator[tuple[str, tuple[bytes, str]]]:
+        for each in sorted(folder.iterdir(), key=lambda file: file.name):
+            if each.is_dir():
+                yield from walk(each, f"{above}{each.name}/")
+            elif (kind := KINDS.get(each.name[each.name.rfind(".") :])) is not None:
+                yield above + each.name, (each.read_bytes(), kind)
+
+    return dict(walk(resources.files("treadle.server") / FOLDER, ""))
+
+
+def page_routes() -> list[Route]:
+    """The page at ``/``, and its files."""
+    files = page_files()
+    routes = [
+        Route(f"/{FOLDER}/{name}", _sending(*file)) for name, file in files.items() if name != INDEX
+    ]
+    return [Route("/", _either(_sending(*files[INDEX]), ollama.root)), *routes]
+
+
+def _sending(content: bytes, kind: str) -> Handler:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**HEADERS, "etag": tag}
+
+    async def send(request: Request) -> Response:
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(None, 304, headers, kind)
+        return Response(content, 200, headers, kind)
+
+    return send
+
+
+def _either(page: Handler, other: Handler) -> Handler:
+    """``page`` for who takes HTML, ``other`` for the rest."""
+
+    async def choose(request: Request) -> Response:
+        html = "text/html" in request.headers.get("accept", "")
+        return await (page if html else other)(request)
+
+    return choose

@@ -1,0 +1,130 @@
+"""A server whose answers are written by the test: the real page, and a model that says what it is
+told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from treadle.sampling import Sampling
+from treadle.server.native import sampling_dict
+from treadle.server.static import page_routes
+
+CUT = object()  # in an answer: the connection is lost here
+N_CTX = 4096
+
+
+def says(text: str = "", finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    """One chunk of a chat."""
+    said = {"content": text, **delta} if text else delta
+    return {"choices": [{"index": 0, "delta": said, "finish_reason": finish}]}
+
+
+def end(finish: str = "stop", n: int = 2) -> dict[str, Any]:
+    """The last chunk, with what the answer cost."""
+    cost = {"cache_n": 30, "prompt_n": 12, "prompt_ms": 10.0, "prompt_per_second": 1200.0}
+    cost |= {"predicted_n": n, "predicted_ms": 100.0, "predicted_per_second": 31.5}
+    return says(finish=finish) | {"timings": cost}
+
+
+class Scripted:
+    """``answers`` are taken one a request: lists of chunks, of ``threading.Event`` to wait for, and
+    of ``CUT``; or (status, error). ``bodies`` are what was asked, ``left`` counts the clients that
+    went before the end.
+    """
+
+    def __init__(self) -> None:
+        self.answers: deque[Any] = deque()
+        self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.keys: list[str] = []
+        self.left = 0
+        self.props: dict[str, Any] = {
+            "default_generation_settings": {"n_ctx": N_CTX, "params": sampling_dict(Sampling())},
+            "model_alias": "scripted",
+            "treadle": {"builtin_template": None},
+        }
+        self.key = ""
+        routes = [Route(path, self._answer, methods=["POST"]) for path in PATHS]
+        routes += [Route("/health", self._health), Route("/props", self._props)]
+        config = uvicorn.Config(
+            Starlette(routes=[*page_routes(), *routes]),
+            port=0, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._socket = config.bind_socket()
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._socket.close()
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _props(self, request: Request) -> Response:
+        return self._refusal(request) or JSONResponse(self.props)
+
+    def _refusal(self, request: Request) -> Response | None:
+        self.keys.append(request.headers.get("authorization", ""))
+        if self.keys[-1] == f"Bearer {self.key}" or not self.key:
+            return None
+        return JSONResponse({"error": {"message": "no", "code": "invalid_api_key"}}, 401)
+
+    async def _answer(self, request: Request) -> Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        self.bodies.append(await request.json())
+        self.paths.append(request.url.path)
+        answer = self.answers.popleft()
+        if isinstance(answer, tuple):
+            status, error = answer
+            return JSONResponse({"error": error}, status)
+        return StreamingResponse(self._events(answer), media_type="text/event-stream")
+
+    async def _events(self, answer: list[Any]) -> AsyncIterator[bytes]:
+        whole = False
+        try:
+            for part in answer:
+                if isinstance(part, threading.Event):
+                    while not part.is_set():
+                        yield b": ping\n\n"
+                        await asyncio.sleep(0.01)
+                elif part is CUT:
+                    raise ConnectionError
+                else:
+                    yield b"data: " + json.dumps(part).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+            whole = True
+        except ConnectionError:
+            whole = True
+        finally:
+            self.left += not whole
+
+
+PATHS = ("/v1/chat/completions", "/completion")
+
+
+def until(true: Any, seconds: float = 20.0) -> None:
+    """Wait for something that another thread does."""
+    limit = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < limit, "it does not come"
+        time.sleep(0.01)

@@ -1,0 +1,122 @@
+"""The page on a real server: what it asks is accepted, and a stopped answer costs nothing more."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.conftest import Opened
+from tests.page.scripted import until
+from tests.page.test_answers import ask
+from tests.page.test_kept import fill_all
+from tests.server.conftest import Process
+from treadle.sampling import Sampling
+from treadle.server.native import sampling_dict
+
+
+@pytest.fixture(scope="module")
+def server(one_kernel_cache: Path) -> Iterator[Process]:
+    made = Process("--metrics", "--no-log", "--n-ctx", "4096", "--alias", "demo")
+    yield made
+    made.popen.terminate()
+    assert made.end()[0] == 0
+
+
+def metric(server: Process, name: str) -> float:
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = re.search(rf"(?m)^{name}(?:\{{.*\}})? (.+)$", text)
+    assert found is not None, name
+    return float(found[1])
+
+
+def setting(page: Page, **values: str) -> None:
+    page.click("#settings-open")
+    for name, value in values.items():
+        field = page.locator(f"#set-{name}")
+        if field.evaluate("field => field.tagName") == "SELECT":
+            field.select_option(value)
+        else:
+            field.fill(value)
+            field.blur()
+    page.click("#settings-close")
+
+
+def test_stop_frees_the_sequence(server: Process, visit: Opened) -> None:
+    page = visit(server.url)
+    page.click("#settings-open")
+    page.check("#set-ignore_eos")
+    page.click("#settings-close")
+    cancelled = metric(server, "treadle:cancelled_total")
+    ask(page, "def read_text(path):")
+    expect(page.locator(".stats")).to_contain_text("tokens/s")
+    assert metric(server, "vllm:num_requests_running") == 1
+    page.click("#stop")
+    until(lambda: metric(server, "vllm:num_requests_running") == 0)
+    assert metric(server, "treadle:cancelled_total") == cancelled + 1
+    expect(page.locator(".note")).to_have_text("Stopped.")
+
+
+@pytest.mark.parametrize("mode", ["chat", "text"])
+def test_every_setting_is_accepted(mode: str, server: Process, visit: Opened) -> None:
+    page = visit(server.url)
+    page.click("#settings-open")
+    fill_all(page, sampling_dict(Sampling()) | {"logit_bias": [[5, -1.5]]})
+    page.click("#settings-close")
+    setting(
+        page,
+        mode=mode,
+        max_tokens="12",
+        stop="never\nthis",
+        alternatives="3",
+        thinking="off",
+        reasoning_effort="low",
+    )
+    ask(page, "def f(x):")
+    expect(page.locator(".note")).to_have_text("The answer stops at the limit of tokens.")
+    assert "12 tokens" in page.locator(".stats").inner_text()
+    page.click('[data-does="tokens"]')
+    expect(page.locator(".token")).to_have_count(12)
+    assert page.locator(".alternatives li").count() in (3, 0)
+
+
+def test_a_grammar_and_a_schema_hold(server: Process, visit: Opened) -> None:
+    page = visit(server.url)
+    setting(page, mode="chat", grammar='root ::= "<script>window.hit = 1</script>"')
+    ask(page, "Attack")
+    expect(page.locator(".assistant .markdown")).to_have_text("<script>window.hit = 1</script>")
+    setting(page, grammar="", json_schema='{"const": {"a": 1}}')
+    page.click('[data-does="again"]')
+    expect(page.locator(".assistant .markdown")).to_contain_text('"a"')
+
+
+def test_a_reload_in_mid_answer(server: Process, visit: Opened) -> None:
+    """What was there stays, and the model goes on with it."""
+    page = visit(server.url)
+    setting(page, max_tokens="300")
+    page.click("#settings-open")
+    page.check("#set-ignore_eos")
+    page.click("#settings-close")
+    ask(page, "import os\n")
+    expect(page.locator(".stats")).to_contain_text("tokens/s")
+    answer = page.locator(".assistant .code-text")
+    before = answer.text_content() or ""
+    page.reload()
+    expect(page.locator(".note")).to_have_text("The answer stops at the limit of tokens.")
+    after = answer.text_content() or ""
+    assert after.startswith(before)
+    assert len(after) > len(before) > 0
+
+
+def test_too_long_says_so(server: Process, visit: Opened) -> None:
+    page = visit(server.url, expected="400")
+    ask(page, "word " * 9000)
+    expect(page.locator(".note.wrong")).to_contain_text("the context holds")
