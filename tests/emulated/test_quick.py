@@ -44,6 +44,7 @@ KERNELS: list[tuple[Test, Spec]] = [
     *((test_attention.test_attention, s) for s in _first(registry.ATTENTIONS, 2)),
     *((test_matmul.test_random_numbers, s) for s in registry.FOLDED[1:2]),
     *((test_matmul.test_random_numbers, s) for s in registry.OUTERS[:3:2]),
+    *((test_matmul.test_random_numbers, s) for s in registry.PAIRS[:2]),
     *(
         (test_matmul.test_random_numbers, s)
         for specs in (registry.GEMMS, registry.GEMVS)

@@ -86,12 +86,19 @@ HALVES = Gemm("F16", "f32", 172, 2, 4)
 BRAINS = Gemm("BF16", "bf16", 172, 2, 4)
 OUTER = Gemm("Q4_0", "q8", 352, 8, 6, unit=1)
 OUTER_BYTES = Gemm("Q8_0", "q8", 352, 4, 6, unit=1)
+PAIRS = Gemm("Q8_0", "q8", 352, 2, 8, unit=8)
+PAIRS_UNSIGNED = Gemm("MLX8_G64", "q8", 704, 2, 8, unit=8)
 MATRIX = MatrixGemm("Q8_0", "bf16", 352, 2, 32)
 INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
     "portable": {BLOCKS: ["pmaddwd"], NIBBLES: ["pmaddwd"]},
     "neon": {BLOCKS: ["smull", "sadalp"], HALVES: ["fcvtl", r"fmla.*s\[3\]"], STEPS: ["tbl"]},
     "neon_dotprod": {LANES: [r"\tsdot.*4b\[3\]"], FIFTHS: [r"\tsdot"]},
-    "neon_i8mm": {LANES: [r"usdot.*4b\[3\]"], FIFTHS: ["usdot"]},
+    "neon_i8mm": {
+        LANES: [r"usdot.*4b\[3\]"],
+        FIFTHS: ["usdot"],
+        PAIRS: [r"\tsmmla"],
+        PAIRS_UNSIGNED: [r"\tusmmla"],
+    },
     "neon_bf16": {BRAINS: ["bfdot"], BLOCKS: ["usdot"]},
     **{
         f"rvv{length}{more}": {

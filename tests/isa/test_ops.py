@@ -17,9 +17,34 @@ from tests.kernels.harness import U32, assert_close
 from treadle.formats.kernel_bits import bit_extract, bit_spread, count_ones, multishift
 from treadle.isa.isa import Isa, Matrix
 from treadle.jit.builder import Builder
-from treadle.jit.types import bf16, f16, f32, i8, i32, u8, u16
+from treadle.jit.types import Ty, bf16, f16, f32, i8, i32, u8, u16
 from treadle.jit.values import Val
 from treadle.kernels.act import from_bf16_bits, to_bf16_bits
+
+# -- pairs
+# ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ty", [i8, u8], ids=str)
+@pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
+def test_pairs(isa: Isa, ty: Ty, rng: np.random.Generator) -> None:
+    """Two rows of 8 by two tokens of 8, at the ends of their ranges too."""
+
+    def build(k: Builder, acc: Val, w: Val, x: Val) -> None:
+        made = isa.pairs(k, k.load(acc, i32 * 4), k.load(w, ty * 16), k.load(x, i8 * 16))
+        k.store(acc, made)
+
+    kernel = compiled(isa, 3, build)
+    kind = np.int8 if ty.is_signed else np.uint8
+    ends = np.iinfo(kind)
+    for low, high in ((ends.min, ends.max), (ends.max, ends.max), (ends.min, ends.min)):
+        w = rng.integers(low, high, (2, 8), kind, endpoint=True)
+        x = rng.integers(-127, 127, (2, 8), np.int8, endpoint=True)
+        acc = rng.integers(-(1 << 20), 1 << 20, (2, 2), np.int32)
+        want = acc + w.astype(np.int32) @ x.astype(np.int32).T
+        kernel(acc, w, x)
+        assert (acc == want).all()
+
 
 # -- dot4
 # -------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from treadle.kernels.tile_outer import OUTER
 LABEL = re.compile(r"^([.\w]+):")
 JUMP = re.compile(r"^\t(?:j\w*|b[\w.]*|cbn?z)\t(?:.*, )?([.\w]+)$")
 X86 = r"vpdpbusd|v?pmaddwd|vdpbf16ps|tdpbf16ps|vfn?madd\w+|mulps"
-ARM = r"smull2?|u?sdot|bfdot|fmla"
+ARM = r"smull2?|u?sdot|u?smmla|bfdot|fmla"
 RISCV = r"vfmacc\.v[fv]|vw(?:mul|macc)\w*\.v[vx]"
 MULTIPLY = re.compile(rf"\t({X86}|{ARM}|{RISCV})\t")
 # What RISC-V's tiles multiply by, and packing does not: it interleaves by vwmaccu.

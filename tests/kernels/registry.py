@@ -219,6 +219,17 @@ for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX[::3])):
     shape = {"mr": 2, "nr": 4, **_options(i, 8)}
     OUTERS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=1))
 GEMMS += OUTERS
+# Two rows by two tokens: tokens that fill vectors and that do not, minimums, of K in parts.
+PAIRS = [
+    Gemm("Q8_0", "q8", 352, 2, 8, segments=3, bias=True, unit=8),
+    Gemm("Q4_1", "q8", 2048, 1, 6, kc=512, unit=8),
+    Gemm("Q2_K", "q8", 768, 2, 2, residual=True, folded=True, unit=8),
+    Gemm("Q3_K", "q8", 768, 2, 8, folded=True, unit=8),
+]
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX[::3])):
+    shape = {"mr": 2, "nr": 4, **_options(i, 1)}
+    PAIRS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=8))
+GEMMS += PAIRS
 # On matrix registers: eight vectors fill at least one of them, of whatever width.
 MATRIX = [
     MatrixGemm("Q8_0", "bf16", 352, 8, 32),

@@ -26,6 +26,7 @@ from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.tile_outer import OUTER
+from treadle.kernels.tile_pairs import PAIRS
 
 ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
@@ -257,6 +258,23 @@ def test_outer_products_fit_where_no_register_is_too_many() -> None:
     assert not outer("Q4_0", 8, 8)
     assert outer("Q8_0", 4, 7)  # a column of 1 register and as i16 of 2, 4 of sums for each token
     assert not outer("Q8_0", 4, 8)
+
+
+def test_pairs_are_for_rows_that_say_so() -> None:
+    arm = ROWS["neon_i8mm"]
+    for name in ("Q8_0", "Q6_K", "Q3_K"):
+        spec = matmul(by_name(name), arm, 2048, MANY)
+        assert isinstance(spec, Gemm)
+        assert (spec.unit, spec.mr, spec.nr, spec.folded) == (PAIRS, 2, 8, name == "Q3_K")
+    assert ROWS["neon_dotprod"].tiles.unit == 4
+
+    def fit(mr: int, nr: int) -> bool:
+        return fits(Gemm("Q8_0", "q8", 64, mr, nr, unit=PAIRS), arm)
+
+    assert fit(2, 8)
+    assert fit(4, 4)
+    assert not fit(2, 5)  # half a pair
+    assert not fit(4, 8)
 
 
 def test_what_matrix_registers_can_use() -> None:

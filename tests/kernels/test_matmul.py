@@ -30,6 +30,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.panel import DWORD
 from treadle.kernels.spec import round_up
 
 HEIGHTS = (1, 5, 50, 105)
@@ -41,10 +42,10 @@ def on_matrix(spec: Matmul) -> bool:
 
 
 def rows_for(spec: Matmul) -> list[Isa]:
-    """The rows that it is tested on; no row emits an outer product in its own way."""
+    """The rows that it is tested on: of units that few rows are for, the best that is here."""
     if on_matrix(spec):
         return rows.MATRICES
-    return rows.VECTORS[-1:] if spec in registry.OUTERS else rows.VECTORS
+    return rows.VECTORS[-1:] if getattr(spec, "unit", DWORD) != DWORD else rows.VECTORS
 
 
 def takes_signed(spec: Matmul) -> bool:
@@ -62,7 +63,7 @@ PAIRS: list[tuple[Matmul, Isa]] = [
 PAIRS += [
     (spec, rows.SIGNED)
     for spec in (*GEMMS, *GEMVS)
-    if takes_signed(spec) and spec not in registry.OUTERS
+    if takes_signed(spec) and getattr(spec, "unit", DWORD) == DWORD
 ]
 
 

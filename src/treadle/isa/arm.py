@@ -77,6 +77,12 @@ def dot4_usdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     return _dot(k, f"{NEON}.usdot.v4i32.v16i8", acc, w, x)
 
 
+def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
+    """``smmla``, ``usmmla``."""
+    name = "smmla" if w.ty.is_signed else "usmmla"
+    return k.call(f"{NEON}.{name}.v4i32.v16i8", acc.ty, [acc.ir, w.ir, x.ir])
+
+
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
     """``bfdot``: it rounds a pair's sum and the total to odd, and takes what is smaller than
     2**-126 for zero.
@@ -129,5 +135,13 @@ DOTPROD = PLAIN.above(
     dot4=dot4_sdot,
     tiles=replace(PLAIN.tiles, bytes=(2, 4), bytes16=(2, 4)),
 )
-I8MM = DOTPROD.above("neon_i8mm", "i8mm", dot4=dot4_usdot, dot4_least=0, dot4_top=255)
+I8MM = DOTPROD.above(
+    "neon_i8mm",
+    "i8mm",
+    dot4=dot4_usdot,
+    dot4_least=0,
+    dot4_top=255,
+    pairs=pairs,
+    tiles=replace(DOTPROD.tiles, bytes=(2, 8), bytes16=(2, 8), unit=8),
+)
 BF16 = I8MM.above("neon_bf16", "bf16", dot_bf16=dot_bf16, narrow_bf16=narrow_bf16)

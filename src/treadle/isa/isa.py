@@ -56,7 +56,8 @@ class Tiles:
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide a dot's latency
     by_lane: bool = False  # a dot takes any lane of x: tokens are loaded a vector at a time
     # Values of K that a product of bytes takes of a row: 4, dots of dwords (``dot4``); 1, outer
-    # products (a vector by a scalar), where moving lanes is slow.
+    # products (a vector by a scalar), where moving lanes is slow; 8, two rows by two tokens
+    # (``pairs``).
     unit: int = 4
     bytes_i32: tuple[int, int] = (2, 2)  # outer products too large to be added up in i16
 
@@ -68,17 +69,18 @@ class Isa:
 
     ``dot4(k, acc, w, x, w_max)``: ``acc[i] += sum of w[4i..4i+3] * x[4i..4i+3]``, w ``u8`` of at
     most ``w_max``, or ``i8`` where ``dot4_least`` is negative, x ``i8`` in -127..127, acc i32.
-    ``dot_bf16(k, acc, a, b)``: ``acc[i] += a[2i] b[2i] + a[2i+1] b[2i+1]`` in f32, or None where
-    the machine has no such instruction (bf16 weights are then widened to f32). ``pause(k)``: a hint
-    to the core that it is in a loop that waits. ``lookup(k, table, index)``: lane i is byte
-    ``index[i] % 16`` (u8) of the ``table`` of 16 numbers; at least 16 lanes. ``gather(k, table,
-    index, ty)``: lane i is element ``index[i]`` (an integer, never negative) of ``ty``'s scalars at
-    ``table``. ``bit_extract(k, v, shift, width, to)``, ``multishift(k, v, at)`` and
-    ``bit_spread(k, v, at, to)``: as ``formats/kernel_bits.py`` says. ``widen_f16``/``narrow_f16``:
-    between ``f16 * n`` and ``f32 * n``. ``narrow_bf16(k, x)``: bits of the nearest bf16, ``i16 *
-    n``, ties to even; for |x| < 2**-126 perhaps zero. ``reciprocal(k, x)``: ``1 / x`` in f32 to 2
-    units in the last place, for 2**-126 <= |x| <= 2**126, and NaN for NaN. ``matrix``: matrix
-    registers, or None.
+    ``pairs(k, acc, w, x)``: ``acc[2i + j] += sum of w[8i + l] * x[8j + l]`` over l, i and j 0 or 1,
+    w 16 bytes of either sign, x and acc as above. ``dot_bf16(k, acc, a, b)``: ``acc[i] += a[2i]
+    b[2i] + a[2i+1] b[2i+1]`` in f32, or None where the machine has no such instruction (bf16
+    weights are then widened to f32). ``pause(k)``: a hint to the core that it is in a loop that
+    waits. ``lookup(k, table, index)``: lane i is byte ``index[i] % 16`` (u8) of the ``table`` of 16
+    numbers; at least 16 lanes. ``gather(k, table, index, ty)``: lane i is element ``index[i]`` (an
+    integer, never negative) of ``ty``'s scalars at ``table``. ``bit_extract(k, v, shift, width,
+    to)``, ``multishift(k, v, at)`` and ``bit_spread(k, v, at, to)``: as ``formats/kernel_bits.py``
+    says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``narrow_bf16(k, x)``:
+    bits of the nearest bf16, ``i16 * n``, ties to even; for |x| < 2**-126 perhaps zero.
+    ``reciprocal(k, x)``: ``1 / x`` in f32 to 2 units in the last place, for 2**-126 <= |x| <=
+    2**126, and NaN for NaN. ``matrix``: matrix registers, or None.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Isa:
     vector_bits: int
     regs: int  # vector registers
     dot4: Op
+    pairs: Op
     dot_bf16: Op | None
     widen_f16: Op
     narrow_f16: Op

@@ -25,6 +25,17 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     return acc + (k.shuffle(pairs, pairs, half[0]) + k.shuffle(pairs, pairs, half[1]))
 
 
+def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
+    """Each row's eight values beside each token's; sums of neighbours, three times."""
+    rows = [8 * i + at for i in (0, 1) for _ in (0, 1) for at in range(8)]
+    products = k.shuffle(w, w, rows).to(i32) * k.concat(x, x).to(i32)
+    while products.ty.lanes > acc.ty.lanes:
+        n = products.ty.lanes
+        even, odd = (k.shuffle(products, products, range(half, n, 2)) for half in (0, 1))
+        products = even + odd
+    return acc + products
+
+
 def widen_f16(k: Builder, h: Val) -> Val:
     """f16 to f32 by integer arithmetic: shift the fields into place, rescale by 2**112, then mend
     infinities and NaNs.
@@ -201,6 +212,7 @@ PORTABLE = Isa(
     vector_bits=128,
     regs=16,
     dot4=dot4,
+    pairs=pairs,
     dot_bf16=None,
     widen_f16=widen_f16,
     narrow_f16=narrow_f16,

@@ -22,6 +22,7 @@ from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
 from treadle.kernels.tile_outer import OUTER, adds_in_i16, outer_registers
+from treadle.kernels.tile_pairs import PAIRS, pairs_registers
 from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
@@ -250,6 +251,8 @@ def fits(spec: Matmul, isa: Isa) -> bool:
         return whole and isa.matrix is not None and rows % EDGE == 0 and spec.nr == EDGE
     if isinstance(spec, Gemm) and spec.unit == OUTER:
         return whole and outer_registers(spec) <= isa.regs
+    if isinstance(spec, Gemm) and spec.unit == PAIRS:
+        return whole and spec.nr % 2 == 0 and pairs_registers(spec, isa.lanes) <= isa.regs
     return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
 
 

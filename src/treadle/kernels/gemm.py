@@ -1,7 +1,8 @@
 """gemm: a panel of rows is unpacked once and multiplied by every token.
 
 The tile loop, for each group of nr tokens and mr vectors of rows, is one for all formats; a row of
-``isa/`` says which (``tile.py``, ``tile_outer.py``). The panel scheme is that of Goto and van de
+``isa/`` says which (``tile.py``, ``tile_outer.py``,
+``tile_pairs.py``). The panel scheme is that of Goto and van de
 Geijn, "Anatomy of high-performance matrix multiplication", 2008.
 """
 
@@ -21,10 +22,15 @@ from treadle.kernels.panel import DWORD, emit_pack, panel_bytes, stage_bytes
 from treadle.kernels.spec import Frame
 from treadle.kernels.tile import STEP, Ends, KRange, Tile
 from treadle.kernels.tile_outer import OUTER, OuterTile, outer_bytes
+from treadle.kernels.tile_pairs import PAIRS, PairTile, fill_pairs, pairs_bytes
 from treadle.kernels.tiled import Tiled
 from treadle.record import dataclass
 
-TILES: dict[int, type[Tile | OuterTile]] = {DWORD: Tile, OUTER: OuterTile}
+TILES: dict[int, type[Tile | OuterTile | PairTile]] = {
+    DWORD: Tile,
+    OUTER: OuterTile,
+    PAIRS: PairTile,
+}
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,9 @@ class Gemm(Tiled):
     def panel_pitch(self, lanes: int) -> int:
         """Scratch for a panel, and for what a tile of it needs."""
         rows = self.mr * lanes
-        if self.unit == OUTER:
-            return panel_bytes(self.fmt, self.layout(), rows) + outer_bytes(self, rows)
-        return panel_bytes(self.fmt, self.layout(), rows) + self.lane_bytes
+        behind = {OUTER: outer_bytes, PAIRS: pairs_bytes}.get(self.unit)
+        more = behind(self, rows) if behind else self.lane_bytes
+        return panel_bytes(self.fmt, self.layout(), rows) + more
 
     def stage_bytes(self, lanes: int) -> int:
         """Scratch for packing."""
@@ -60,6 +66,8 @@ class Gemm(Tiled):
             magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
             lane_values = panel + panel_bytes(self.fmt, act, n)
             k.store(lane_values, magic, offset=4 * self.nr * self.n_sums)
+        if self.unit == PAIRS:
+            fill_pairs(k, self, panel)
 
         def pack(k: Builder, panel: Val, stage: Val, *source: Val) -> None:
             emit_pack(k, act, panel, stage, rows.of(source), n, self.unit)

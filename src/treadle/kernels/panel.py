@@ -188,7 +188,15 @@ def _store_codes(k: Builder, to: Val, held: list[Val], rows: int, unit: int) -> 
     if unit == DWORD:
         _store_columns(k, to, held, rows)
         return
-    for c, column in enumerate(transpose(k, held, k.isa.lanes)):
+    columns = transpose(k, held, k.isa.lanes)
+    if unit > DWORD:
+        for c, both in enumerate(zip(columns[::2], columns[1::2], strict=True)):
+            for i, (low, high) in enumerate(zip(*both, strict=True)):
+                n = low.ty.lanes
+                zipped = k.shuffle(low, high, [j + n * half for j in range(n) for half in (0, 1)])
+                k.store(to, zipped, offset=unit * (c * rows + i * n))
+        return
+    for c, column in enumerate(columns):
         for i, v in enumerate(column):
             for j in range(DWORD):
                 at = (c * DWORD + j) * rows + i * v.ty.lanes
