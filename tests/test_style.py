@@ -79,9 +79,10 @@ MAY_IMPORT = {
     "quantize": "errors words files formats imatrix convert runtime.sigbus",
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile kvstore engine"
-    " session sampling answer request scheduler turns generation text speech convert arguments"
+    " session sampling answer request scheduler turns generation reply text convert arguments"
     " card",
     "speech": "errors answer text",
+    "reply": "errors generation speech",
     "server": "errors logprobs version answer card engine sampling text speech kernels.choice"
     " model",
     "batchfile": "errors server",
@@ -90,7 +91,7 @@ MAY_IMPORT = {
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
     " study bundle",
-    "__init__": "errors version model sampling generation session",
+    "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }
 # The folders where a format, an instruction set or an architecture may be told by its name.

@@ -14,6 +14,7 @@
 - ``Generation``: what ``generate`` and ``chat`` return, an iterator of pieces of text
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
 - ``load_session(path, model)`` reads such a file
+- ``run_tools(model, messages, functions)``: a chat whose model calls functions
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
   here too: ``treadle.FileError``
 """
@@ -39,6 +40,7 @@ from treadle.version import __version__ as __version__
 if TYPE_CHECKING:
     from treadle.generation import Generation
     from treadle.model import Model, load, load_session
+    from treadle.reply import run_tools
     from treadle.sampling import Sampling
     from treadle.session import Session
 
@@ -49,6 +51,7 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "Generation",
     "Session",
     "load_session",
+    "run_tools",
     "TreadleError",
     "CacheError",
     "CompileError",
@@ -68,6 +71,7 @@ _LAZY = {
     "Generation": "treadle.generation",
     "Session": "treadle.session",
     "load_session": "treadle.model",
+    "run_tools": "treadle.reply",
 }
 
 

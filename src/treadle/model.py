@@ -26,7 +26,7 @@ from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.cpu import Cpu
 from treadle.engine import Engine
-from treadle.errors import GrammarError, TreadleError
+from treadle.errors import TreadleError
 from treadle.files.target import file_name
 from treadle.generation import Generation, in_order
 from treadle.models.load import load_config
@@ -40,6 +40,7 @@ from treadle.turns import Turns
 
 if TYPE_CHECKING:
     from treadle.plan import Plan
+    from treadle.reply import Tool
     from treadle.text.grammars import Grammars
     from treadle.text.json_schema import Schema
     from treadle.text.template import ChatTemplate
@@ -254,12 +255,9 @@ class Model:
         limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
         tokenizer, rule = self.tokenizer, constraint
         if grammar is not None or json_schema is not None or regex is not None:
-            if constraint is not None:
-                raise GrammarError("a constraint of your own leaves no room for another")
-            rule = self.grammars.matcher(grammar, json_schema, regex)
-        sampler = Sampler(
-            settings, self.config.n_vocab, eog=tokenizer.eog, tokenizer=tokenizer, constraint=rule
-        )
+            rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
+        own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer, "constraint": rule}
+        sampler = Sampler(settings, self.config.n_vocab, **own)
         self.engine.cache.check_context(len(ids))
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
@@ -286,7 +284,7 @@ class Model:
         self,
         messages: Sequence[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[Tool] | None = None,
         template: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Generation:
@@ -295,18 +293,20 @@ class Model:
 
         ``settings`` are those of ``generate``; any other must be a variable that the chat template
         reads, such as ``enable_thinking=False``, or TypeError is raised. ``template``: variables by
-        name, for models whose templates may not read them.
-
-        A last message of the assistant is gone on with: words put into the model's mouth. Raises
-        TemplateError too, and UnsupportedError for parts that are no text.
+        name, for models whose templates may not read them. ``tools``: functions, or dicts as in
+        OpenAI's API, which the model may call; with them, or with ``reasoning_budget=`` tokens, the
+        answer is a ``Reply`` (see ``treadle.reply.reply``). A last message of the assistant is gone
+        on with. Raises TemplateError too, and UnsupportedError for parts that are no text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
-        chat_template, tokenizer = self.template, self.tokenizer  # one starts as the other is built
-        text = self.chat_prompt(messages, tools=tools, template=template, **settings)
-        own["stop"] = (*stop_strings(own.get("stop")), *chat_template.stop)
-        bos = tokenizer.bos
-        starts = bos is not None and text.startswith(tokenizer.piece(bos))
-        return self.generate(self.tokenize(text, bos=False if starts else None), **own)
+        stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
+        own["stop"] = (*stop_strings(own.get("stop")), *stop)
+        if tools or "reasoning_budget" in settings:
+            from treadle.reply import reply
+
+            return reply(self, messages, tools or (), own, template=template, **settings)
+        text = self.chat_prompt(messages, template=template, **settings)
+        return self.generate(tokenizer.encode_prompt(text), **own)
 
     def chat_prompt(
         self,

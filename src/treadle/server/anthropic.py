@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from treadle.server.asked import Asked, check_length, read_asked
 from treadle.server.call import Call, Piece, Text
-from treadle.server.conversation import conversation_text, prompt_ids, read_conversation
+from treadle.server.conversation import conversation_text, read_conversation
 from treadle.server.fields import Table, array, mapping, read_fields, refused, text, texts, whole
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
@@ -88,7 +88,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 def count(service: Service, body: Mapping[str, Any]) -> int:
     """Tokens of a body's conversation."""
     prompt = conversation_text(chat_of(body), service)
-    return len(check_length(prompt_ids(prompt, service.model), service.model))
+    return len(check_length(service.model.tokenizer.encode_prompt(prompt), service.model))
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from treadle.speech.messages import shaped
 from treadle.text.variables import check_own
 
 if TYPE_CHECKING:
-    from treadle.model import Model
     from treadle.server.asked import Asked
     from treadle.server.service import Service
 
@@ -45,7 +43,7 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
     if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
         raise ApiError(400, "tool_choice: with a grammar of its own, no call can be forced")
     prompt = conversation_text(body, service)
-    asked.prompts = [check_length(prompt_ids(prompt, model), model)]
+    asked.prompts = [check_length(model.tokenizer.encode_prompt(prompt), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
     asked.wanted = replace(
         wanted,
@@ -91,13 +89,6 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
     return model.template.render(
         messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
     )
-
-
-def prompt_ids(prompt: str, model: Model) -> list[int]:
-    """The ids of what a template made, which spells control tokens, BOS perhaps among them."""
-    bos = model.tokenizer.bos
-    starts = bos is not None and prompt.startswith(model.tokenizer.piece(bos))
-    return model.tokenize(prompt, bos=False if starts else None)
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
@@ -149,15 +140,6 @@ def _content(name: str, content: Any) -> str:
 
 
 def _call(name: str, call: Any) -> dict[str, Any]:
-    """A call of a tool, its arguments as the object that most templates write as JSON."""
+    """A call of a tool. Raises ApiError."""
     made = dict(mapping(name, call))
-    function = dict(mapping(f"{name}.function", made.get("function")))
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            found = json.loads(arguments)
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            function["arguments"] = found
-    return {**made, "function": function}
+    return {**made, "function": dict(mapping(f"{name}.function", made.get("function")))}

@@ -30,10 +30,8 @@ Results are given to you in the next message. Where no function is needed, answe
 def shaped(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for a template's ``render``. ``messages``: OpenAI's, with contents as
-    texts and arguments as objects.
-    """
-    made = [dict(message) for message in messages]
+    """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
+    made = [_with_objects(message) for message in messages]
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
     if not calls:
         return made, None
@@ -46,6 +44,26 @@ def shaped(
     if manner.shows_tools:
         return made, [dict(tool) for tool in tools]
     return _with_prompt(made, tools, manner), None
+
+
+def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a message, its calls with the objects that most templates write as JSON."""
+    made = dict(message)
+    if made.get("tool_calls"):
+        made["tool_calls"] = [
+            {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
+        ]
+    return made
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    found = arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            found = json.loads(arguments)
+        except (ValueError, RecursionError):
+            found = None
+    return {**function, "arguments": found if isinstance(found, dict) else arguments}
 
 
 def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
@@ -81,7 +99,7 @@ def _in_words(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, 
         content = joined(message.get("content"))
         if message.get("tool_calls"):
             functions = [call["function"] for call in message.pop("tool_calls")]
-            written = [manner.row.write(f["name"], f.get("arguments") or {}) for f in functions]
+            written = [manner.row.write(f["name"], f["arguments"] or {}) for f in functions]
             content = "\n".join(filter(None, [content, *written]))
         role = message["role"]
         if role == "tool":

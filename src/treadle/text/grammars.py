@@ -64,11 +64,13 @@ class Grammars:
         )
 
     def matcher(
-        self, grammar: str | None, schema: Schema | None, regex: str | None
+        self, grammar: str | None, schema: Schema | None, regex: str | None, own: object = None
     ) -> Matcher | None:
-        """Of the one that is given, if one is. Raises GrammarError."""
-        if (grammar is not None) + (schema is not None) + (regex is not None) > 1:
-            raise GrammarError("a grammar, a JSON schema or a regex: choose one")
+        """Of the one that is given, if one is; ``own``: a constraint of the caller's. Raises
+        GrammarError.
+        """
+        if sum(each is not None for each in (grammar, schema, regex, own)) > 1:
+            raise GrammarError("a grammar, a JSON schema, a regex or a constraint: choose one")
         if grammar is not None:
             return self.gbnf(grammar).matcher()
         if regex is not None:

@@ -106,6 +106,11 @@ class Tokenizer(abc.ABC):
                 start = False
         return ids if bos is False else self._surround(ids, bos)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of what a chat template made, which spells control tokens, BOS perhaps too."""
+        spelt = self.bos is not None and text.startswith(self.piece(self.bos))
+        return self.encode(text, bos=False if spelt else None, special=True)
+
     def _surround(self, ids: list[int], bos: bool | None) -> list[int]:
         first: list[int] = []
         if self.bos is not None and (bos or (self.add_bos and ids[:1] != [self.bos])):

@@ -1,0 +1,196 @@
+"""Answers of a chat with tools or a budget of reasoning: told apart while they come."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treadle.errors import TreadleError
+from treadle.generation import Generation
+from treadle.speech import Manner, Said, Told, ToolCall, find_manner
+from treadle.speech.functions import Function, result_of, tool_of
+from treadle.speech.messages import shaped
+from treadle.speech.planned import Planned, Wanted, plan_answer
+
+if TYPE_CHECKING:
+    from treadle.text.grammars import Grammars
+    from treadle.text.template import ChatTemplate
+
+
+class Model(Protocol):
+    """What is used of ``treadle.Model``."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """How it is talked to."""
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiled ones."""
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+        """A conversation as text."""
+
+    def generate(self, prompt: Sequence[int], **settings: Any) -> Generation:
+        """Go on from ids."""
+
+    def chat(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Generation:
+        """Answer a conversation."""
+
+
+Tool = Mapping[str, Any] | Function
+_LOCK = threading.Lock()
+_MANNERS: weakref.WeakKeyDictionary[ChatTemplate, Manner] = weakref.WeakKeyDictionary()
+
+
+class Reply(Generation):
+    """A Generation whose pieces, and ``text``, are content alone.
+
+    ``reasoning`` and ``calls`` are what else was said; ``warnings`` tells what of a schema is not
+    enforced. ``message()`` is the answer as a message, for the conversation to go on.
+    """
+
+    def __init__(self, generation: Generation, planned: Planned) -> None:
+        super().__init__(generation._request, generation._turns)
+        self.reasoning = ""
+        self.calls: list[ToolCall] = []
+        self.warnings = planned.warnings
+        self._scanner = planned.speech.scanner()
+        self._parts: list[Said] = []
+        self._n_given = 0  # characters of the text
+
+    def __next__(self) -> str:
+        with self._one:
+            over = False
+            while not over and len(self.text) == self._n_given:
+                try:
+                    super().__next__()
+                except StopIteration:
+                    over = True
+            piece, self._n_given = self.text[self._n_given :], len(self.text)
+        if not piece:
+            raise StopIteration
+        return piece
+
+    def _take(self) -> str | None:
+        text, ended = self.text, self._ended
+        piece = super()._take()
+        last = self._ended and not ended
+        self._parts += self._scanner.feed(piece or "", last=last)
+        told = Told.of(self._parts)
+        self.text, self.reasoning = text, told.reasoning
+        if told.content != text:
+            self.text = told.content
+        if self._ended:
+            self.calls = told.calls
+        return piece
+
+    def message(self) -> dict[str, Any]:
+        """What was said, as a message of the assistant."""
+        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        if self.calls:
+            made["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for id, name, arguments in self.calls
+            ]
+        return made
+
+
+def manner_of(template: ChatTemplate) -> Manner:
+    """What a template has, found out once."""
+    with _LOCK:
+        found = _MANNERS.get(template)
+        if found is None:
+            found = _MANNERS[template] = find_manner(template)
+        return found
+
+
+def reply(
+    model: Model,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Tool],
+    own: dict[str, Any],
+    *,
+    tool_choice: str = "auto",
+    parallel: bool = True,
+    reasoning_budget: int | None = None,
+    template: Mapping[str, Any] | None = None,
+    **variables: Any,
+) -> Reply:
+    """``Model.chat`` with tools. ``tool_choice``: "auto", "required", "none" or a name;
+    ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
+    settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
+    """
+    functions = [dict(tool) if isinstance(tool, Mapping) else tool_of(tool) for tool in tools]
+    schemas = {f["function"]["name"]: f["function"].get("parameters") or {} for f in functions}
+    forced: tuple[str, ...] = ()
+    if tool_choice == "none":
+        functions, schemas = [], {}
+    elif tool_choice == "required":
+        forced = tuple(schemas)
+    elif tool_choice in schemas:
+        forced = (tool_choice,)
+    elif tool_choice != "auto":
+        names = ", ".join(["auto", "required", "none", *schemas])
+        raise TreadleError(f"tool_choice: {tool_choice!r:.80} is none of {names}")
+    manner = manner_of(model.template)
+    said, shown = shaped(messages, functions, manner)
+    text = model.chat_prompt(said, tools=shown, template=template, **variables)
+    wanted = Wanted(
+        tools=schemas,
+        strict=frozenset(f["function"]["name"] for f in functions if f["function"].get("strict")),
+        forced=forced,
+        parallel=parallel and tool_choice not in schemas,
+        schema=own.pop("json_schema", None),
+        grammar=own.pop("grammar", None),
+        regex=own.pop("regex", None),
+        budget=reasoning_budget,
+    )
+    grammars = model.grammars
+    planned = plan_answer(wanted, manner, text, grammars)
+    made = model.generate(
+        grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
+    )
+    planned.dress(made.request.answer)
+    return Reply(made, planned)
+
+
+def run_tools(
+    model: Model,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Function],
+    *,
+    most: int = 10,
+    told: Callable[[dict[str, Any]], object] | None = None,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Have a conversation answered by a model that may call functions: they are called with its
+    arguments, and it goes on from what they give, until it answers in words.
+
+    The messages that were added, the last of which is the answer; ``told`` is given each as it
+    comes. ``most``: answers of the model; ``settings`` are those of ``Model.chat``. What a function
+    raises is told to the model. Raises TreadleError where it still calls in its last answer.
+    """
+    functions = {tool.__name__: tool for tool in tools}
+    added: list[dict[str, Any]] = []
+
+    def add(message: dict[str, Any]) -> None:
+        added.append(message)
+        if told is not None:
+            told(message)
+
+    for _ in range(most):
+        made = model.chat([*messages, *added], tools=list(tools), **settings)
+        made.finish()
+        assert isinstance(made, Reply)
+        add(made.message())
+        if not made.calls:
+            return added
+        for call in made.calls:
+            result = result_of(functions[call.name], call.arguments)
+            add({"role": "tool", "tool_call_id": call.id, "content": result})
+    raise TreadleError(f"the model still calls functions after {most} answers")

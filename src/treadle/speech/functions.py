@@ -1,0 +1,92 @@
+"""Python functions as tools: a schema from the signature and the docstring, and calls of them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from treadle.errors import TreadleError
+
+Function = Callable[..., Any]
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_LISTS, _MAPS = (list, tuple, set, Sequence), (dict, Mapping)
+_REST = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.*)", re.M)
+_GOOGLE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(\S.*)", re.M)
+
+
+def tool_of(function: Function) -> dict[str, Any]:
+    """A function as OpenAI's chat has it. Raises TreadleError for parameters that JSON has not."""
+    name = getattr(function, "__name__", "")
+    if not callable(function) or not name.isidentifier():
+        raise TreadleError(f"tools: expected named functions, or dicts, found {function!r:.60}")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception as error:  # whatever an annotation raises
+        raise TreadleError(f"tool {name}: its annotations: {error}") from error
+    said, told = _documented(inspect.getdoc(function) or "")
+    properties, required = {}, []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TreadleError(f"tool {name}: {parameter} cannot be given by name")
+        schema = _schema(hints.get(parameter.name, Any), f"tool {name}: {parameter.name}")
+        if parameter.name in told:
+            schema.setdefault("description", told[parameter.name])
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        properties[parameter.name] = schema
+    parameters = {
+        "type": "object", "properties": properties, "required": required,
+        "additionalProperties": False,
+    }  # fmt: skip
+    own = {"name": name, "description": said, "parameters": parameters}
+    return {"type": "function", "function": own}
+
+
+def _documented(text: str) -> tuple[str, dict[str, str]]:
+    """The first paragraph, and what is said of each parameter."""
+    said = " ".join(text.split("\n\n")[0].split())
+    told = dict(_REST.findall(text))
+    _, found, rest = text.partition("Args:\n")
+    if found:
+        told |= dict(_GOOGLE.findall(rest.split("\n\n")[0]))
+    return said, told
+
+
+def _schema(kind: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of an annotation."""
+    if kind is Any:
+        return {}
+    if isinstance(kind, type) and kind in _PLAIN:
+        return {"type": _PLAIN[kind]}
+    if hasattr(kind, "model_json_schema"):  # pydantic's
+        return dict(kind.model_json_schema())
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        texts = [note for note in inner[1:] if isinstance(note, str)]
+        return {**_schema(inner[0], where), **({"description": texts[0]} if texts else {})}
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(each, where) for each in inner]}
+    base = origin or kind
+    if base in _LISTS:
+        item = next((each for each in inner if each is not ...), Any)
+        return {"type": "array", "items": _schema(item, where)}
+    if base in _MAPS and (not inner or inner[0] is str):
+        values = _schema(inner[1], where) if inner else {}
+        return {"type": "object", **({"additionalProperties": values} if values else {})}
+    raise TreadleError(f"{where} is {kind}: no type of JSON")
+
+
+def result_of(function: Function, arguments: str) -> str:
+    """What a call of it gives, as text for the model; an error is told, for the model to mend."""
+    try:
+        found = function(**json.loads(arguments))
+        return found if isinstance(found, str) else json.dumps(found, default=str)
+    except Exception as error:  # the function's own, whatever it is
+        return f"error: {type(error).__name__}: {error}"

@@ -1,0 +1,222 @@
+"""Chats with tools: functions as schemas, calls, the loop that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import pytest
+
+import treadle
+from tests.speech.families import HERMES_TEMPLATE
+from treadle.errors import TreadleError
+from treadle.reply import Reply
+from treadle.speech.functions import result_of, tool_of
+from treadle.text.template import ChatTemplate
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def weather(
+    place: Literal["Oslo", "Rome"],
+    days: Annotated[int, "How many."] = 1,
+    *,
+    units: Literal["C", "F"] | None = None,
+) -> dict[str, Any]:
+    """The weather of a place,
+    for some days.
+
+    Args:
+        place: Where.
+    """
+    return {"place": place, "days": days, "units": units}
+
+
+def nothing() -> str:
+    """Do nothing.
+
+    :param x: not one of its own
+    """
+    return "done"
+
+
+@pytest.fixture(scope="module")
+def model(one_kernel_cache: Any) -> Iterator[treadle.Model]:
+    with treadle.load(threads=2, context=512, deterministic=True) as model:
+        model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE)
+        yield model
+
+
+def test_a_function_as_a_tool() -> None:
+    assert tool_of(weather) == {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a place, for some days.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "place": {"enum": ["Oslo", "Rome"], "description": "Where."},
+                    "days": {"type": "integer", "description": "How many."},
+                    "units": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}]},
+                },
+                "required": ["place"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    assert tool_of(nothing)["function"]["parameters"]["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        (str, {"type": "string"}),
+        (bool, {"type": "boolean"}),
+        (float, {"type": "number"}),
+        (Any, {}),
+        (list, {"type": "array", "items": {}}),
+        (list[int], {"type": "array", "items": {"type": "integer"}}),
+        (Sequence[str], {"type": "array", "items": {"type": "string"}}),
+        (tuple[int, ...], {"type": "array", "items": {"type": "integer"}}),
+        (dict, {"type": "object"}),
+        (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
+    ],
+)
+def test_types(kind: Any, schema: Any) -> None:
+    def f(x: Any) -> None: ...
+
+    f.__annotations__["x"] = kind
+    assert tool_of(f)["function"]["parameters"]["properties"]["x"] == schema
+
+
+def test_what_is_no_tool() -> None:
+    def rest(*x: int) -> None: ...
+    def odd(x: complex) -> None: ...
+    def keys(x: dict[int, int]) -> None: ...
+
+    for function, said in ((rest, "by name"), (odd, "odd: x is"), (keys, "no type of JSON")):
+        with pytest.raises(TreadleError, match=said):
+            tool_of(function)
+    for thing in (5, lambda: 1):
+        with pytest.raises(TreadleError, match="named functions"):
+            tool_of(thing)  # type: ignore[arg-type]
+
+
+def test_results() -> None:
+    assert json.loads(result_of(weather, '{"place": "Oslo"}'))["days"] == 1
+    assert result_of(nothing, "{}") == "done"
+    assert result_of(nothing, '{"x": 1}').startswith("error: TypeError")
+
+
+def test_calls(model: treadle.Model) -> None:
+    made = model.chat(HI, tools=[weather, nothing], tool_choice="weather", max_tokens=200)
+    assert isinstance(made, Reply)
+    assert list(made) == []  # there is no content
+    (call,) = made.calls
+    assert call.name == "weather"
+    assert result_of(weather, call.arguments).startswith('{"place"')
+    assert made.finish_reason == "stop"
+    assert made.text == ""
+    message = made.message()
+    more = model.chat_prompt(
+        [*HI, {"role": "assistant", "content": "", "tool_calls": [
+            {"function": {"name": "weather", "arguments": json.loads(call.arguments)}}]}],
+    )  # fmt: skip
+    again = model.chat([*HI, message, {"role": "tool", "tool_call_id": call.id, "content": "1"}],
+                       tools=[weather], max_tokens=1)  # fmt: skip
+    assert f'"arguments": {json.dumps(json.loads(call.arguments))}' in model.detokenize(
+        again.prompt_ids, special=True
+    )
+    assert more
+
+
+def test_content_is_what_is_given_out(model: treadle.Model) -> None:
+    """A grammar is taken for what the model wants to say."""
+    text = 'so:\n<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>'
+    own: dict[str, Any] = {"grammar": f"root ::= {json.dumps(text)}", "max_tokens": 200}
+    made = model.chat(HI, tools=[nothing], **own)
+    finished = model.chat(HI, tools=[nothing], **own)
+    assert "".join(made) == made.text == "so:"
+    assert isinstance(made, Reply)
+    assert isinstance(finished, Reply)
+    assert finished.finish() == "so:"
+    assert len(finished.ids) == len(made.ids)
+    assert [call.name for call in made.calls] == ["nothing"]
+    assert len(finished.calls) == 1
+
+    async def read() -> str:
+        return "".join([piece async for piece in model.chat(HI, tools=[nothing], **own)])
+
+    assert asyncio.run(read()) == "so:"
+
+
+def test_reasoning(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(HERMES_TEMPLATE + "{# </think> #}")
+    monkeypatch.setitem(model.__dict__, "template", template)
+    talk = [*HI, {"role": "assistant", "content": "<think>\n"}]
+    made = model.chat(talk, reasoning_budget=4, json_schema={"const": 5})
+    assert isinstance(made, Reply)
+    assert made.finish() == "5"
+    assert made.message()["content"] == "5"
+    assert made.message()["reasoning_content"] == made.reasoning
+
+
+def test_wrong_choices(model: treadle.Model) -> None:
+    with pytest.raises(TreadleError, match="tool_choice"):
+        model.chat(HI, tools=[nothing], tool_choice="absent")
+    with pytest.raises(TypeError):
+        model.chat(HI, tools=[nothing], tool_chioce="none")
+    none = model.chat(HI, tools=[nothing], tool_choice="none", max_tokens=1)
+    assert none.prompt_ids == model.chat(HI).prompt_ids
+
+
+def test_the_loop(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model calls until it is told not to."""
+    chat, n = model.chat, 0
+
+    def twice(messages: Any, **settings: Any) -> Any:
+        nonlocal n
+        n += 1
+        choice = "weather" if n < 3 else "none"
+        return chat(messages, tool_choice=choice, **settings)
+
+    monkeypatch.setattr(model, "chat", twice)
+    told: list[Any] = []
+    added = treadle.run_tools(model, HI, [weather], told=told.append, max_tokens=60)
+    assert added == told
+    assert [message["role"] for message in added] == ["assistant", "tool"] * 2 + ["assistant"]
+    assert "place" in added[1]["content"]
+    assert added[1]["tool_call_id"] == added[0]["tool_calls"][0]["id"]
+    n = -100
+    with pytest.raises(TreadleError, match="after 2 answers"):
+        treadle.run_tools(model, HI, [weather], most=2, max_tokens=60)
+
+
+def test_regex(model: treadle.Model) -> None:
+    assert model.generate("x", regex="[ab]{3}").finish().strip("ab") == ""
+    with pytest.raises(treadle.GrammarError, match="choose one"):
+        model.generate("x", regex="a", grammar='root ::= "a"')
+
+
+def test_a_constraint_of_ones_own(model: treadle.Model) -> None:
+    class Only:
+        """The token 65, thrice, then the end."""
+
+        def __init__(self) -> None:
+            self.n = 0
+
+        def mask(self, logits: Any) -> None:
+            keep = 65 if self.n < 3 else min(model.tokenizer.eog)
+            value = logits[keep]
+            logits[:] = -float("inf")
+            logits[keep] = value
+
+        def accept(self, id: int) -> None:
+            self.n += 1
+
+    made = model.generate("x", constraint=Only())
+    made.finish()
+    assert made.ids == [65] * 3
