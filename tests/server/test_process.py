@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -168,6 +169,30 @@ def test_garbage_on_the_socket_harms_nobody(process: Served) -> None:
     assert ask(server.url, "/health")[0] == 200
     for each in idle:
         each.close()
+
+
+def test_thousands_of_open_connections_keep_nobody_out(process: Served) -> None:
+    """10,000, where this process may have as many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n = min(10_000, hard - 500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, n + 400), hard))
+    server = process("--no-log")
+    address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
+    idle: list[socket.socket] = []
+    try:
+        for i in range(n):
+            idle.append(socket.create_connection(address, timeout=60))
+            if i % 3 == 0:
+                idle[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: local")
+        assert ask(server.url, "/health")[0] == 200
+        body = {"prompt": "def f(", "max_tokens": 3}
+        assert ask(server.url, "/v1/completions", body)[0] == 200
+    finally:
+        for each in idle:
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    server.popen.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 0
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 
     app.py            paths to handlers; what every call goes through
     serve.py          the process: socket, ready line, signals
+    connection.py     how long a client is waited for, and how many there may be
     service.py        what handlers share: the model, the engine's thread, the pool, limits
     engine_thread.py  the one thread that steps the scheduler
     call.py           the texts of one HTTP call, as they grow

@@ -15,6 +15,7 @@ import uvicorn
 
 from treadle.errors import TreadleError
 from treadle.server.app import build_app
+from treadle.server.connection import Connection, most_open
 from treadle.server.service import Service, Settings
 
 if TYPE_CHECKING:
@@ -38,13 +39,14 @@ class _Process:
 
     def __init__(self, service: Service, grace_s: float, ready: Callable[[str], None]) -> None:
         self.service, self.grace_s, self.ready = service, grace_s, ready
+        Connection.most = most_open()
         config = uvicorn.Config(
             build_app(service),
             log_level="warning",
             access_log=False,
             lifespan="off",
             ws="none",
-            http="h11",  # whatever else is installed: one way to read bad requests
+            http=Connection,  # by h11, whatever else is installed: one way to read bad requests
             server_header=False,
             timeout_graceful_shutdown=int(LAST_S) + 1,
         )
