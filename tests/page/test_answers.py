@@ -210,13 +210,14 @@ def test_the_queue_and_progress_of_the_prompt(script: Scripted, visit: Opened) -
 
 
 def test_where_a_prompt_left_the_cache(script: Scripted, visit: Opened) -> None:
-    left = {"memory": 30, "files": 0, "left_at": 30, "piece": " <b>", "why": "evicted"}
+    left = {"memory": 30, "files": 8, "left_at": 30, "piece": " <b>", "why": "evicted"}
     last = end()
     last["timings"]["cache"] = left
     script.answers.append([says("So."), last])
     page = visit(script.url)
     ask(page, "Go")
     expect(page.locator(".stats")).to_contain_text(
+        "of it 30 from the cache (8 from files) · read at 1200 tokens/s · "
         "left the cache at token 30, “ <b>”: it had given way to others"
     )
 

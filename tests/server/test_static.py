@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import running, talking
 from tools.page_libraries import LIBRARIES
+from treadle.reuse import WHY
 from treadle.server.static import page_files
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -91,6 +92,12 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
             r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"(?m)^\s*//.*", "", content.decode())
         )
         assert [each for each in addresses if each != "http://www.w3.org"] == [], name
+
+
+def test_the_page_knows_why_a_prompt_left_the_cache() -> None:
+    table = OWN["words.js"].decode().partition("const WHY = {")[2].partition("}")[0]
+    known = {a or b for a, b in re.findall(r'(?m)^  (?:(\w+)|"([\w ]+)"): "', table)}
+    assert known == set(WHY) - {"end"}  # then all was found that could be
 
 
 def test_libraries_are_as_they_were_published() -> None:

@@ -21,7 +21,8 @@ export function figures({ timings: t }) {
   const parts = [`${t.predicted_n} tokens`];
   if (t.predicted_per_second) parts.push(`${t.predicted_per_second.toFixed(1)} tokens/s`);
   const n_prompt = t.cache_n + t.prompt_n;
-  if (n_prompt) parts.push(`prompt ${n_prompt}, of it ${t.cache_n} from the cache`);
+  const files = t.cache?.files ? ` (${t.cache.files} from files)` : "";
+  if (n_prompt) parts.push(`prompt ${n_prompt}, of it ${t.cache_n} from the cache${files}`);
   if (t.prompt_per_second) parts.push(`read at ${t.prompt_per_second.toFixed(0)} tokens/s`);
   const left = leaving(t.cache ?? {});
   return [...parts, ...(left ? [left] : [])].join(" · ");
@@ -34,6 +35,7 @@ const WHY = {
   state: "this model's state cannot be shared",
   room: "there was no room to hold it",
   damaged: "its file was damaged",
+  "other model": "its file is of another model",
 };
 
 // Where a prompt left the cache, and why; nothing where all was found that could be.
