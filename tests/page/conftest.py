@@ -20,8 +20,11 @@ PATIENCE_MS = 30_000  # a machine may be busy; nothing here waits so long that i
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """One a module, not one a run: while Playwright is there its event loop counts as running, and
+    other tests could not call ``asyncio.run``.
+    """
     if not CHROMIUM:
         reason = "chromium is absent: apt-get install chromium, or TREADLE_CHROMIUM=PATH"
         if os.environ.get("CI") == "true":
