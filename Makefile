@@ -20,7 +20,7 @@ test: lint
 # Whole models, and every kernel test, on emulated CPUs of other kinds, one after the other: hours.
 emulated: $(VENV)/.stamp-dev
 	$(VENV)/bin/python tools/fetch_emulators.py --roots
-	$(VENV)/bin/python -m pytest tests/emulated
+	TREADLE_EMULATED=all $(VENV)/bin/python -m pytest tests/emulated
 	$(VENV)/bin/python -m tests.emulated
 
 lint: $(VENV)/.stamp-dev

@@ -1,0 +1,80 @@
+"""A device whose kernels run in a guest: whole models on a row of another machine, in seconds.
+
+Plans are those of the row. Python, the engine and the cache stay here; memory lies where both sides
+see it. ``n_threads`` threads are played one after the other, the last items first: which thread
+takes which item must change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.emulated.guest import PAGE
+from tests.emulated.rows import Emulated
+from treadle.devices.cpu import Cpu
+from treadle.kernels.spec import RUN_STATE
+from treadle.plan import Buffer, Const, Plan
+from treadle.runtime.threads import Memory
+
+
+class GuestCpu(Cpu):
+    """The CPU's device, whose steps are calls of a guest."""
+
+    def __init__(self, row: Emulated, n_threads: int) -> None:
+        super().__init__(row.isa, n_threads)
+        self.guest = row.guest()
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
+        pages = self.guest.pages(-(-max(n_bytes, 1) // PAGE) * PAGE)
+        pages[:] = 0  # an earlier test's
+        return Memory.of(pages[:n_bytes])
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        memory = self.memory(array.nbytes)
+        memory.bytes[:] = array.reshape(-1).view(np.uint8)
+        return Const(name, memory, array)
+
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Any:
+        def place(arg: Any) -> int:
+            if isinstance(arg, Buffer):
+                return int(arena.address + plan.offsets[arg])
+            memory: Any = arg.memory if isinstance(arg, Const) else None
+            return memory.address if memory else arg or 0
+
+        scratch = self.memory(plan.scratch(self.isa.lanes) + 64)
+        made = []
+        for step in plan.steps:
+            slots = np.array([place(a) for a in step.spec.args.slots(step.args)], np.int64)
+            args = self.memory(slots.nbytes)
+            args.bytes[:] = slots.view(np.uint8)
+            counted = step.args.get(step.grid.count)
+            count = place(counted) if isinstance(counted, Buffer) else 0
+            made.append((step, self.guest.kernel(step.spec, self.isa), args.address, count))
+        return made, inputs, arena, scratch
+
+    def run(
+        self,
+        ready: Any,
+        steps: range | None = None,
+        *,
+        times: list[float] | None = None,
+        stoppable: bool = False,
+    ) -> bool:
+        made, inputs, arena, scratch = ready
+        state = inputs.bytes[: RUN_STATE.itemsize].view(RUN_STATE)[0]
+        for step, kernel, args, count in made if steps is None else [made[i] for i in steps]:
+            counts: Any = state
+            if count:  # a number that an earlier step has written
+                at = count - arena.address
+                counts = {step.grid.count: int(arena.bytes[at : at + 8].view(np.int64)[0])}
+            items = step.grid.items(counts)
+            bounds = [items * i // self.n_threads for i in range(self.n_threads + 1)]
+            for i in reversed(range(self.n_threads)):
+                if bounds[i] < bounds[i + 1]:
+                    kernel(args, inputs.address, bounds[i], bounds[i + 1], scratch.address)
+        return True
+
+    def close(self) -> None:
+        """Nothing of it runs."""

@@ -1,0 +1,81 @@
+"""Whole models on emulated rows, by a device whose kernels run in a guest: llama.cpp's text.
+
+Here each row reads one file, and another than its neighbour in the list; with TREADLE_EMULATED=all
+(``make emulated``) each row reads all of them. In ``test_models.py`` Python itself is emulated too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.emulated.device import GuestCpu
+from tests.emulated.rows import EMULATED
+from treadle.batch import Part
+from treadle.cli import main
+from treadle.engine import Engine
+from treadle.files.gguf import open_gguf
+from treadle.models.load import load_config
+
+# Of these tokens each is the largest logit by 0.13 at least in F32, by 0.8 in the other files, and
+# eight bits of activations cost up to 0.23.
+N_TOKENS = 12
+FILES = {
+    "stories260K-F32": "stories260K.gguf",
+    "babyllama105-F32": "babyllama105/babyllama105-F32.gguf",
+    "babyllama105-F16": "babyllama105/babyllama105-F16.gguf",
+    "babyllama105-Q8_0": "babyllama105/babyllama105-Q8_0.gguf",
+    "babyllama105-Q4_0": "babyllama105/babyllama105-Q4_0.gguf",
+    "babyllama105pad256-Q4_K_S": "babyllama105_pad256/Q4_K_S.gguf",
+}
+EVERY = os.environ.get("TREADLE_EMULATED") == "all"
+CASES = [
+    (row, name)
+    for i, row in enumerate(EMULATED)
+    for j, name in enumerate(FILES)
+    if EVERY or i % len(FILES) == j
+]
+
+
+def logits(row: str, path: Path, ids: list[int], theirs: list[int], threads: int) -> np.ndarray:
+    """f32 ``[len(theirs), n_vocab]``: behind the prompt, and behind each of their tokens."""
+    device = GuestCpu(EMULATED[row], threads)
+    with open_gguf(path) as gguf:
+        engine = Engine(gguf, load_config(gguf), device, n_ctx=128, kv="f32", n_sequences=1)
+        sequence, rows = engine.cache.sequence(), []
+        for part in (ids, *([token] for token in theirs[:-1])):
+            rows.append(engine.run([Part(sequence, part)])[0].copy())
+        sequence.close()
+        engine.close()
+    return np.array(rows)
+
+
+def known(data: Path, name: str) -> tuple[list[int], list[int]]:
+    """The prompt's tokens and llama.cpp's."""
+    file = "llamacpp_greedy_pad256.json" if "pad256" in name else "llamacpp_greedy.json"
+    case = json.loads((data / "truth" / file).read_text())[name][0]
+    return case["prompt_tokens"], case["tokens"][:N_TOKENS]
+
+
+@pytest.mark.parametrize(("row", "name"), CASES)
+def test_text_is_that_of_llamacpp(row: str, name: str, data: Path) -> None:
+    """On one thread and on others the same bits."""
+    path, (ids, theirs) = data / "models" / FILES[name], known(data, name)
+    found = logits(row, path, ids, theirs, 1)
+    assert found.argmax(-1).tolist() == theirs
+    for threads in (2, 3) if EVERY else (3,):
+        assert np.array_equal(logits(row, path, ids, theirs, threads), found)
+
+
+@pytest.mark.parametrize("row", list(EMULATED) if EVERY else ["neon_dotprod", "rvv256_zvfh"])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"] if EVERY else ["Q4_K"])
+def test_files_that_treadle_quantizes(row: str, kind: str, data: Path, tmp_path: Path) -> None:
+    """From F32, by ``treadle quantize``: the text of F32, of llama.cpp."""
+    source, made = data / "models/babyllama105_pad256/F32.gguf", tmp_path / "made.gguf"
+    assert main(["quantize", str(source), str(made), kind]) == 0
+    ids, theirs = known(data, "babyllama105pad256-F32")
+    assert logits(row, made, ids, theirs, 2).argmax(-1).tolist() == theirs
