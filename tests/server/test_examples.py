@@ -1,0 +1,53 @@
+"""The programs of examples/ that use more than a sampler, run as a reader would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.server.conftest import ROOT, Served
+
+
+def run(name: str, *arguments: str, given: str = "") -> str:
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    ran = subprocess.run(
+        command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_spam(one_kernel_cache: Path) -> None:
+    told = run("spam", given="Win money now\nSee you at lunch\n").splitlines()
+    assert [line.split("\t")[1] for line in told] == ["Win money now", "See you at lunch"]
+    assert {line.split("\t")[0] for line in told} <= {"spam", "ham"}
+
+
+def test_agent(one_kernel_cache: Path, tmp_path: Path) -> None:
+    """The packaged model calls nothing of itself; what it says is shown."""
+    assert run("agent", "How many files are here?").startswith(("assistant: ", "list_", "count_"))
+
+
+def test_search(one_kernel_cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("def f(x):\n\nimport os\n")
+    told = run("search", "import os", str(file)).splitlines()
+    assert [line.split("  ", 1)[1] for line in told] == ["import os", "def f(x):"]
+    assert told[0].startswith("1.000")
+
+
+def test_batch(one_kernel_cache: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "lines.txt", tmp_path / "answers.jsonl"
+    source.write_text("a\nb\n")
+    run("batch", str(source), str(target))
+    answers = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [answer["custom_id"] for answer in answers] == ["0", "1"]
+    assert all(answer["response"]["status_code"] == 200 for answer in answers)
+
+
+def test_openai_client(process: Served) -> None:
+    server = process()
+    told = run("openai_client", server.url).splitlines()
+    assert json.loads(told[-1]) in ("red", "green", "blue")
