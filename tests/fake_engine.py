@@ -80,19 +80,18 @@ class FakeEngine:
         assert 0 < sum(sizes) <= self.max_tokens
         assert sum(part.n_outputs for part in parts) <= OUTPUTS
         assert len({id(part.seq) for part in parts}) == len(parts)
-        assert all(
-            size and 0 <= part.n_outputs <= 1 for size, part in zip(sizes, parts, strict=True)
-        )
+        assert all(0 <= part.n_outputs <= len(part.ids) for part in parts)
         before = [len(part.seq) for part in parts]
         for part in parts:
             self.cache.extend(part.seq, part.ids)
         for part in parts:
             self.cache.commit(part.seq)
-        decode = sizes.count(1)
+        decode = sum(len(part.ids) for part in parts if len(part.ids) == part.n_outputs)
         context = sum(n * at for n, at in zip(sizes, before, strict=True))
         self.now += self.cost(sum(sizes) - decode, decode, context)
         self.runs.append([(list(p.ids), at) for p, at in zip(parts, before, strict=True)])
-        return np.array([[self.next_id(p.seq.ids)] for p in parts if p.n_outputs]).reshape(-1, 1)
+        ends = ((p.seq.ids, len(p.seq) - i) for p in parts for i in range(p.n_outputs - 1, -1, -1))
+        return np.array([[self.next_id(ids[:end])] for ids, end in ends]).reshape(-1, 1)
 
     def sample(self, parts: Sequence[Part]) -> np.ndarray:
         return self.run(parts)

@@ -30,6 +30,8 @@ class Timings:
     decode_s: float = 0.0
     load_s: float = 0.0
     compile_s: float = 0.0  # compiling kernels, or finding them in the cache; in no other number
+    n_drafted: int = 0  # tokens that were looked up and checked
+    n_accepted: int = 0  # of them, those that were right
     cache: Reuse = field(default_factory=Reuse)  # where the prompt left the cache, and why
 
     @property
@@ -82,6 +84,11 @@ class Answer:
             self._most, self._at_most = max_tokens, "length"
             if max_tokens <= 0:
                 self.finish_reason = "length"
+
+    @property
+    def n_left(self) -> int:
+        """Ids that it may still have."""
+        return self._most - len(self.ids)
 
     @property
     def done(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from treadle.batch import Part
 from treadle.budget import LEAST, Pace, Shares
 from treadle.kernels.kv import PAGE
+from treadle.speculate import Gate
 
 if TYPE_CHECKING:
     from treadle.admission import Admission
@@ -24,6 +25,7 @@ class Composer:
 
     def __init__(self, admission: Admission, pace: Pace) -> None:
         self._admission, self._pace, self._shares = admission, pace, Shares()
+        self.gate = Gate()
 
     def compose(self) -> Batch:
         """The parts of the next batch, whose pages are reserved."""
@@ -56,7 +58,13 @@ class Composer:
             if any(request.awaited for request in decoding):
                 context, before = sum(len(r.ids) for r in decoding), len(reading[0][1].seq or ())
                 budget = self._pace.tokens(len(decoding), context, before, most)
-        batch = [(r, Part(r.seq, r.ids[-1:], 1, r.looks())) for r in decoding if r.seq is not None]
+        drafts = {} if reading else self._drafts(decoding)
+        batch: Batch = []
+        for request in decoding:
+            if request.seq is not None:
+                ids = [request.ids[-1], *drafts.get(request, ())]
+                request.seq.n_drafted = len(ids) - 1
+                batch.append((request, Part(request.seq, ids, len(ids), request.looks())))
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start, end = len(request.seq), len(request.seq) + n
@@ -66,6 +74,15 @@ class Composer:
         if not batch and not late:
             queue.refuse()
         return batch
+
+    def _drafts(self, decoding: list[Request]) -> dict[Request, list[int]]:
+        """What may come behind the last ids, where it pays to check it: never beside prompts, whose
+        step is as long as its tokens are many.
+        """
+        found = {request: draft for request in decoding if (draft := request.draft())}
+        n, n_drafted = len(decoding), sum(map(len, found.values()))
+        fits = n + n_drafted <= self._admission.engine.max_tokens
+        return found if found and fits and self.gate.allows(n, n_drafted) else {}
 
     def _until(self) -> float:
         """How long pages may be fetched from files: where somebody decodes, for one step's time."""

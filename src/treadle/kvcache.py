@@ -43,6 +43,7 @@ class Sequence:
     slots: list[int] = field(default_factory=list)  # of its state, and of the next one
     nodes: list[Node] = field(default_factory=list)  # its full pages in the tree, from the root on
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
+    n_drafted: int = 0  # of ids: the last ones of a run, which may be taken back
     n_changes: int = 0  # of ids: an unchanged counter means unchanged ids
     began_ns: int = field(default_factory=time_ns)  # when its text was begun, or last looked up
 
@@ -95,9 +96,7 @@ class KVCache:
         self.store: Store | None = None  # full pages in files
 
     def _n_pages(self, window: int) -> int:
-        """Pages that a full sequence needs. With a window: one window, one batch, and one more
-        window kept for prefix reuse.
-        """
+        """Pages that a full sequence needs; with a window: it, a batch, and one more for reuse."""
         most = -(-self.n_ctx // PAGE) + 1
         return min(most, -(-(2 * window + N_BATCH) // PAGE) + 2) if window else most
 
@@ -213,9 +212,10 @@ class KVCache:
 
     def commit(self, seq: Sequence) -> None:
         """After a run: enter full pages in the tree, give back those before a window, and let the
-        state that was written be the sequence's.
+        state that was written be the sequence's. For now without what may be taken back.
         """
-        for p in range(len(seq.nodes), len(seq.ids) // PAGE):
+        n = len(seq.ids) - seq.n_drafted
+        for p in range(len(seq.nodes), n // PAGE):
             ids = tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
             node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids)
             self._share(seq, p, node)
@@ -224,7 +224,7 @@ class KVCache:
                 self.store.keep(node, p, seq.began_ns)
         for pool in self.windows:
             pages = seq.pages[pool.index]
-            for p in range(pool.first_seen(len(seq.ids)) - 1, -1, -1):
+            for p in range(pool.first_seen(n) - 1, -1, -1):
                 if pages[p] == GONE:
                     break
                 pool.drop(pages[p])

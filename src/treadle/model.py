@@ -62,6 +62,7 @@ def load(
     kv_bytes: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int = CACHE_BYTES,
+    speculate: bool = False,
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -74,24 +75,17 @@ def load(
     into runs; ``kv``: keys and values as "f16", "bf16", "f32" or "q8_0"; ``n_sequences``: full
     sequences to hold at once; ``kv_bytes``: what their keys and values take at most, of all of them
     together, None for no other limit; ``cache_dir``: a folder where they outlive the process, in
-    files of ``cache_bytes`` at most; ``isa``: an instruction set's name, None for the best here;
+    files of ``cache_bytes`` at most; ``speculate``: look up what may come next in the text itself,
+    and check it in the same step; ``isa``: an instruction set's name, None for the best here;
     ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
     """
     return Model(
-        path,
-        threads=threads,
-        context=context,
-        deterministic=deterministic,
-        kv=kv,
-        n_sequences=n_sequences,
-        kv_bytes=kv_bytes,
-        cache_dir=cache_dir,
-        cache_bytes=cache_bytes,
-        isa=isa,
-        progress=progress,
-    )
+        path, threads=threads, context=context, deterministic=deterministic, kv=kv,
+        n_sequences=n_sequences, kv_bytes=kv_bytes, cache_dir=cache_dir, cache_bytes=cache_bytes,
+        speculate=speculate, isa=isa, progress=progress,
+    )  # fmt: skip
 
 
 def load_session(path: str | os.PathLike[str], model: Model) -> Session:
@@ -116,6 +110,7 @@ class Model:
         kv_bytes: int | None,
         cache_dir: str | os.PathLike[str] | None,
         cache_bytes: int,
+        speculate: bool,
         isa: str | None,
         progress: Progress | None,
     ) -> None:
@@ -145,6 +140,7 @@ class Model:
             from treadle.kvstore import PageStore
 
             self.engine.cache.store = PageStore(self.engine, file_name(cache_dir), cache_bytes)
+        self.speculate = speculate and not self.engine.cache.states  # which cannot go back
         self._turns = Turns(Scheduler(self.engine))
         self.load_s = time.perf_counter() - began
 
@@ -261,7 +257,8 @@ class Model:
         self.engine.cache.check_context(len(ids))
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
-        request = Request(ids, sampler, answer, logprobs=n_top, session=session)
+        drafts = self.speculate and rule is None  # a grammar's masks are of one place each
+        request = Request(ids, sampler, answer, logprobs=n_top, session=session, speculate=drafts)
         return Generation(request, self._turns)
 
     def generate_many(

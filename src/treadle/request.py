@@ -8,7 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, SamplingError
+from treadle.kernels.kv import PAGE
 from treadle.kernels.top import N_TOP, Look
+from treadle.speculate import Lookup
 
 if TYPE_CHECKING:
     from treadle.answer import Answer
@@ -37,11 +39,14 @@ class Request:
         priority: int = 0,
         client: Hashable = None,
         look_ahead: float = inf,
+        speculate: bool = False,
     ) -> None:
         self.ids = list(ids)  # of the prompt and the text
         self.sampler, self.answer, self.n_top, self.session = sampler, answer, logprobs, session
         self.priority, self.client = priority, self if client is None else client
         self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
+        self.lookup = Lookup() if speculate else None
+        self.n_accepted = 0  # of its last draft
         self.cancelled = False
         self.arrived, self.number = 0.0, 0
         self.started = 0.0  # when it was let in first
@@ -89,6 +94,27 @@ class Request:
                 return (MEASURED,)
             return MEASURED, look  # a grammar's text, measured without the grammar
         return () if look is None else (look,)
+
+    def draft(self) -> list[int]:
+        """Ids that may come behind its last one, as far as they fit its page and its length."""
+        if self.lookup is None or self.seq is None:
+            return []
+        room = min(PAGE - 1 - len(self.seq.ids) % PAGE, self.answer.n_left - 1)
+        return self.lookup.draft(self.ids, room) if room > 0 else []
+
+    def take(self, rows: Ids[Row], draft: Ids[int]) -> None:
+        """The next ids: one from each row, up to the first that is not as it was drafted."""
+        assert len(rows) == 1 + len(draft)
+        n = len(self.ids)
+        for row, expected in zip(rows, (*draft, None), strict=True):
+            self.choose(row)
+            if self.answer.done or self.ids[-1] != expected:
+                break
+        if self.lookup is not None and draft:
+            timings, self.n_accepted = self.answer.timings, max(len(self.ids) - n - 1, 0)
+            timings.n_drafted += len(draft)
+            timings.n_accepted += self.n_accepted
+            self.lookup.note(len(draft), self.n_accepted)
 
     def choose(self, row: Row) -> None:
         """The next id, from the logits behind the last one."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from itertools import chain, islice
 
 from treadle.admission import Admission
 from treadle.batch import Part
@@ -115,13 +115,20 @@ class Scheduler:
             try:
                 with allow():
                     rows = self._run([part for _, part in batch])
-            except TreadleError as error:  # the model's file shrank, say: nobody can go on
+            except BaseException as error:
+                self._take_back(batch)
+                if not isinstance(error, TreadleError):
+                    raise
+                # The model's file shrank, say: nobody can go on.
                 for request, _ in batch:
                     self.admission.fail(request, copy.copy(error))
                 batch, rows = [], iter(())
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
             decoding = self._note(batch, ready - began, run, compiled)
+            drafted = any(part.n_outputs > 1 for _, part in batch)
+            if drafted:  # what a sequence holds of them is nobody's to see
+                engine.lock.acquire()
         finally:
             engine.lock.release()
         chosen = [request for request, part in batch if part.n_outputs]
@@ -129,9 +136,14 @@ class Scheduler:
         for request in chosen:
             request.looked_at = True
         try:
-            self._choose(zip(chosen, rows, strict=True), own, allow)
+            self._choose(batch, rows, own, allow)
         finally:
             took = self._clock() - began
+            if drafted:
+                self._take_back(batch)
+                engine.lock.release()
+            if not compiled:
+                self._weigh(batch, run)
             for request in chosen:
                 request.looked_at = False
             for request in decoding:
@@ -160,7 +172,7 @@ class Scheduler:
         """Count the seconds of a run; who decodes, of the batch."""
         decoding, n_read, context = [], 0, 0
         self.n_tokens = sum(len(part.ids) for _, part in batch)
-        for request, (seq, ids, _, _) in batch:
+        for request, (seq, ids, n_outputs, _) in batch:
             request.seen = seq.n_changes
             timings = request.answer.timings
             timings.compile_s += compiled
@@ -169,7 +181,7 @@ class Scheduler:
                 decoding.append(request)
             else:
                 timings.prefill_s += waited + run
-            if len(ids) > 1:
+            if len(ids) > max(n_outputs, 1):
                 n_read += len(ids)
             context += len(ids) * len(seq.ids)
         if n_read:
@@ -180,22 +192,45 @@ class Scheduler:
                 self._pace.note(n_read, n_decode, context, run)
         return decoding
 
-    def _choose(
-        self, rows: Iterable[tuple[Request, Row]], own: Request | None, allow: Allow
-    ) -> None:
-        """The next id of each. An error of a sampler is its own request's."""
+    def _take_back(self, batch: Batch) -> None:
+        """Let sequences hold what their texts have, without drafts that were wrong."""
+        for request, (seq, ids, n_outputs, _) in batch:
+            if n_outputs > 1:
+                seq.n_drafted, same = 0, request.seen == seq.n_changes
+                n = max(len(request.ids), len(seq) - len(ids) + 2) - 1
+                if n < len(seq):
+                    self.engine.cache.truncate(seq, n)
+                if same:
+                    request.seen = seq.n_changes
+
+    def _weigh(self, batch: Batch, seconds: float) -> None:
+        """Tell what drafts have cost and brought, of a step that read no prompt."""
+        writing = any(request.lookup is not None for request, _ in batch)
+        if writing and all(part.n_outputs == len(part.ids) for _, part in batch):
+            n_drafted = sum(part.n_outputs - 1 for _, part in batch)
+            n_accepted = sum(request.n_accepted for request, part in batch if part.n_outputs > 1)
+            self._composer.gate.note(len(batch), n_drafted, n_accepted, seconds)
+
+    def _choose(self, batch: Batch, rows: Iterator[Row], own: Request | None, allow: Allow) -> None:
+        """The next ids of each. An error of a sampler is its own request's."""
         mine = None
-        for request, row in rows:
+        for request, part in batch:
+            if not part.n_outputs:
+                continue
+            its, draft = (
+                list(islice(rows, part.n_outputs)),
+                part.ids[len(part.ids) - part.n_outputs + 1 :],
+            )
             if request is own:
-                mine = row
+                mine = its, draft
             elif not request.cancelled:
                 try:
-                    request.choose(row)
+                    request.take(its, draft)
                 except BaseException as error:
                     request.answer.fail(error)
         if own is not None and mine is not None:
             try:
                 with allow():
-                    own.choose(mine)
+                    own.take(*mine)
             except Exception as error:
                 own.answer.fail(error)

@@ -13,7 +13,7 @@ import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn
 from treadle.cli.generation_options import GenerationOptions, generation_options
-from treadle.cli.options import ModelCommand, keeping_load_options
+from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.record import read_record
 from treadle.cli.screen import Screen, folded, open_screen
@@ -50,7 +50,7 @@ NO_MODEL = (
     "--reasoning", type=click.Choice(REASONING), default=REASONING[0],
     help="What a model thinks before it answers: fold it to a line, the default, or show it.",
 )  # fmt: skip
-@keeping_load_options
+@writing_load_options
 def command(
     model: str | None,
     options: GenerationOptions,

@@ -245,9 +245,15 @@ KEEP = (
         help="They take at most N MiB; by default 4096.",
     ),
 )  # fmt: skip
+SPECULATE = click.option(
+    "--speculate/--no-speculate", default=None,
+    help="Look up what may come next in the text itself and check it in the same step: quicker "
+    "where a text repeats much of its prompt. Off by default.",
+)  # fmt: skip
 OF_LOAD = ("threads", "context", "kv", "kv_bytes")
 load_options = packed("load", OF_LOAD, LOAD)
-keeping_load_options = packed("load", (*OF_LOAD, "cache_dir", "cache_bytes"), (*LOAD, *KEEP))
+OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate")
+writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE))
 
 
 def build_sampling(values: dict[str, Any]) -> Sampling:

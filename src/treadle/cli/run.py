@@ -10,7 +10,7 @@ import click
 
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.load import is_model, load_model
-from treadle.cli.options import ModelCommand, keeping_load_options
+from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import emit, print_json, remark
 from treadle.cli.usage import as_usage
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     help="Say on standard error what was compiled, how fast it was, the context and memory used; "
     "by default a terminal gets one line of it.",
 )  # fmt: skip
-@keeping_load_options
+@writing_load_options
 def command(
     words: tuple[str, ...],
     options: GenerationOptions,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from treadle.cli.load import load_model
-from treadle.cli.options import keeping_load_options
+from treadle.cli.options import writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
@@ -68,7 +68,7 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 @click.option(
     "--deterministic", is_flag=True, help="A text does not depend on what else is written."
 )
-@keeping_load_options
+@writing_load_options
 def command(
     model: str | None,
     host: str,

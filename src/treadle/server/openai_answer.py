@@ -68,6 +68,8 @@ def timings(text: Text) -> dict[str, Any]:
         "predicted_ms": 1e3 * t.decode_s,
         "predicted_per_token_ms": 1e3 * t.decode_s / written if written else 0.0,
         "predicted_per_second": t.decode_tok_s,
+        "draft_n": t.n_drafted,
+        "draft_n_accepted": t.n_accepted,
         "cache": reuse(text) | {"piece": _piece(text)},
     }
 

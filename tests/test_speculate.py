@@ -1,0 +1,227 @@
+"""Drafts change how long a text takes, and nothing of the text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treadle
+from tests.conftest import WriteTiny
+from tests.fake_engine import Bytes, FakeEngine, check_scheduler
+from tests.test_kvcache import check_pages
+from treadle.answer import Answer
+from treadle.kernels.kv import PAGE
+from treadle.request import Request
+from treadle.scheduler import Scheduler
+from treadle.session import Session
+from treadle.speculate import LOSS, MOST, WIDTH, Gate, Lookup
+
+
+def repeating(ids: Sequence[int]) -> int:
+    """A text that repeats itself, but for a new id now and then."""
+    if len(ids) % 23 == 0 or len(ids) < 12:
+        return (sum(ids[-40:]) * 31 + len(ids) * 7) % 250
+    return ids[-9] % 250
+
+
+def fresh(ids: Sequence[int]) -> int:
+    """A text whose beginnings of repeats go on otherwise: every draft is wrong."""
+    n = len(ids)
+    return 250 if n % 4 else (n // 4) % 250
+
+
+class World:
+    """An engine and its scheduler; ``cost`` of a step by its tokens, in seconds."""
+
+    def __init__(self, next_id: Any, cost: Any = None, **given: Any) -> None:
+        cost = cost or (lambda prefill, n, context: 0.03 + 0.002 * n + 0.001 * prefill)
+        self.next_id = next_id
+        self.engine = FakeEngine(next_id, cost=cost, **{"n_ctx": 40 * PAGE, **given})
+        engine: Any = self.engine
+        self.scheduler = Scheduler(engine, clock=self.engine.clock)
+
+    def sample(self, logits: np.ndarray, ids: list[int]) -> int:
+        assert int(logits[0]) == self.next_id(ids)
+        return int(logits[0])
+
+    def add(self, prompt: list[int], n: int, *, speculate: bool = True, **given: Any) -> Request:
+        answer = Answer(Bytes(), prompt, n_ctx=self.engine.n_ctx, max_tokens=n)  # type: ignore[arg-type]
+        sampler: Any = SimpleNamespace(choose=self.sample, look=lambda: None)
+        made = Request(prompt, sampler, answer, speculate=speculate, **given)
+        self.scheduler.add(made)
+        return made
+
+    def run(self) -> None:
+        while not self.scheduler.idle:
+            self.scheduler.step()
+        check_scheduler(self.scheduler)
+
+
+def alone(world: World, prompt: list[int], n: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(world.next_id(ids))
+    return ids
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), window=st.sampled_from([0, 40]))
+def test_texts_are_those_without_drafts(data: st.DataObject, window: int) -> None:
+    """Several texts, that come and are cancelled in the middle, in few pages."""
+    world = World(repeating, window=window, n_ctx=12 * PAGE, n_sequences=2)
+    asked: list[tuple[Request, list[int], int]] = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        prompt = [i * 7 % 50 for i in range(data.draw(st.integers(1, 90)))]
+        n = data.draw(st.integers(1, 200))
+        speculate = data.draw(st.booleans())
+        asked.append((world.add(prompt, n, speculate=speculate), prompt, n))
+        for _ in range(data.draw(st.integers(0, 30))):
+            world.scheduler.step()
+            check_scheduler(world.scheduler)
+    lost = data.draw(st.sampled_from(asked))[0] if data.draw(st.booleans()) else None
+    if lost is not None and not lost.answer.done:
+        world.scheduler.cancel(lost)
+    world.run()
+    for request, prompt, n in asked:
+        if request is not lost:
+            assert request.answer.error is None
+            assert request.ids == alone(world, prompt, n)
+        else:
+            assert request.ids == alone(world, prompt, len(request.answer.ids))
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_text_that_repeats_itself_takes_fewer_steps(window: int) -> None:
+    times = []
+    for speculate in (False, True):
+        world = World(repeating, window=window)
+        request = world.add([1, 2, 3], 600, speculate=speculate)
+        world.run()
+        times.append(world.engine.now)
+        timings = request.answer.timings
+        assert (timings.n_accepted > 300) == speculate
+        assert 0 <= timings.n_accepted <= timings.n_drafted
+    assert times[0] > 1.6 * times[1]
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("each", [0.002, 0.03])
+def test_drafts_that_are_wrong_cost_at_most_3_per_cent(n: int, each: float) -> None:
+    """Where another token in a step costs little, and where it costs as much as a step."""
+    times = []
+    for speculate in (False, True):
+        world = World(fresh, lambda prefill, n, context: 0.03 + each * n)
+        asked = [world.add([i], 300, speculate=speculate) for i in range(n)]
+        world.run()
+        times.append(world.engine.now)
+        if speculate and each < 0.03:
+            assert sum(request.answer.timings.n_drafted for request in asked)
+    assert times[1] <= 1.03 * times[0]
+
+
+def test_a_session_holds_no_draft() -> None:
+    """Whoever looks at it between two steps finds the text, without what was wrong of a draft."""
+    world = World(repeating)
+    engine: Any = world.engine
+    session = Session(engine)
+    request = world.add([1, 2, 3], 200, session=session)
+    while not request.answer.done:
+        world.scheduler.step()
+        assert session.ids == request.ids[: len(session.ids)]
+        assert len(session.ids) == len(request.ids) - 1
+        check_pages(world.engine.cache, [session.seq])
+    assert request.answer.timings.n_accepted
+
+
+def test_a_wrong_draft_is_in_no_page_that_others_find() -> None:
+    world = World(repeating)
+    request = world.add([1, 2, 3], 400)
+    world.run()
+    nodes = list(world.engine.cache.tree.root.next.values())
+    assert request.answer.timings.n_drafted > request.answer.timings.n_accepted
+    while nodes:
+        node = nodes.pop()
+        ids: list[int] = []
+        at = node
+        while at.parent is not None:
+            ids[:0] = at.ids
+            at = at.parent
+        assert ids == request.ids[: len(ids)]
+        nodes += node.next.values()
+
+
+def test_a_signal_in_a_run_costs_no_token() -> None:
+    world = World(repeating)
+    request, plain, rng = world.add([1, 2, 3], 300), world.engine.run, random.Random(1)
+
+    def run(parts: Any) -> Any:
+        made = plain(parts)
+        if rng.random() < 0.2:
+            raise KeyboardInterrupt
+        return made
+
+    world.engine.run = run  # type: ignore[method-assign]
+    while not request.answer.done:
+        try:
+            world.scheduler.step()
+        except KeyboardInterrupt:
+            check_scheduler(world.scheduler)
+    assert request.ids == alone(world, [1, 2, 3], 300)
+
+
+def test_lookup() -> None:
+    lookup = Lookup()
+    assert lookup.draft([1, 2, 3], 5) == []
+    assert lookup.draft([1, 2, 3, 4, 5, 1, 2, 3], 5) == [4, 5, 1]
+    lookup.note(3, 3)
+    assert lookup.draft([1, 2, 3, 4, 5, 1, 2, 3], 9) == [4, 5, 1, 2, 3]
+    assert lookup.draft([1, 2, 3, 4, 5, 1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]  # the last one counts
+    for _ in range(9):
+        lookup.note(2, 0)
+    assert lookup.length == 1
+    for _ in range(9):
+        lookup.note(1, 1)
+    assert lookup.length == MOST
+    assert lookup.draft([1] * (WIDTH - 1), 5) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), st.floats(0.001, 2)), max_size=60))
+def test_a_gate_bounds_what_is_lost(steps: list[tuple[int, float, float]]) -> None:
+    """However long steps take: what it lets in costs, by its own measure, no more than it may."""
+    gate = Gate()
+    for n, share, seconds in steps:
+        n_drafted = n * MOST if gate.allows(n, n * MOST) else 0
+        if n_drafted:
+            extra = gate._predicted(n + n_drafted) - gate._predicted(n)
+            assert gate._lost + extra <= LOSS * gate._total
+        gate.note(n, n_drafted, int(share * n_drafted), seconds)
+        assert gate._lost >= 0
+
+
+@pytest.mark.parametrize("sizes", [{}, {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}])
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.3, "seed": 5}])
+def test_a_model_writes_the_same_text(
+    sizes: dict[str, Any], how: dict[str, Any], tiny: WriteTiny
+) -> None:
+    """A small random model repeats itself when it is greedy."""
+    made = []
+    for speculate in (False, True):
+        with treadle.load(
+            tiny(**sizes), threads=1, context=700, deterministic=True, speculate=speculate
+        ) as model:
+            gate = model._turns.scheduler._composer.gate
+            if speculate:  # whatever it costs: the clock decides nothing here
+                gate.allows = lambda n, n_drafted: True  # type: ignore[method-assign]
+            made.append(model.generate([5, 6, 7] * 20, max_tokens=150, ignore_eos=True, **how))
+            made[-1].finish()
+    assert made[0].ids == made[1].ids
+    assert made[0].text == made[1].text
+    assert made[0].timings.n_drafted == 0
+    assert made[1].timings.n_drafted > 0
