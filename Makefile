@@ -27,6 +27,7 @@ lint: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin src/treadle
 
 format: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check --fix

@@ -67,6 +67,12 @@ def test_no_pex(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monke
     )  # fmt: skip
 
 
+def test_another_system(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(UnsupportedError, match=r"bundles are for Linux yet.*win32"):
+        build.make_bundle(model, model.with_name("out"))
+
+
 def test_serve_without_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = find_spec
     monkeypatch.setattr(

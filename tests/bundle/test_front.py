@@ -130,6 +130,12 @@ def test_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         front.start()
 
 
+def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(SystemExit, match="this is darwin, and the bundle is for Linux"):
+        front.start()
+
+
 def test_another_python(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "PYTHONS", [(3, 98), (3, 99)])
     with pytest.raises(

@@ -69,8 +69,11 @@ def make_bundle(
     from what is installed here, for this Python.
 
     It starts the server with ``serve``, and with ``args`` if nothing else is typed. Raises
-    FileError, UnsupportedError (a model in several files), TreadleError (no pex, no network).
+    FileError, UnsupportedError (a model in several files; not on Linux), TreadleError (no pex, no
+    network).
     """
+    if not sys.platform.startswith("linux"):
+        raise UnsupportedError(f"bundles are for Linux yet, and made there: this is {sys.platform}")
     missing = [name for name in ("pex", "packaging") if find_spec(name) is None]
     if missing:
         raise TreadleError(f"a bundle needs {' and '.join(missing)}: pip install 'treadle[bundle]'")

@@ -11,6 +11,7 @@ PYTHONS = [(3, 10)]
 MACHINES = ["x86_64"]
 START = "treadle.cli.bundled"
 OTHERS = 0o022  # write permission of group and others
+NOEXEC = 8  # ST_NOEXEC, which Python 2.7 does not name
 
 
 def candidates():  # type: () -> list[str]
@@ -42,7 +43,7 @@ def fits(folder):  # type: (str) -> bool
             about = os.stat(one)
             if about.st_uid != os.getuid() or about.st_mode & OTHERS:
                 return False
-        noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
+        noexec = os.statvfs(folder).f_flag & NOEXEC
         return not noexec and os.access(folder, os.W_OK | os.X_OK)
     except OSError:
         return False
@@ -66,6 +67,8 @@ def fitting_python():  # type: () -> None
 
 def start():  # type: () -> None
     """Run the program where it lies unpacked; else tell pex where to unpack it."""
+    if not sys.platform.startswith("linux"):
+        sys.exit("treadle: error: this is %s, and the bundle is for Linux" % sys.platform)
     machine = os.uname()[4]
     if machine not in MACHINES:
         sys.exit(

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from treadle.files.tensor import Stored
 PAGE = mmap.PAGESIZE
 SMALL = 1 << 20  # bytes: files not worth the trouble
 MAX_FILES = 1000
+if sys.platform != "darwin" and sys.platform != "win32":
+    WILLNEED, DONTNEED = os.POSIX_FADV_WILLNEED, os.POSIX_FADV_DONTNEED
+else:  # these have no such call
+    WILLNEED = DONTNEED = 0
 
 
 class PageCache:
@@ -42,7 +47,7 @@ class PageCache:
         """These are read next: the system may fetch them while others are worked on."""
         for part in ranges:
             if part.path in self._files:
-                _advise(part.path, [(part.offset, part.n_bytes)], os.POSIX_FADV_WILLNEED)
+                _advise(part.path, [(part.offset, part.n_bytes)], WILLNEED)
 
     def drop(self, ranges: Iterable[Stored]) -> None:
         """These have been read, and are not read again."""
@@ -63,7 +68,8 @@ def _advise(path: Path, ranges: Iterable[tuple[int, int]], advice: int) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for offset, n_bytes in ranges:
-                os.posix_fadvise(fd, offset, n_bytes, advice)
+                if sys.platform != "darwin" and sys.platform != "win32":
+                    os.posix_fadvise(fd, offset, n_bytes, advice)
         finally:
             os.close(fd)
 
@@ -105,7 +111,7 @@ class _Cached:
         flags = np.concatenate(([True], self.resident[first:last], [True])).astype(np.int8)
         edges = np.flatnonzero(np.diff(flags))  # begin and end, alternating, of each run to drop
         runs = ((first + edges) * PAGE).reshape(-1, 2).tolist()
-        _advise(self.path, ((lo, hi - lo) for lo, hi in runs), os.POSIX_FADV_DONTNEED)
+        _advise(self.path, ((lo, hi - lo) for lo, hi in runs), DONTNEED)
 
     def _unmap(self, begin: int, end: int) -> None:
         """Take the pages out of this process' mappings of the file: the kernel keeps mapped ones.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # what the module signal wraps
 import mmap
 import os
+import sys
 import threading
 from functools import cache
 
@@ -74,7 +75,7 @@ class _Word:
 
 
 def _memory_file() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
         return os.memfd_create("treadle-alarm")
     import tempfile  # where the system has no files in memory
 

@@ -63,7 +63,7 @@ def read_anew(path: Path) -> int | None:
     cannot be read.
     """
     with path.open("rb") as file:
-        if hasattr(os, "posix_fadvise"):
+        if sys.platform != "darwin" and sys.platform != "win32":
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if path.stat().st_size:
         guard_mappings()
