@@ -112,7 +112,7 @@ def test_a_changing_first_line_does_not_spoil_the_cache(client: TestClient) -> N
             {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "image",
         ),
-        ({"max_tokens": 5, "messages": HI, "tools": [{"name": "f"}]}, "tools"),
+        ({"max_tokens": 5, "messages": HI, "tools": [{"name": "f", "type": "bash"}]}, "tools"),
         ({"max_tokens": 5, "messages": HI, "system": [5]}, "system"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": "x " * N_CTX}]}, "tokens"),
     ],
