@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class Engine:
     Several threads may call it: they take turns.
     """
 
+    cache_type: ClassVar[type[KVCache]] = KVCache
+
     def __init__(
         self,
         gguf: GGUF,
@@ -84,7 +86,7 @@ class Engine:
         self.config, self.device, self.n_ctx = config, device, n_ctx
         self.deterministic, self.kernels = deterministic, device.kernels
         pools = GRAPHS[config.arch.graph].pools(config)
-        self.cache = KVCache(pools, device, n_ctx, kv, n_sequences, kv_bytes)
+        self.cache = self.cache_type(pools, device, n_ctx, kv, n_sequences, kv_bytes)
         self._batch_sizes = batch_sizes(device.isa)
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._ready: dict[tuple[int, int, str], _Ready] = {}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from treadle.session import Session
 from treadle.turns import Turns
 
 if TYPE_CHECKING:
+    from treadle.device import Device
     from treadle.plan import Plan
     from treadle.reply import Tool
     from treadle.text.grammars import Grammars
@@ -98,6 +99,9 @@ def load_session(path: str | os.PathLike[str], model: Model) -> Session:
 class Model:
     """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
 
+    engine_type: ClassVar[type[Engine]] = Engine
+    device_type: ClassVar[Callable[..., Device]] = Cpu
+
     def __init__(
         self,
         path: str | os.PathLike[str] | None,
@@ -126,16 +130,11 @@ class Model:
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = context or min(self.config.n_ctx_train, DEFAULT_CONTEXT)
         self.isa = choose(host_features(), isa)
-        self.engine = Engine(
-            self.gguf,
-            self.config,
-            Cpu(self.isa, self.n_threads, progress),
-            n_ctx=self.n_ctx,
-            kv=kv,
-            n_sequences=n_sequences,
-            kv_bytes=kv_bytes,
+        self.engine = self.engine_type(
+            self.gguf, self.config, self.device_type(self.isa, self.n_threads, progress),
+            n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,
             deterministic=deterministic,
-        )
+        )  # fmt: skip
         if cache_dir is not None:
             from treadle.kvstore import PageStore
 

@@ -158,6 +158,7 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
     inputs: dict[str, Input] = field(default_factory=dict)  # a run's, by their RUN_STATE fields
+    takes: dict[str, Buffer] = field(default_factory=dict)  # written by the host before each run
     outputs: dict[str, Buffer] = field(default_factory=dict)  # they live to the end
     arena_bytes: int = 0
     tensors: frozenset[str] = frozenset()  # of the file
@@ -194,6 +195,8 @@ class Plan:
             for name in step.spec.args.buffers:
                 if name in step.args and type(arg := step.args[name]) is Buffer:
                     spans[arg] = (spans[arg][0] if arg in spans else i, i)
+        for buffer in self.takes.values():
+            spans[buffer] = (0, spans[buffer][1])
         for buffer in self.outputs.values():
             spans[buffer] = (spans[buffer][0], len(self.steps) - 1)
         return spans
@@ -224,7 +227,7 @@ class Plan:
         """
         labels = [step.label for step in self.steps]
         assert len(set(labels)) == len(labels), f"a label twice: {sorted(labels)}"
-        written: set[Buffer] = set()
+        written: set[Buffer] = set(self.takes.values())
         for step in self.steps:
             for buffer in step.reads:
                 assert buffer in written, f"{step.label} reads {buffer.name} before it is written"

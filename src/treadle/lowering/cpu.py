@@ -75,6 +75,10 @@ def build_plan(
     if output != next(iter(graph.outputs)):  # tensors of the first output alone
         rows = {row.name for row in graph.rows} & plan.tensors
         plan.tensors_ignored |= rows - plan.tensors_used
+    if config.stage is not None:
+        stems = tuple(f"blk.{i}." for i in config.stage)
+        others = {name for name in plan.tensors if not name.startswith(stems)}
+        plan.tensors_ignored |= others - plan.tensors_used
     plan.place()
     return plan
 
@@ -108,6 +112,10 @@ class CpuOps(Making, Ops):
             n_bytes=fmt.row_bytes(width),
             shape=(width,),
         )
+        return Floats(label, width, x)
+
+    def given(self, label: str, width: int) -> Rows:
+        x = self.steps.plan.takes[label] = self.steps.floats(label, width)
         return Floats(label, width, x)
 
     def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:

@@ -53,10 +53,18 @@ class Config:
     n_types: int = 0  # of tokens, of which all are the first; 0: there are none
     optional: frozenset[str] = frozenset()  # names, "blk.N." cut off, of those the file has
     ignored: tuple[str, ...] = ()  # tensors that the graph does not use, none of them a layer's own
+    stage: range | None = None  # the layers that are computed here; None: all
 
     @property
     def n_layer(self) -> int:
         return len(self.layers)
+
+    @property
+    def here(self) -> range:
+        """The layers that are computed here. What comes before them is done elsewhere, and what
+        comes behind them.
+        """
+        return range(self.n_layer) if self.stage is None else self.stage
 
     @property
     def tied(self) -> bool:

@@ -47,6 +47,10 @@ class Ops(ABC):
         """The matrix' rows of the batch's tokens, times ``scale``."""
 
     @abstractmethod
+    def given(self, label: str, width: int) -> Rows:
+        """Rows of all tokens that each run is given, f32: states that were computed elsewhere."""
+
+    @abstractmethod
     def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
         """``x`` plus, for each token, a row of the matrix: that of its ``position``, or the
         ``first``. ``x`` is used up.

@@ -5,6 +5,9 @@
     x = embed(ids)
     x = layer(x)                         each: models/layer.py
     logits = linear(norm(x))
+
+A stage (``Config.stage``) has some of the layers. It is given the states before them, or gives
+those behind them, ``stream``, or both.
 """
 
 from __future__ import annotations
@@ -43,7 +46,15 @@ RMS_EPS = "attention.layer_norm_rms_epsilon"
 
 
 def build(g: Ops) -> Rows:
-    """The states behind the last layer."""
+    """The states behind the last layer that is computed here."""
+    x = g.given("stream", g.config.n_embd) if g.config.here.start else _embedded(g)
+    for i in g.config.here:
+        x = build_layer(g, i, x, *_sublayers(g.config.layers[i]))
+    return x
+
+
+def _embedded(g: Ops) -> Rows:
+    """The states before the first layer."""
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
     if g.config.n_positions:
         x = g.add_rows("position_embd", x, "position_embd", by="position")
@@ -51,8 +62,6 @@ def build(g: Ops) -> Rows:
         x = g.add_rows("token_types", x, "token_types", by="first")
     if g.has("token_embd_norm.weight"):
         x = g.norm("token_embd_norm", x, "token_embd_norm", centred=g.config.centred)
-    for i, layer in enumerate(g.config.layers):
-        x = build_layer(g, i, x, *_sublayers(layer))
     return x
 
 
@@ -79,6 +88,11 @@ def embedding(g: Ops, x: Rows) -> None:
 def states(g: Ops, x: Rows) -> None:
     """The last layer's normed states of all tokens."""
     g.result("states", _normed(g, x))
+
+
+def stream(g: Ops, x: Rows) -> None:
+    """The states of all tokens, for the layers that are computed elsewhere."""
+    g.result("stream", x)
 
 
 def read(keys: Keys, arch: Arch) -> Config:
@@ -179,7 +193,7 @@ def _sublayers(layer: Layer) -> tuple[Sublayer, Sublayer]:
 
 DECODER = Graph(
     build=build,
-    outputs={"logits": logits, "embedding": embedding, "states": states},
+    outputs={"logits": logits, "embedding": embedding, "states": states, "stream": stream},
     rows=MODEL_ROWS,
     sizes=lambda config: {
         "n_vocab": config.n_vocab,
