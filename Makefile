@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
-.PHONY: demo test emulated lint format clean
+.PHONY: demo test emulated cluster lint format clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --repeat-penalty 1.2 --seed 8 "def read_text(path):"
@@ -22,6 +22,10 @@ emulated: $(VENV)/.stamp-dev
 	$(VENV)/bin/python tools/fetch_emulators.py --roots
 	TREADLE_EMULATED=all $(VENV)/bin/python -m pytest tests/emulated
 	$(VENV)/bin/python -m tests.emulated
+
+# Models on a Ray of this machine, in two and four processes, killed and gone on with: minutes.
+cluster: $(VENV)/.stamp-dev
+	TREADLE_CLUSTER=1 $(VENV)/bin/python -m pytest tests/cluster
 
 lint: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check

@@ -88,10 +88,13 @@ MAY_IMPORT = {
     " model",
     "batchfile": "errors server",
     "bundle": "errors words files",
+    "stages": "errors convert.open devices isa jit models kvcache lowering plan runtime batch"
+    " engine",
+    "cluster": "errors batchfile server model engine isa models stages",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
-    " study bundle",
+    " study bundle cluster",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }

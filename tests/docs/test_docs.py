@@ -200,9 +200,9 @@ def commands() -> dict[str, set[str]]:
     found = {}
     for command in COMMANDS:
         made: click.Command = importlib.import_module(f"treadle.cli.{command}").command
-        options = [
-            o for p in made.params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")
-        ]
+        inner = list(made.commands.values()) if isinstance(made, click.Group) else []
+        params = [param for one in (made, *inner) for param in one.params]
+        options = [o for p in params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")]
         found[command] = {*options, "--help", "-h"}
     return found
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "chat": "Talk with a model.",
     "serve": "Answer over HTTP.",
     "batch": "Answer a file of requests.",
+    "cluster": "Serve from more than one machine.",
     "bench": "How fast, and what share of what this machine can.",
     "inspect": "What a file holds, and what treadle would miss in it.",
     "plan": "The steps of the forward pass.",

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.load import load_model
+from treadle.cli.load import find_model, load_model
 from treadle.cli.options import load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from treadle.batchfile.lines import Line
     from treadle.batchfile.work import Written
+    from treadle.server.service import Settings
 
 TOLD_S = 10.0  # seconds between two lines of progress, where nobody watches a bar
 
@@ -71,6 +76,14 @@ class Told:
 @click.option(
     "--deterministic", is_flag=True, help="An answer does not depend on what else is written."
 )
+@click.option(
+    "--cluster", metavar="ADDRESS",
+    help="Have several models answer, on the Ray at ADDRESS; \"local\" is one on this machine.",
+)  # fmt: skip
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    help="Models, with --cluster; each with --threads processors.",
+)  # fmt: skip
 @load_options
 def command(
     source: str,
@@ -82,6 +95,8 @@ def command(
     seed: int | None,
     sequences: int,
     deterministic: bool,
+    cluster: str | None,
+    replicas: int,
     load: dict[str, Any],
 ) -> None:
     """Answer the requests in IN, a JSON object on each line, and write the answers to OUT.
@@ -92,13 +107,13 @@ def command(
     "-" is standard input or output.
     """
     from treadle.batchfile.lines import read_lines
-    from treadle.batchfile.local import Local
     from treadle.batchfile.output import Output, check_apart, open_input
-    from treadle.batchfile.work import work
-    from treadle.server.service import Service, Settings
+    from treadle.server.service import Settings
 
     given = {"max_tokens": max_tokens, "temperature": temp, "seed": seed}
     defaults = {name: value for name, value in given.items() if value is not None}
+    load |= {"deterministic": deterministic, "n_sequences": sequences}
+    settings = Settings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
     file = open_input(source)
     check_apart(source, target)
     total = count_lines(source)
@@ -111,36 +126,84 @@ def command(
         if total and output.n_earlier == total:
             return
         with ProgressBar(metered="lines", unit="lines") as progress:
-            loaded = load_model(
-                model, progress, deterministic=deterministic, n_sequences=sequences, **load
-            )
             told = Told(total, output.n_earlier, progress)
 
             def write(written: Written) -> None:
                 output.append(written.data)
                 told.note(written)
 
-            async def run() -> None:
-                await local.ready()
+            try:
+                if cluster is None:
+                    answer_here(lines, write, model, defaults, settings, progress, load)
+                else:
+                    answer_there(lines, write, model, defaults, settings, cluster, replicas, load)
+            except KeyboardInterrupt:
                 progress.close()
-                await work(lines, local.answer, write)
-
-            with loaded:
-                service = Service(loaded, Settings(alias=alias, max_requests=4096, log=False))
-                local = Local(service, defaults)
-                try:
-                    asyncio.run(run())
-                except KeyboardInterrupt:
-                    progress.close()
-                    remark(f"{told.summary()}; the same command goes on")
-                    raise
-                finally:
-                    service.close()
+                remark(f"{told.summary()}; the same command goes on")
+                raise
             progress.close()
             remark(told.summary())
     finally:
         output.close()
         file.close()
+
+
+def answer_here(
+    lines: Iterator[Line],
+    write: Callable[[Written], None],
+    model: str | None,
+    defaults: dict[str, Any],
+    settings: Settings,
+    progress: ProgressBar,
+    load: dict[str, Any],
+) -> None:
+    """By a model in this process."""
+    from treadle.batchfile.local import Local
+    from treadle.batchfile.work import work
+    from treadle.server.service import Service
+
+    async def run() -> None:
+        await local.ready()
+        progress.close()
+        await work(lines, local.answer, write)
+
+    with load_model(model, progress, **load) as loaded:
+        service = Service(loaded, settings)
+        local = Local(service, defaults)
+        try:
+            asyncio.run(run())
+        finally:
+            service.close()
+
+
+def answer_there(
+    lines: Iterator[Line],
+    write: Callable[[Written], None],
+    model: str | None,
+    defaults: dict[str, Any],
+    settings: Settings,
+    address: str,
+    replicas: int,
+    load: dict[str, Any],
+) -> None:
+    """By models on a cluster."""
+    from treadle.cli.cluster import check_extra, connect
+
+    check_extra()
+    path = None if model is None else str(find_model(model).resolve())
+    connect(None if address == "local" else address)
+
+    import ray
+
+    from treadle.cluster.data import answers
+    from treadle.cluster.plan import Plan
+
+    own = {name: value for name, value in load.items() if value is not None}
+    try:
+        for written in answers(lines, Plan(path, replicas, 1, own, settings), defaults):
+            write(written)
+    finally:
+        ray.shutdown()
 
 
 def count_lines(path: str) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from treadle.errors import TreadleError, UnsupportedError
-from treadle.jit.kernel import Tally
+from treadle.jit.cache import source_hash
+from treadle.jit.kernel import Tally, isa_key
 from treadle.lowering.cpu import build_plan
 from treadle.plan import Const, Plan
 from treadle.runtime.threads import Memory
@@ -107,6 +108,10 @@ class Pipeline:
         self._outputs = Outputs(chain)
         self._cells: list[Cells] = []
         self._copies: list[Copy] = []
+
+    @property
+    def variant(self) -> str:
+        return f"{isa_key(self.isa)}\0{source_hash()}\0{self._table}"
 
     def memory(self, n_bytes: int, *, host: bool = False) -> Any:
         return Memory(n_bytes) if host else Far(n_bytes)

@@ -1,0 +1,131 @@
+"""``treadle cluster``: models on more than one machine, on Ray."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from treadle.cli.load import find_model
+from treadle.cli.options import load_options
+from treadle.cli.table import remark
+
+NEEDED = ("ray", "starlette", "prometheus_client")
+
+
+def check_extra() -> None:
+    """Raise ClickException where the extra is not installed."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"a cluster needs {' and '.join(missing)}: pip install 'treadle[cluster]'"
+        )
+
+
+def connect(address: str | None) -> None:
+    """To the Ray at ``address``, or to one that starts on this machine and ends with us."""
+    import logging
+
+    import ray
+
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        ray.init(include_dashboard=False, **quiet)
+    else:
+        try:
+            ray.init(address=address, **quiet)
+        except ConnectionError as error:
+            raise click.ClickException(f"no Ray at {address}: {error}") from error
+
+
+@click.group()
+def command() -> None:
+    """Serve a model from more than one machine.
+
+    Every machine needs treadle[cluster], and the model's file under the same path.
+    """
+
+
+@command.command()
+@click.argument("model", required=False, type=click.Path(readable=False))
+@click.option(
+    "--address", metavar="ADDRESS",
+    help="The Ray to use: auto, or ray://HOST:PORT. By default one on this machine.",
+)  # fmt: skip
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    help="Models that answer, each with --threads processors.",
+)  # fmt: skip
+@click.option(
+    "--stages", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    help="Parts that the layers of each are split into, each with --threads processors.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="And its port."
+)
+@click.option(
+    "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
+    help="Callers must send it; may be repeated.",
+)  # fmt: skip
+@click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
+    help="A name that clients may use for this machine; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--sequences", default=4, show_default=True, type=click.IntRange(1, 4096), metavar="N",
+    help="Room for so many full contexts in each replica.",
+)  # fmt: skip
+@click.option(
+    "--deterministic", is_flag=True, help="A text does not depend on what else is written."
+)
+@load_options
+def serve(
+    model: str | None,
+    address: str | None,
+    replicas: int,
+    stages: int,
+    host: str,
+    port: int,
+    sequences: int,
+    deterministic: bool,
+    load: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Answer over HTTP with several models behind one address.
+
+    Calls that begin alike go to the same model, which has read that beginning, unless it is busier
+    than the others. The address is printed on standard output once calls are answered.
+    """
+    check_extra()
+    if not all(key.strip() for key in settings["api_keys"]):
+        raise click.UsageError("--api-key: an empty key")
+    path = None if model is None else str(find_model(model).resolve())
+    connect(address)
+
+    import signal
+
+    import ray
+    from ray import serve as ray_serve
+
+    from treadle.cluster.plan import Plan
+    from treadle.cluster.serving import run
+    from treadle.server.service import Settings
+
+    own = {**load, "n_sequences": sequences, "deterministic": deterministic}
+    own = {name: value for name, value in own.items() if value is not None}
+    plan = Plan(path, replicas, stages, own, Settings(host=host, **settings))
+
+    def ready(url: str) -> None:
+        remark(f"{replicas} models of {stages} stages with {plan.threads} threads are ready")
+        click.echo(url)
+
+    try:
+        run(plan, host, port, ready)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    finally:
+        ending: Any = ray_serve.shutdown
+        ending()
+        ray.shutdown()

@@ -1,0 +1,72 @@
+"""Which replica a call goes to: the one that has read its beginning, unless it is too busy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BLOCK = 256  # characters of a beginning that are known or not
+DEEPEST = 256  # blocks that are looked at
+KNOWN = 1 << 16  # beginnings that are remembered
+SLACK = 4  # calls more than the idlest has in hand: then the beginning is read there, too
+
+
+def beginning(body: Any) -> list[str]:
+    """What a body's prompt begins with, as names of ever longer beginnings; none for a body without
+    a prompt.
+    """
+    said = _said(body)
+    names, so_far = [], hashlib.sha256()
+    for at in range(0, min(len(said), BLOCK * DEEPEST), BLOCK):
+        so_far.update(said[at : at + BLOCK].encode("utf-8", "replace"))
+        names.append(so_far.hexdigest()[:16])
+    return names
+
+
+def _said(body: Any) -> str:
+    if not isinstance(body, dict):
+        return ""
+    if isinstance(body.get("messages"), list):
+        said = [body.get("system"), body.get("tools"), *body["messages"]]
+        return "\n".join(map(str, said))
+    for name in ("prompt", "input", "content"):
+        if name in body:
+            return f"{body.get('instructions', '')}\n{body[name]}"
+    return ""
+
+
+class Affinity:
+    """Remembers which replica has read which beginnings."""
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[str, str] = OrderedDict()
+
+    def choose(self, names: Sequence[str], loads: Mapping[str, int]) -> str:
+        """A replica for a call that begins so; ``loads``: calls that each has in hand. Of a
+        beginning that nobody has read yet every caller thinks of the same one, where loads are
+        equal.
+        """
+        least = min(loads.values())
+        chosen = None
+        for name in reversed(names):
+            reader = self._readers.get(name)
+            if reader in loads and reader is not None and loads[reader] <= least + SLACK:
+                chosen = reader
+                break
+        if chosen is None:
+            idle = [replica for replica, load in loads.items() if load == least]
+            first = names[0] if names else ""
+            chosen = max(idle, key=lambda replica: _weight(first, replica))
+        for name in names:
+            self._readers[name] = chosen
+            self._readers.move_to_end(name)
+        while len(self._readers) > KNOWN:
+            self._readers.popitem(last=False)
+        return chosen
+
+
+def _weight(name: str, replica: str) -> bytes:
+    """Rendezvous hashing (Thaler and Ravishankar, 1998)."""
+    return hashlib.sha256(f"{name}\n{replica}".encode()).digest()

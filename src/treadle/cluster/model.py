@@ -1,0 +1,39 @@
+"""A model in stages as a library user sees it: any other model."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from treadle.cluster.chain import RayChain
+from treadle.engine import Engine
+from treadle.errors import UnsupportedError
+from treadle.isa.isa import Isa
+from treadle.model import Model, load
+from treadle.models.stages import split, staged
+from treadle.stages.front import FrontEngine
+from treadle.stages.pipeline import Pipeline
+
+OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "deterministic")
+
+
+class StagedModel(Model):
+    """See ``treadle.cluster.load``. ``engine.n_lost`` counts the stages that had to be replaced."""
+
+    engine_type: ClassVar[type[Engine]] = FrontEngine
+
+    def __init__(self, path: Any, *, stages: int, **settings: Any) -> None:
+        plain = {**(load.__kwdefaults__ or {}), "threads": 1}
+        self._n_stages, self._settings = stages, {**plain, **settings}
+        if self._settings.get("cache_dir") is not None:
+            raise UnsupportedError("cache_dir: pages of a model in stages are not written to files")
+        super().__init__(path, **self._settings)
+
+    def device_type(self, isa: Isa, n_threads: int, progress: object) -> Pipeline:
+        """The device of its engine."""
+        own = {name: self._settings[name] for name in OF_ENGINES}
+        own |= {"isa": isa.name, "n_threads": n_threads, "n_ctx": self.n_ctx}
+        parts = split(self.gguf, self.config, self._n_stages)
+        for part in parts:
+            staged(self.config, part)  # what cannot be cut is told before anything is started
+        path = str(self.path.resolve())
+        return Pipeline(isa, n_threads, RayChain(path, parts, own))
