@@ -46,9 +46,9 @@ def test_the_best_row_is_chosen() -> None:
         ("neon dotprod fullfp16 lse", "neon_dotprod"),  # Cortex-A76, Neoverse N1, M1
         ("neon dotprod i8mm", "neon_i8mm"),
         ("neon dotprod i8mm bf16 sve sve2", "neon_bf16"),  # Neoverse N2, M2
-        ("v zvl128b", "rvv128"),
-        ("v zvl128b zvl256b zba", "rvv256"),
-        ("v zvl128b zvl256b zvfh zvfhmin", "rvv256_zvfh"),  # SpacemiT X60
+        ("v zvl128b vlen128", "rvv128"),
+        ("v zvl128b zvl256b vlen256 zba", "rvv256"),
+        ("v zvl128b zvl256b vlen256 zvfh zvfhmin", "rvv256_zvfh"),  # SpacemiT X60
         ("v zvl128b zvl256b zvl512b zvl1024b zvfh", "rvv512_zvfh"),
         ("zba zbb", "portable"),
     ],

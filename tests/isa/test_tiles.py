@@ -37,11 +37,25 @@ RISCV = r"vfmacc\.v[fv]|vw(?:mul|macc)\w*\.v[vx]"
 MULTIPLY = re.compile(rf"\t({X86}|{ARM}|{RISCV})\t")
 # What RISC-V's tiles multiply by, and packing does not: it interleaves by vwmaccu.
 BY_SCALAR = re.compile(r"\t(vfmacc\.vf|vwmacc(su|us)?\.vx)\t")
-# Vectors on the stack: RISC-V's are moved as whole registers, which nothing else is.
+# Vectors on the stack: RISC-V's are moved as whole registers, by way of an address that is made of
+# the stack pointer just before.
 STACK = re.compile(
     r"[xyz]mm\d+.*\(%r[sb]p\)|\(%r[sb]p\).*[xyz]mm\d+"
-    r"|\t(ld|st)[rp]\tq.*\[(sp|x29)|\tv[ls]\dr\w*\.v"
+    r"|\t(ld|st)[rp]\tq.*\[(sp|x29)"
 )
+WHOLE = re.compile(r"\tv[ls]\dr\w*\.v\t\w+, \((\w+)\)")
+WRITES = re.compile(r"\t(?!s[bhwd]\t|v|b|f?s[wd]\t)\w+\t(\w+), (.*)")
+
+
+def on_stack(lines: list[str]) -> Iterator[str]:
+    """Those that move a vector to the stack or from it."""
+    stack = {"sp"}
+    for line in lines:
+        if STACK.search(line) or ((m := WHOLE.search(line)) and m[1] in stack):
+            yield line.strip()
+        elif m := WRITES.match(line):
+            made = stack & set(re.findall(r"\w+", m[2]))
+            stack = stack | {m[1]} if made else stack - {m[1]} | {"sp"}
 
 
 def innermost_loops(code: str) -> Iterator[list[str]]:
@@ -67,7 +81,7 @@ def spills(code: str, multiply: re.Pattern[str] = MULTIPLY) -> tuple[list[str], 
     assert loops, "no loop multiplies"
     lines = [line for loop in loops for line in loop]
     multiplies = sum(1 for line in lines if MULTIPLY.search(line))
-    return [line.strip() for line in lines if STACK.search(line)], multiplies
+    return [move for loop in loops for move in on_stack(loop)], multiplies
 
 
 @pytest.mark.parametrize(
@@ -136,6 +150,21 @@ def test_streams_of_bits_are_not_moved_byte_by_byte(bits: int, group: int, isa: 
         spec = choice.matmul(mlx(bits, group, "F16"), ROWS[isa], 2048, tokens)
         code = emit_assembly(trace(spec, ROWS[isa]), ROWS[isa])
         assert len(re.findall(r"\tv?p(insr|extr)b\t", code)) <= 16, spec.name
+
+
+def test_the_search_finds_a_spill_of_a_whole_register() -> None:
+    code = """
+.LBB0_1:
+\taddi\ta0, sp, 16
+\tadd\ta1, a0, a2
+\tvl1r.v\tv8, (a1)
+\tvl1r.v\tv9, (a3)
+\tld\ta1, 8(a4)
+\tvl1r.v\tv10, (a1)
+\tvwmacc.vx\tv12, a5, v8
+\tbne\ta3, a6, .LBB0_1
+"""
+    assert spills(code) == (["vl1r.v\tv8, (a1)"], 1)
 
 
 def test_the_search_finds_a_spill() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from treadle.errors import UnsupportedError
 from treadle.isa import choose
 from treadle.jit import detect
 from treadle.jit.detect import AT_HWCAP, AT_HWCAP2, of_hwcaps, of_isa_line, of_length
@@ -37,6 +38,12 @@ def test_a_length_gets_its_row(length: int, row: str) -> None:
         assert choose(frozenset({"v", "zvfh"} | of_length(length))).name == f"{row}_zvfh"
 
 
+def test_code_for_registers_of_one_length_runs_on_no_others() -> None:
+    for length in (512, 1024):
+        with pytest.raises(UnsupportedError, match="lacks vlen256"):
+            choose(frozenset({"v"} | of_length(length)), "rvv256")
+
+
 def test_the_isa_line_of_old_kernels() -> None:
     assert of_isa_line(X60) == {"v", "zba", "zbb", "zbs", "zfh", "zvfh"}
     assert of_isa_line(X60.replace("imafdcv_", "imafdc_")) == {"zba", "zbb", "zbs", "zfh", "zvfh"}
@@ -47,7 +54,7 @@ def test_hwprobe_goes_before_the_isa_line(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(detect, "_cpuinfo", lambda: X60)
     monkeypatch.setattr(detect, "_vector_bits", lambda: 256)
     monkeypatch.setattr(detect, "_hwprobe", lambda: 1 << 2 | 1 << 3)
-    assert detect.of_riscv() == {"v", "zba", "zvl128b", "zvl256b"}
+    assert detect.of_riscv() == {"v", "zba", "zvl128b", "zvl256b", "vlen256"}
     monkeypatch.setattr(detect, "_hwprobe", lambda: None)
     assert {"v", "zvfh", "zvl256b"} <= detect.of_riscv()
     assert "zvl512b" not in detect.of_riscv()

@@ -108,6 +108,9 @@ class Isa:
     dot4_least: int = 0  # the smallest w that dot4 takes: -128 where it multiplies signed bytes
     dot4_top: int = 255  # the largest that it takes at full speed
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the row before is faster
+    # Registers have ``vector_bits`` and no more, which LLVM is told: it takes RISC-V's for as long
+    # as features say or longer, and then cannot tell one register from the next.
+    exact: bool = False
     triple: str = ""  # of the architecture that it is for; empty: any that LLVM knows
 
     @property

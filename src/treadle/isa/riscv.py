@@ -1,8 +1,8 @@
 """64-bit RISC-V with vectors (RVV 1.0): a row for each length of a register, from 128 bits on.
 
 A register's length is known when kernels are compiled, so vectors of it are plain LLVM vectors of
-that width; ``zvl256b`` tells LLVM that they fill a register. The rows for 512 bits run on longer
-registers as well, with the rest of each idle.
+that width; ``zvl256b`` tells LLVM that they fill a register, and ``Isa.exact`` that nothing is left
+of it. The rows for 512 bits run on longer registers as well, with the rest of each idle.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ def pause(k: Builder) -> None:
 
 
 def _vectors(length: int) -> Isa:
+    exact = length < LENGTHS[-1]
     return replace(
         portable.PORTABLE,
         name=f"rvv{length}",
-        needs=frozenset({"v", f"zvl{length}b"}),
+        needs=frozenset({"v", f"vlen{length}" if exact else f"zvl{length}b"}),
+        exact=exact,
         triple="riscv64-unknown-linux-gnu",
         features=f"+v,+zvl{length}b,+zihintpause",  # pause is a fence where it is not known
         vector_bits=length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ def host_features() -> frozenset[str]:
     known = {name for name, on in llvm.get_host_cpu_features().items() if on}
     return permitted(known | detect.found())
 
+
+DEFINITION = re.compile(r"^(define .*\))", re.MULTILINE)  # a function's, up to its attributes
 
 # What every Linux of an architecture takes for granted and LLVM does not: features, and the ABI.
 TAKEN_FOR_GRANTED = {"riscv64": ("+m,+a,+f,+d,+c", "lp64d")}
@@ -94,11 +97,19 @@ def _passes() -> Any:
     return passes
 
 
+def _with_length(ir_text: str, isa: Isa) -> str:
+    """IR whose functions say how long a register is, in parts of 64 bits, where the row knows."""
+    if not isa.exact:
+        return ir_text
+    n = isa.vector_bits // 64
+    return DEFINITION.sub(rf"\1 vscale_range({n},{n})", ir_text)
+
+
 def optimise(ir_text: str, isa: Isa) -> Any:
     """Parse and optimise one module."""
     machine = _target_machine(isa)
     try:
-        module = llvm.parse_assembly(ir_text)
+        module = llvm.parse_assembly(_with_length(ir_text, isa))
         module.verify()
     except RuntimeError as error:
         raise CompileError(f"LLVM refuses the kernel's IR: {error}") from error

@@ -77,8 +77,10 @@ def of_isa_line(cpuinfo: str) -> set[str]:
 
 
 def of_length(n_bits: int) -> set[str]:
-    """Registers of ``n_bits`` are at least as long as these."""
-    return {f"zvl{length}b" for length in LENGTHS if length <= n_bits}
+    """Registers of ``n_bits`` are at least as long as these; and their length, which LLVM has no
+    name for.
+    """
+    return {f"zvl{length}b" for length in LENGTHS if length <= n_bits} | {f"vlen{n_bits}"}
 
 
 FINDERS: dict[str, Callable[[], set[str]]] = {
