@@ -274,7 +274,6 @@ def test_too_long_is_400_with_the_numbers(client: TestClient) -> None:
         {"prompt": ["x"] * 257},
         {"prompt": "x", "suffix": "y"},
         {"prompt": "x", "best_of": 3},
-        {"prompt": "x", "echo": True, "logprobs": 1},
         {"prompt": "x", "top_p": 3},
         {"prompt": [10**9]},
     ],
