@@ -158,9 +158,11 @@ GEMMS = [
     Gemm("F16", "f32", 172, 1, 4, segments=2, bias=True, residual=True),
     Gemm("BF16", "f32", 32, 2, 3, outputs=True),
     Gemm("Q4_0", "f32", 64, 1, 4),
+    Gemm("Q4_K", "f32", 512, 1, 4),
     Gemm("BF16", "bf16", 172, 2, 12, segments=2, bias=True),
     Gemm("F32", "bf16", 352, 1, 5),
     Gemm("Q4_1", "bf16", 96, 1, 4),
+    Gemm("Q6_K", "bf16", 512, 2, 4, residual=True),
 ]
 # Panels of codes that scales are multiplied into; each of the formats that can also stands below.
 FOLDED = [

@@ -104,7 +104,7 @@ def emit_pack(
 ) -> None:
     """Pack so many ``rows`` of ``source`` into ``panel``, by way of ``stage``; ``unit``: of K."""
     lanes = k.isa.lanes
-    if is_staged(source.weights.fmt):
+    if act.kind == "q8" and is_staged(source.weights.fmt):
         with k.loop(rows, step=lanes) as at:
             to = panel + at * 4
             codes_to = to if unit == DWORD else panel + at * unit
