@@ -191,7 +191,6 @@ def answer_there(
 
     check_extra()
     path = None if model is None else str(find_model(model).resolve())
-    connect(None if address == "local" else address)
 
     import ray
 
@@ -199,8 +198,10 @@ def answer_there(
     from treadle.cluster.plan import Plan
 
     own = {name: value for name, value in load.items() if value is not None}
+    plan = Plan(path, replicas, 1, own, settings)
+    connect(None if address == "local" else address, plan.n_cpus)
     try:
-        for written in answers(lines, Plan(path, replicas, 1, own, settings), defaults):
+        for written in answers(lines, plan, defaults):
             write(written)
     finally:
         ray.shutdown()

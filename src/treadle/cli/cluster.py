@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,20 +25,30 @@ def check_extra() -> None:
         )
 
 
-def connect(address: str | None) -> None:
-    """To the Ray at ``address``, or to one that starts on this machine and ends with us."""
+def connect(address: str | None, n_cpus: float) -> None:
+    """To the Ray at ``address``, or to one that starts on this machine and ends with us. Raises
+    ClickException where it has fewer than ``n_cpus`` processors: what does not fit waits for ever.
+    """
     import logging
 
     import ray
 
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        ray.init(include_dashboard=False, **quiet)
+        most = max(math.ceil(n_cpus), os.cpu_count() or 1)  # they are shared, if there are fewer
+        ray.init(include_dashboard=False, num_cpus=most, **quiet)
     else:
         try:
             ray.init(address=address, **quiet)
         except ConnectionError as error:
             raise click.ClickException(f"no Ray at {address}: {error}") from error
+        resources: Any = ray.cluster_resources
+        there = resources().get("CPU", 0)
+        if there < n_cpus:
+            ray.shutdown()
+            raise click.ClickException(
+                f"the Ray at {address} has {there:g} processors, and {n_cpus:g} are wanted"
+            )
 
 
 @click.group()
@@ -103,7 +115,6 @@ def serve(
     if not all(key.strip() for key in settings["api_keys"]):
         raise click.UsageError("--api-key: an empty key")
     path = None if model is None else str(find_model(model).resolve())
-    connect(address)
 
     import signal
 
@@ -117,6 +128,7 @@ def serve(
     own = {**load, "n_sequences": sequences, "deterministic": deterministic}
     own = {name: value for name, value in own.items() if value is not None}
     plan = Plan(path, replicas, stages, own, Settings(host=host, **settings))
+    connect(address, plan.n_cpus)
 
     def ready(url: str) -> None:
         remark(f"{replicas} models of {stages} stages with {plan.threads} threads are ready")

@@ -35,6 +35,12 @@ class Plan:
         """Processors that a replica's own actor asks Ray for; stages have theirs beside it."""
         return self.threads if self.stages == 1 else 0.1
 
+    @property
+    def n_cpus(self) -> float:
+        """All that are asked for: one is for what stands before the replicas."""
+        stages = self.threads * self.stages if self.stages > 1 else 0
+        return self.replicas * (self.cpus + stages) + 1
+
     def open(self) -> Model:
         """A replica's model."""
         import treadle
