@@ -15,6 +15,8 @@ other. Then come single situations, ``--cases``:
 
 What a server had first found when restarted (g) is timed by ``bench/restart.py``.
 
+llama-cpp-python's writes one text at a time; it is tried with up to 4 streams, and without cases.
+
 The generator reads sockets itself, and says what share of a core it took. A stream that has no
 token when the time is over counts with the time that it has waited: rivals look better for it.
 
@@ -26,7 +28,7 @@ The folder of ``--rivals`` is made by these commands; without it treadle is meas
     tar xzf llama_cpp_python-*.tar.gz && mv llama_cpp_python-*/ sdist
     cmake -G Ninja -S sdist/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release \\
         -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF
-    nice ninja -C build llama-server
+    nice ninja -C build llama-server && ln -s ../../build/bin sdist/llama_cpp/lib
 """
 
 from __future__ import annotations
@@ -95,18 +97,24 @@ def commands(model: str, threads: int, streams: int, rivals: Path | None) -> Ite
     ], {}  # fmt: skip
     if rivals is None:
         return
-    built = rivals / "build" / "bin"
-    yield "llama.cpp", [
-        str(built / "llama-server"), "-m", model, "-t", str(threads), "-tb", str(threads),
-        "-np", most, "-c", str(streams * 1024), "--kv-unified", "--no-webui",
-    ], {}  # fmt: skip
-    folder = next(rivals.glob("sdist"), None) or next(rivals.glob("llama_cpp_python-*/"))
-    paths = {"PYTHONPATH": str(folder), "LLAMA_CPP_LIB_PATH": str(built)}
-    yield "llama-cpp-python", [
-        str(rivals / "venv" / "bin" / "python"), "-m", "llama_cpp.server", "--model", model,
-        "--n_ctx", str(CONTEXT), "--n_threads", str(threads), "--n_threads_batch", str(threads),
-        "--interrupt_requests", "False", "--verbose", "False",
-    ], paths  # fmt: skip
+    built = rivals / "build" / "bin" / "llama-server"
+    if not built.exists():
+        print(f"llama.cpp is left out: there is no {built}")
+    else:
+        yield "llama.cpp", [
+            str(built), "-m", model, "-t", str(threads), "-tb", str(threads),
+            "-np", most, "-c", str(streams * 1024), "--kv-unified", "--no-webui",
+        ], {}  # fmt: skip
+    folder = rivals / "sdist"
+    if not (folder / "llama_cpp" / "lib" / "libllama.so").exists():
+        print(f"llama-cpp-python is left out: there is no library in {folder}/llama_cpp/lib")
+    else:
+        yield "llama-cpp-python", [
+            str(rivals / "venv" / "bin" / "python"), "-m", "llama_cpp.server", "--model", model,
+            "--n_ctx", str(CONTEXT), "--n_threads", str(threads),
+            "--n_threads_batch", str(threads), "--interrupt_requests", "False",
+            "--verbose", "False",
+        ], {"PYTHONPATH": str(folder)}  # fmt: skip
 
 
 @contextmanager
@@ -361,7 +369,7 @@ async def case_f(server: Server, given: argparse.Namespace) -> str:
 
 
 CASES = {"b": case_b, "c": case_c, "d": case_d, "e": case_e, "f": case_f}
-NEEDS_BATCHES = "bcdef"  # of what is asked of servers that write one text at a time, nothing
+SERIAL, SERIAL_MOST = "llama-cpp-python", 4  # writes one text at a time: more only wait longer
 
 
 # -- all ------------------------------------------------------------------------------------------
@@ -374,12 +382,14 @@ async def measure(servers: list[Server], given: argparse.Namespace) -> None:
     print(f"\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
     for n in given.streams:
         for server in servers:
+            if server.name == SERIAL and n > SERIAL_MOST:
+                continue
             load = await closed_loop(server, n, given.seconds, given.prompt, given.tokens)
             print(f"| {server.name} | {n} | {' | '.join(load.row())} |", flush=True)
     print("\n| case | server | |\n|---|---|---|", flush=True)
     for case in given.cases:
         for server in servers:
-            if server.name == "llama-cpp-python" and case in NEEDS_BATCHES:
+            if server.name == SERIAL:
                 continue
             try:
                 said = await CASES[case](server, given)
