@@ -239,7 +239,9 @@ def test_a_python_that_does_not_start(
 
 
 def test_where_a_system_has_no_timers() -> None:
-    """As on Windows: a thread of faulthandler's ends the process."""
+    """As on Windows: a thread of faulthandler's ends the process. Before that it writes where the
+    program is, and may crash, because the program runs on meanwhile: an end as well.
+    """
     script = (
         "import signal; del signal.setitimer\n"
         "from treadle.text.render_process import serve; serve(1.5, 1 << 28)"
@@ -251,5 +253,5 @@ def test_where_a_system_has_no_timers() -> None:
     ran: Any = subprocess.run(
         [sys.executable, "-c", script], input=requests, capture_output=True, timeout=60
     )
-    assert ran.returncode == SPENT_TIME
+    assert ran.returncode in (SPENT_TIME, -signal.SIGSEGV)
     assert ran.stdout == READY + REPLY.pack(True, 1) + b"a"
