@@ -217,10 +217,8 @@ class Scheduler:
         for request, part in batch:
             if not part.n_outputs:
                 continue
-            its, draft = (
-                list(islice(rows, part.n_outputs)),
-                part.ids[len(part.ids) - part.n_outputs + 1 :],
-            )
+            its = list(islice(rows, part.n_outputs))
+            draft = part.ids[len(part.ids) - part.n_outputs + 1 :]
             if request is own:
                 mine = its, draft
             elif not request.cancelled:

@@ -21,6 +21,7 @@ from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.compile import host_features
+from treadle.kernels.top import N_TOP, Look
 from treadle.kvfile import save_session
 from treadle.models.load import load_config
 from treadle.models.stages import cut, split
@@ -187,3 +188,33 @@ def test_layers_are_cut_into_equal_shares_of_bytes() -> None:
     assert cut([9, 1, 1, 1], 2) == [range(0, 1), range(1, 4)]
     assert cut([9, 1, 1], 3) == [range(0, 1), range(1, 2), range(2, 3)]
     assert cut([5, 5], 1) == [range(0, 2)]
+
+
+class Late:
+    """A mask that nobody has computed yet when the run begins."""
+
+    def __init__(self, mask: bytes) -> None:
+        self._mask, self.asked = mask, False
+
+    def wait(self) -> bytes:
+        """See ``kernels.top.LateMask``."""
+        self.asked = True
+        return self._mask
+
+
+def test_a_mask_that_comes_late_holds(tiny: WriteTiny, staged: Staged) -> None:
+    path = tiny("llama", n_layer=4)
+    one, (engine, chain) = whole(path), staged(path, 2)
+    allowed = np.arange(engine.config.n_vocab) % 7 == 3
+    found = []
+    for each in (one, engine):
+        late, seq = Late(np.packbits(allowed, bitorder="little").tobytes()), each.cache.sequence()
+        (row,) = each.sample([Part(seq, text(20), 1, (Look(mask=late),))])
+        assert late.asked
+        assert row.top is not None
+        found.append(row.top.ids[: min(allowed.sum(), N_TOP)].tolist())
+        seq.close()
+    one.close()
+    assert found[0] == found[1]
+    assert {token % 7 for token in found[1]} == {3}
+    assert chain.n_runs == 1

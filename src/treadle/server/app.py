@@ -37,7 +37,7 @@ from treadle.server import (
     static,
 )
 from treadle.server.call import Call, GoneError
-from treadle.server.openai_answer import reuse
+from treadle.server.openai_answer import counter, reuse
 from treadle.server.problems import ApiError, not_yet, problem_of
 from treadle.server.service import Service
 from treadle.server.wire import Json, Response
@@ -51,10 +51,10 @@ POST: dict[str, Handler] = {
     "/v1/chat/completions": openai_chat.chat_completions,
     "/v1/completions": openai_completions.completions,
     "/v1/embeddings": embeddings.embeddings,
-    "/v1/chat/completions/input_tokens": openai_chat.input_tokens,
-    "/v1/completions/input_tokens": openai_completions.input_tokens,
+    "/v1/chat/completions/input_tokens": counter(openai_chat.read_chat),
+    "/v1/completions/input_tokens": counter(openai_completions.read_completion),
     "/v1/responses": openai_responses.responses,
-    "/v1/responses/input_tokens": openai_responses.input_tokens,
+    "/v1/responses/input_tokens": counter(openai_responses.read_response),
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
     "/api/chat": ollama.chat,

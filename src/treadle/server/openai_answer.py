@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.wire import event
+from treadle.server.service import service_of
+from treadle.server.wire import Json, event, read_json
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from treadle.logprobs import TokenLogprob
+    from treadle.server.asked import Asked
     from treadle.server.call import Call, Text
     from treadle.server.problems import ApiError
     from treadle.server.service import Service
@@ -25,6 +29,20 @@ def head(service: Service, kind: str, name: str) -> dict[str, Any]:
         "model": service.name,
         "system_fingerprint": service.fingerprint,
     }
+
+
+def counter(
+    read: Callable[[Service, dict[str, Any]], Asked],
+) -> Callable[[Request], Awaitable[Json]]:
+    """An endpoint that tells how many tokens the prompts of a body have, as ``read`` makes them."""
+
+    async def input_tokens(request: Request) -> Json:
+        service, body = service_of(request), await read_json(request)
+        asked = await service.prepare(read, service, body)
+        n_tokens = sum(map(len, asked.prompts))
+        return Json({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+    return input_tokens
 
 
 def finish_reason(reason: str | None) -> str | None:

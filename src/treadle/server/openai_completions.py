@@ -116,13 +116,6 @@ async def completions(request: Request) -> Response:
     return Json(completion_answer(service, call, await finished(request, call)))
 
 
-async def input_tokens(request: Request) -> Response:
-    """How many tokens a body's prompt has."""
-    service, body = service_of(request), await read_json(request)
-    asked = await service.prepare(read_completion, service, body)
-    return Json({"object": "response.input_tokens", "input_tokens": sum(map(len, asked.prompts))})
-
-
 def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
     """The whole answer: a piece for each text."""
     return {

@@ -236,13 +236,6 @@ async def responses(request: Request) -> Response:
     return Json(reply.ended(piece, items))
 
 
-async def input_tokens(request: Request) -> Response:
-    """``POST /v1/responses/input_tokens``."""
-    service, body = service_of(request), await read_json(request)
-    asked = await service.prepare(read_response, service, body)
-    return Json({"object": "response.input_tokens", "input_tokens": len(asked.prompts[0])})
-
-
 def _error(error: ApiError) -> bytes:
     own = {"code": error.code or error.type, "message": error.message, "param": error.param}
     return event({"type": "error", **own}, "error")

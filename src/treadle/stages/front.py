@@ -80,6 +80,12 @@ class FrontEngine(Engine):
                     self._lose()
             raise AssertionError
 
+    def _walk(self, ready: Any, times: list[float] | None, *, stoppable: bool = False) -> bool:
+        """Stages run a batch as a whole, so masks are waited for before it."""
+        ready.run.write_late()
+        ready.run.late.clear()
+        return super()._walk(ready, times, stoppable=stoppable)
+
     def _lose(self) -> None:
         assert isinstance(self.device, Pipeline)
         assert isinstance(self.cache, LiveCache)
