@@ -55,9 +55,9 @@ $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
 # transformers is then content with it instead of drawing in the newest build and its GPU libraries.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-package
-	@echo "installing the test tools into $(VENV): 1.4 GB more, a few minutes"
+	@echo "installing the test tools into $(VENV): 2.0 GB more, a few minutes"
 	@echo "  torch, the judge of architectures: 750 MB"
 	$(PIP) install torch==2.13.0
-	@echo "  transformers, mlx, gguf, openai, playwright, hypothesis, mypy, pytest, ruff: 700 MB"
+	@echo "  transformers, mlx, gguf, openai, playwright, ray, hypothesis, mypy, pytest, ruff: 1.3 GB"
 	$(PIP) install --editable ".[dev]"
 	touch $@
