@@ -58,7 +58,7 @@ class Reply(Generation):
         self.calls: list[ToolCall] = []
         self.warnings = planned.warnings
         self._scanner = planned.speech.scanner()
-        self._parts: list[Said] = []
+        self._of_calls: list[Said] = []
         self._n_given = 0  # characters of the text
 
     def __next__(self) -> str:
@@ -78,13 +78,12 @@ class Reply(Generation):
         text, ended = self.text, self._ended
         piece = super()._take()
         last = self._ended and not ended
-        self._parts += self._scanner.feed(piece or "", last=last)
-        told = Told.of(self._parts)
-        self.text, self.reasoning = text, told.reasoning
-        if told.content != text:
-            self.text = told.content
+        said = self._scanner.feed(piece or "", last=last)
+        self.text = text + "".join(part.text for part in said if part.kind == "content")
+        self.reasoning += "".join(part.text for part in said if part.kind == "reasoning")
+        self._of_calls += [part for part in said if part.kind in ("call", "arguments")]
         if self._ended:
-            self.calls = told.calls
+            self.calls = Told.of(self._of_calls).calls
         return piece
 
     def message(self) -> dict[str, Any]:
