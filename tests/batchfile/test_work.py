@@ -35,12 +35,17 @@ def test_order_is_kept_whatever_ends_first() -> None:
 def test_lines_in_hand_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IN_HAND", 7)
     in_hand = most = 0
+    full = threading.Event()
 
     async def answer(line: Line) -> Written:
         nonlocal in_hand, most
         in_hand += 1
         most = max(most, in_hand)
-        await asyncio.sleep(0.001)
+        if in_hand == 7:
+            await asyncio.sleep(0.05)  # an eighth would have time to begin
+            full.set()
+        while not full.is_set():  # none ends before all seven are there, however slow the reader
+            await asyncio.sleep(0.001)
         in_hand -= 1
         return Written(line.raw)
 
