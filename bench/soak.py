@@ -23,12 +23,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 CONTEXT = 512
+PATIENCE_S = 300
 ERRORS = (OSError, http.client.HTTPException)
 PROMPTS = ["def add(a, b):", "import os\n", "class Tree:\n    def ", "x = [", "for i in "]
 SCHEMA = {
@@ -199,17 +200,29 @@ class Soak:
         with self._lock:
             self.wrong.append(said)
 
-    def run(self, seconds: float, n_clients: int, restart_s: float) -> list[int]:
-        """KiB of the server's own memory, now and then, since it was last started."""
+    def run(
+        self,
+        seconds: float,
+        n_clients: int,
+        restart_s: float,
+        enough: Callable[[], bool] = lambda: True,
+    ) -> list[int]:
+        """KiB of the server's own memory, now and then, since it was last started.
+
+        A slow machine has up to PATIENCE_S more until there is ``enough``.
+        """
         clients = [threading.Thread(target=self.client, args=(i,)) for i in range(n_clients)]
         for each in clients:
             each.start()
         order, began, memory = random.Random(self.seed), time.monotonic(), []
         next_end = began + restart_s
         try:
-            while (now := time.monotonic()) < began + seconds:
+            while (now := time.monotonic()) < began + seconds or (
+                now < began + seconds + PATIENCE_S and not enough()
+            ):
                 time.sleep(min(0.5, seconds / 20))
-                if next_end <= now < began + seconds / 2:
+                late = self.server.n_starts == 1 and restart_s < seconds
+                if next_end <= now and (late or now < began + seconds / 2):
                     number = order.choice([signal.SIGKILL, signal.SIGTERM])
                     self.server.end(number)
                     self.note(number.name)

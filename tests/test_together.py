@@ -59,8 +59,8 @@ class Watched:
         patch.setattr(model.engine, "sample", self.sample)
 
     def sample(self, parts: Any) -> Rows:
-        while not self.sizes and len(parts) + len(self._scheduler.admission.inbox) < self.n_first:
-            time.sleep(0.001)
+        inbox = self._scheduler.admission.inbox
+        until(lambda: self.sizes or len(parts) + len(inbox) >= self.n_first)
         self.sizes.append(len(parts))
         return self._sample(parts)
 
@@ -68,6 +68,14 @@ class Watched:
 @pytest.fixture
 def watched(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(model, monkeypatch)
+
+
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def in_threads(n: int, work: Callable[[int], object]) -> None:
@@ -139,6 +147,7 @@ def test_many_tasks_of_one_loop(model: treadle.Model, alone: list[str], watched:
     async def together() -> list[str]:
         return list(await asyncio.gather(*map(write, PROMPTS[:12])))
 
+    watched.n_first = 4  # the loop's threads are five, or more: one runs this batch
     assert asyncio.run(together()) == alone[:12]
     assert max(watched.sizes) > 3
 
@@ -161,8 +170,7 @@ def test_ctrl_c_harms_nobody_else(
             pressed.set()
             for thread in threads:
                 thread.start()
-            while len(model._turns._sleepers) < 3:
-                time.sleep(0.001)
+            until(lambda: len(model._turns._sleepers) == 3)
             signal.raise_signal(signal.SIGINT)
         return sample(parts)
 
@@ -197,13 +205,19 @@ def test_ctrl_c_while_another_thread_is_at_work(model: treadle.Model, alone: lis
     thread.start()
     assert inside.wait(60)
     main = threading.get_ident()
-    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
+
+    def press() -> None:
+        until(lambda: model._turns._sleepers)  # so it waits, and nobody else hears of the signal
+        signal.pthread_kill(main, signal.SIGINT)
+
+    presser = threading.Thread(target=press, daemon=True)
+    mine = model.generate(PROMPTS[1], **GREEDY)
+    presser.start()
     with pytest.raises(KeyboardInterrupt):
-        model.generate(PROMPTS[1], **GREEDY).finish()
+        mine.finish()
     go.set()
     thread.join(60)
-    timer.join()
+    presser.join()
     assert found == alone[:1]
 
 
@@ -227,8 +241,7 @@ def test_closing_from_another_thread_while_it_waits(model: treadle.Model, alone:
     threads[0].start()
     assert inside.wait(60)
     threads[1].start()
-    while not model._turns._sleepers:
-        pass
+    until(lambda: model._turns._sleepers)
     second.close()
     go.set()
     for thread in threads:

@@ -32,16 +32,19 @@ def cluster(one_kernel_cache: Any) -> Iterator[Any]:
         pytest.skip("Ray is not installed: pip install 'treadle[cluster]'")
     import logging
 
-    import ray
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray ends processes where memory is short: ours, even if others have taken it.
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        import ray
 
-    ray.init(
-        num_cpus=N_CPUS,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+        ray.init(
+            num_cpus=N_CPUS,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        try:
+            yield ray
+        finally:
+            ray.shutdown()

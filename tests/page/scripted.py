@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -120,11 +119,3 @@ class Scripted:
 
 
 PATHS = ("/v1/chat/completions", "/completion")
-
-
-def until(true: Any, seconds: float = 20.0) -> None:
-    """Wait for something that another thread does."""
-    limit = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < limit, "it does not come"
-        time.sleep(0.01)

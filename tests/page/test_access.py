@@ -110,6 +110,7 @@ def test_by_the_keyboard_alone(script: Scripted, visit: Opened) -> None:
     page.keyboard.type("Hi")
     page.keyboard.press("Enter")
     expect(page.locator(".assistant .markdown")).to_have_text("One")
+    expect(page.locator("#send")).to_be_visible()  # it has ended
     reach(page, '.assistant [data-does="again"]', "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.locator(".assistant .markdown")).to_have_text("Two")

@@ -9,7 +9,8 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import Opened, file
-from tests.page.scripted import CUT, N_CTX, Scripted, end, says, until
+from tests.page.scripted import CUT, N_CTX, Scripted, end, says
+from tests.server.conftest import until
 
 TOO_LONG = "exceed_context_size_error"
 

@@ -9,8 +9,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import Opened, file
-from tests.page.scripted import Scripted, end, says, until
+from tests.page.scripted import Scripted, end, says
 from tests.page.test_answers import ask
+from tests.server.conftest import until
 from treadle.sampling import Sampling
 from treadle.server.asked import SAMPLERS
 from treadle.server.native import sampling_dict
@@ -20,6 +21,7 @@ def say(script: Scripted, page: Page, text: str, answer: str) -> None:
     script.answers.append([says(answer), end()])
     ask(page, text)
     expect(page.locator(".assistant .markdown").last).to_have_text(answer)
+    expect(page.locator("#send")).to_be_visible()  # it has ended
 
 
 def test_conversations_are_found_exported_and_imported(script: Scripted, visit: Opened) -> None:

@@ -12,20 +12,33 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import Opened
-from tests.page.scripted import until
 from tests.page.test_answers import ask
 from tests.page.test_kept import fill_all
-from tests.server.conftest import Process
+from tests.server.conftest import Process, until
 from treadle.sampling import Sampling
 from treadle.server.native import sampling_dict
 
 
 @pytest.fixture(scope="module")
-def server(one_kernel_cache: Path) -> Iterator[Process]:
-    made = Process("--metrics", "--no-log", "--n-ctx", "4096", "--alias", "demo")
+def slow_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server") / "slow"
+
+
+@pytest.fixture(scope="module")
+def server(one_kernel_cache: Path, slow_file: Path) -> Iterator[Process]:
+    options = ("--metrics", "--no-log", "--n-ctx", "4096", "--alias", "demo")
+    made = Process(*options, slow=slow_file)
     yield made
     made.popen.terminate()
     assert made.end()[0] == 0
+
+
+@pytest.fixture
+def slow(slow_file: Path) -> Iterator[Path]:
+    """While this file is there no answer ends by itself before a test is done with it."""
+    slow_file.touch()
+    yield slow_file
+    slow_file.unlink(missing_ok=True)
 
 
 def metric(server: Process, name: str) -> float:
@@ -50,7 +63,7 @@ def setting(page: Page, **values: str) -> None:
     page.click("#settings-close")
 
 
-def test_stop_frees_the_sequence(server: Process, visit: Opened) -> None:
+def test_stop_frees_the_sequence(server: Process, slow: Path, visit: Opened) -> None:
     page = visit(server.url)
     page.click("#settings-open")
     page.check("#set-ignore_eos")
@@ -98,7 +111,7 @@ def test_a_grammar_and_a_schema_hold(server: Process, visit: Opened) -> None:
     expect(page.locator(".assistant .markdown")).to_contain_text('"a"')
 
 
-def test_a_reload_in_mid_answer(server: Process, visit: Opened) -> None:
+def test_a_reload_in_mid_answer(server: Process, slow: Path, visit: Opened) -> None:
     """What was there stays, and the model goes on with it."""
     page = visit(server.url)
     setting(page, max_tokens="300")
@@ -110,6 +123,7 @@ def test_a_reload_in_mid_answer(server: Process, visit: Opened) -> None:
     answer = page.locator(".assistant .code-text")
     before = answer.text_content() or ""
     page.reload()
+    slow.unlink()
     expect(page.locator(".note")).to_have_text("The answer stops at the limit of tokens.")
     after = answer.text_content() or ""
     assert after.startswith(before)

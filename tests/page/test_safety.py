@@ -64,6 +64,7 @@ def test_calls_files_and_conversations_stay_text(script: Scripted, visit: Opened
     page = visit(script.url)
     attached = file(f"{evil}.txt", evil)
     page.set_input_files("#attach-file", attached)
+    expect(page.locator("#attached li")).to_have_count(1)
     ask(page, evil)
     expect(page.locator(".call")).to_contain_text("onerror")
     talk = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from treadle.server.service import Service, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 N_CTX = 512
+PATIENCE_S = 120  # a machine may be busy; nothing waits so long that is not broken
 Served = Callable[..., Any]
 
 
@@ -74,13 +76,41 @@ def each_piece(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     step = service.engine.turns.step
 
     def wait() -> Any:
-        end = time.monotonic() + 60
-        while any(text.answer.pieces for text in list(service.engine.texts.values())):
-            assert time.monotonic() < end
-            time.sleep(0.0005)
+        until(lambda: not any(t.answer.pieces for t in list(service.engine.texts.values())))
         return step()
 
     monkeypatch.setattr(service.engine.turns, "step", wait)
+
+
+@contextmanager
+def held(service: Service) -> Iterator[None]:
+    """Texts that have begun go on only when a text comes or leaves, and behind this: so none ends
+    meanwhile, however slow its reader.
+    """
+    turns, inbox = service.engine.turns, service.engine.scheduler.admission.inbox
+    step, over = turns.step, threading.Event()
+
+    def begun() -> bool:
+        return any(len(text.answer.ids) > 2 for text in list(service.engine.texts.values()))
+
+    def wait() -> Any:
+        until(lambda: over.is_set() or inbox or not begun())
+        return step()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "step", wait)
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def until(true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def events(text: str) -> list[Any]:
@@ -95,10 +125,13 @@ def events(text: str) -> list[Any]:
 
 
 class Process:
-    """``treadle serve`` as it is started by a person."""
+    """``treadle serve`` as it is started by a person; it writes slowly while ``slow``, if that is
+    given, is there (``paced``).
+    """
 
-    def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "treadle", "serve", "--port", "0", "-t", "2", *options]
+    def __init__(self, *options: str, slow: Path | None = None) -> None:
+        module = ["treadle"] if slow is None else ["tests.server.paced", str(slow)]
+        command = [sys.executable, "-m", *module, "serve", "--port", "0", "-t", "2", *options]
         self.popen = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -107,7 +140,7 @@ class Process:
 
     def end(self) -> tuple[int, str]:
         """Its exit code, and what it wrote to standard error."""
-        _, err = self.popen.communicate(timeout=60)
+        _, err = self.popen.communicate(timeout=PATIENCE_S)
         return self.popen.returncode, err
 
 
@@ -115,8 +148,8 @@ class Process:
 def process(one_kernel_cache: Path) -> Iterator[Served]:
     started: list[Process] = []
 
-    def start(*options: str) -> Process:
-        started.append(Process(*options))
+    def start(*options: str, slow: Path | None = None) -> Process:
+        started.append(Process(*options, slow=slow))
         return started[-1]
 
     yield start

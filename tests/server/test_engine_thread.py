@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import running, talking
+from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
 from treadle.errors import CompileError, FileError
 from treadle.server.metrics import exposition
@@ -59,7 +58,7 @@ def test_plans_that_do_not_compile(model: treadle.Model, monkeypatch: pytest.Mon
     service = Service(model, Settings(log=False))
     service.engine.start()
     with pytest.raises(CompileError, match="no"):
-        service.engine.warmed.result(60)
+        service.engine.warmed.result(PATIENCE_S)
     with talking(service) as client:
         assert client.get("/health").status_code == 500
     service.close()
@@ -79,8 +78,8 @@ def test_a_jobs_error_is_its_callers(service: Service) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        service.engine.submit(fails).result(60)
-    assert service.engine.submit(lambda: 5).result(60) == 5
+        service.engine.submit(fails).result(PATIENCE_S)
+    assert service.engine.submit(lambda: 5).result(PATIENCE_S) == 5
 
 
 def test_jobs_and_texts_take_turns(
@@ -91,8 +90,8 @@ def test_jobs_and_texts_take_turns(
     found: list[Any] = []
 
     def wait() -> Any:
-        if any(len(text.answer.ids) == 5 for text in service.engine.texts.values()):
-            assert asked.wait(60)
+        if any(len(text.answer.ids) == 5 for text in list(service.engine.texts.values())):
+            assert asked.wait(PATIENCE_S)
         return step()
 
     def count() -> int:
@@ -105,12 +104,11 @@ def test_jobs_and_texts_take_turns(
     monkeypatch.setattr(service.engine.turns, "step", wait)
     writer = threading.Thread(target=write)
     writer.start()
-    while not any(len(text.answer.ids) == 5 for text in list(service.engine.texts.values())):
-        time.sleep(0.001)
+    until(lambda: any(len(t.answer.ids) == 5 for t in list(service.engine.texts.values())))
     job = service.engine.submit(count)
     asked.set()
-    assert 5 <= job.result(60) <= 6
-    writer.join(60)
+    assert 5 <= job.result(PATIENCE_S) <= 6
+    writer.join(PATIENCE_S)
     assert found[0]["usage"]["completion_tokens"] == 20
 
 
@@ -136,7 +134,7 @@ def test_the_library_may_be_used_beside_a_server(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert [found[i] for i in range(8)] == alone
 
@@ -145,7 +143,7 @@ def test_a_service_that_was_closed_has_no_thread(model: treadle.Model) -> None:
     before = threading.active_count()
     with running(model) as service:
         held = service.engine.submit(lambda: 1)
-        assert held.result(60) == 1
+        assert held.result(PATIENCE_S) == 1
     service.engine.stop()
     assert not service.engine._thread.is_alive()
     assert threading.active_count() <= before + 1  # a worker of the model's team may be new

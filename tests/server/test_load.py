@@ -11,9 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import events, running, talking
+from tests.server.conftest import PATIENCE_S, events, running, talking, until
 from tests.server.test_openai import post
-from tests.server.test_streams import until
 from treadle.server import openai_completions
 from treadle.server.service import Service
 from treadle.server.wire import Stream
@@ -64,7 +63,7 @@ def test_no_more_seconds_of_reading_than_stated(model: treadle.Model) -> None:
         body: dict[str, Any] = {"prompt": "def f(" * 20, "max_tokens": 2}
         assert post(client, "/v1/completions", **body)  # so it is known what reading takes
         release = threading.Event()
-        service.engine.submit(lambda: release.wait(60))
+        service.engine.submit(lambda: release.wait(PATIENCE_S))
         answers: list[int] = []
         first = threading.Thread(
             target=lambda: answers.append(client.post("/v1/completions", json=body).status_code)
@@ -77,7 +76,7 @@ def test_no_more_seconds_of_reading_than_stated(model: treadle.Model) -> None:
         assert int(full.headers["retry-after"]) >= 1
         assert "are to be read before" in full.json()["error"]["message"]
         release.set()
-        first.join(60)
+        first.join(PATIENCE_S)
         assert answers == [200]
         assert service.engine.queued_s() == 0
 
@@ -90,7 +89,7 @@ def test_time_counts_from_the_call_on(
     release = threading.Event()
 
     def slow(*_: object) -> list[int]:
-        release.wait(60 if way == "header" else 0.05)
+        release.wait(PATIENCE_S if way == "header" else 0.05)
         return [5]
 
     monkeypatch.setattr(openai_completions, "read_prompt", slow)

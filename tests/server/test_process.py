@@ -10,20 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.conftest import ROOT, Served, events
+from tests.server.conftest import PATIENCE_S, ROOT, Process, Served, events, until
 from treadle.cli import main
 
 ENDLESS = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True}
 
 
 def connect(url: str) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    return http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
 
 
 def ask(url: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
@@ -42,6 +42,16 @@ def running(url: str) -> float:
     return float(text.partition("\nllamacpp:requests_processing ")[2].split()[0])
 
 
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """A server writes slowly until this file is gone: no text ends by itself before a test is done
+    with it.
+    """
+    file = tmp_path / "slow"
+    file.touch()
+    return file
+
+
 def begin(url: str, body: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     """A stream whose first part is there."""
     connection = connect(url)
@@ -51,8 +61,14 @@ def begin(url: str, body: Any) -> tuple[http.client.HTTPConnection, http.client.
     return connection, answer
 
 
-def test_a_server_from_its_ready_line_to_its_end(process: Served) -> None:
-    server = process("--metrics", "--alias", "mine")
+def read_until(server: Process, said: str) -> None:
+    """What the server says on standard error, up to a line with ``said``."""
+    assert server.popen.stderr is not None
+    assert any(said in line for line in server.popen.stderr)
+
+
+def test_a_server_from_its_ready_line_to_its_end(process: Served, slow: Path) -> None:
+    server = process("--metrics", "--alias", "mine", slow=slow)
     assert server.url.startswith("http://127.0.0.1:")
     assert ask(server.url, "/health") == (200, '{"status":"ok"}')
     status, text = ask(server.url, "/v1/models")
@@ -65,12 +81,7 @@ def test_a_server_from_its_ready_line_to_its_end(process: Served) -> None:
     assert running(server.url) == 1
     answer.close()
     connection.close()
-    for _ in range(1000):
-        if not running(server.url):
-            break
-        time.sleep(0.005)
-    else:
-        raise AssertionError("it is still being written")
+    until(lambda: not running(server.url))
     _, text = ask(server.url, "/metrics")
     assert "treadle:cancelled_total 1.0" in text
 
@@ -84,22 +95,22 @@ def test_a_server_from_its_ready_line_to_its_end(process: Served) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_is_being_written_may_end(number: signal.Signals, process: Served) -> None:
+def test_what_is_being_written_may_end(number: signal.Signals, process: Served, slow: Path) -> None:
     """And nothing new is taken."""
-    server = process("--grace", "120", "--no-log")
+    server = process("--grace", "120", "--no-log", slow=slow)
     connection, answer = begin(server.url, ENDLESS)
     server.popen.send_signal(number)
+    read_until(server, "1 texts have 120 s to end")
+    slow.unlink()
     found = events("data: {}\n\n" + answer.read().decode())
     assert found[-1] == "[DONE]"
     assert found[-2]["choices"][0]["finish_reason"] == "length"
     connection.close()
-    code, err = server.end()
-    assert code == 0
-    assert "1 texts have 120 s to end" in err
+    assert server.end()[0] == 0
 
 
-def test_what_does_not_end_in_time_is_told_so(process: Served) -> None:
-    server = process("--grace", "0", "--no-log")
+def test_what_does_not_end_in_time_is_told_so(process: Served, slow: Path) -> None:
+    server = process("--grace", "0", "--no-log", slow=slow)
     connection, answer = begin(server.url, ENDLESS)
     server.popen.send_signal(signal.SIGTERM)
     last = events(answer.read().decode())[-1]
@@ -118,9 +129,8 @@ def test_who_calls_while_it_stops_is_told_so(process: Served) -> None:
     slow.endheaders()
     slow.send(b'{"prompt"')
     server.popen.send_signal(signal.SIGTERM)
-    while (answer := ask(server.url, "/health"))[0] == 200:
-        time.sleep(0.005)
-    assert answer[0] == 503
+    until(lambda: ask(server.url, "/health")[0] != 200)
+    assert ask(server.url, "/health")[0] == 503
     status, text = ask(server.url, "/v1/completions", {"prompt": "x"})
     assert (status, "stopping" in text) == (503, True)
     slow.send(b': "x" ')
@@ -128,13 +138,11 @@ def test_who_calls_while_it_stops_is_told_so(process: Served) -> None:
     assert server.end()[0] == 0
 
 
-def test_a_second_signal_ends_it_at_once(process: Served) -> None:
-    server = process("--grace", "600", "--no-log")
+def test_a_second_signal_ends_it_at_once(process: Served, slow: Path) -> None:
+    server = process("--grace", "600", "--no-log", slow=slow)
     connection, _ = begin(server.url, ENDLESS)
     server.popen.send_signal(signal.SIGINT)
-    assert server.popen.stderr is not None
-    while "a second signal" not in server.popen.stderr.readline():
-        pass
+    read_until(server, "a second signal")
     server.popen.send_signal(signal.SIGINT)
     assert server.end()[0] == 130
     connection.close()

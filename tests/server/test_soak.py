@@ -27,17 +27,24 @@ def soak(one_kernel_cache: Path) -> Iterator[Any]:
 
 
 def test_every_answer_is_the_one_of_the_call_alone(soak: Any) -> None:
+    def enough(found: Any) -> bool:
+        return bool(server.n_starts > 1 and found.counts["answered"])
+
     server = soak.Server([])
     server.start()
     try:
         found = soak.Soak(server, list(soak.calls()), seed=1)
-        memory = found.run(seconds=8, n_clients=6, restart_s=1)
+        memory = found.run(8, 6, restart_s=1, enough=lambda: enough(found))
     finally:
         server.end(signal.SIGTERM)
     assert found.wrong == []
     assert found.counts["answered"] > 0
     assert server.n_starts > 1
     assert all(n_kib > 0 for n_kib in memory)
+
+
+def noticed(said: list[str]) -> set[str]:
+    return {line.partition(": ")[0] for line in said}
 
 
 def test_a_wrong_answer_and_a_lost_one_are_noticed(soak: Any) -> None:
@@ -52,11 +59,10 @@ def test_a_wrong_answer_and_a_lost_one_are_noticed(soak: Any) -> None:
         found = soak.Soak(server, asks, seed=1)
         found.alone[asks[0]] = {0: ["something else", "stop"]}
         found.asks = [*asks, soak.Ask("/v1/completions", '{"prompt": 5}')]
-        found.run(seconds=4, n_clients=3, restart_s=1e9)
+        found.run(1, 3, restart_s=1e9, enough=lambda: noticed(found.wrong) == {"wrong", "lost"})
     finally:
         server.end(signal.SIGTERM)
-    assert any(said.startswith("wrong: ") for said in found.wrong)
-    assert any(said.startswith("lost: ") for said in found.wrong)
+    assert noticed(found.wrong) == {"wrong", "lost"}
 
 
 def test_memory_that_grows_is_told(soak: Any) -> None:

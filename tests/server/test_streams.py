@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import events, running, talking
+from tests.server.conftest import PATIENCE_S, events, held, running, talking, until
 from tests.server.test_openai import post
 from treadle.server import wire
 from treadle.server.app import build_app
@@ -23,14 +23,6 @@ from treadle.server.service import Service
 
 Message = dict[str, Any]
 ENDLESS = {"max_tokens": 400, "ignore_eos": True, "seed": 1}
-
-
-def until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for what another thread does."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) -> None:
@@ -131,6 +123,14 @@ async def quick() -> None:
     await asyncio.sleep(0)
 
 
+async def soon(true: Callable[[], object]) -> None:
+    """Wait for what another thread does, and let this one's loop go on."""
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
 def test_who_leaves_is_computed_no_further(path: str, stream: bool, service: Service) -> None:
@@ -143,14 +143,14 @@ def test_who_leaves_is_computed_no_further(path: str, stream: bool, service: Ser
     async def leave() -> list[int]:
         client = Client(build_app(service), path, body, quick)
         task = asyncio.ensure_future(client.call())
-        while not any(t.answer.ids for t in service.engine.texts.values()):
-            await asyncio.sleep(0.002)
+        await soon(lambda: any(t.answer.ids for t in service.engine.texts.values()))
         answers = [text.answer for text in service.engine.texts.values()]
         client.left.set()
         await task
         return [len(answer.ids) for answer in answers]
 
-    written = asyncio.run(leave())
+    with held(service):
+        written = asyncio.run(leave())
     assert len(written) == 3
     assert max(written) < 400
     assert not service.engine.texts
@@ -169,15 +169,14 @@ def test_who_leaves_while_waiting_is_forgotten(model: treadle.Model) -> None:
             app = build_app(service)
             first = Client(app, "/v1/completions", {"prompt": "x", **ENDLESS}, quick)
             tasks = [asyncio.ensure_future(first.call())]
-            while not service.engine.texts:
-                await asyncio.sleep(0.002)
-            second = Client(app, "/v1/completions", {"prompt": [5] * 500, **ENDLESS}, quick)
-            tasks.append(asyncio.ensure_future(second.call()))
-            while len(service.engine.texts) < 2:
-                await asyncio.sleep(0.001)
-            second.left.set()
-            await tasks[1]
-            assert len(service.engine.texts) == 1
+            with held(service):
+                await soon(lambda: service.engine.texts)
+                second = Client(app, "/v1/completions", {"prompt": [5] * 500, **ENDLESS}, quick)
+                tasks.append(asyncio.ensure_future(second.call()))
+                await soon(lambda: len(service.engine.texts) == 2)
+                second.left.set()
+                await tasks[1]
+                assert len(service.engine.texts) == 1
             await tasks[0]
             assert first.status == 200
 
@@ -197,8 +196,7 @@ def test_a_slow_reader_pauses_its_own_text_alone(service: Service) -> None:
         body = {"prompt": "x", "stream": True, **ENDLESS}
         slow = Client(app, "/v1/completions", body, stuck)
         task = asyncio.ensure_future(slow.call())
-        while not any(t.request.paused for t in service.engine.texts.values()):
-            await asyncio.sleep(0.002)
+        await soon(lambda: any(t.request.paused for t in service.engine.texts.values()))
         (text,) = service.engine.texts.values()
         n = len(text.answer.ids)
         assert LOOK_AHEAD <= len(text.answer.pieces) <= LOOK_AHEAD + 2
@@ -206,7 +204,7 @@ def test_a_slow_reader_pauses_its_own_text_alone(service: Service) -> None:
         await other.call()
         assert events(b"".join(other.parts).decode())[-1] == "[DONE]"
         assert len(text.answer.ids) == n < 400
-        assert service.engine.scheduler.idle  # the engine sleeps meanwhile
+        await soon(lambda: service.engine.scheduler.idle)  # the engine sleeps meanwhile
         gate["open"].set()
         await task
         assert text.answer.finish_reason == "length"
@@ -248,7 +246,7 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
     """While the engine is busy elsewhere, a comment goes out each second."""
     monkeypatch.setattr(wire, "PING_S", 0.01)
     release = threading.Event()
-    job = service.engine.submit(lambda: release.wait(60))
+    job = service.engine.submit(lambda: release.wait(PATIENCE_S))
 
     async def read() -> list[bytes]:
         body = {"prompt": "x", "max_tokens": 2, "stream": True}
@@ -263,7 +261,7 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
 
     parts = asyncio.run(read())
     assert parts[:3] == [wire.PING] * 3
-    assert job.result(60) is True
+    assert job.result(PATIENCE_S) is True
     assert events(b"".join(parts).decode())[-1] == "[DONE]"
 
 
@@ -324,20 +322,19 @@ def test_nothing_of_one_call_is_in_another(
 
 def test_embeddings_of_one_who_left_are_not_run(service: Service) -> None:
     release = threading.Event()
-    busy = service.engine.submit(lambda: release.wait(60))
+    busy = service.engine.submit(lambda: release.wait(PATIENCE_S))
     before = service.tally.n_embedded
 
     async def call() -> None:
         client = Client(build_app(service), "/v1/embeddings", {"input": ["x"] * 3}, quick)
         task = asyncio.ensure_future(client.call())
-        while not service.engine._jobs:
-            await asyncio.sleep(0.001)
+        await soon(lambda: service.engine._jobs)
         client.left.set()
         await task
 
     asyncio.run(call())
     release.set()
-    assert busy.result(60)
+    assert busy.result(PATIENCE_S)
     until(lambda: not service.engine._jobs)
     assert service.tally.n_embedded == before
 
@@ -347,7 +344,7 @@ def test_no_more_than_the_stated_number_of_texts(model: treadle.Model) -> None:
         error = client.post("/v1/completions", json={"prompt": "x", "n": 5})
         assert error.status_code == 400
         release = threading.Event()
-        service.engine.submit(lambda: release.wait(60))
+        service.engine.submit(lambda: release.wait(PATIENCE_S))
         answers: list[int] = []
         body = {"prompt": "x", "n": 3, "max_tokens": 2}
         first = threading.Thread(
@@ -360,7 +357,7 @@ def test_no_more_than_the_stated_number_of_texts(model: treadle.Model) -> None:
         assert int(full.headers["retry-after"]) > 0
         assert full.json()["error"]["code"] == "overloaded"
         release.set()
-        first.join(60)
+        first.join(PATIENCE_S)
         assert answers == [200]
 
 

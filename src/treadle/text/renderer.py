@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -149,6 +150,7 @@ class _Process:
 
         Raises _GoneError if the process had ended before, TemplateError if it ends over this.
         """
+        began = time.monotonic()
         try:
             self._send(request)
             if not self._ready:
@@ -160,7 +162,7 @@ class _Process:
         except (OSError, EOFError, UnicodeError) as e:
             if self._preparing or (self._answered and isinstance(e, OSError)):
                 raise _GoneError from None
-            raise self._ended() from None
+            raise self._ended(time.monotonic() - began) from None
         self._preparing, self._answered = False, True
         return fine, text
 
@@ -180,10 +182,10 @@ class _Process:
             out += part
         return bytes(out)
 
-    def _ended(self) -> TemplateError:
-        """What to say of a process that ended over a request."""
+    def _ended(self, seconds: float) -> TemplateError:
+        """What to say of a process that ended over a request, so many seconds after it."""
         try:
-            code = self._popen.wait(1)
+            code = self._popen.wait(10)
         except subprocess.TimeoutExpired:
             code = 0
         if not self._ready:
@@ -191,7 +193,8 @@ class _Process:
                 f"the process that renders chat templates does not start: {_python()} ended "
                 f"with code {code}"
             )
-        if code in _TIME_CODES:
+        # Without a timer faulthandler ends it, which may crash over frames that change meanwhile.
+        if code in _TIME_CODES or (not hasattr(signal, "setitimer") and seconds >= LIMIT_S):
             return LimitError(f"chat template: it takes more than {LIMIT_S:g} s")
         if code in _MEMORY_CODES:
             return LimitError(
