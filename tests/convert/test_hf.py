@@ -29,8 +29,10 @@ from tests.models.hf_tiny import (
 )
 from tests.reference import forward
 from tests.tiny import rounding
-from treadle.convert.hf import halves_to_pairs, open_hf, open_hf_source
-from treadle.convert.hf_config import FAMILIES, read_config
+from treadle.convert.hf import open_hf, open_hf_source
+from treadle.convert.hf_config import read_config
+from treadle.convert.hf_families import FAMILIES
+from treadle.convert.hf_layout import halves_to_pairs
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
@@ -349,13 +351,41 @@ _SIZES = {
     "num_hidden_layers": 8,
     "num_attention_heads": 4,
 }
-_NEEDED: dict[str, dict[str, Any]] = {"gemma3_text": {}, "gemma3": {}}
 _CLASSES = {
     "llama": "Llama",
     "mistral": "Mistral",
+    "ministral3": "Ministral3",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
     "gemma3_text": "Gemma3Text",
+    "smollm3": "SmolLM3",
+    "granite": "Granite",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "exaone4": "Exaone4",
+    "seed_oss": "SeedOss",
+    "arcee": "Arcee",
+    "phi3": "Phi3",
+    "glm4": "Glm4",
+    "ernie4_5": "Ernie4_5",
+    "hunyuan_v1_dense": "HunYuanDenseV1",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
+    "stablelm": "StableLm",
+    "starcoder2": "Starcoder2",
+    "nemotron": "Nemotron",
+    "gpt_neox": "GPTNeoX",
+    "gpt2": "GPT2",
+}
+_NEEDED: dict[str, dict[str, Any]] = {"gemma3_text": {}, "gpt2": {}}
+# What transformers writes of these, and does not put in a file that leaves it out.
+_SPOKEN: dict[str, tuple[str, ...]] = {
+    "mistral": ("sliding_window",),
+    "ministral3": ("rope_parameters",),
+    "hunyuan_v1_dense": ("head_dim",),
+    "cohere2": ("head_dim",),
 }
 
 
@@ -368,13 +398,14 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     require_transformers()
     import transformers
 
-    own: dict[str, Any] = _NEEDED.get(name, _SIZES | {"num_attention_heads": 32})
+    own: dict[str, Any] = _NEEDED.get(
+        name, _SIZES | {"hidden_size": 512, "num_attention_heads": 32}
+    )
     full = getattr(transformers, f"{_CLASSES[name]}Config")(**own).to_dict()
     left_out = {"model_type": name, **own}
-    if name == "mistral":
-        left_out["sliding_window"] = full["sliding_window"]
+    left_out |= {key: full[key] for key in _SPOKEN.get(name, ())}
     assert keys_of(left_out) == keys_of(full)
-    assert set(_CLASSES) | {"gemma3"} == set(FAMILIES)
+    assert set(_CLASSES) == set(FAMILIES)
 
 
 def test_old_and_new_spelling_of_rope() -> None:
@@ -397,6 +428,19 @@ def test_old_and_new_spelling_of_rope() -> None:
     assert keys_of({**gemma, **old})["gemma3.rope.freq_base_swa"] == 2e4
 
 
+def test_a_model_of_text_and_images_says_whose_its_text_is() -> None:
+    text = {**_SIZES, "sliding_window": None}
+    for outer, inner, arch in (
+        ("mistral3", {"model_type": "ministral3"}, "mistral3"),
+        ("mistral3", {}, "llama"),
+        ("gemma3", {"model_type": "gemma3_text", "sliding_window": 8}, "gemma3"),
+    ):
+        config = {"model_type": outer, "text_config": {**text, **inner}}
+        assert keys_of(config)["general.architecture"] == arch
+    with pytest.raises(UnsupportedError, match=r"text_config\.model_type 'pixtral'"):
+        keys_of({"model_type": "mistral3", "text_config": {**text, "model_type": "pixtral"}})
+
+
 def test_llama3_factors_are_metas(tmp_path: Path) -> None:
     """Llama 3.1's own numbers: short waves kept, long ones stretched by 8."""
     scaling = {
@@ -408,8 +452,7 @@ def test_llama3_factors_are_metas(tmp_path: Path) -> None:
     }
     config = {"model_type": "llama", **_SIZES, "head_dim": 128, "rope_theta": 5e5}
     hyper = read_config({**config, "rope_scaling": scaling}, Path("config.json"))
-    factors = hyper.rope_factors
-    assert factors is not None
+    factors = hyper.factors["rope_freqs.weight"]
     assert factors.shape == (64,)
     assert set(factors[:29].tolist()) == {1.0}
     assert set(factors[-28:].tolist()) == {8.0}
@@ -472,11 +515,7 @@ def test_wrong_numbers(changes: dict[str, Any], where: str) -> None:
     assert caught.value.where == where
 
 
-def test_a_window_and_a_stretched_rope_at_once_is_refused() -> None:
-    config = {"model_type": "mistral", **_SIZES, "sliding_window": 16}
-    config["rope_scaling"] = {"type": "linear", "factor": 2.0}
-    with pytest.raises(UnsupportedError, match="sliding_window"):
-        keys_of(config)
+def test_windows_that_treadle_lacks() -> None:
     with pytest.raises(UnsupportedError, match="chunked"):
         keys_of(
             {"model_type": "mistral", **_SIZES, "sliding_window": 4, "layer_types": ["chunked"] * 8}

@@ -20,12 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_config import Hyper, read_config
-from treadle.convert.hf_tensors import GGML_TYPE, Named, layer_of, name_tensors
+from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
+from treadle.convert.hf_tensors import (
+    EMBEDDINGS,
+    GGML_TYPE,
+    Named,
+    check_named,
+    layer_of,
+    name_tensors,
+)
 from treadle.convert.hf_tokenizer import read_tokenizer
 from treadle.convert.mlx import Packed
 from treadle.convert.source import (
     FILE_TYPES,
-    ROPE_FREQS,
     Bytes,
     Source,
     SourceTensor,
@@ -42,9 +49,7 @@ from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
 from treadle.record import dataclass
 
-_IN_PLACE = "neox"  # transformers' layout
 _F32 = GGML_TYPE["F32"]
-_TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
 
 
 @dataclass
@@ -78,14 +83,16 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         tensors = name_tensors(weights, hyper)
         metadata = {**hyper.metadata, "general.name": folder.resolve().name}
         metadata |= {"general.type": "model"}
-        kind = tensors["token_embd.weight"].tensor.dtype
+        kind = tensors[EMBEDDINGS].tensor.dtype
         if kind in FILE_TYPES:
             metadata["general.file_type"] = FILE_TYPES[kind]
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
+        checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)
+        checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint))
     except BaseException:
         weights.close()
         raise
-    return Checkpoint(folder, hyper, weights, tensors, metadata)
+    return checkpoint
 
 
 def _weights_of(folder: Path) -> Path:
@@ -104,7 +111,8 @@ def _weights_of(folder: Path) -> Path:
 class HFModel(GGUF):
     """A directory as the engine sees a GGUF file: the same keys, and tensors in the mapped files.
 
-    In memory are only Gemma's norms, which GGUF has one larger, and Llama 3's rope factors.
+    In memory are only norms that GGUF has one larger, factors of the rope, and what GPT-2 and
+    GPT-NeoX have in another order.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -114,19 +122,33 @@ class HFModel(GGUF):
         self.paths = weights.paths
         self.version, self.alignment, self.header_only = 3, 1, False
         self.n_bytes = weights.n_bytes
-        self.metadata = {**checkpoint.metadata, ROPE_KEY: _IN_PLACE}
+        self.metadata = dict(checkpoint.metadata)
+        if not hyper.family.paired and ARCHS[hyper.family.arch].rope != "none":
+            self.metadata[ROPE_KEY] = IN_PLACE
         self.types = {}
         self.tensors = {}
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
-                values = named.floats(_shift(named, hyper))
-                self.tensors[name] = _in_memory(name, values, named.tensor.path)
+                data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
+                self.tensors[name] = _in_memory(name, named.shape, _F32, data, path)
+            elif named.layout is not None:
+                kind, path = named.ggml_type, named.tensor.path
+                self.tensors[name] = _in_memory(name, named.shape, kind, named.rows(), path)
             else:
                 self.tensors[name] = _in_place(named)
-        if hyper.rope_factors is not None:
-            config = checkpoint.path / CONFIG
-            self.tensors[ROPE_FREQS] = _in_memory(ROPE_FREQS, hyper.rope_factors, config)
+        for name, values in hyper.factors.items():
+            self.tensors[name] = _of_config(name, values, checkpoint)
         self._maps = weights.maps
+
+
+class _Outline(GGUF):
+    """The keys and shapes of a directory: what a graph is asked with before weights are read."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.path, self.metadata = checkpoint.path, checkpoint.metadata
+        self.tensors = {name: _in_place(named) for name, named in checkpoint.tensors.items()}
+        for name, values in checkpoint.hyper.factors.items():
+            self.tensors[name] = _of_config(name, values, checkpoint)
 
 
 def _in_place(named: Named) -> Tensor:
@@ -145,7 +167,7 @@ def _in_place(named: Named) -> Tensor:
         )
     return Tensor(
         named.name,
-        tensor.shape,
+        named.shape,
         named.ggml_type,
         FORMATS.get(named.ggml_type),
         tensor.n_bytes,
@@ -155,13 +177,19 @@ def _in_place(named: Named) -> Tensor:
     )
 
 
-def _in_memory(name: str, values: npt.NDArray[np.float32], path: Path) -> Tensor:
-    data = f32_bytes(values)
-    return Tensor(name, values.shape, _F32, FORMATS[_F32], len(data), path, 0, data)
+def _of_config(name: str, values: npt.NDArray[np.float32], checkpoint: Checkpoint) -> Tensor:
+    return _in_memory(name, values.shape, _F32, f32_bytes(values), checkpoint.path / CONFIG)
+
+
+def _in_memory(
+    name: str, shape: tuple[int, ...], ggml_type: int, data: Bytes, path: Path
+) -> Tensor:
+    data.flags.writeable = False
+    return Tensor(name, shape, ggml_type, FORMATS[ggml_type], len(data), path, 0, data)
 
 
 def _shift(named: Named, hyper: Hyper) -> float:
-    return hyper.family.norm_shift if "norm" in named.name else 0.0
+    return hyper.family.norm_shift if named.name.endswith("norm.weight") else 0.0
 
 
 def open_hf_source(path: str | os.PathLike[str]) -> Source:
@@ -172,9 +200,8 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     checkpoint = read_checkpoint(path)
     hyper = checkpoint.hyper
     tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
-    if hyper.rope_factors is not None:
-        origin = f"{checkpoint.path / CONFIG}: rope_scaling"
-        tensors[ROPE_FREQS] = f32_tensor(ROPE_FREQS, hyper.rope_factors, origin)
+    for name, values in hyper.factors.items():
+        tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
     notes = _notes(checkpoint.tensors.values())
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
@@ -190,12 +217,13 @@ def _notes(tensors: Iterable[Named]) -> list[str]:
 
 
 def _source(named: Named, hyper: Hyper) -> SourceTensor:
-    tensor, n_head = named.tensor, _turned_heads(named.name, hyper)
+    tensor, n_head = named.tensor, turned_heads(layer_of(named.name)[1], hyper)
 
     def as_stored() -> Bytes:
+        rows = named.rows()
         if not n_head:
-            return tensor.data
-        return halves_to_pairs(tensor.data.reshape(tensor.shape[0], -1), n_head).reshape(-1)
+            return rows
+        return halves_to_pairs(rows.reshape(tensor.shape[0], -1), n_head).reshape(-1)
 
     def vector() -> Bytes:
         values = named.floats(_shift(named, hyper))
@@ -215,23 +243,9 @@ def _source(named: Named, hyper: Hyper) -> SourceTensor:
     is_vector = len(tensor.shape) == 1
     return SourceTensor(
         named.name,
-        tensor.shape,
+        named.shape,
         _F32 if is_vector else named.ggml_type,
         vector if is_vector else as_stored,
         named.origin,
         (tensor,),
     )
-
-
-def _turned_heads(name: str, hyper: Hyper) -> int:
-    """The heads of a tensor whose rows GGUF wants in another order; 0 for all others."""
-    rest = layer_of(name)[1]
-    if ARCHS[hyper.family.arch].rope == _IN_PLACE or rest not in _TURNED:
-        return 0
-    return hyper.n_head if rest.startswith("attn_q") else hyper.n_head_kv
-
-
-def halves_to_pairs(rows: npt.NDArray[Any], n_head: int) -> npt.NDArray[Any]:
-    """Rows [n_head * d, ..] reordered within each head: i and i + d/2 become neighbours."""
-    halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,131 +1,33 @@
-"""config.json of a Hugging Face model to GGUF's hyper-parameters.
-
-A row of FAMILIES is one ``model_type``: the architecture it is in GGUF, what transformers takes
-for keys that the file leaves out, and where its graph needs a word more than GGUF's names say.
-"""
+"""config.json of a Hugging Face model to GGUF's hyper-parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.hf_families import FAMILIES, GELU_TANH, OUTER
+from treadle.convert.hf_family import Family
 from treadle.convert.hf_rope import f32, read_rope
 from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import POSITION_MAX, Keys
-from treadle.models.archs import ARCHS, PATTERN
+from treadle.models.archs import ARCHS, PATTERN, WINDOW
+from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.record import dataclass
-
-Windowed = list[bool] | None
-
-
-@dataclass(frozen=True)
-class Family:
-    """One ``model_type`` of transformers.
-
-    defaults: transformers' own, for keys that config.json may leave out.
-    activation: what ``hidden_act`` (or ``hidden_activation``) must be: the one that GGUF's
-        architecture of this name has.
-    norm_shift: what GGUF's norm weights are larger by (Gemma multiplies by 1 + weight).
-    windowed: which layers see ``sliding_window`` tokens only, where ``layer_types`` is not given;
-        None where the window is not in use.
-    own_local_rope: layers with a window have a rope base of their own, never scaled.
-    nested: the key under which a model of text and images keeps the part for text.
-    """
-
-    arch: str
-    defaults: Mapping[str, Any]
-    activation: str = "silu"
-    norm_shift: float = 0.0
-    windowed: Callable[[Keys, int], Windowed] = lambda keys, n_layer: None
-    own_local_rope: bool = False
-    nested: str = ""
-
-
-# -- which layers have the window -------------------------------------------------------------
-
-
-def _every_layer(keys: Keys, n_layer: int) -> Windowed:
-    return [True] * n_layer
-
-
-def _upper_layers(keys: Keys, n_layer: int) -> Windowed:
-    if not keys.flag("use_sliding_window", False):
-        return None
-    first = keys.integer("max_window_layers", lo=0)
-    return [i >= first for i in range(n_layer)]
-
-
-def _all_but_every_nth(keys: Keys, n_layer: int) -> Windowed:
-    period = keys.integer("sliding_window_pattern", 6)
-    return [(i + 1) % period != 0 for i in range(n_layer)]
-
-
-_COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
-_QWEN = {
-    **_COMMON,
-    "vocab_size": 151936,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_GEMMA3 = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 10000.0,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
-_GEMMA = Family(
-    "gemma3",
-    _GEMMA3,
-    activation="gelu_pytorch_tanh",
-    norm_shift=1.0,
-    windowed=_all_but_every_nth,
-    own_local_rope=True,
-)
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family("llama", {**_COMMON, "vocab_size": 32000, "max_position_embeddings": 2048}),
-    "mistral": Family(
-        "llama",
-        {
-            **_COMMON,
-            "vocab_size": 32000,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
-        windowed=_every_layer,
-    ),
-    "qwen2": Family("qwen2", _QWEN, windowed=_upper_layers),
-    "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=_upper_layers),
-    "gemma3_text": _GEMMA,
-    "gemma3": Family(**{**vars(_GEMMA), "nested": "text_config"}),
-}
 
 
 @dataclass(frozen=True)
 class Hyper:
     """What config.json says: GGUF keys, and what tensors need to know.
 
-    ``rope_factors`` float32 [head_dim / 2], or None: the contents of ``rope_freqs.weight``.
+    ``factors``: the contents of rope tensors, float32 [rope dims / 2] by name.
     """
 
     family: Family
@@ -135,8 +37,9 @@ class Hyper:
     n_head: int
     n_head_kv: int
     tied: bool
-    rope_factors: npt.NDArray[np.float32] | None
+    factors: dict[str, npt.NDArray[np.float32]]
     packing: Quantization | None  # of MLX
+    nested: bool = False  # the text part of a model of text and images
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
@@ -146,19 +49,22 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     a quantisation that treadle does not have.
     """
     family, keys = _find_family(config, path)
-    whole = Keys(config, path)
+    whole, arch, word = Keys(config, path), ARCHS[family.arch], family.word
     packing = find_quantization(whole)
     _refuse_others(whole, keys, family, packing)
-    n_layer = keys.integer("num_hidden_layers", hi=N_LAYER_MAX)
-    n_embd, n_head = keys.integer("hidden_size"), keys.integer("num_attention_heads")
+    n_layer = keys.integer(word("num_hidden_layers"), hi=N_LAYER_MAX)
+    n_embd = keys.integer(word("hidden_size"))
+    n_head = keys.integer(word("num_attention_heads"))
     n_head_kv = n_head  # what null stands for; a key that is not there, for the model's default
     if keys.values.get("num_key_value_heads", 0) is not None:
         n_head_kv = keys.integer("num_key_value_heads", n_head)
     head_dim = keys.integer("head_dim", max(1, n_embd // n_head))
-    n_ff, n_vocab = keys.integer("intermediate_size"), keys.integer("vocab_size")
+    n_ff = keys.integer(word("intermediate_size"), family.n_ff_default * n_embd or None)
+    n_vocab = keys.integer("vocab_size")
+    norm = "layer_norm" if arch.norm == "layer" else "layer_norm_rms"
     made: dict[str, Any] = {
         "vocab_size": n_vocab,
-        "context_length": keys.integer("max_position_embeddings", hi=POSITION_MAX),
+        "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),
         "embedding_length": n_embd,
         "block_count": n_layer,
         "feed_forward_length": n_ff,
@@ -166,45 +72,49 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         "attention.head_count_kv": n_head_kv,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": f32(keys.number("rms_norm_eps", lo=0.0, hi=1.0)),
-        "rope.dimension_count": head_dim,
+        f"attention.{norm}_epsilon": f32(keys.number(word("rms_norm_eps"), lo=0.0, hi=1.0)),
     }
-    made.update(_softcaps(keys))
+    made.update(_softcaps(keys, family))
     made.update(_attention_scale(keys, family, n_layer, n_embd, n_head, head_dim))
-    rope, factors = read_rope(keys, family.own_local_rope, head_dim)
-    window = _window(keys, family, n_layer)
-    if window and not family.own_local_rope:
-        if factors is not None or "rope.scaling.type" in rope:
-            keys.refuse("sliding_window", "treadle has no scaled rope in layers with a window")
-        window["rope.freq_base_swa"] = rope["rope.freq_base"]
-    made.update({**rope, **window})
+    for key, name in family.copied.items():
+        value = keys.get(key)
+        made[name] = value if isinstance(value, bool) else f32(keys.number(key, lo=0.0))
+    factors: dict[str, npt.NDArray[np.float32]] = {}
+    if arch.rope != "none":
+        rope, factors = read_rope(keys, family, head_dim)
+        made.update(rope)
+    made.update(_window(keys, family, n_layer))
     sizes = widths(
         {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "n_head": n_head,
          "n_head_kv": n_head_kv, "head_dim": head_dim}
     )  # fmt: skip
+    nested = keys.prefix != ""
     tied = keys.flag("tie_word_embeddings", False)
-    if family.nested and isinstance(config.get("tie_word_embeddings"), bool):
+    if nested and isinstance(config.get("tie_word_embeddings"), bool):
         tied = config["tie_word_embeddings"]
     metadata = {"general.architecture": family.arch}
     metadata |= {f"{family.arch}.{key}": value for key, value in made.items()}
-    return Hyper(family, metadata, sizes, n_layer, n_head, n_head_kv, tied, factors, packing)
+    return Hyper(
+        family, metadata, sizes, n_layer, n_head, n_head_kv, tied, factors, packing, nested
+    )
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
-    name = config.get("model_type")
+    name, keys = config.get("model_type"), Keys(config, path)
+    if isinstance(name, str) and name in OUTER:
+        part, name = OUTER[name]
+        if (inner := keys.within(part)) is not None:
+            keys, name = inner, inner.text("model_type", name)
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.60}"
         raise FileError(found, path=path, where="model_type", expected="a name")
     if name not in FAMILIES:
         raise UnsupportedError(
-            f"{path}: model_type {name!r:.60}: treadle has {', '.join(FAMILIES)}"
+            f"{path}: {keys.prefix}model_type {name!r:.60}: treadle has "
+            f"{', '.join((*FAMILIES, *OUTER))}"
         )
     family = FAMILIES[name]
-    if family.nested and config.get(family.nested) is not None:
-        inner = Keys(config, path).within(family.nested)
-        assert inner is not None
-        return family, Keys(inner.values, path, family.defaults, inner.prefix)
-    return family, Keys(config, path, family.defaults)
+    return family, Keys(keys.values, path, family.defaults, keys.prefix)
 
 
 def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:
@@ -212,28 +122,36 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
     kinds = whole.get("architectures") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
-    heads = ("ForCausalLM", "ForConditionalGeneration", "Model")
+    heads = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
     if kinds and not any(kind.endswith(heads) for kind in kinds):
         whole.refuse("architectures", f"{', '.join(kinds)} is no model that writes text")
     for key in () if packing else KEYS:
         if (packed := whole.within(key)) is not None:
             name = packed.get("quant_method") or f"{packed.get('bits')} bits"
             whole.refuse(key, f"treadle does not read weights quantised so ({name})")
-    for key in ("hidden_act", "hidden_activation"):
+    for key in (family.word("hidden_act"), "hidden_activation"):
         found = keys.text(key, family.activation)
-        if found != family.activation:
+        if found != family.activation and not (found == "gelu_new" and _tanh(family)):
             keys.refuse(key, f"{found!r:.60}: treadle has {family.activation} in this architecture")
     if keys.flag("use_bidirectional_attention", False):
         keys.refuse("use_bidirectional_attention", "treadle has decoders only")
-    if keys.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) != 1.0:
-        keys.refuse("partial_rotary_factor", "treadle turns whole heads in this architecture")
+    for key, value in family.only.items():
+        if (given := keys.get(key)) is not None and given != value:
+            keys.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")
 
 
-def _softcaps(keys: Keys) -> dict[str, float]:
+def _tanh(family: Family) -> bool:
+    """Whether its GELU is the one by tanh, which has two names."""
+    return family.activation == GELU_TANH
+
+
+def _softcaps(keys: Keys, family: Family) -> dict[str, float]:
+    """Of scores and of logits; 0 where the file has none and the architecture would."""
     found = {}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        cap = keys.number(key, 0.0, lo=0.0, hi=1e12)
-        if cap:
+        given = keys.values.get(key, keys.defaults.get(key))
+        cap = 0.0 if given is None else keys.number(key, 0.0, lo=0.0, hi=1e12)
+        if cap or key in dict(ARCHS[family.arch].keys):
             found[key] = f32(cap)
     return found
 
@@ -250,9 +168,11 @@ def _attention_scale(
 
 def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     """The sliding window and the layers that have it; nothing where none has."""
+    own = dict(ARCHS[family.arch].keys)
+    without = {WINDOW: 0} if WINDOW in own else {}
     flags = family.windowed(keys, n_layer)
     if flags is None:
-        return {}
+        return without
     kinds = keys.get("layer_types")
     if kinds is not None:
         names = ("full_attention", "sliding_attention")
@@ -265,13 +185,10 @@ def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     if keys.values.get("sliding_window", keys.defaults.get("sliding_window")) is None:
         if family.own_local_rope and any(flags):
             keys.refuse("sliding_window", "is null, where some layers have a rope of their own")
-        return {}
+        return without
     if not any(flags):
-        return {}
-    found: dict[str, Any] = {
-        "attention.sliding_window": keys.integer("sliding_window", hi=POSITION_MAX)
-    }
-    period = dict(ARCHS[family.arch].keys).get(PATTERN)
-    if not period or flags != [(i + 1) % period != 0 for i in range(n_layer)]:
-        found["attention.sliding_window_pattern"] = flags
+        return without
+    found: dict[str, Any] = {WINDOW: keys.integer("sliding_window", hi=POSITION_MAX)}
+    if PATTERN not in own or flags != by_period(int(own[PATTERN]), n_layer):
+        found[PATTERN] = flags
     return found

@@ -13,34 +13,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.hf_family import Family
 from treadle.files.keys import POSITION_MAX, Keys
+from treadle.models.archs import ARCHS
+from treadle.models.rope import FACTORS, LONG, SHORT
 
-Factors = npt.NDArray[np.float32]
+Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
 
 
-def read_rope(keys: Keys, own_local: bool, head_dim: int) -> tuple[dict[str, Any], Factors | None]:
+def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any], Factors]:
     """Bases and scaling, in the old spelling (``rope_theta``, ``rope_scaling``) and the new."""
     full, local = keys.within("rope_parameters"), None
     if full is not None and "full_attention" in full.values:
         local = full.within("sliding_attention")
         full = full.within("full_attention")
     full = full or keys.within("rope_scaling") or Keys({}, keys.path, prefix=keys.prefix)
-    theta = keys.number("rope_theta", lo=1.001, hi=1e12)
-    made: dict[str, Any] = {
-        "rope.freq_base": f32(full.number("rope_theta", theta, lo=1.001, hi=1e12))
-    }
-    if own_local:
-        base = keys.number("rope_local_base_freq", lo=1.001, hi=1e12)
+    theta = full.number("rope_theta", keys.number(family.word("rope_theta"), lo=1.001), lo=1.001)
+    share_key = family.word("partial_rotary_factor")
+    share = keys.number(share_key, 1.0, lo=0.0, hi=1.0)
+    share = full.number("partial_rotary_factor", share, lo=0.0, hi=1.0)
+    dims = int(head_dim * share)
+    if share != 1.0 and not family.paired and ARCHS[family.arch].rope == "norm":
+        keys.refuse(share_key, "treadle turns whole heads in this architecture")
+    if dims < 2 or dims % 2:
+        keys.fail(share_key, f"turns {dims} elements of {head_dim}", "an even number of at least 2")
+    made: dict[str, Any] = {"rope.freq_base": f32(theta), "rope.dimension_count": dims}
+    if family.own_local_rope:
+        base = keys.number("rope_local_base_freq", theta, lo=1.001, hi=1e12)
         base = local.number("rope_theta", base, lo=1.001, hi=1e12) if local else base
         made["rope.freq_base_swa"] = f32(base)
         if local and _kind(local) != "default":
             local.refuse("rope_type", f"{_kind(local)!r:.60}, where treadle scales no rope")
-    if full.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) != 1.0:
-        full.refuse("partial_rotary_factor", "treadle turns whole heads in this architecture")
     kind = _kind(full)
     if kind not in _SCALINGS:
         full.refuse("rope_type", f"{kind!r:.60}: treadle has {', '.join(_SCALINGS)}")
-    scaling, factors = _SCALINGS[kind](full, keys, made["rope.freq_base"], head_dim)
+    scaling, factors = _SCALINGS[kind](full, keys, made["rope.freq_base"], dims)
+    if temperature := full.number("llama_4_scaling_beta", 0.0, lo=0.0, hi=1e6):
+        scaling["attention.temperature_scale"] = f32(temperature)
     return {**made, **scaling}, factors
 
 
@@ -48,16 +57,16 @@ def _kind(rope: Keys) -> str:
     return rope.text("rope_type", rope.text("type", "default"))
 
 
-Scaled = tuple[dict[str, Any], Factors | None]
+Scaled = tuple[dict[str, Any], Factors]
 
 
 def _unscaled(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
-    return {}, None
+    return {}, {}
 
 
 def _linear(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     factor = f32(rope.number("factor", lo=1e-3, hi=1e6))
-    return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, None
+    return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, {}
 
 
 def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
@@ -73,7 +82,7 @@ def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     n_ctx = rope.integer("original_max_position_embeddings", hi=POSITION_MAX)
     wave = 2.0 * np.pi * base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
     kept = np.clip((n_ctx / wave - low) / (high - low), 0.0, 1.0)
-    return {}, (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)
+    return {}, {FACTORS: (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)}
 
 
 def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
@@ -100,9 +109,46 @@ def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
         "rope.scaling.yarn_beta_fast": f32(rope.number("beta_fast", 32.0, lo=1e-3, hi=1e6)),
         "rope.scaling.yarn_beta_slow": f32(rope.number("beta_slow", 1.0, lo=1e-3, hi=1e6)),
     }
-    if not math.isclose(attention, usual(1.0)):  # GGUF's multiplies the usual one
+    if mscale == 1.0 and over and rope.get("llama_4_scaling_beta") is not None:
+        made["rope.scaling.yarn_log_multiplier"] = f32(over)  # Ministral 3's word for the same
+    elif not math.isclose(attention, usual(1.0)):  # GGUF's multiplies the usual one
         made["rope.scaling.attn_factor"] = f32(attention / usual(1.0))
-    return made, None
+    return made, {}
+
+
+def _longrope(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Two lists of factors: of texts that fit the context of before the stretching, and of longer
+    ones.
+    """
+    n_ctx = keys.integer("max_position_embeddings", hi=POSITION_MAX)
+    original = rope.integer(
+        "original_max_position_embeddings",
+        keys.integer("original_max_position_embeddings", n_ctx, hi=POSITION_MAX),
+        lo=2,
+        hi=POSITION_MAX,
+    )
+    factor = rope.number("factor", n_ctx / original, lo=1e-6, hi=1e6)
+    usual = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    made = {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": f32(rope.number("attention_factor", usual, lo=1e-6, hi=1e6)),
+    }
+    factors = {}
+    for name, key in ((SHORT, "short_factor"), (LONG, "long_factor")):
+        given = rope.get(key)
+        sound = isinstance(given, list) and len(given) == dims // 2
+        if not sound or not all(type(x) in (int, float) and 0.0 < x < 1e6 for x in given):
+            rope.fail(key, f"is {given!r:.60}", f"{dims // 2} positive numbers")
+        factors[name] = np.array(given, np.float32)
+    return made, factors
+
+
+def _dynamic(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Hunyuan's: with ``alpha`` nothing about it is dynamic, it is another base."""
+    if not (alpha := rope.number("alpha", 0.0, lo=0.0, hi=1e9)):
+        rope.refuse("rope_type", "'dynamic', without alpha: treadle has no rope by a text's length")
+    return {"rope.freq_base": f32(base * alpha ** (dims / (dims - 2)))}, {}
 
 
 _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
@@ -110,6 +156,9 @@ _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,  # Phi 3's first name for it
+    "dynamic": _dynamic,
 }
 
 

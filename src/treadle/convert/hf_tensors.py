@@ -3,73 +3,55 @@
 from __future__ import annotations
 
 import difflib
-import re
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.hf_layout import Layout, layout_of
+from treadle.convert.hf_names import HEADS, NAME, NOT_TEXT, NOT_WEIGHTS, spelt_as
 from treadle.convert.mlx import Packed, find_packed
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS
 from treadle.formats.format import NO_GGML
 from treadle.models.archs import ARCHS
-from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
+from treadle.models.ffns import FFNS
+from treadle.models.graphs import GRAPHS
+from treadle.models.graphs.decoder import MODEL_ROWS
+from treadle.models.keys import Keys
+from treadle.models.mixers import MIXERS
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.convert.hf_config import Hyper
+    from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor, SafeTensors
-
-# transformers' stems to GGUF's. With four norms a layer, the same words stand in other places.
-_MODEL = {"embed_tokens": "token_embd", "norm": "output_norm"}
-_HEAD = {"lm_head": "output"}
-_LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-_LAYER_POST_NORM = {
-    **_LAYER,
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_POST_NORM = "post_ffw_norm.weight"  # what tells the two apart
-
-# A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
-_PREFIX = re.compile(
-    r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.)?"
-)
-_NAME = re.compile(
-    _PREFIX.pattern
-    + r"(?:layers\.(?P<layer>0|[1-9]\d{0,5})\.)?(?P<stem>[a-z_.]+)\.(?P<kind>weight|bias)"
-)
-_NOT_WEIGHTS = re.compile(r".*\.rotary_emb\.inv_freq")  # what the configuration says anyway
-_NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model)\..*")
 
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
 
-_ROWS = {row.name: (i, row) for i, row in enumerate((*MODEL_ROWS, *LAYER_ROWS))}
+_SUBLAYERS = (*MIXERS.values(), *FFNS.values())
+_WIDTHS = {  # the word of a row's length, by tensor
+    row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
+}
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True)
 class Named:
-    """A tensor of the checkpoint under its GGUF name; ``packed``: with others, in MLX's format."""
+    """A tensor of the checkpoint under its GGUF name; ``packed``: with others, in MLX's format.
+
+    ``shape`` is GGUF's; ``layout`` makes GGUF's rows of the checkpoint's, None: they are that.
+    """
 
     name: str
     tensor: SafeTensor
     ggml_type: int
+    shape: tuple[int, ...]
     packed: Packed | None = None
+    layout: Layout | None = None
 
     @property
     def origin(self) -> str:
@@ -82,19 +64,30 @@ class Named:
         A copy: for norms and biases only.
         """
         tensor, fmt = self.tensor, FORMATS[self.ggml_type]
-        values = fmt.dequantize_rows(tensor.data)
+        values = fmt.dequantize_rows(tensor.data).reshape(-1)
         if not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             offset = tensor.offset + at * fmt.dtype.itemsize
             raise tensor.error(f"element {at} is {values[at]}", "finite numbers", offset=offset)
+        if self.layout is not None:
+            values = self.layout(values.reshape(tensor.shape)).reshape(-1)
         return values + np.float32(shift)
+
+    def rows(self) -> npt.NDArray[np.uint8]:
+        """All of it as stored, in GGUF's order: a view, or with a layout a copy."""
+        data = self.tensor.data
+        if self.layout is None:
+            return data
+        size = len(data) // max(1, math.prod(self.tensor.shape))
+        moved = self.layout(data.view(f"V{size}").reshape(self.tensor.shape))
+        return moved.reshape(-1).view(np.uint8)
 
 
 def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
-    """Every tensor that the model uses, by GGUF name, in GGUF's order.
+    """Every tensor that the model may use, by GGUF name; ``check_named`` says if it is these.
 
-    Raises FileError for a tensor that is missing, surplus, there twice or of another shape, and
-    UnsupportedError for one that is not in floating point of 16 bits or more.
+    Raises FileError for a tensor that is surplus or there twice, for embeddings that are missing or
+    of another shape, and UnsupportedError for what is not in floating point of 16 bits or more.
     """
     found: dict[str, Named] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(n, hyper)}
@@ -102,7 +95,7 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     if (packing := hyper.packing) is not None:
         # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
         # that ties it to the embeddings; mlx-lm uses it.
-        if any(n.endswith(tuple(f"{stem}.weight" for stem in _HEAD)) for n in tensors):
+        if any(n.endswith(tuple(f"{stem}.weight" for stem in HEADS)) for n in tensors):
             hyper = replace(hyper, tied=False)
         packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
         for tensor in (t for p in packed.values() for t in p.arrays[1:]):
@@ -113,19 +106,50 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
             continue
         if name in found:
             raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
+        layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper)
         if tensor.name in packed:
-            _check_shape(tensor, packed[tensor.name].shape, name, hyper)
-            found[name] = Named(name, tensor, NO_GGML, packed[tensor.name])
+            if layout is not None:
+                what = "packed weights that would have to change places"
+                raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
+            at = packed[tensor.name]
+            found[name] = Named(name, tensor, NO_GGML, at.shape, at)
             continue
-        _check_shape(tensor, tensor.shape, name, hyper)
         if tensor.dtype not in GGML_TYPE:
             raise UnsupportedError(
                 f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
                 f"treadle reads {', '.join(GGML_TYPE)} from safetensors"
             )
-        found[name] = Named(name, tensor, GGML_TYPE[tensor.dtype])
-    _check_complete(weights, hyper, found)
-    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+        found[name] = Named(name, tensor, GGML_TYPE[tensor.dtype], shape, None, layout)
+    _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
+    if not hyper.tied:
+        _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
+    return found
+
+
+def check_named(
+    weights: SafeTensors, hyper: Hyper, found: Mapping[str, Named], model: GGUF
+) -> dict[str, Named]:
+    """The same in GGUF's order, held against the rows of the graph that will run them.
+
+    ``model`` has the tensors in the shapes of ``found``, and the keys. Raises FileError for a
+    tensor that is missing, surplus, or of another shape, and what reading the keys raises.
+    """
+    arch = ARCHS[hyper.family.arch]
+    graph = GRAPHS[arch.graph]
+    config = graph.read(Keys(model, arch.name, arch.keys), arch)
+    order: dict[str, tuple[int, int]] = {}
+    for i, (row, places) in enumerate(graph.tensors(config)):
+        spare = row.optional or row.name in arch.lacks
+        if spare and row.name not in arch.needs and not places.keys() & found.keys():
+            continue
+        for name, shape in places.items():
+            if name in found or row.name not in arch.lacks:
+                _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
+                order[name] = layer_of(name)[0], i
+    for name, named in found.items():
+        if name not in order:
+            raise named.tensor.error(f"is no tensor of {_model(hyper)}")
+    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
 
 
 def layer_of(name: str) -> tuple[int, str]:
@@ -136,91 +160,61 @@ def layer_of(name: str) -> tuple[int, str]:
     return int(i), rest
 
 
-def _place(name: str) -> tuple[int, int]:
-    layer, rest = layer_of(name)
-    return layer, _ROWS[rest][0]
-
-
-def _layer_names(hyper: Hyper) -> dict[str, str]:
-    needs = ARCHS[hyper.family.arch].needs
-    return _LAYER_POST_NORM if _POST_NORM in needs else _LAYER
-
-
 def _is_other(name: str, hyper: Hyper) -> bool:
     """Whether the tensor is no weight of the decoder."""
-    if _NOT_WEIGHTS.fullmatch(name):
-        return True
-    return bool(hyper.family.nested and _NOT_TEXT.fullmatch(name))
+    return bool(NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)))
 
 
 def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
     """The name in GGUF; None for a tensor that the decoder is not to have."""
-    match = _NAME.fullmatch(tensor.name)
-    stem = layer = None
-    if match and match["layer"] is None:
-        stem = {**_MODEL, **_HEAD}.get(match["stem"])
-    elif match and int(match["layer"]) < hyper.n_layer:
-        stem, layer = _layer_names(hyper).get(match["stem"]), match["layer"]
-    row = f"{stem}.{match['kind']}" if match else ""
-    if stem is None or row not in _ROWS:
-        known = [*_MODEL, *_HEAD, *_layer_names(hyper)]
-        close = difflib.get_close_matches(match["stem"] if match else tensor.name, known, 1, 0.7)
+    match, names = NAME.fullmatch(tensor.name), hyper.family.names
+    layer = match["layer"] if match else None
+    stem = names.get(match["stem"]) if match else None
+    if match is None or stem is None or (layer is not None and int(layer) >= hyper.n_layer):
+        close = difflib.get_close_matches(match["stem"] if match else tensor.name, names, 1, 0.7)
         hint = f" (the closest is {close[0]})" if close and stem is None else ""
-        raise tensor.error(
-            f"is no tensor of a {hyper.family.arch} model with {hyper.n_layer} layers{hint}"
-        )
-    if stem in _HEAD.values() and hyper.tied:
+        raise tensor.error(f"is no tensor of {_model(hyper)}{hint}")
+    row = f"{stem}.{match['kind']}"
+    if row == OUTPUT and hyper.tied:
         return None  # transformers puts the embeddings in its place, whatever it holds
     return row if layer is None else f"blk.{layer}.{row}"
+
+
+def _model(hyper: Hyper) -> str:
+    return f"a {hyper.family.arch} model with {hyper.n_layer} layers"
 
 
 def _width(tensor: SafeTensor, hyper: Hyper) -> int | None:
     """Weights in a row, as config.json has it."""
     name = _gguf_name(tensor, hyper)
-    return hyper.sizes[_ROWS[layer_of(name)[1]][1].shape[-1]] if name else None
+    return hyper.sizes.get(_WIDTHS.get(layer_of(name)[1], "")) if name else None
 
 
-def _check_shape(tensor: SafeTensor, shape: tuple[int, ...], name: str, hyper: Hyper) -> None:
-    row = _ROWS[layer_of(name)[1]][1]
-    expected = tuple(hyper.sizes[word] for word in row.shape)
-    if shape != expected:
-        said = f"{list(expected)} by config.json ({', '.join(row.shape)})"
-        raise tensor.error(f"shape {list(shape)}", said)
+def _check(
+    name: str,
+    shape: tuple[int, ...],
+    weights: SafeTensors,
+    hyper: Hyper,
+    found: Mapping[str, Named],
+    words: str = "",
+) -> None:
+    """It is there, in this shape; FileError in the checkpoint's own names."""
+    if name not in found:
+        where = _hf_name(name, hyper, found)
+        expected = f"shape {list(shape)}"
+        raise FileError("the tensor is missing", path=weights.path, where=where, expected=expected)
+    if found[name].shape != shape:
+        said = f"{list(shape)} by config.json{words}"
+        raise found[name].tensor.error(f"shape {list(found[name].shape)}", said)
 
 
-def _check_complete(weights: SafeTensors, hyper: Hyper, found: dict[str, Named]) -> None:
-    """Every tensor that must be there is; one that some layers have, all have."""
-    needs = ARCHS[hyper.family.arch].needs
-    in_layers = {rest for layer, rest in map(layer_of, found) if layer >= 0}
-    wanted = [row.name for row in MODEL_ROWS if not row.optional]
-    wanted += [] if hyper.tied else [f"{stem}.weight" for stem in _HEAD.values()]
-    for i in range(hyper.n_layer):
-        wanted += [
-            f"blk.{i}.{row.name}"
-            for row in LAYER_ROWS
-            if not row.optional or row.name in needs or row.name in in_layers
-        ]
-    for name in wanted:
-        if name not in found:
-            row = _ROWS[layer_of(name)[1]][1]
-            shape = [hyper.sizes[word] for word in row.shape]
-            raise FileError(
-                "the tensor is missing",
-                path=weights.path,
-                where=_hf_name(name, hyper, found),
-                expected=f"shape {shape}",
-            )
-
-
-def _hf_name(name: str, hyper: Hyper, found: dict[str, Named]) -> str:
+def _hf_name(name: str, hyper: Hyper, found: Mapping[str, Named]) -> str:
     """The name that transformers gives to what GGUF calls ``name``, as this checkpoint spells."""
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")
-    names = {**_MODEL, **_HEAD} if layer < 0 else _layer_names(hyper)
-    own = next(hf for hf, gguf in names.items() if gguf == stem)
-    if own in _HEAD:
-        return f"{own}.{kind}"
-    others = (named.tensor.name for known, named in found.items() if known != "output.weight")
-    match = _PREFIX.match(next(others, "model."))
-    between = "" if layer < 0 else f"layers.{layer}."
-    return f"{match[0] if match else ''}{between}{own}.{kind}"
+    own = next((hf for hf, gguf in hyper.family.names.items() if gguf == stem), None)
+    if own is None:
+        return name
+    others = (n.tensor.name for n in found.values() if n.name != OUTPUT)
+    sibling = next((other for other in others if layer < 0 or ".layer" in other), "model.")
+    return spelt_as(f"{own}.{kind}", sibling, layer)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.hf_families import FAMILIES
 from treadle.convert.hf_rope import read_rope
 from treadle.convert.llama import ROWS, check_llama, join, llama_keys, named_pieces
 from treadle.convert.source import ROPE_FREQS, Source, SourceTensor, f32_tensor
@@ -134,7 +135,7 @@ class _Model:
             "original_max_position_embeddings": 8192,
         }
         keys = Keys({"rope_theta": self._theta(), "rope_scaling": scaling}, self.params.path)
-        return read_rope(keys, False, self.n["head_dim"])[1]
+        return read_rope(keys, FAMILIES["llama"], self.n["head_dim"])[1][ROPE_FREQS]
 
     # -- putting together -------------------------------------------------------------------------
 

@@ -36,9 +36,16 @@ def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
             keys.fail(PATTERN, f"has {len(flags)} entries", f"{n_layer} flags")
         return window, tuple(bool(flag) for flag in flags)
     period = keys.integer(PATTERN, lo=-N_LAYER_MAX, hi=N_LAYER_MAX)
+    return window, tuple(by_period(period, n_layer))
+
+
+def by_period(period: int, n_layer: int) -> list[bool]:
+    """Which layers have the window where the last of each period sees everything, or the first if
+    the period is negative; all of them if it is 0.
+    """
     if period < 0:
-        return window, tuple(i % -period > 0 for i in range(n_layer))
-    return window, tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
+        return [i % -period > 0 for i in range(n_layer)]
+    return [period == 0 or i % period < period - 1 for i in range(n_layer)]
 
 
 def read_tables(

@@ -1,0 +1,383 @@
+"""Families: a row for each ``model_type`` of transformers.
+
+A row says the architecture that it is in GGUF, its spelling of keys and tensors, what transformers
+takes for keys that config.json leaves out, and how its weights lie otherwise than GGUF's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from treadle.convert.hf_family import Family, Windowed
+from treadle.convert.hf_names import (
+    GLM4,
+    GPT2,
+    HUNYUAN,
+    NEOX,
+    PHI3,
+    POST_NORMS,
+    SEED_OSS,
+    STARCODER2,
+)
+from treadle.files.keys import Keys
+
+GELU_TANH = "gelu_pytorch_tanh"
+
+
+# -- which layers have the window -------------------------------------------------------------
+
+
+def _every_layer(keys: Keys, n_layer: int) -> Windowed:
+    return [True] * n_layer
+
+
+def _upper_layers(keys: Keys, n_layer: int) -> Windowed:
+    if not keys.flag("use_sliding_window", False):
+        return None
+    first = keys.integer("max_window_layers", lo=0)
+    return [i >= first for i in range(n_layer)]
+
+
+def _all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
+    """All layers but every ``usual``-th, or as ``sliding_window_pattern`` says."""
+
+    def windowed(keys: Keys, n_layer: int) -> Windowed:
+        period = usual
+        if isinstance(keys.get("sliding_window_pattern"), int):
+            period = keys.integer("sliding_window_pattern", lo=0)
+        return [period > 0 and (i + 1) % period != 0 for i in range(n_layer)]
+
+    return windowed
+
+
+def _in_use(keys: Keys, n_layer: int) -> Windowed:
+    """SmolLM 3: ``layer_types`` says which, if the window is in use at all."""
+    return [False] * n_layer if keys.flag("use_sliding_window", False) else None
+
+
+# -- the rows ---------------------------------------------------------------------------------
+
+_COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
+_COMMON_5 = {**_COMMON, "rms_norm_eps": 1e-5}
+_QWEN = {
+    **_COMMON,
+    "vocab_size": 151936,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_GEMMA1 = {
+    **_COMMON,
+    "vocab_size": 256000,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+_GEMMA2 = {
+    **_GEMMA1,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA3 = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_COHERE = {
+    "vocab_size": 256000,
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+}
+_LAYER_NORM = {"rms_norm_eps": "layer_norm_eps"}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("llama", {**_COMMON, "vocab_size": 32000, "max_position_embeddings": 2048}),
+    "mistral": Family(
+        "llama",
+        {
+            **_COMMON,
+            "vocab_size": 32000,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+        windowed=_every_layer,
+    ),
+    "ministral3": Family(
+        "mistral3",
+        {
+            **_COMMON_5,
+            "vocab_size": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rope_theta": 1e6,
+        },
+    ),
+    "qwen2": Family("qwen2", _QWEN, windowed=_upper_layers),
+    "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=_upper_layers),
+    "gemma": Family("gemma", _GEMMA1, activation=GELU_TANH, norm_shift=1.0),
+    "gemma2": Family(
+        "gemma2",
+        _GEMMA2,
+        POST_NORMS,
+        activation=GELU_TANH,
+        norm_shift=1.0,
+        windowed=_all_but_every(2),
+    ),
+    "gemma3_text": Family(
+        "gemma3",
+        _GEMMA3,
+        POST_NORMS,
+        activation=GELU_TANH,
+        norm_shift=1.0,
+        windowed=_all_but_every(6),
+        own_local_rope=True,
+    ),
+    "smollm3": Family(
+        "smollm3",
+        {
+            **_COMMON,
+            "vocab_size": 128256,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+        },
+        windowed=_in_use,
+        only={"no_rope_layer_interval": 4},
+    ),
+    "granite": Family(
+        "granite",
+        {
+            **_COMMON,
+            "vocab_size": 32000,
+            "max_position_embeddings": 2048,
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+        copied={
+            "attention_multiplier": "attention.scale",
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
+    ),
+    "olmo2": Family(
+        "olmo2",
+        {**_COMMON_5, "vocab_size": 50304, "max_position_embeddings": 2048},
+        POST_NORMS,
+    ),
+    "olmo3": Family(
+        "olmo2",
+        {
+            **_COMMON_5,
+            "vocab_size": 50304,
+            "max_position_embeddings": 2048,
+            "rope_theta": 500000.0,
+            "sliding_window": 4096,
+        },
+        POST_NORMS,
+        windowed=_all_but_every(4),
+        own_local_rope=True,
+    ),
+    "exaone4": Family(
+        "exaone4",
+        {
+            **_COMMON_5,
+            "vocab_size": 102400,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+        },
+        POST_NORMS,
+        windowed=_all_but_every(4),
+    ),
+    "seed_oss": Family(
+        "seed_oss",
+        {
+            **_COMMON,
+            "vocab_size": 155136,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+        },
+        SEED_OSS,
+    ),
+    "arcee": Family(
+        "arcee",
+        {**_COMMON_5, "vocab_size": 32000, "max_position_embeddings": 4096},
+        activation="relu2",
+    ),
+    "phi3": Family(
+        "phi3",
+        {
+            **_COMMON_5,
+            "vocab_size": 32064,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+        },
+        PHI3,
+        windowed=_every_layer,
+    ),
+    "glm4": Family(
+        "glm4",
+        {
+            **_COMMON,
+            "rms_norm_eps": 1.5625e-7,
+            "vocab_size": 151552,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "partial_rotary_factor": 0.5,
+        },
+        GLM4,
+        paired=True,
+    ),
+    "ernie4_5": Family(
+        "ernie4_5",
+        {
+            **_COMMON_5,
+            "vocab_size": 103424,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+        },
+        paired=True,
+    ),
+    "hunyuan_v1_dense": Family(
+        "hunyuan-dense",
+        {**_COMMON_5, "vocab_size": 290943, "max_position_embeddings": 2048},
+        HUNYUAN,
+    ),
+    "cohere": Family(
+        "command-r",
+        {**_COHERE, "rope_theta": 500000.0},
+        words=_LAYER_NORM,
+        paired=True,
+        copied={"logit_scale": "logit_scale"},
+    ),
+    "cohere2": Family(
+        "cohere2",
+        {**_COHERE, "rope_theta": 10000.0, "sliding_window": 4096},
+        words=_LAYER_NORM,
+        windowed=_all_but_every(4),
+        paired=True,
+        copied={"logit_scale": "logit_scale"},
+    ),
+    "stablelm": Family(
+        "stablelm",
+        {
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 50304,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 4096,
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "use_parallel_residual": False,
+        },
+        words=_LAYER_NORM,
+        copied={"use_parallel_residual": "use_parallel_residual"},
+        only={"qk_layernorm": False},
+    ),
+    "starcoder2": Family(
+        "starcoder2",
+        {
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 49152,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "norm_epsilon": 1e-5,
+        },
+        STARCODER2,
+        {"rms_norm_eps": "norm_epsilon"},
+        activation=GELU_TANH,
+        windowed=_every_layer,
+    ),
+    "nemotron": Family(
+        "nemotron",
+        {
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 256000,
+            "max_position_embeddings": 4096,
+            "norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+        },
+        words={"rms_norm_eps": "norm_eps"},
+        activation="relu2",
+        norm_shift=1.0,
+    ),
+    "gpt_neox": Family(
+        "gptneox",
+        {
+            "rotary_emb_base": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 50432,
+            "max_position_embeddings": 2048,
+            "layer_norm_eps": 1e-5,
+            "rotary_pct": 0.25,
+            "use_parallel_residual": True,
+        },
+        NEOX,
+        {**_LAYER_NORM, "partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
+        activation="gelu",
+        copied={"use_parallel_residual": "use_parallel_residual"},
+        by_head=True,
+    ),
+    "gpt2": Family(
+        "gpt2",
+        {
+            "tie_word_embeddings": True,
+            "vocab_size": 50257,
+            "n_embd": 768,
+            "n_layer": 12,
+            "n_head": 12,
+            "n_positions": 1024,
+            "layer_norm_epsilon": 1e-5,
+        },
+        GPT2,
+        {
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
+            "hidden_act": "activation_function",
+        },
+        activation="gelu_new",
+        only={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        transposed=True,
+        n_ff_default=4,
+    ),
+}
+# Models of text and images: the key of the part for text, and whose it is where that says nothing.
+OUTER = {"gemma3": ("text_config", "gemma3_text"), "mistral3": ("text_config", "mistral")}

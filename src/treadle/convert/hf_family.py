@@ -1,0 +1,54 @@
+"""What a family of transformers' models differs in: a row's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any
+
+from treadle.convert.hf_names import LLAMA, Names
+from treadle.files.keys import Keys
+from treadle.record import dataclass
+
+Windowed = list[bool] | None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One ``model_type`` of transformers.
+
+    defaults: transformers' own, for keys that config.json may leave out.
+    names: of its tensors, a table in ``hf_names``.
+    words: its own words for keys, by Llama's.
+    activation: what ``hidden_act`` (or ``hidden_activation``) must be: the one that GGUF's
+        architecture of this name has.
+    norm_shift: what GGUF's norm weights are larger by (Gemma multiplies by 1 + weight).
+    windowed: which layers see ``sliding_window`` tokens only, where ``layer_types`` is not given;
+        None where the window is not in use.
+    own_local_rope: layers with a window have a rope base of their own, never scaled.
+    paired: neighbours in a head turn together here as in GGUF; its rows stay where they are.
+    copied: further keys, and what GGUF calls them; numbers and flags.
+    only: keys that have one value with which treadle computes.
+    by_head: ``attn_qkv`` holds query, key and value head by head, where GGUF has all queries first.
+    transposed: matrices in layers are [in, out].
+    n_ff_default: ``intermediate_size`` where it is null, in units of ``hidden_size``.
+    """
+
+    arch: str
+    defaults: Mapping[str, Any]
+    names: Names = field(default_factory=lambda: LLAMA)
+    words: Mapping[str, str] = field(default_factory=dict)
+    activation: str = "silu"
+    norm_shift: float = 0.0
+    windowed: Callable[[Keys, int], Windowed] = lambda keys, n_layer: None
+    own_local_rope: bool = False
+    paired: bool = False
+    copied: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, Any] = field(default_factory=dict)
+    by_head: bool = False
+    transposed: bool = False
+    n_ff_default: int = 0
+
+    def word(self, key: str) -> str:
+        """What this family calls Llama's ``key``."""
+        return self.words.get(key, key)

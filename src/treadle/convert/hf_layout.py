@@ -1,0 +1,63 @@
+"""Matrices whose rows GGUF has in another order than transformers, and what puts them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.models.archs import ARCHS
+
+if TYPE_CHECKING:
+    from treadle.convert.hf_config import Hyper
+
+Rows = npt.NDArray[Any]
+Layout = Callable[[Rows], Rows]
+
+IN_PLACE = "neox"  # transformers' rope
+_TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
+_IN_LAYERS = ("attn_", "ffn_")
+_FUSED = ("attn_qkv.weight", "attn_qkv.bias")
+
+
+def layout_of(
+    name: str, shape: tuple[int, ...], hyper: Hyper
+) -> tuple[Layout | None, tuple[int, ...]]:
+    """What makes GGUF's rows of a tensor's, and their shape; None where they are that already.
+    ``name``: GGUF's, without the layer.
+    """
+    if hyper.family.by_head and name in _FUSED and shape[0] == 3 * hyper.sizes["n_q"]:
+        return partial(_by_matrix, n_head=hyper.n_head), shape
+    if hyper.family.transposed and len(shape) == 2 and name.startswith(_IN_LAYERS):
+        return _transposed, shape[::-1]
+    return None, shape
+
+
+def turned_heads(name: str, hyper: Hyper) -> int:
+    """The heads of a tensor whose rows a GGUF file has in pairs; 0 for all others. What runs in
+    place leaves them, and says so in its metadata.
+    """
+    if hyper.family.paired or ARCHS[hyper.family.arch].rope in (IN_PLACE, "none"):
+        return 0
+    if name not in _TURNED:
+        return 0
+    return hyper.n_head if name.startswith("attn_q") else hyper.n_head_kv
+
+
+def halves_to_pairs(rows: Rows, n_head: int) -> Rows:
+    """Rows [n_head * d, ..] reordered within each head: i and i + d/2 become neighbours."""
+    halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _by_matrix(rows: Rows, n_head: int) -> Rows:
+    """Query, key and value of head after head become all queries, all keys, all values."""
+    heads = rows.reshape(n_head, 3, -1, *rows.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(rows.shape)
+
+
+def _transposed(rows: Rows) -> Rows:
+    return np.ascontiguousarray(rows.T)

@@ -1,0 +1,96 @@
+"""transformers' names of tensors and GGUF's: a table for each way that families spell them.
+
+The words are those behind "layers.N.", and those outside layers; a prefix says whose they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+Names = Mapping[str, str]
+
+LLAMA: Names = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+POST_NORMS: Names = {  # with four norms a layer, the same words stand in other places
+    **LLAMA,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+SEED_OSS: Names = {**LLAMA, "post_attention_layernorm": "post_attention_norm"}
+PHI3: Names = {**LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+GLM4: Names = {
+    **LLAMA,
+    "mlp.gate_up_proj": "ffn_up",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+HUNYUAN: Names = {
+    **LLAMA,
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+}
+STARCODER2: Names = {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+NEOX: Names = {
+    "embed_in": "token_embd",
+    "final_layer_norm": "output_norm",
+    "embed_out": "output",
+    "lm_head": "output",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+GPT2: Names = {
+    "wte": "token_embd",
+    "wpe": "position_embd",
+    "ln_f": "output_norm",
+    "lm_head": "output",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+HEADS = ("lm_head", "embed_out")  # outside the prefix, and left out where they are tied
+
+# A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
+_PREFIX = re.compile(
+    r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\."
+    r"|transformer\.|gpt_neox\.)?"
+)
+_LAYER = r"(?P<layers>layers|h)\.(?P<layer>0|[1-9]\d{0,5})\."
+NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.(?P<kind>weight|bias)")
+# What the configuration says anyway, and GPT's masks.
+NOT_WEIGHTS = re.compile(r".*(?:\.rotary_emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)")
+NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model)\..*")
+
+
+def spelt_as(name: str, sibling: str, layer: int) -> str:
+    """``name``, of a table, as a checkpoint that has ``sibling`` would spell it in full."""
+    match = NAME.fullmatch(sibling)
+    before = _PREFIX.match(sibling)
+    prefix = before[0] if before else ""
+    if name.startswith(HEADS):
+        return name
+    if layer < 0:
+        return prefix + name
+    return f"{prefix}{(match and match['layers']) or 'layers'}.{layer}.{name}"

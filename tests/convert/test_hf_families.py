@@ -1,0 +1,170 @@
+"""Families beyond Llama's nearest: Hugging Face folders, run in place and converted, against
+transformers, and against what llama.cpp's converter wrote of models of the same sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treadle
+from tests.convert.test_hf import convert, prompt, worst
+from tests.models.hf_cases import MORE_CASES, Case
+from tests.models.hf_tiny import build, compute_logits, require_transformers
+from tests.tiny import rounding
+from treadle.files.gguf import open_gguf
+
+_GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+_WINDOW = {"sliding_window": 16, "num_hidden_layers": 4}
+_LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
+
+# Sizes of the shared files that llama.cpp's converter wrote; the name is the file's.
+SHARED: dict[str, Case] = {
+    "gemma2": Case(
+        "Gemma2",
+        "gemma2",
+        {**_WINDOW, **_GEMMA2},
+    ),
+    "smollm3": Case("SmolLM3", "smollm3", {"num_hidden_layers": 4, "pad_token_id": 0}),
+    "granite": Case(
+        "Granite",
+        "granite",
+        {
+            "num_hidden_layers": 4,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "olmo2": Case("Olmo2", "olmo2", {"num_hidden_layers": 4}),
+    "olmo3": Case("Olmo3", "olmo2", {**_WINDOW, "layer_types": _LAYERS}),
+    "seedoss": Case("SeedOss", "seed_oss", {"num_hidden_layers": 4, "head_dim": 32}),
+    "arcee": Case("Arcee", "arcee", {"num_hidden_layers": 4, "hidden_act": "relu2"}),
+    "phi3": Case("Phi3", "phi3", {"num_hidden_layers": 4, "pad_token_id": 0}),
+    "phi4mini-partial": Case(
+        "Phi3",
+        "phi3",
+        {
+            "num_hidden_layers": 4,
+            "hidden_size": 128,
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
+    "glm4": Case("Glm4", "glm4", {"num_hidden_layers": 4, "head_dim": 32, "pad_token_id": 0}),
+    "ernie45": Case("Ernie4_5", "ernie4_5", {"num_hidden_layers": 4, "head_dim": 32}),
+    "hunyuan": Case("HunYuanDenseV1", "hunyuan-dense", {"num_hidden_layers": 4, "head_dim": 32}),
+    "cohere": Case("Cohere", "command-r", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "cohere2": Case(
+        "Cohere2",
+        "cohere2",
+        {**_WINDOW, "layer_types": _LAYERS, "tie_word_embeddings": True},
+    ),
+    "stablelm": Case("StableLm", "stablelm", {"num_hidden_layers": 4, "use_qkv_bias": True}),
+    "starcoder2": Case("Starcoder2", "starcoder2", {"num_hidden_layers": 4}),
+    "nemotron": Case("Nemotron", "nemotron", {"num_hidden_layers": 4, "hidden_act": "relu2"}),
+}
+OTHERS = {
+    **MORE_CASES,
+    "hunyuan-alpha": Case(
+        "HunYuanDenseV1",
+        "hunyuan-dense",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10000.0,
+                "alpha": 1000.0,
+                "factor": 1.0,
+            },
+        },
+    ),
+    "mistral-window-linear": Case(
+        "Mistral",
+        "llama",
+        {
+            "head_dim": 32,
+            "sliding_window": 16,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
+    "starcoder2-window": Case("Starcoder2", "starcoder2", {"sliding_window": 16}),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """``saved(case)``: a directory written by transformers, and its model."""
+    require_transformers()
+    import torch
+
+    made: dict[str, tuple[Path, Any]] = {}
+    root = tmp_path_factory.mktemp("families")
+
+    def save(case: str) -> tuple[Path, Any]:
+        if case not in made:
+            model = build({**SHARED, **OTHERS}[case])
+            model.to(torch.float32).save_pretrained(root / case)
+            made[case] = root / case, model.to(torch.float64)
+        return made[case]
+
+    return save
+
+
+@pytest.mark.parametrize("case", [*SHARED, *OTHERS])
+def test_runs_in_place_and_converted(
+    case: str, saved: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    folder, model = saved(case)
+    ids, expected = prompt(), compute_logits(model, prompt())
+    for path in (folder, convert(folder, tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2, kv="f32") as loaded:
+            assert loaded.config.ignored == ()
+            error = worst(loaded.logits(ids), expected)
+            assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
+
+
+# Keys that llama.cpp's converter writes of these, and treadle neither needs nor writes.
+UNUSED = {
+    "rope.scaling.original_context_length",  # of no scaling
+    "rope.scaling.type",  # none
+    "attention.sliding_window",  # 0
+    "attention.layer_norm_rms_epsilon",  # of an architecture with LayerNorm, or not EPS
+    "attention.layer_norm_epsilon",
+    "context_length",  # another one in their models
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_converts_to_what_llama_cpp_has(
+    case: str, saved: Callable[[str], tuple[Path, Any]], tmp_path: Path, data: Path
+) -> None:
+    """The same tensors in the same shapes and types, and every key of theirs, with its value where
+    treadle has it.
+    """
+    made = convert(saved(case)[0], tmp_path / "ours.gguf")
+    with open_gguf(made) as ours, open_gguf(data / "arch" / f"{case}.gguf") as theirs:
+        arch = theirs.metadata["general.architecture"]
+        assert ours.metadata["general.architecture"] == arch
+        shapes = [{n: (t.shape, t.type_name) for n, t in f.tensors.items()} for f in (ours, theirs)]
+        assert shapes[0] == shapes[1]
+        for key, value in theirs.metadata.items():
+            if not key.startswith(f"{arch}.") or key.removeprefix(f"{arch}.") in UNUSED:
+                continue
+            found = ours.metadata[key]
+            if isinstance(value, float):
+                assert found == pytest.approx(value, rel=1e-6), key
+            else:
+                assert _plain(found) == _plain(value), key
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
