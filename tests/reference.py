@@ -217,13 +217,66 @@ def attended(maps: Layer, h: Array) -> Array:
     return maps.linear(a.reshape(len(h), -1), "attn_output")
 
 
+def mixture(maps: Layer, h: Array) -> Array:
+    """What experts make of normed states, a token after the other."""
+    at, fn = maps.at.experts, maps.config.arch.activation
+    assert at is not None
+
+    def tensor(name: str, e: int) -> Array:
+        return maps.tensor(f"blk.{maps.i}.{name}")[e] if maps.has(name) else np.zeros(1)
+
+    def product(x: Array, stem: str, e: int) -> Array:
+        whole = maps.tensor(f"blk.{maps.i}.{stem}.weight")[e]
+        return np.asarray(x @ whole.T + tensor(f"{stem}.bias", e))
+
+    def answer(x: Array, e: int) -> Array:
+        if maps.at.ffn == "experts":
+            gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
+        else:
+            gate, up = np.split(product(x, "ffn_gate_up_exps", e), 2)
+        return product(gate_of(gate, up, fn), "ffn_down_exps", e)
+
+    scores = maps.linear(h, "ffn_gate_inp")
+    p = 1 / (1 + np.exp(-scores)) if at.gating == "sigmoid" else np.exp(log_softmax(scores))
+    bias = "exp_probs_b.bias"
+    rank = p + maps.tensor(f"blk.{maps.i}.{bias}").ravel() if maps.has(bias) else p
+    out = np.zeros(h.shape)
+    for n, x in enumerate(h):
+        groups = rank[n].reshape(at.n_groups, -1)
+        best = np.sort(groups, -1)[:, -2 if at.gating == "sigmoid" else -1 :].sum(-1)
+        kept = np.argsort(-best, kind="stable")[: at.n_groups_used]
+        hidden = np.full(groups.shape, -np.inf)
+        hidden[kept] = groups[kept]
+        chosen = np.argsort(-hidden.ravel(), kind="stable")[: at.n_used]
+        weights = p[n][chosen] / (p[n][chosen].sum() if at.norm else 1.0) * at.scale
+        for e, weight in zip(chosen, weights, strict=True):
+            out[n] += weight * answer(x, e)
+    if not maps.has("ffn_up_shexp.weight"):
+        return out
+    gate, up = (maps.linear(h, f"ffn_{name}_shexp") for name in ("gate", "up"))
+    shared = maps.linear(gate_of(gate, up, fn), "ffn_down_shexp")
+    if maps.has("ffn_gate_inp_shexp.weight"):
+        shared = shared / (1 + np.exp(-maps.linear(h, "ffn_gate_inp_shexp")))
+    return out + shared
+
+
+def gate_of(gate: Array, up: Array, fn: str) -> Array:
+    """What a gate lets through."""
+    if fn == "swiglu_clamped":  # gpt-oss
+        gate = np.minimum(gate, 7.0)
+        return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1))
+    return np.asarray(activate(gate, fn) * up)
+
+
 def gated(maps: Layer, h: Array) -> Array:
     """What the FFN makes of normed states."""
     fn, n_ff = maps.config.arch.activation, maps.at.n_ff
+    if maps.at.experts is not None:
+        return mixture(maps, h)
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
     if maps.at.ffn == "gated":
         gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
     else:
         gate, up = (maps.linear(h, "ffn_up", rows) for rows in (slice(n_ff), slice(n_ff, None)))
-    return maps.linear(activate(gate, fn) * up, "ffn_down")
+    return maps.linear(gate_of(gate, up, fn), "ffn_down")

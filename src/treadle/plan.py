@@ -118,6 +118,7 @@ class Step:
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
     serves: range = ANY_PART  # the sizes of parts, in tokens, whose history it reads
+    used: float = 1.0  # the share of n_bytes that one token needs: of several experts, a few
 
     @property
     def kernel(self) -> str:
@@ -142,7 +143,9 @@ class Step:
         parts = list(parts)
         of_outputs = self.grid.count in ("n_outputs", "n_sampled")
         rows = n_outputs if of_outputs else sum(n for _, n in parts)
-        n_bytes, n_ops = (self.n_bytes if rows else 0), rows * self.n_flops
+        # Expected, where tokens choose as they like: what none of them needs is not read.
+        n_bytes = round(self.n_bytes * (1.0 - (1.0 - self.used) ** rows))
+        n_ops = rows * self.n_flops
         for part in parts:
             more_bytes, more_ops = self.spec.history(*part) if part[1] in self.serves else (0, 0)
             n_bytes, n_ops = n_bytes + more_bytes, n_ops + more_ops

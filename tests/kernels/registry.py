@@ -12,11 +12,13 @@ from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.gather import PIECE, Combine, Gather
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
+from treadle.kernels.route import Route, Sort
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
@@ -245,6 +247,36 @@ for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
+# Experts: softmax and sigmoid, with what chooses and does not weigh, in groups.
+ROUTES = [
+    Route(8, 2, "softmax"),
+    Route(128, 8, "softmax", True),
+    Route(37, 5, "softmax", True, 2.5, bias=True),
+    Route(64, 6, "sigmoid", True, bias=True, n_groups=8, n_groups_used=3),
+    Route(10, 3, "sigmoid", n_groups=5, n_groups_used=2),
+    Route(12, 2, "softmax", scale=16.0, n_groups=3, n_groups_used=1),
+    Route(4, 4, "softmax"),
+]
+SORTS = [Sort(8, 2, 4, 8), Sort(5, 1, 6, 6), Sort(128, 8, 24, 504)]
+GATHERS = [
+    Gather("q8", 96, 4, 32, 12),
+    Gather("q8", 352, 6, 16, 6),
+    Gather("bf16", 172, 32, 32, 32),
+    Gather("f32", 172, 5, 32, 10),
+]
+COMBINES = [
+    Combine(64, 8),
+    Combine(PIECE + 37, 2, places=True, residual=True),
+    Combine(2 * PIECE, 4, places=True, residual=True, shared=True),
+    Combine(5, 1, residual=True, shared=True, gate=True),
+    Combine(100, 2, shared=True),
+]
+EXPERTS = [
+    Gemm("Q8_0", "q8", 352, 2, 4, segments=2, bias=True, experts=2),
+    Gemv("Q4_0", "q8", 352, 4, 1, segments=2, experts=8),
+    Pack("silu", "q8", 352, 6, per=12, counted=True),
+    Pack("swiglu_clamped", "f32", 172, 1, per=4),
+]
 # Of any vocabulary: it is an argument.
 TOPS = [Top(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
 ALL: list[Spec] = [
@@ -259,6 +291,11 @@ ALL: list[Spec] = [
     *dict.fromkeys(MERGES),
     *GEMMS,
     *GEMVS,
+    *ROUTES,
+    *SORTS,
+    *GATHERS,
+    *COMBINES,
+    *EXPERTS,
     *TOPS,
 ]
 

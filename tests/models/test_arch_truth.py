@@ -36,6 +36,14 @@ NAMES = (
     "stablelm",
     "starcoder2",
     "nemotron",
+    "mixtral",
+    "qwen2moe",
+    "qwen3moe",
+    "olmoe",
+    "granitemoe",
+    "ernie45moe",
+    "glm4moe",
+    "minimaxm2",
 )
 CHUNKS = (1, 3, 64)
 

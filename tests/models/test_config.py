@@ -285,8 +285,8 @@ def test_unknown_tensors_are_listed() -> None:
     ("gguf", "message"),
     [
         (
-            fake("qwen3moe"),
-            r"'qwen3moe': a mixture .*: treadle has llama, .*, eurobert$",  # it exists: no slip
+            fake("llama4"),
+            r"'llama4': a mixture .*: treadle has llama, .*, eurobert$",  # it exists: no slip
         ),
         (fake("Gemma-3"), r"treadle has .*, eurobert; did its writer mean gemma3\?$"),
         (fake("lama"), r"treadle has .*, eurobert; did its writer mean llama\?$"),
@@ -296,7 +296,7 @@ def test_unknown_tensors_are_listed() -> None:
         (fake("mpt"), r"'mpt': treadle has llama, .*, eurobert$"),
         (fake("gemma3n"), r"'gemma3n': .*: treadle has llama, .*, eurobert$"),
         (fake("superpoint"), r"'superpoint': treadle has llama, .*, eurobert$"),
-        (fake(expert_count=8), "mixture of 8 experts"),
+        (fake(expert_count=8, expert_used_count=2, expert_gating_func=4), "4: treadle has 0, 1"),
         (fake(attention__causal=False), "an encoder"),
         (fake(rope__scaling__type="dynamic"), "'dynamic': treadle has none, linear, yarn"),
     ],

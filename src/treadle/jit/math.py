@@ -47,6 +47,7 @@ TAIL = (
     0.10301675647497177,
     0.10375905781984329,
 )
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 WHOLE = 12582912.0  # 1.5 * 2**23: a float that this is added to is rounded to a whole number
 
 
@@ -138,3 +139,15 @@ def relu2(k: Builder, x: Val) -> Val:
     """``max(0, x)**2``; NaN for NaN."""
     above = k.max(k.const(0.0, x.ty), x)  # x comes second: where it is NaN, so is the result
     return above * above
+
+
+def silu_clamped(k: Builder, x: Val) -> Val:
+    """gpt-oss's: ``x * sigmoid(1.702 x)`` of x up to 7."""
+    x = k.min(k.const(SWIGLU_LIMIT, x.ty), x)  # x comes second: where it is NaN, so is the result
+    return x * sigmoid(k, x * SWIGLU_ALPHA)
+
+
+def clamped_plus_one(k: Builder, x: Val) -> Val:
+    """``x + 1`` of x between -7 and 7."""
+    x = k.max(k.const(-SWIGLU_LIMIT, x.ty), k.min(k.const(SWIGLU_LIMIT, x.ty), x))
+    return x + 1.0

@@ -17,10 +17,18 @@ F64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Activation:
-    """One function of one value; ``exact`` in float64."""
+    """One function of one value, and in a gated network one of what it gates; ``exact`` ones in
+    float64.
+    """
 
     emit: Callable[[Builder, Val], Val]
     exact: Callable[[F64Array], F64Array]
+    emit_up: Callable[[Builder, Val], Val] | None = None  # None: as it is
+    exact_up: Callable[[F64Array], F64Array] | None = None
+
+    def gate(self, k: Builder, gate: Val, up: Val) -> Val:
+        """What the gate lets through."""
+        return self.emit(k, gate) * (self.emit_up(k, up) if self.emit_up else up)
 
 
 def _silu(y: F64Array) -> F64Array:
@@ -39,14 +47,32 @@ def _relu2(y: F64Array) -> F64Array:
     return np.maximum(y, 0.0) ** 2
 
 
+def _silu_clamped(y: F64Array) -> F64Array:
+    y = np.minimum(y, math.SWIGLU_LIMIT)
+    return np.asarray(y * np.exp(-np.logaddexp(0, -math.SWIGLU_ALPHA * y)))
+
+
+def _clamped_plus_one(y: F64Array) -> F64Array:
+    return np.asarray(np.clip(y, -math.SWIGLU_LIMIT, math.SWIGLU_LIMIT) + 1)
+
+
 ACTIVATIONS = {
     "silu": Activation(math.silu, _silu),
     "gelu": Activation(math.gelu, _gelu),  # the tanh form
     "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # as it is defined
     "relu2": Activation(math.relu2, _relu2),
+    "swiglu_clamped": Activation(
+        math.silu_clamped, _silu_clamped, math.clamped_plus_one, _clamped_plus_one
+    ),
 }
 
 
 def activated(fn: str, y: F64Array) -> F64Array:
     """An activation, by its name, in numpy."""
     return ACTIVATIONS[fn].exact(y)
+
+
+def gated(fn: str, gate: F64Array, up: F64Array) -> F64Array:
+    """What a gate of that activation lets through, in numpy."""
+    row = ACTIVATIONS[fn]
+    return row.exact(gate) * (row.exact_up(up) if row.exact_up else up)

@@ -11,9 +11,9 @@ import numpy as np
 
 from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f32, i32, ptr
+from treadle.jit.types import f32, i32, i64, ptr
 from treadle.kernels.act import BLOCK, Act, emit_store
-from treadle.kernels.activation import ACTIVATIONS, activated
+from treadle.kernels.activation import ACTIVATIONS, activated, gated
 from treadle.kernels.blocks import At
 from treadle.kernels.panel import load_values
 from treadle.kernels.spec import Args, Frame, Spec, parts
@@ -236,13 +236,19 @@ class Pack(Spec):
     """
 
     op: ClassVar[str] = "pack"
-    args = Args("x:in out:out stride up")
+    args = Args("x:in out:out stride up rows:in?")
     fn: str
     act: str
     k: int
     group: int
     sub: int = BLOCK
     gated: bool = True  # else there is no up
+    per: int = 1  # rows of a token, or where ``rows`` counts them, of what it counts
+    counted: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"rows"} if self.counted else set())
 
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub)
@@ -259,7 +265,8 @@ class Pack(Spec):
         act, lanes = self.layout(), isa.lanes
         gated = self.gated and self.fn != "copy"
         full, rest = divmod(self.k, BLOCK)
-        n_rows = frame.run("n_tokens")
+        n_rows = k.load(frame.rows, i64) if self.counted else frame.run("n_tokens")
+        n_rows = n_rows * self.per
         with k.loop(frame.end, start=frame.begin) as item:
             # A slice of all of a group's tokens, which share lines of ``out``, before the next one.
             each = self.group // act.together
@@ -277,10 +284,11 @@ class Pack(Spec):
                             if gated:
                                 k.prefetch(at + (up + stride) * 4)
                         v = k.load_first(at, f32 * lanes, have)
-                        if self.fn != "copy":
-                            v = ACTIVATIONS[self.fn].emit(k, v)
                         if gated:
-                            v = v * k.load_first(at + up * 4, f32 * lanes, have)
+                            other = k.load_first(at + up * 4, f32 * lanes, have)
+                            v = ACTIVATIONS[self.fn].gate(k, v, other)
+                        elif self.fn != "copy":
+                            v = ACTIVATIONS[self.fn].emit(k, v)
                         values.append(v)
                     return values
 
@@ -295,9 +303,11 @@ class Pack(Spec):
                     block(k.i64(full), rest)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])].astype(np.float64)
+        n = int(args.rows[:2].view(np.int64)[0] if self.counted else run["n_tokens"]) * self.per
+        rows = args.x.reshape(-1, args.stride)[:n].astype(np.float64)
         y = rows[:, : self.k]
-        if self.fn != "copy":
+        if self.fn != "copy" and self.gated:
+            y = gated(self.fn, y, rows[:, args.up : args.up + self.k])
+        elif self.fn != "copy":
             y = activated(self.fn, y)
-            y = y * rows[:, args.up : args.up + self.k] if self.gated else y
         self.layout().write_ref(args.out, y)

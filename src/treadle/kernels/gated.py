@@ -10,15 +10,16 @@ first-level cache until it is through ``fn``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act, emit_store
-from treadle.kernels.activation import ACTIVATIONS, activated
+from treadle.kernels.activation import ACTIVATIONS, gated
 from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.matmul import Matmul
+from treadle.kernels.matmul import Matmul, Share, shares
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.panel import DWORD
 from treadle.kernels.spec import Frame
@@ -29,7 +30,7 @@ from treadle.record import dataclass
 class Gated(Matmul):
     """Many tokens, ``fn`` of ACTIVATIONS; both matrices have ``m`` rows, whole blocks.
 
-    Without biases; ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of
+    ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of
     tokens.
     """
 
@@ -83,19 +84,17 @@ class Gated(Matmul):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, product = self.layout(), self.product
         rows, item_rows = self.rows_per_item(isa.lanes), self.item_rows(isa.lanes)
-        n_tokens, chunk = frame.run(self.count), frame.tokens
-        n_chunks = (n_tokens + (chunk - 1)) // chunk
+        share_of = shares(k, frame, self, lambda: k.i64(self.strips([], isa.lanes)))
         panels, pitch = 2 * (item_rows // rows), product.panel_pitch(isa.lanes)
         stage, values = (frame.scratch + at for at in self._places(isa.lanes)[:2])
         with product.registers(k, stage), k.loop(frame.end, start=frame.begin) as item:
-            first = item // n_chunks * item_rows
+            share = share_of(item)
+            first = share.strip * item_rows
             with k.loop(panels) as p:
-                weights = self._matrix(k, frame, p * rows >= item_rows)
+                weights = self._matrix(k, frame, p * rows >= item_rows, share.expert)
                 source = WeightRows(weights, first + p * rows % item_rows, k.i64(self.m), self.k)
                 product.fill(k, frame.scratch + p * pitch, stage, source)
-            start = item % n_chunks * chunk
-            stop = k.min(start + chunk, n_tokens)
-            with k.loop(stop, start=start, step=self.nr) as token:
+            with k.loop(share.stop, start=share.start, step=self.nr) as token:
                 x = frame.x + token // self.nr * act.group_bytes
                 with k.loop(panels) as p:
                     panel, to = frame.scratch + p * pitch, values + p * (4 * rows)
@@ -104,26 +103,37 @@ class Gated(Matmul):
                             at = 4 * (2 * item_rows * t + column)
                             k.store(to + above * 4, y, offset=at)
                 # What fills up the last group is the last token once more: see Act.grid.
-                whole = (n_tokens + (self.to_group - 1)) // self.to_group * self.to_group
-                upto = k.select(token + self.nr >= n_tokens, whole, token + self.nr)
+                whole = (share.end + (self.to_group - 1)) // self.to_group * self.to_group
+                upto = k.select(token + self.nr >= share.end, whole, token + self.nr)
                 with k.loop(upto, start=token, step=self.result().together) as n:
-                    self._activate(k, frame, n, first, token, values)
+                    self._activate(k, frame, share, n, first, token, values)
 
-    def _matrix(self, k: Builder, frame: Frame, up: Val) -> At:
+    def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> At:
         """The gate's weights, or the other matrix's where ``up``."""
         gate, other = frame.each("w", 0), frame.each("w", 1)
-        return At(
+        weights = At(
             self.product.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True))
         )
+        if expert is None:
+            return weights
+        pitch = k.select(up, frame.each("pitch", 1), frame.each("pitch", 0))
+        return weights.row(expert * pitch, self.k)
 
     def _activate(
-        self, k: Builder, frame: Frame, n: Val, first: Val, token: Val, values: Val
+        self, k: Builder, frame: Frame, share: Share, n: Val, first: Val, token: Val, values: Val
     ) -> None:
         """Columns from ``first`` on of the tokens that are written together with ``n``, of what
         both products gave for those from ``token`` on.
         """
         out, lanes = self.result(), k.isa.lanes
-        rows, last = self.item_rows(lanes), frame.run(self.count) - 1
+        rows, last = self.item_rows(lanes), share.end - 1
+        biases = []
+        if self.bias:
+            for s in range(2):
+                at = (
+                    first if share.expert is None else share.expert * frame.each("pitch", s) + first
+                )
+                biases.append(frame.each("bias", s) + at * 4)
         free = values + 2 * 4 * rows * self.nr
 
         def block(b: int) -> None:
@@ -132,7 +142,10 @@ class Gated(Matmul):
                 for i in range(b * BLOCK, (b + 1) * BLOCK, lanes):
                     gate = k.load(at, f32 * lanes, offset=4 * i, align=4)
                     up = k.load(at, f32 * lanes, offset=4 * (rows + i), align=4)
-                    results.append(ACTIVATIONS[self.fn].emit(k, gate) * up)
+                    if biases:
+                        gate = gate + k.load(biases[0], gate.ty, offset=4 * i)
+                        up = up + k.load(biases[1], up.ty, offset=4 * i)
+                    results.append(ACTIVATIONS[self.fn].gate(k, gate, up))
                 return results
 
             emit_store(k, out, frame.y, n, first // BLOCK + b, values_of, free)
@@ -145,5 +158,8 @@ class Gated(Matmul):
                 block(b)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        gate, up = self.product.products_ref(args, run)
-        self.result().write_ref(args.y, activated(self.fn, gate) * up)
+        act = self.result()
+        product = replace(self.product, bias=self.bias, experts=self.experts)
+        for to, (gate, up) in product.products_ref(args, run):
+            at = int(to[0]) // act.group * act.group_bytes if len(to) else 0
+            act.write_ref(args.y[at:], gated(self.fn, gate, up))

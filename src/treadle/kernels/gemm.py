@@ -16,7 +16,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32
 from treadle.kernels.act import BLOCK, MAGIC_BITS, PER_DWORD
 from treadle.kernels.blocks import WeightRows
-from treadle.kernels.matmul import pick_segment
+from treadle.kernels.matmul import n_strips, pick_segment, shares
 from treadle.kernels.out import Out, Sums
 from treadle.kernels.panel import DWORD, emit_pack, panel_bytes, stage_bytes
 from treadle.kernels.spec import Frame
@@ -81,17 +81,16 @@ class Gemm(Tiled):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, rows = self.layout(), self.rows_per_item(isa.lanes)
-        n_tokens, chunk = frame.run(self.count), frame.tokens
-        n_chunks = (n_tokens + (chunk - 1)) // chunk
+        share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
         panel, free = frame.scratch, frame.scratch + self.panel_pitch(isa.lanes)
         kc = self.kc // BLOCK * (BLOCK // PER_DWORD[self.act]) // STEP[self.act] or self.steps
         in_parts = not self.resumes and kc < self.steps
         with self.registers(k, free), k.loop(frame.end, start=frame.begin) as item:
-            seg = pick_segment(k, frame, self, item // n_chunks, rows)
+            share = share_of(item)
+            seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
             if not in_parts:
                 self.fill(k, panel, free, seg.rows)
-            start = item % n_chunks * chunk
-            stop = k.min(start + chunk, n_tokens)
+            start, stop = share.start, share.stop
 
             def tokens(first: Val, last: Val, again: bool) -> None:
                 if in_parts:

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from functools import partial, reduce
 from operator import add
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f32
+from treadle.jit.types import f32, i32, i64
 from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.ahead import Ahead
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
-from treadle.kernels.matmul import Matmul, Segment, pick_segment
+from treadle.kernels.matmul import Matmul, Segment, n_strips, pick_segment
 from treadle.kernels.spec import Frame, parts
 from treadle.record import dataclass
 
@@ -30,7 +32,11 @@ ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost 
 
 @dataclass(frozen=True)
 class Gemv(Matmul):
-    """``nr`` tokens; items are ITEM_ROWS rows."""
+    """``nr`` tokens; items are ITEM_ROWS rows.
+
+    With experts one row of x, and of y, at a time: ``tiles`` has the expert of each row of y, and
+    ``tokens`` of these follow each other that are made of the same row of x.
+    """
 
     op: ClassVar[str] = "gemv"
 
@@ -44,23 +50,60 @@ class Gemv(Matmul):
         return prepared_bytes(self.k) if self.act == "q8" else 0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        # Fewer tokens than nr: the last stands in for the missing ones.
-        last, stride = frame.run(self.count) - 1, self.layout().row_bytes
-        tokens = [frame.x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
+        stride = self.layout().row_bytes
+        if not self.experts:
+            # Fewer tokens than nr: the last stands in for the missing ones.
+            last = frame.run(self.count) - 1
+            tokens = [frame.x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
+            self._multiply(k, frame, tokens, frame.begin, frame.end)
+            return
+        # One row of y after the other, each of an expert.
+        strips = n_strips(k, frame, self, ITEM_ROWS)
+        rows_end = (frame.end + (strips - 1)) // strips
+        with k.loop(rows_end, start=frame.begin // strips) as row:
+            first = row * strips
+            begin, end = k.max(frame.begin - first, 0), k.min(frame.end - first, strips)
+            token = frame.x + row // frame.tokens * stride
+            expert = k.load(frame.tiles + row * 4, i32).to(i64)
+            self._multiply(k, frame, [token], begin, end, expert, row)
+
+    def _multiply(
+        self,
+        k: Builder,
+        frame: Frame,
+        tokens: list[Val],
+        begin: Val,
+        end: Val,
+        expert: Val | None = None,
+        row: Val | None = None,
+    ) -> None:
+        """Strips ``begin`` to ``end`` of W, or of an expert's, times ``tokens``, into y from
+        ``row`` on.
+        """
+        y = frame.y if row is None else frame.y + row * (frame.stride * 4)
         floats = partial(_dot_floats, k, self, tokens)
         dot = Q8(k, self, tokens, frame.scratch).dot if self.act == "q8" else floats
-        with k.loop(frame.end, start=frame.begin) as item:
-            seg = pick_segment(k, frame, self, item, ITEM_ROWS)
+        with k.loop(end, start=begin) as item:
+            seg = pick_segment(k, frame, self, item, ITEM_ROWS, expert)
             with k.loop(ITEM_ROWS, step=self.mr) as r:
                 here = seg.rows.behind(r)
                 with k.if_(here.first < here.m):
-                    mine = k.min((frame.end - item) * ITEM_ROWS - r, here.m - here.first)
+                    mine = k.min((end - item) * ITEM_ROWS - r, here.m - here.first)
                     rows = [here.row(k, i) for i in range(self.mr)]
                     ahead = Ahead(k, rows[0], mine, self.k // self.fmt.block)
-                    self._store(k, frame, seg, here.first, dot(rows, ahead))
+                    self._store(k, frame, y, seg, here.first, dot(rows, ahead))
+
+    def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        if not self.experts:
+            return super().met_ref(args, run)
+        slots = np.arange(int(run[self.count]) * self.experts)
+        return [
+            (int(args.tiles[slot]), np.array([slot // args.tokens]), np.array([slot]))
+            for slot in slots
+        ]
 
     def _store(
-        self, k: Builder, frame: Frame, seg: Segment, first: Val, sums: list[list[Val]]
+        self, k: Builder, frame: Frame, y: Val, seg: Segment, first: Val, sums: list[list[Val]]
     ) -> None:
         stride = frame.stride * 4
         for i, row in enumerate(sums):
@@ -70,7 +113,7 @@ class Gemv(Matmul):
                     total = total + k.load(seg.bias, f32, offset=(first + i) * 4)
                 if self.residual:
                     total = total + k.load(frame.residual + stride * t, f32, offset=at)
-                k.store(frame.y + stride * t, total, offset=at)
+                k.store(y + stride * t, total, offset=at)
 
 
 def _dot_floats(

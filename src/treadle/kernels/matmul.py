@@ -1,13 +1,16 @@
 """Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (+ bias) (+ residual)``: what gemm and gemv share.
 
 W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
-y. ``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows
+y. With ``experts`` each tensor holds a matrix for each expert, ``pitch`` rows from one to the next,
+and a row of x meets one of them.
+
+``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows
 and many cores still make many items. Strides and columns count f32 values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +20,12 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.blocks import At, WeightRows
-from treadle.kernels.spec import Args, Frame, Spec
+from treadle.kernels.spec import Args, Frame, Spec, load_record
 from treadle.record import dataclass
 
+# Rows of x that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are
+# the experts of its rows, i32.
+TILE = np.dtype([(name, "i8") for name in ("expert", "first", "n")])
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
@@ -27,7 +33,10 @@ COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a ma
 class Matmul(Spec):
     """The fields that every matrix product has, and its arguments."""
 
-    args = Args("x:in residual:in? y:out stride tokens", each="w:tensor bias:const? rows column")
+    args = Args(
+        "x:in residual:in? y:out stride tokens tiles:in?",
+        each="w:tensor bias:const? rows column pitch:?",
+    )
     w: str  # weight format
     act: str  # activation kind
     k: int
@@ -37,6 +46,7 @@ class Matmul(Spec):
     bias: bool = False
     residual: bool = False
     outputs: bool = False  # rows are the run's outputs, not its tokens
+    experts: int = 0  # that a token has: ``tiles`` says which rows meet which one's
 
     @property
     def fmt(self) -> Format:
@@ -44,7 +54,8 @@ class Matmul(Spec):
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | {name for name in ("bias", "residual") if getattr(self, name)}
+        given = {name for name in ("bias", "residual") if getattr(self, name)}
+        return self.args.required | given | ({"tiles", "pitch"} if self.experts else set())
 
     @property
     def count(self) -> str:
@@ -76,21 +87,41 @@ class Matmul(Spec):
         """A segment's weights, float64 ``[M, K]``."""
         return self.fmt.dequantize_rows(self.fmt.join(w).reshape(rows, -1)).astype(np.float64)
 
-    def products_ref(self, args: Any, run: Any) -> list[np.ndarray]:
-        """Each segment's product, ``[N, M]``."""
-        x = self.layout().read_ref(args.x, int(run[self.count]))
-        segments = zip(args.w, args.rows, strict=True)
-        return [x @ self.weights_ref(w, rows).T for w, rows in segments]
+    def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Which rows of x meet which expert, and which rows of y they become."""
+        if not self.experts:
+            rows = np.arange(int(run[self.count]))
+            return [(0, rows, rows)]
+        n_tiles = int(args.tiles[0])
+        tiles = args.tiles[1 : 1 + 3 * n_tiles].reshape(-1, 3)
+        rows_of = [(int(e), np.arange(first, first + n)) for e, first, n in tiles]
+        return [(e, rows, rows) for e, rows in rows_of]
+
+    def products_ref(self, args: Any, run: Any) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+        """Rows of y, and each segment's product there, ``[N, M]``, with its bias."""
+        made = []
+        for expert, rows, to in self.met_ref(args, run):
+            x = self.layout().read_ref(args.x, int(rows[-1]) + 1 if len(rows) else 0)[rows]
+            parts = []
+            for i, m in enumerate(args.rows):
+                first = expert * args.pitch[i] if self.experts else 0
+                w = [
+                    a.reshape(-1)[(n := self.k // self.fmt.block * stride) * first :][: n * m]
+                    for a, stride in zip(args.w[i], self.fmt.strides, strict=True)
+                ]
+                part = x @ self.weights_ref(w, m).T
+                parts.append(part + args.bias[i][first : first + m] if self.bias else part)
+            made.append((to, parts))
+        return made
 
     def run_ref(self, args: Any, run: Any) -> None:
-        for i, out in enumerate(self.products_ref(args, run)):
-            n, m = out.shape
-            here = slice(n), slice(args.column[i], args.column[i] + m)
-            if self.bias:
-                out += args.bias[i][:m]
-            if self.residual:
-                out += args.residual.reshape(-1, args.stride)[here]
-            args.y.reshape(-1, args.stride)[here] = out
+        y = args.y.reshape(-1, args.stride)
+        for to, parts in self.products_ref(args, run):
+            for column, part in zip(args.column, parts, strict=True):
+                here = to, slice(column, column + part.shape[1])
+                if self.residual:
+                    part = part + args.residual.reshape(-1, args.stride)[here]
+                y[here] = part
 
 
 @dataclass
@@ -102,15 +133,64 @@ class Segment:
     column: Val
 
 
-def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -> Segment:
+@dataclass
+class Share:
+    """What one item multiplies: a strip of rows, of an expert if there are some, and tokens from
+    ``start`` to before ``stop``. The strip's tokens, all items together, end at ``end``.
+    """
+
+    strip: Val
+    expert: Val | None
+    start: Val
+    stop: Val
+    end: Val
+
+
+def shares(
+    k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
+) -> Callable[[Val], Share]:
+    """Which share is which item's: a strip's chunks of tokens one after the other, but of experts
+    all ``strips`` of a tile.
+    """
+    if spec.experts:
+        n_strips = strips()
+
+        def of_tile(item: Val) -> Share:
+            tile = load_record(k, frame.tiles + (8 + item // n_strips * TILE.itemsize), TILE)
+            stop = tile["first"] + tile["n"]
+            return Share(item % n_strips, tile["expert"], tile["first"], stop, stop)
+
+        return of_tile
+    n_tokens, chunk = frame.run(spec.count), frame.tokens
+    n_chunks = (n_tokens + (chunk - 1)) // chunk
+
+    def of_chunk(item: Val) -> Share:
+        start = item % n_chunks * chunk
+        return Share(item // n_chunks, None, start, k.min(start + chunk, n_tokens), n_tokens)
+
+    return of_chunk
+
+
+def n_strips(k: Builder, frame: Frame, spec: Matmul, rows: int) -> Val:
+    """Strips of ``rows`` over all segments."""
+    total = k.i64(0)
+    for s in range(spec.segments):
+        total = total + (frame.each("rows", s) + (rows - 1)) // rows
+    return total
+
+
+def pick_segment(
+    k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int, expert: Val | None = None
+) -> Segment:
     """The segment and row that ``item`` (counted in strips of ``rows`` over all segments) falls
-    on.
+    on, of an expert's if there are some.
     """
     chosen: list[Val] = []
     first = item * rows
     for s in range(spec.segments):
         m = frame.each("rows", s)
         values = [*frame.each("w", s), frame.each("bias", s), m, frame.each("column", s)]
+        values += [frame.each("pitch", s)] if expert is not None else []
         padded = (m + (rows - 1)) // rows * rows
         if s == 0:
             chosen, here = values, first
@@ -120,9 +200,12 @@ def pick_segment(k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int) -
             chosen = [k.select(inside, new, old) for new, old in zip(values, chosen, strict=True)]
             here = k.select(inside, first - passed, here)
             passed = passed + padded
+    pitch = chosen.pop() if expert is not None else None
     *parts, bias, m, column = chosen
-    source = WeightRows(At(spec.fmt, tuple(parts)), here, m, spec.k)
-    return Segment(source, bias if spec.bias else None, column)
+    weights = At(spec.fmt, tuple(parts))
+    if expert is not None and pitch is not None:
+        weights, bias = weights.row(expert * pitch, spec.k), bias + expert * pitch * 4
+    return Segment(WeightRows(weights, here, m, spec.k), bias if spec.bias else None, column)
 
 
 def add_bias(k: Builder, seg: Segment, row: Val, lanes: int) -> Val | None:

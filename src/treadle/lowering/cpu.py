@@ -29,6 +29,7 @@ from treadle.lowering.values import (
     Activated,
     Floats,
     GateUp,
+    Mixed,
     Normed,
     Outputs,
     Product,
@@ -83,8 +84,14 @@ def build_plan(
     return plan
 
 
+def _experts(ops: CpuOps, label: str, *rows: Rows, **given: Any) -> Rows:
+    from treadle.lowering.experts import experts
+
+    return experts(ops, label, *rows, **given)
+
+
 # Ops beside the common ones, by name: ``word(ops, label, *rows, **given)`` gives rows.
-WORDS: dict[str, Callable[..., Rows]] = {}
+WORDS: dict[str, Callable[..., Rows]] = {"experts": _experts}
 
 
 class CpuOps(Making, Ops):
@@ -191,6 +198,8 @@ class CpuOps(Making, Ops):
             )
         if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
             return Floats(h.label, h.width, self._multiply(h.of, residual))
+        if isinstance(h, Mixed):
+            return Floats(h.label, h.width, self.combine(h, residual))
         out = steps.floats(h.label, h.width)
         if isinstance(h, Normed) and h.heads == 1:
             self._norm_step(h.label, h, Act("f32", h.width), self.floats(h.x), out, residual)

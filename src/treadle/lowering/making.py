@@ -10,11 +10,12 @@ from treadle.kernels.choice import gated
 from treadle.kernels.elementwise import Norm, Pack
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import COLUMNS
-from treadle.kernels.spec import round_up
+from treadle.kernels.spec import Grid, round_up
 from treadle.lowering.values import (
     Activated,
     Floats,
     GateUp,
+    Mixed,
     Normed,
     Outputs,
     Product,
@@ -50,10 +51,42 @@ class Making:
         if isinstance(x, Floats):
             return x.buffer, 0
         if isinstance(x, Normed) and x.heads == 1:
-            return self._activations(x, Act("f32", x.width)), 0
+            return self.activations(x, Act("f32", x.width)), 0
+        if isinstance(x, Mixed):
+            return self.combine(x), 0
         raise UnsupportedError(f"{x.label}: its rows as plain floats")
 
-    def _activations(self, x: Rows, act: Act) -> Buffer:
+    def combine(self, x: Mixed, residual: Buffer | None = None) -> Buffer:
+        """The sum, on top of ``residual`` if given."""
+        from treadle.kernels.gather import Combine
+
+        shared, gate = (*x.shared, None, None)[:2]
+        out = self.steps.floats(x.label, x.width)
+        spec = Combine(
+            x.width,
+            x.n_used,
+            places=x.places is not None,
+            residual=residual is not None,
+            shared=shared is not None,
+            gate=gate is not None,
+        )
+        self.steps.emit(
+            f"{x.label}.combine",
+            spec,
+            Grid(spec.pieces, "n_tokens"),
+            y=x.y,
+            weights=x.weights,
+            places=x.places,
+            residual=residual,
+            shared=shared,
+            gate=gate,
+            out=out,
+            stride=out.row_bytes // 4,
+            gate_stride=gate.row_bytes // 4 if gate else 0,
+        )
+        return out
+
+    def activations(self, x: Rows, act: Act) -> Buffer:
         """``x`` in the layout ``act``."""
         assert isinstance(x, Value)
         if act not in x.acts:
@@ -149,7 +182,7 @@ class Making:
             fmt, n = steps.weights.format(f"{names[0]}.weight"), steps.family(steps.plan.n_tokens)
             both = gated(fmt, steps.isa, of.x.width, x.width, x.fn, act, n, steps.table)
             if both is not None:
-                h = self._activations(of.x, both.layout())
+                h = self.activations(of.x, both.layout())
                 out = steps.activations(x.label, both.result())
                 steps.multiply(f"{of.label}_{x.fn}", both, names, of.heights, [0, 0], h, out)
                 return out
@@ -168,7 +201,7 @@ class Making:
         inputs = []
         for j, name in enumerate(of.names):
             layout = steps.matmul(name, of.x.width, outputs=outputs).layout()
-            inputs.append(self._activations(of.x, layout))
+            inputs.append(self.activations(of.x, layout))
             key = steps.weights.format(f"{name}.weight").name, steps.has(f"{name}.bias")
             groups.setdefault(key, []).append(j)
         of.y = steps.floats(of.label, width, outputs=outputs)

@@ -133,10 +133,11 @@ class Steps:
         n_flops: int = 0,
         shape: tuple[int, ...] = (),
         serves: range = ANY_PART,
+        used: float = 1.0,
         **args: Any,
     ) -> None:
         """A step; ``args`` by the names that the kernel declares."""
-        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves))
+        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used))
 
     # -- memory -----------------------------------------------------------------------------------
 

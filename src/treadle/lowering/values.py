@@ -91,6 +91,17 @@ class Product(Value):
     index: int
 
 
+@dataclass(eq=False)
+class Mixed(Value):
+    """The weighted sum of experts' rows."""
+
+    y: Buffer
+    weights: Buffer
+    places: Buffer | None  # of each slot the row; None: its own number
+    n_used: int
+    shared: list[Buffer]  # what is added beside them, and the score that its sigmoid gates this by
+
+
 def of_outputs(x: Rows) -> bool:
     """Whether there is a row for each output, not each token."""
     assert isinstance(x, Value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,11 +40,11 @@ class Weights:
     def __getitem__(self, name: str) -> tuple[Const, ...]:
         """A constant for each array that the tensor has."""
         if name not in self.consts:
-            rows, n = self._rows(name), self.tensor(name).shape[0]
+            rows, n = self._part(name), self.n_rows(whole(name))
             # Rows of a tensor are rows of each of its arrays, one behind the other.
             arrays = [
                 array.reshape(-1)[rows.start * (array.size // n) : rows.stop * (array.size // n)]
-                if len(rows) < n
+                if rows
                 else array
                 for array in self.tensor(name).arrays
             ]
@@ -54,8 +55,8 @@ class Weights:
         """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias."""
         key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
         if key not in self.consts:
-            values, rows = self.tensor(name).dequantize(), self._rows(name)
-            values = values[rows.start : rows.stop].ravel() * np.float32(scale)
+            values, rows = self.tensor(name).dequantize().ravel(), self._part(name)
+            values = (values[rows.start : rows.stop] if rows else values) * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values
             self.consts[key] = (self.storage.weights(f"{whole(name)}:f32", padded),)
@@ -67,19 +68,17 @@ class Weights:
         return self.gguf.tensors[whole(name)]
 
     def n_rows(self, name: str) -> int:
-        return len(self._rows(name))
+        """Of a matrix, or of several in one tensor; a vector is a matrix of one row."""
+        rows = self._part(name)
+        return len(rows) if rows else prod(self.tensor(name).shape[:-1])
 
     def n_bytes(self, name: str) -> int:
-        tensor = self.tensor(name)
-        return tensor.n_bytes // tensor.shape[0] * self.n_rows(name)
+        return self.tensor(name).n_bytes // self.n_rows(whole(name)) * self.n_rows(name)
 
-    def _rows(self, name: str) -> range:
+    def _part(self, name: str) -> range | None:
+        """The rows that ``name`` names, of a bias the values; None for all."""
         match = PART.fullmatch(name)
-        return (
-            range(int(match["first"]), int(match["end"]))
-            if match
-            else range(self.tensor(name).shape[0])
-        )
+        return range(int(match["first"]), int(match["end"])) if match else None
 
     def format(self, name: str) -> Format:
         tensor = self.tensor(name)

@@ -2,7 +2,7 @@
 
 A trait says how the data flow differs from Llama's; what a tensor's presence can say is no trait
 (biases, q/k norms, norms after the products, fused matrices, tied output, rope factors: optional
-rows of ``models/mixers`` and ``models/ffns``).
+rows of ``models/mixers`` and ``models/ffns``), nor what a key can: whether there are experts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ ROPES: tuple[RopePairs, ...] = ("norm", "neox")
 WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
+EXPERTS_NORM = "expert_weights_norm"
+EXPERTS_GATING = "expert_gating_func"
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,13 @@ class Arch:
 ARCHS: dict[str, Arch] = {
     arch.name: arch
     for arch in (
-        Arch("llama", rope="norm"),  # Llama 1 to 3, Mistral, TinyLlama
+        # Llama 1 to 3, Mistral, TinyLlama; Mixtral
+        Arch("llama", rope="norm", keys=((EXPERTS_NORM, True),)),
         Arch("mistral3", rope="norm"),  # Ministral 3
         Arch("qwen2", needs=QKV_BIAS),
         Arch("qwen3", needs=QK_NORM),
+        Arch("qwen2moe", needs=QKV_BIAS),
+        Arch("qwen3moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),)),
         Arch("gemma", activation="gelu", embd_scale=True),
         Arch(
             "gemma2",
@@ -97,6 +102,8 @@ ARCHS: dict[str, Arch] = {
         ),
         Arch("smollm3", rope="norm", nope="fourth"),
         Arch("granite", rope="norm", divide_logits=True),
+        Arch("granitemoe", rope="norm", keys=((EXPERTS_NORM, True),), divide_logits=True),
+        Arch("olmoe", needs=QK_NORM),
         Arch("olmo2", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # and OLMo 3
         Arch(
             "exaone4",
@@ -109,7 +116,19 @@ ARCHS: dict[str, Arch] = {
         Arch("arcee", rope="norm", activation="relu2", gated=False),
         Arch("phi3", keys=((PATTERN, 0),)),
         Arch("glm4", rope="norm", needs=POST_NORM),
+        Arch(
+            "glm4moe",
+            needs=POST_ATTENTION,
+            lacks=FFN_NORM,
+            keys=((EXPERTS_GATING, 2),),
+        ),
+        Arch(
+            "minimax-m2",
+            needs=QK_NORM,
+            keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        ),
         Arch("ernie4_5", rope="norm"),
+        Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
         Arch("hunyuan-dense", needs=QK_NORM, norm_last=True),
         Arch("command-r", rope="norm", norm="layer", lacks=FFN_NORM),
         Arch(
@@ -174,8 +193,7 @@ REFUSED: dict[str, str] = {
     name: why
     for why, names in {
         "a mixture of experts": (
-            "qwen2moe qwen3moe nomic-bert-moe gpt-oss deepseek2 granitemoe glm4moe olmoe "
-            "ernie4_5-moe minimax-m2 hunyuan-moe llama4 dbrx grok phimoe"
+            "nomic-bert-moe gpt-oss deepseek2 hunyuan-moe llama4 dbrx grok phimoe"
         ),
         "a recurrent state beside attention or in its place": (
             "qwen35 qwen35moe qwen3next lfm2 lfm2moe mamba mamba2 granitehybrid nemotron_h "

@@ -12,6 +12,21 @@ from treadle.record import dataclass
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A layer's experts: how many, how wide, and how a token's are chosen and weighed."""
+
+    n: int
+    n_used: int  # by a token
+    n_ff: int  # of each
+    n_ff_shared: int = 0  # of those that every token has, together; 0: there are none
+    gating: str = "softmax"  # of all scores; or "sigmoid" of each
+    norm: bool = False  # the weights of those chosen are made to add up to 1
+    scale: float = 1.0  # of the weights
+    n_groups: int = 1  # of neighbours: a token's experts are in few of them
+    n_groups_used: int = 1
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer: its two halves, by their names in MIXERS and FFNS, and their sizes in elements."""
 
@@ -27,6 +42,7 @@ class Layer:
     q_rope: int | None = None  # of queries, where they have another
     mixer: str = "attention"
     ffn: str = "gated"
+    experts: Experts | None = None  # of an FFN that has some
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
 
 

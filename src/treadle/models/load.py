@@ -25,8 +25,7 @@ def load_config(gguf: GGUF) -> Config:
 
     Keys that a file lacks get llama.cpp's defaults. Raises FileError, naming the key or tensor, for
     a number out of range, sizes that do not divide, a missing tensor, or one whose shape disagrees;
-    UnsupportedError for an architecture, a mixture of experts, or a rope scaling that treadle does
-    not have.
+    UnsupportedError for an architecture, or a rope scaling that treadle does not have.
     """
     arch = _find_arch(gguf)
     keys, graph = Keys(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
@@ -34,7 +33,7 @@ def load_config(gguf: GGUF) -> Config:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
-    _refuse_surplus_layers(keys, ignored, config.n_layer)
+    _refuse_surplus_layers(keys, ignored, keys.integer("block_count", lo=1))
     return replace(config, optional=optional, ignored=ignored)
 
 

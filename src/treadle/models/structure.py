@@ -117,6 +117,12 @@ def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
     return tuple(sizes[word] for word in row.shape)
 
 
+def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without ones in front, which some converters write and others do not."""
+    n = next((i for i, size in enumerate(shape) if size != 1), len(shape))
+    return shape[n:]
+
+
 def check_tensors(
     gguf: GGUF, graph: Graph, config: Config
 ) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -137,7 +143,7 @@ def check_tensors(
                 continue  # some layers have it
             if name not in found:
                 what, expected = "the tensor is missing", f"shape {list(shape)}"
-            elif gguf.tensors[name].shape != shape:
+            elif _bare(gguf.tensors[name].shape) != _bare(shape):
                 what = f"shape {list(gguf.tensors[name].shape)}"
                 expected = f"{list(shape)} ({', '.join(row.shape)})"
             else:

@@ -24,11 +24,11 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 FUSED = "gated_up"  # the rows of ffn_up are those of the gate, then its own
 NORMS_BEFORE = with_bias("ffn_norm", "n_embd")
-DOWN_AND_NORMS = (
-    *with_bias("ffn_down", "n_embd", "n_ff"),
+NORMS_AFTER = (
     TensorRow("post_ffw_norm.weight", ("n_embd",), optional=True),  # before the add
     *with_bias("layer_output_norm", "n_embd", optional=True),  # behind it
 )
+DOWN_AND_NORMS = (*with_bias("ffn_down", "n_embd", "n_ff"), *NORMS_AFTER)
 GATED = Sublayer(
     label="ffn",
     before="ffn_norm",

@@ -26,6 +26,7 @@ from treadle.models.graphs.kinds import (
     has_wide_norm,
     mixer_of,
     n_rows,
+    read_experts,
     read_tables,
     read_temperature,
     read_windows,
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
-DENSE = [name for name, arch in ARCHS.items() if arch.graph == "decoder"]
-DECODERS_ONLY = f"treadle has these dense architectures only: {', '.join(DENSE)}"
+DECODERS = [name for name, arch in ARCHS.items() if arch.graph == "decoder"]
+DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
 RMS_EPS = "attention.layer_norm_rms_epsilon"
+NEXTN = "nextn_predict_layers"
 
 
 def build(g: Ops) -> Rows:
@@ -105,11 +107,12 @@ def read(keys: Keys, arch: Arch) -> Config:
 
 def read_config(keys: Keys, arch: Arch) -> Config:
     """All that the keys say, and the factors of the rope."""
-    _refuse_experts(keys)
-    n_layer = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
+    n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
+    # Layers that predict further tokens stand behind the others, and are left out.
+    n_layer = n_block - keys.integer(NEXTN, 0, lo=0, hi=n_block - 1)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
-    n_head = keys.per_layer("attention.head_count", n_layer)
-    n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head)
+    n_head = keys.per_layer("attention.head_count", n_block)[:n_layer]
+    n_head_kv = keys.per_layer("attention.head_count_kv", n_block, n_head)[:n_layer]
     for heads, heads_kv in zip(n_head, n_head_kv, strict=True):
         if heads % heads_kv:
             keys.fail("attention.head_count_kv", f"{heads_kv} does not divide {heads} heads")
@@ -121,7 +124,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     window, local = read_windows(keys, n_layer)
     plain, tables = read_tables(keys, arch, local, head_dim, n_ctx_train)
     ropes = read_temperature(keys, plain)
-    n_ff = keys.per_layer("feed_forward_length", n_layer)
+    n_ff = keys.per_layer("feed_forward_length", n_block)[:n_layer]
     layers = tuple(
         Layer(
             n_head=n_head[i],
@@ -135,6 +138,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
             q_rope=len(plain) if len(ropes) > len(plain) else None,
             mixer=mixer_of(keys, i),
             ffn=ffn_of(keys, arch, i, n_ff[i]),
+            experts=read_experts(keys, i, n_ff[i]),
             wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),
         )
         for i in range(n_layer)
@@ -166,13 +170,6 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         n_positions=n_rows(keys, POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
         n_types=n_rows(keys, "token_types.weight"),
     )
-
-
-def _refuse_experts(keys: Keys) -> None:
-    n_expert = keys.integer("expert_count", 0, lo=0)
-    if n_expert or any("_exps." in t or "ffn_gate_inp." in t for t in keys.gguf.tensors):
-        what = f"with a mixture of {n_expert} experts"
-        raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} {what}: {DECODERS_ONLY}")
 
 
 MODEL_ROWS = (

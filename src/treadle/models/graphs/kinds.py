@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
 from treadle.models.archs import PATTERN, WINDOW, Arch
+from treadle.models.config import Experts
+from treadle.models.ffns.experts import FUSED as FUSED_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
+GATE_UP_EXPS = "ffn_gate_up_exps.weight"
+N_EXPERT_MAX = 4096
+# llama.cpp's numbers; 0: the file does not say.
+GATINGS = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
+CHOSEN_ALONE = 3
 
 
 def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
@@ -85,11 +92,52 @@ def mixer_of(keys: Keys, i: int) -> str:
 
 
 def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
-    """Whether there is a gate, and whether it is one matrix with what it gates."""
+    """Whether there are experts, or a gate, and whether it is one matrix with what it gates."""
+    if has_experts(keys, i):
+        return FUSED_EXPERTS if f"blk.{i}.{GATE_UP_EXPS}" in keys.gguf.tensors else "experts"
     if not arch.gated:
         return "plain"
     fused = f"blk.{i}.ffn_gate.weight" not in keys.gguf.tensors
     return FUSED_FFN if fused and n_rows(keys, f"blk.{i}.ffn_up.weight") == 2 * n_ff else "gated"
+
+
+def has_experts(keys: Keys, i: int) -> bool:
+    """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th."""
+    if not keys.integer("expert_count", 0, lo=0) or i < keys.integer(
+        "leading_dense_block_count", 0, lo=0
+    ):
+        return False
+    return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0
+
+
+def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
+    """The experts of layer ``i``; the shared one is as wide as the file's own matrix, if any."""
+    if not has_experts(keys, i):
+        return None
+    n = keys.integer("expert_count", lo=1, hi=N_EXPERT_MAX)
+    width = keys.integer("expert_feed_forward_length", n_ff)
+    shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=n)
+    shared = keys.integer("expert_shared_feed_forward_length", 0, lo=0) or shared
+    func = keys.integer("expert_gating_func", 0, lo=0)
+    if func not in GATINGS:
+        keys.refuse("expert_gating_func", f"{func}: treadle has {', '.join(map(str, GATINGS))}")
+    n_groups = keys.integer("expert_group_count", 0, lo=0) or 1
+    if n % n_groups:
+        keys.fail("expert_group_count", f"{n_groups} does not divide {n} experts")
+    per = n // n_groups
+    used = keys.integer("expert_group_used_count", 0, lo=0, hi=n_groups) or n_groups
+    return Experts(
+        n=n,
+        n_used=keys.integer("expert_used_count", lo=1, hi=per * used),
+        n_ff=width,
+        n_ff_shared=n_rows(keys, f"blk.{i}.ffn_up_shexp.weight") or shared,
+        gating=GATINGS[func],
+        # Softmax of those chosen alone is that of all, made to add up to 1.
+        norm=func == CHOSEN_ALONE or keys.flag("expert_weights_norm", False),
+        scale=keys.number("expert_weights_scale", 0.0, lo=0.0) or 1.0,
+        n_groups=n_groups,
+        n_groups_used=used,
+    )
 
 
 def has_wide_norm(keys: Keys, i: int, n_q: int, head_dim: int) -> bool:

@@ -1,0 +1,320 @@
+"""The kernels of a mixture of experts: routing, sorting and summing against their numpy twins;
+products of several experts to the bit against the same product of each expert by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import registry, rows
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.registry import COMBINES, GATHERS, ROUTES, SORTS
+from tests.kernels.test_matmul import Problem, random
+from treadle.formats import FORMATS, by_name
+from treadle.isa.isa import Isa
+from treadle.kernels import choice
+from treadle.kernels.act import Act
+from treadle.kernels.gated import Gated
+from treadle.kernels.gather import PIECE, Combine, Gather
+from treadle.kernels.gemm import Gemm
+from treadle.kernels.gemv import Gemv
+from treadle.kernels.matmul import TILE, Matmul
+from treadle.kernels.route import Route, Sort, blocks_most, tiles_most
+from treadle.kernels.spec import round_up
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", ROUTES, ids=registry.name)
+def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """Weights: exp or sigmoid 3 units of 2**-24, their sum in chains 8, a division and the scale
+    2. Scores of half of the tokens are whole numbers, so that many are equal.
+    """
+    n, stride = 9, spec.n + 3
+    scores = rng.standard_normal((n, stride)).astype(np.float32)
+    scores[::2] = rng.integers(-2, 3, scores[::2].shape)
+    bias = np.round(rng.standard_normal(spec.n + 16), 1).astype(np.float32)
+    given: dict[str, Any] = {"scores": scores, "bias": bias if spec.bias else None}
+    chosen, weights = np.zeros(n * spec.n_used, np.int32), np.zeros(n * spec.n_used)
+    args = spec.args(**given, chosen=chosen, weights=weights, stride=stride)
+    spec.run_ref(args, Run(n))
+    if not spec.bias and spec.n_groups == 1:
+        for row, few in zip(scores, chosen.reshape(n, -1), strict=True):
+            order = np.argsort(-row[: spec.n], kind="stable").tolist()
+            assert few.tolist() == order[: spec.n_used]
+    copies = {name: None if a is None else memory.copy(a, name=name) for name, a in given.items()}
+    made = memory.array(chosen.shape, np.int32, name="chosen")
+    weighed = memory.array(chosen.shape, np.float32, name="weights")
+    out = {"chosen": made, "weights": weighed, "stride": stride}
+    call(spec, isa, memory, {**copies, **out}, Run(n), n)
+    assert np.array_equal(made, chosen)
+    assert_close(weighed, weights, 16 * U32 * np.abs(weights), spec.name)
+
+
+def sorted_rows(
+    spec: Sort, chosen: np.ndarray, memory: Memory, isa: Isa | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tiles, rows and places: by the kernel, or without ``isa`` by its twin."""
+    n_slots = len(chosen)
+    most = tiles_most(n_slots, spec.n, spec.most), blocks_most(n_slots, spec.n, spec.block)
+    tiles = memory.array(1 + most[0] * 3, np.int64, name="tiles")
+    into = memory.array(2 + most[1] * spec.block, np.int32, name="rows")
+    places = memory.array(n_slots, np.int32, name="places")
+    args = {"chosen": memory.copy(chosen), "tiles": tiles, "rows": into, "places": places}
+    run = Run(n_slots // spec.n_used)
+    if isa is None:
+        spec.run_ref(spec.args(**args), run)
+    else:
+        call(spec, isa, memory, args, run, 1)
+    return tiles, into, places
+
+
+@pytest.mark.parametrize("spec", SORTS, ids=registry.name)
+def test_sort(spec: Sort, memory: Memory, rng: np.random.Generator) -> None:
+    """All numbers are whole: exact. Most experts have no token, or one has all."""
+    few = np.full(3 * spec.n_used, spec.n - 1, np.int32)
+    for chosen in (few, rng.integers(0, spec.n, 41 * spec.n_used).astype(np.int32)):
+        exact = sorted_rows(spec, chosen, memory, None)
+        for made, want in zip(
+            sorted_rows(spec, chosen, memory, rows.VECTORS[-1]), exact, strict=True
+        ):
+            assert np.array_equal(made, want)
+        tiles, into, places = exact
+        records = tiles[1 : 1 + 3 * tiles[0]].view(TILE)
+        assert records["n"].sum() == len(chosen)
+        assert records["n"].max() <= spec.most
+        tokens = into[2:]
+        assert np.array_equal(tokens[places], np.arange(len(chosen)) // spec.n_used)
+        for expert, first, n in records.tolist():
+            assert first % spec.block == 0
+            slots = np.flatnonzero((places >= first) & (places < first + n))
+            assert (chosen[slots] == expert).all()
+            assert (np.diff(places[slots]) > 0).all()  # in the order of slots
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", GATHERS, ids=registry.name)
+def test_gather(spec: Gather, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """What is gathered is what would be written there: bytes are moved, none is computed."""
+    n, act = 7, spec.layout()
+    tokens = rng.integers(0, n, 3 * spec.block).astype(np.int32)
+    x = rng.standard_normal((n, spec.k)).astype(np.float32)
+    one = replace(act, group=1)
+    source = np.zeros(one.n_bytes(n), np.uint8)
+    one.write_ref(source, x)
+    expected = np.zeros(act.n_bytes(len(tokens)), np.uint8)
+    act.write_ref(expected, x[tokens])
+    into = np.concatenate([np.array([3], np.int64).view(np.int32), tokens])
+    twin = np.zeros_like(expected)
+    spec.run_ref(spec.args(x=source, rows=into, out=twin), Run(n))
+    out = memory.array(expected.shape, name="out")
+    call(
+        spec,
+        isa,
+        memory,
+        {"x": memory.copy(source), "rows": memory.copy(into), "out": out},
+        Run(n),
+        3,
+    )
+    for made in (out, twin):
+        assert np.array_equal(act.read_ref(made, len(tokens)), act.read_ref(expected, len(tokens)))
+        assert np.array_equal(groups_of(made, act), groups_of(expected, act))
+
+
+def groups_of(raw: np.ndarray, act: Act) -> np.ndarray:
+    """All but the bytes that fill a group up."""
+    end = act.comp_off + 4 * act.ks * act.group
+    return raw.reshape(-1, act.group_bytes)[:, :end]
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", COMBINES, ids=registry.name)
+def test_combine(spec: Combine, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """A product or a sum for each slot and each of the two others, and 3 for the sigmoid."""
+    n, stride = 5, spec.k + 3
+    n_slots = n * spec.n_used
+    y = rng.standard_normal((n_slots + 4, stride)).astype(np.float32)
+    weights = rng.uniform(0, 1, n_slots).astype(np.float32)
+    places = rng.permutation(n_slots + 4)[:n_slots].astype(np.int32)
+    residual, shared = (rng.standard_normal((n, stride)).astype(np.float32) for _ in range(2))
+    gate = rng.standard_normal((n, 5)).astype(np.float32)
+    optional = {"places": places, "residual": residual, "shared": shared, "gate": gate}
+    given = {name: a for name, a in optional.items() if getattr(spec, name)}
+    given |= {"y": y, "weights": weights}
+    sizes = {"stride": stride, "gate_stride": 5}
+    expected, sums = np.full((n, stride), np.nan), np.full((n, stride), np.nan)
+    spec.run_ref(spec.args(**given, **sizes, out=expected), Run(n))
+    magnitudes: dict[str, Any] = {name: np.abs(a) for name, a in given.items()}
+    spec.run_ref(spec.args(**{**magnitudes, "gate": gate}, **sizes, out=sums), Run(n))
+    out = memory.array((n, stride), np.float32, name="out")
+    copies = {name: memory.copy(a, name=name) for name, a in given.items()}
+    call(spec, isa, memory, {**copies, **sizes, "out": out}, Run(n), n * -(-spec.k // PIECE))
+    tolerance = (spec.n_used + 6) * U32 * np.nan_to_num(sums) + 1e-37
+    assert_close(out, expected, tolerance, spec.name)
+
+
+# -- products -------------------------------------------------------------------------------------
+
+COUNTS = (3, 0, 11, 1)  # rows of each expert
+HEIGHT = 50
+
+
+def problems(spec: Matmul, isa: Isa, rng: np.random.Generator) -> list[Problem]:
+    """Each expert's product by itself, of one row where it has none."""
+    dense = replace(spec, experts=0)
+    return [random(dense, isa, rng, max(n, 1), [HEIGHT] * spec.segments) for n in COUNTS]
+
+
+def stacked(
+    parts: list[Problem], memory: Memory
+) -> tuple[list[tuple[np.ndarray, ...]], list[np.ndarray]]:
+    """Weights and biases of all experts, a tensor for each segment."""
+    fmt = parts[0].spec.fmt
+    w, biases = [], []
+    for s in range(parts[0].spec.segments):
+        split = fmt.split(np.concatenate([p.weights[s] for p in parts]))
+        w.append(tuple(memory.copy(np.ascontiguousarray(a)) for a in split))
+        bias = np.zeros(len(parts) * HEIGHT + 256, np.float32)
+        bias[: len(parts) * HEIGHT] = np.concatenate([p.biases[s] for p in parts])
+        biases.append(memory.copy(bias))
+    return w, biases
+
+
+def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """Rows of y are to the bit those of the expert's own product; the twin's are near them."""
+    parts, layout = problems(spec, isa, rng), spec.layout()
+    if isinstance(spec, Gemm):
+        block = spec.nr
+        firsts = np.cumsum([0, *(round_up(n, block) for n in COUNTS[:-1])])
+        made = [(e, int(at), n) for e, (at, n) in enumerate(zip(firsts, COUNTS, strict=True)) if n]
+        cut = [*made[:1], (2, made[1][1], block), (2, made[1][1] + block, 11 - block), *made[2:]]
+        tiles = np.array([len(cut), *np.array(cut).ravel()])
+        n_rows, n_items, tokens = sum(round_up(n, block) for n in COUNTS), len(cut), 0
+        source = np.arange(n_rows)
+    else:  # two rows of y of each row of x
+        slots = [e for e, n in enumerate(COUNTS) for _ in range(n)] + [0]
+        tiles, n_rows, tokens = np.array(slots, np.int32), len(slots), 2
+        n_items, source = n_rows, np.arange(n_rows) // 2
+        made = []
+        for e, n in enumerate(COUNTS):
+            made += [(e, slots.index(e), n)] if n else []
+    x = np.zeros((int(source[-1]) + 1, spec.k), np.float32)
+    for e, at, n in made:
+        if isinstance(spec, Gemm):
+            x[at : at + n] = parts[e].x
+    if not isinstance(spec, Gemm):
+        x = rng.standard_normal(x.shape).astype(np.float32)
+        for e, at, n in made:
+            parts[e].x = x[source[at : at + n]]
+    raw = np.zeros(layout.n_bytes(len(x)), np.uint8)
+    layout.write_ref(raw, x)
+    w, biases = stacked(parts, memory)
+    like = parts[0]
+    y = memory.array((n_rows, like.stride), np.float32, name="y")
+    args = {
+        "x": memory.copy(raw),
+        "y": y,
+        "stride": like.stride,
+        "tokens": tokens,
+        "tiles": memory.copy(tiles),
+        "w": w,
+        "bias": biases,
+        "rows": like.heights,
+        "column": like.columns,
+        "pitch": like.heights,
+    }
+    run = Run(n_rows // spec.experts)
+    call(spec, isa, memory, args, run, n_items * like.strips)
+    twin = np.full(y.shape, np.nan)
+    spec.run_ref(spec.args(**{**args, "x": raw, "y": twin}), run)
+    for e, at, n in made:
+        for i in range(0, n, n if isinstance(spec, Gemm) else 1):  # a gemv's rows, one by one
+            many, p = n if isinstance(spec, Gemm) else 1, parts[e]
+            own = replace(p, n=many, x=p.x[i : i + many], residual=p.residual[i : i + many])
+            want = own.compute(memory)
+            for column in like.columns:
+                here = slice(at + i, at + i + many), slice(column, column + HEIGHT)
+                alone = want[:, column : column + HEIGHT]
+                assert np.array_equal(y[here], alone), (spec.name, e)
+                near = 1e-4 * np.abs(twin[here]).max()
+                assert np.abs(alone - twin[here]).max() <= near, (spec.name, e)
+
+
+def with_experts(spec: Matmul, i: int) -> Matmul:
+    options = ({"bias": True}, {"segments": 2}, {}, {"segments": 2, "bias": True})[i % 4]
+    return replace(spec, experts=2, residual=False, outputs=False, **options)
+
+
+NAMES = [f.name for f in FORMATS.values() if f.codes or f.load]
+BOTH = ("Q8_0", "Q4_K", "MXFP4", "F32")
+
+
+@pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 or n in BOTH])
+def test_gemm_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
+    fmt, isa = by_name(name), rows.VECTORS[-1]
+    spec = choice.gemm(fmt, isa, 3 * max(fmt.block, 32), matrix=False)
+    compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
+
+
+@pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 == 0 or n in BOTH])
+def test_gemv_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
+    fmt, isa = by_name(name), rows.VECTORS[-1]
+    spec = choice.gemv(fmt, isa, 3 * max(fmt.block, 32), 1)
+    compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
+
+
+def test_gated_of_experts(memory: Memory, rng: np.random.Generator) -> None:
+    """With biases; the result's groups begin anew for each expert."""
+    isa, m, spare = rows.VECTORS[-1], 64, 96
+    spec = Gated(
+        "Q8_0", "q8", 96, 2, 4, 2, True, experts=2, fn="swiglu_clamped", m=m, to="f32", to_group=8
+    )
+    counts, firsts, n_rows = (3, 9), (0, 8), 24
+    x = (4 * rng.standard_normal((n_rows, spec.k))).astype(np.float32)
+    raw, layout = np.zeros(spec.layout().n_bytes(n_rows), np.uint8), spec.layout()
+    layout.write_ref(raw, x)
+    # Both halves are in one tensor, and there are rows of neither.
+    fmt, pitch = by_name("Q8_0"), 2 * m + spare
+    whole = fmt.quantize_rows(rng.standard_normal((2 * pitch, spec.k)).astype(np.float32))
+    bias = rng.standard_normal(2 * pitch + 128).astype(np.float32)
+    parts = [(memory.copy(whole[first:]),) for first in (0, m)]
+    out = memory.array(spec.result().n_bytes(n_rows), name="out")
+    tiles = np.array([2, 0, 0, 3, 1, 8, 9])
+    args = {
+        "x": memory.copy(raw),
+        "y": out,
+        "stride": 0,
+        "tokens": 0,
+        "tiles": memory.copy(tiles),
+        "w": parts,
+        "bias": [memory.copy(bias[first:]) for first in (0, m)],
+        "rows": [m] * 2,
+        "column": [0, 0],
+        "pitch": [pitch] * 2,
+    }
+    call(spec, isa, memory, args, Run(6), 2 * spec.strips([m] * 2, isa.lanes))
+    twin = np.zeros_like(out)
+    spec.run_ref(spec.args(**{**args, "x": raw, "y": twin}), Run(6))
+    made, near = (spec.result().read_ref(a, n_rows) for a in (out, twin))
+    weights = fmt.dequantize_rows(whole).astype(np.float64)
+    for e, (at, n) in enumerate(zip(firsts, counts, strict=True)):
+        here = slice(at, at + n)
+        g, u = (
+            layout.read_ref(raw, n_rows)[here] @ weights[first : first + m].T
+            + bias[first : first + m]
+            for first in (e * pitch, e * pitch + m)
+        )
+        g = np.minimum(g, 7.0)
+        exact = g / (1 + np.exp(-1.702 * g)) * (np.clip(u, -7, 7) + 1)
+        for found in (made, near):
+            assert np.abs(found[here] - exact).max() <= 1e-5 * np.abs(exact).max()
+    assert np.abs(u).max() > 7  # what is clamped is seen
+
+
+def test_a_gemv_of_experts_in_any_cut(memory: Memory, rng: np.random.Generator) -> None:
+    """Items of one row of y are cut anywhere between threads."""
+    spec = Gemv("Q8_0", "q8", 96, 2, 1, experts=2)
+    compare(spec, rows.ALL[0], memory, rng)
