@@ -75,9 +75,9 @@ MAY_IMPORT = {
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
     # other files -> tensors, and back
-    "convert": "errors version words formats files text models runtime.sigbus",
+    "convert": "errors version words formats files text models runtime.sigbus runtime.quantizer",
     "imatrix": "errors files formats kernels plan batch runtime.threads engine",
-    "quantize": "errors words files formats imatrix convert runtime.sigbus",
+    "quantize": "errors words files formats imatrix convert runtime.sigbus runtime.quantizer",
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile kvstore engine"
     " session sampling answer request scheduler turns generation reply text convert arguments"

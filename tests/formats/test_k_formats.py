@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from hypothesis import strategies as st
 
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.formats import GGML_TYPES, Format, format, k_search
+from treadle.formats import FORMATS, GGML_TYPES, Format, format, k_search
 from treadle.formats.blocks32 import Q5_0, Q5_1
 from treadle.formats.floats import F64
 from treadle.formats.fp4 import MXFP4, NVFP4, to_e4m3
 from treadle.formats.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, join_scales, split_scales
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
+from treadle.kernels.searches import search_kernel
+from treadle.runtime.quantizer import Searcher
 
 F32Array = npt.NDArray[np.float32]
 F64Array = npt.NDArray[np.float64]
@@ -34,13 +37,34 @@ Vectors = dict[str, npt.NDArray[Any]]
 FIVE, TERNARY, FP4, NEW = [Q5_0, Q5_1], [TQ1_0, TQ2_0], [MXFP4, NVFP4], [Q1_0, Q2_0]
 OFFSET, SIGNED = [Q2_K, Q4_K, Q5_K], [Q3_K, Q6_K]
 K = [*OFFSET, *SIGNED]
+
+
+def by_kernel(fmt: Format) -> Format:
+    """The same format, whose scales a kernel searches for."""
+
+    def quantize_blocks(x: F32Array, weights: F32Array | None = None) -> npt.NDArray[Any]:
+        spec = search_kernel(fmt, weights is not None)
+        assert spec is not None
+        return quantize(fmt, x, weights, Searcher(spec))
+
+    return replace(fmt, quantize=quantize_blocks)
+
+
+COMPILED = list(map(by_kernel, K))
+SEARCHES = [*K, *COMPILED]
+OFFSET_SEARCHES = [fmt for fmt in SEARCHES if "dmin" in (fmt.dtype.names or ())]
+SIGNED_SEARCHES = [fmt for fmt in SEARCHES if fmt not in OFFSET_SEARCHES]
 ALL = [*FIVE, *K, *TERNARY, *FP4, *NEW]
 PACKAGE = [*FIVE, *K, *TERNARY, *FP4]  # what the gguf package can read
 SCALED = [fmt for fmt in ALL if fmt not in FP4]  # with an f16 scale, which can say NaN
 
 
 def of(formats: list[Format]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
+    return pytest.mark.parametrize("fmt", formats, ids=label)
+
+
+def label(fmt: Format) -> str:
+    return fmt.name if fmt is FORMATS[fmt.ggml_id] else f"{fmt.name} by kernel"
 
 
 def same_bits(a: F32Array, b: F32Array) -> bool:
@@ -56,10 +80,12 @@ def by_gguf(function: Callable[..., Any], fmt: Format, data: npt.NDArray[Any]) -
     return np.ascontiguousarray(out)
 
 
-def quantize(fmt: Format, x: F32Array, weights: F32Array | None = None) -> npt.NDArray[Any]:
+def quantize(
+    fmt: Format, x: F32Array, weights: F32Array | None = None, *search: Any
+) -> npt.NDArray[Any]:
     """With weights, which the type of a row's function does not name."""
     function: Callable[..., npt.NDArray[Any]] = fmt.quantize
-    return function(x, weights)
+    return function(x, weights, *search)
 
 
 def loss(y: npt.NDArray[Any], x: F32Array, weights: float | F32Array = 1) -> F64Array:
@@ -202,7 +228,7 @@ def test_quantize_gives_the_bytes_of_a_trained_model(fmt: Format, data: Path) ->
 # -- writing, where it is a search -------------------------------------------------------
 
 
-@of(K)
+@of(SEARCHES)
 def test_no_row_is_worse_than_ggml(fmt: Format, vectors: Vectors) -> None:
     x = vectors["x"]
     ours = loss(fmt.dequantize_rows(fmt.quantize_rows(x)), x)
@@ -212,8 +238,13 @@ def test_no_row_is_worse_than_ggml(fmt: Format, vectors: Vectors) -> None:
     assert (ours[real] / theirs[real]).mean() < 0.99
 
 
+MODELS = [(Q4_K, "Q4_K_S"), (Q6_K, "Q6_K"), (Q3_K, "Q3_K_S")]
+
+
 @pytest.mark.parametrize(
-    ("fmt", "name"), [(Q4_K, "Q4_K_S"), (Q6_K, "Q6_K"), (Q3_K, "Q3_K_S")], ids=lambda v: str(v)[:8]
+    ("fmt", "name"),
+    [(how(fmt), name) for how in (lambda fmt: fmt, by_kernel) for fmt, name in MODELS],
+    ids=lambda v: v if isinstance(v, str) else label(v),
 )
 def test_no_tensor_of_a_model_is_worse_than_ggml(fmt: Format, name: str, data: Path) -> None:
     folder = data / "models" / "babyllama105_pad256"
@@ -231,7 +262,7 @@ def test_no_tensor_of_a_model_is_worse_than_ggml(fmt: Format, name: str, data: P
     assert n > 10
 
 
-@of([*FIVE, *K])
+@of([*FIVE, *SEARCHES])
 @pytest.mark.parametrize("seed", range(3))
 def test_importance_buys_precision_where_it_is(fmt: Format, seed: int) -> None:
     x = normals(seed, 1.0, 64).reshape(-1, fmt.block)
@@ -242,14 +273,14 @@ def test_importance_buys_precision_where_it_is(fmt: Format, seed: int) -> None:
     assert loss(aware, x).mean() < loss(x * 0, x).mean() * 0.5  # the rest is not forgotten
 
 
-@of(K)
+@of(SEARCHES)
 def test_equal_importance_is_none(fmt: Format) -> None:
     x = normals(3, 1.0)
     plain, equal = fmt.quantize(x), quantize(fmt, x, np.full_like(x, 2.5))
     assert np.allclose(loss(fmt.dequantize(plain), x), loss(fmt.dequantize(equal), x), rtol=0.01)
 
 
-@of([*FIVE, *K])
+@of([*FIVE, *SEARCHES])
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, 3e38, 1e-45])
 def test_any_importance_gives_sound_blocks(fmt: Format, bad: float) -> None:
     x = normals(4, 1.0).reshape(-1, fmt.block)
@@ -267,7 +298,7 @@ def test_where_importance_changes_nothing(fmt: Format) -> None:
     assert np.array_equal(quantize(fmt, x, weights), fmt.quantize(x))
 
 
-@of(OFFSET)
+@of(OFFSET_SEARCHES)
 def test_weights_far_from_zero(fmt: Format) -> None:
     """A minimum cannot be positive, but scales can be negative."""
     for sign in (1, -1):
@@ -277,14 +308,14 @@ def test_weights_far_from_zero(fmt: Format) -> None:
         assert (fmt.quantize(x)["dmin"] * sign < 0).all()
 
 
-@of(SIGNED)
+@of(SIGNED_SEARCHES)
 @pytest.mark.parametrize("value", [1.0, -1.0, 0.375, -(2.0**-12)])
 def test_one_value_is_exact(fmt: Format, value: float) -> None:
     x = np.full((2, 256), value, np.float32)
     assert np.array_equal(fmt.dequantize(fmt.quantize(x)), x)
 
 
-@of(K)
+@of(SEARCHES)
 def test_weights_too_small_for_a_fine_scale(fmt: Format) -> None:
     """Their scale would be below the smallest f16: it is that one, fewer times."""
     x = normals(7, 1e-6)
@@ -292,7 +323,7 @@ def test_weights_too_small_for_a_fine_scale(fmt: Format) -> None:
     assert (loss(out, x) < 0.6 * loss(x * 0, x)).all()
 
 
-@of(K)
+@of(SEARCHES)
 @pytest.mark.parametrize("scale", [1e-45, 1e-39, 1e-20, 1e-9])
 def test_weights_too_small_for_any_scale_are_zero(fmt: Format, scale: float) -> None:
     x = normals(8, scale)
@@ -302,7 +333,7 @@ def test_weights_too_small_for_any_scale_are_zero(fmt: Format, scale: float) -> 
 # -- what a format promises ---------------------------------------------------------------
 
 
-@of(ALL)
+@of([*ALL, *COMPILED])
 def test_zeros_are_zeros(fmt: Format) -> None:
     blocks = fmt.quantize(np.zeros((3, fmt.block), np.float32))
     out = fmt.dequantize(blocks)
@@ -311,7 +342,7 @@ def test_zeros_are_zeros(fmt: Format) -> None:
         assert not blocks[field].any()
 
 
-@of(SCALED)
+@of([*SCALED, *COMPILED])
 @given(at=st.lists(st.integers(0, 31), min_size=1), seed=st.integers(0, 1 << 32))
 @settings(deadline=None, max_examples=15)
 def test_nan_spoils_its_block_wherever_it_is(fmt: Format, at: list[int], seed: int) -> None:
@@ -324,7 +355,7 @@ def test_nan_spoils_its_block_wherever_it_is(fmt: Format, at: list[int], seed: i
         assert np.isfinite(out[1:]).all()
 
 
-@of(SCALED)
+@of([*SCALED, *COMPILED])
 @pytest.mark.parametrize("values", [[np.inf], [-np.inf], [np.inf, -np.inf], [3e38, -3e38, 3e38]])
 def test_what_f16_cannot_scale_spoils_its_block(fmt: Format, values: list[float]) -> None:
     x = normals(0, 1.0).reshape(-1, fmt.block)
@@ -378,7 +409,7 @@ def test_scales_of_six_bits_come_back() -> None:
     assert np.array_equal(join_scales(scales, minima), packed)
 
 
-@of([*FIVE, *K])
+@of([*FIVE, *SEARCHES])
 def test_what_was_read_is_written_again(fmt: Format) -> None:
     """Random codes under scales that no search improves on: the weights come back."""
     rng = np.random.default_rng(1)
@@ -393,7 +424,7 @@ def test_what_was_read_is_written_again(fmt: Format) -> None:
 # -- shapes -------------------------------------------------------------------------------
 
 
-@of([*ALL, F64])
+@of([*ALL, *COMPILED, F64])
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (0,)])
 def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
     x = np.ones((*lead, fmt.block), np.float32)
@@ -407,7 +438,7 @@ def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
         assert np.allclose(out, x, rtol=2.0**-4 if fmt is NVFP4 else 2.0**-11)
 
 
-@of(ALL)
+@of([*ALL, *COMPILED])
 def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(1, 1.0)
     packed, weights = fmt.quantize_rows(x), fmt.dequantize_rows(fmt.quantize_rows(x))
@@ -419,7 +450,7 @@ def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.array_equal(fmt.quantize_rows(np.asfortranarray(x)), packed)
 
 
-@of(ALL)
+@of([*ALL, *COMPILED])
 def test_the_weights_given_are_left_as_they_were(fmt: Format) -> None:
     x = normals(2, 1.0).reshape(-1, fmt.block)
     x[0, 0], x[1] = np.nan, np.abs(x[1]) + 1  # one to be spoilt, one to be negated

@@ -19,6 +19,9 @@ from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
+from treadle.kernels.search import SearchKernel
+from treadle.kernels.search_offset import OffsetSearchKernel
+from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
@@ -279,6 +282,13 @@ EXPERTS = [
 ]
 # Of any vocabulary: it is an argument.
 TOPS = [Top(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
+# Both kinds, sub-blocks of 16 and of 32, with importances and without.
+SEARCHES: list[SearchKernel] = [
+    OffsetSearchKernel("Q4_K"),
+    OffsetSearchKernel("Q2_K", aware=True),
+    SignedSearchKernel("Q6_K", aware=True),
+    SignedSearchKernel("Q3_K"),
+]
 ALL: list[Spec] = [
     *EMBEDS,
     *NORMS,
@@ -297,6 +307,7 @@ ALL: list[Spec] = [
     *COMBINES,
     *EXPERTS,
     *TOPS,
+    *SEARCHES,
 ]
 
 

@@ -34,6 +34,7 @@ from treadle.files.target import check_room, check_target, files_of
 from treadle.files.tensor import Stored
 from treadle.formats import FORMATS
 from treadle.record import dataclass
+from treadle.runtime.quantizer import quantize_rows
 from treadle.runtime.sigbus import guard_mappings
 from treadle.version import __version__
 
@@ -112,7 +113,7 @@ class _Coder:
         target, tensor = entry.encode, entry.tensor
         assert target is not None
         weights = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
-        made = target.quantize_rows(weights).reshape(-1)
+        made = quantize_rows(target, weights).reshape(-1)
         if not self.allow_nonfinite and not is_finite(target, made):
             expected = "a wider type, or --allow-nonfinite"
             raise tensor.error(f"has weights too large for {target.name}", expected)

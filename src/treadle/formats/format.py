@@ -18,6 +18,8 @@ F32Array = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]
 
 Emit = Callable[..., Any]  # a function of the kernel language: takes the builder first
+# float32 [n, block], importance as that or None -> the blocks' numbers.
+Search = Callable[[F32Array, "F32Array | None"], Any]
 Field = Callable[..., Val]  # gives a field's bytes by its name
 
 NO_GGML = -1  # the ``ggml_id`` of formats that ggml does not have
@@ -97,6 +99,7 @@ class Format:
     act: str = "f32"  # what activations become to meet these weights: "q8", "bf16" or "f32"
     codes: Codes | None = None  # int8 formats
     load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read) -> f32 * lanes
+    search: Any = None  # how scales are searched for, where ``quantize`` does; kernels have it too
     parts: tuple[str, ...] = ()  # fields in arrays of their own; none: whole blocks in one array
 
     @property
@@ -142,7 +145,9 @@ class Format:
         made = (np.ascontiguousarray(blocks[name]).view(np.uint8) for name in self.parts)
         return [array.reshape(*data.shape[:-1], -1) for array in made]
 
-    def quantize_rows(self, x: F32Array, weights: F32Array | None = None) -> npt.NDArray[np.uint8]:
+    def quantize_rows(
+        self, x: F32Array, weights: F32Array | None = None, search: Search | None = None
+    ) -> npt.NDArray[np.uint8]:
         """float32 [..., k] to the format's bytes, uint8 [..., row_bytes(k)].
 
         ``weights``: how much each error counts, broadcast to x's shape; formats without a search
@@ -159,7 +164,8 @@ class Format:
             part = None
             if importance is not None:
                 part = np.ascontiguousarray(importance[i : i + step], np.float32)
-            out[i : i + step] = self.quantize(blocks[i : i + step], part)
+            given = (blocks[i : i + step], part)
+            out[i : i + step] = self.quantize(*given, *([search] if search else []))
         return out.view(np.uint8).reshape(*x.shape[:-1], n_bytes)
 
     def dequantize_rows(self, data: npt.NDArray[np.uint8]) -> F32Array:

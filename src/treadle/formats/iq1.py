@@ -118,7 +118,7 @@ def scales_s(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 S_CODES = Codes(unpack_s, 16, 25, run=8, order=ORDER, scales=scales_s)
-IQ1_S = super_blocks("IQ1_S", 19, S_LAYOUT, read_s, write_s, S_CODER.run, S_CODES)
+IQ1_S = super_blocks("IQ1_S", 19, S_LAYOUT, read_s, write_s, S_CODER, S_CODES)
 
 
 # -- IQ1_M -------------------------------------------------------------------------------------
@@ -168,4 +168,4 @@ def scales_m(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 M_CODES = Codes(unpack_m, 16, 25, run=8, order=ORDER, sub=16, scales=scales_m)
-IQ1_M = super_blocks("IQ1_M", 29, M_LAYOUT, read_m, write_m, M_CODER.run, M_CODES, scale_m)
+IQ1_M = super_blocks("IQ1_M", 29, M_LAYOUT, read_m, write_m, M_CODER, M_CODES, scale_m)

@@ -92,7 +92,7 @@ def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 XXS_CODES = Codes(unpack_xxs, 64, 107, run=8, order=ORDER, scales=scales_xxs)
-IQ2_XXS = super_blocks("IQ2_XXS", 16, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER.run, XXS_CODES)
+IQ2_XXS = super_blocks("IQ2_XXS", 16, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER, XXS_CODES)
 
 
 # -- IQ2_XS ------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def unpack_xs(k: Builder, field: Field) -> list[Val]:
 
 
 XS_CODES = Codes(unpack_xs, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
-IQ2_XS = super_blocks("IQ2_XS", 17, XS_LAYOUT, read_xs, write_xs, XS_CODER.run, XS_CODES)
+IQ2_XS = super_blocks("IQ2_XS", 17, XS_LAYOUT, read_xs, write_xs, XS_CODER, XS_CODES)
 
 
 # -- IQ2_S -------------------------------------------------------------------------------------
@@ -153,4 +153,4 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
 
 
 S_CODES = Codes(unpack_s, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
-IQ2_S = super_blocks("IQ2_S", 22, S_LAYOUT, read_s, write_s, S_CODER.run, S_CODES)
+IQ2_S = super_blocks("IQ2_S", 22, S_LAYOUT, read_s, write_s, S_CODER, S_CODES)

@@ -89,7 +89,7 @@ def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 XXS_CODES = Codes(unpack_xxs, 64, 126, run=8, order=ORDER, scales=scales_xxs)
-IQ3_XXS = super_blocks("IQ3_XXS", 18, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER.run, XXS_CODES)
+IQ3_XXS = super_blocks("IQ3_XXS", 18, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER, XXS_CODES)
 
 
 # -- IQ3_S -------------------------------------------------------------------------------------
@@ -128,4 +128,4 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
 
 
 S_CODES = Codes(unpack_s, 16, 31, run=8, order=ORDER, scales=nibble_scales(1))
-IQ3_S = super_blocks("IQ3_S", 21, S_LAYOUT, read_s, write_s, S_CODER.run, S_CODES)
+IQ3_S = super_blocks("IQ3_S", 21, S_LAYOUT, read_s, write_s, S_CODER, S_CODES)

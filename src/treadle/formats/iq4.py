@@ -121,4 +121,4 @@ def scales_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 XS_ORDER = tuple(range(0, 16, 2)), tuple(range(1, 16, 2))
 XS_CODES = Codes(unpack, 128, 241, run=16, order=XS_ORDER, scales=scales_xs)
-IQ4_XS = super_blocks("IQ4_XS", 23, XS_LAYOUT, read_xs, write_xs, XS_CODER.run, XS_CODES)
+IQ4_XS = super_blocks("IQ4_XS", 23, XS_LAYOUT, read_xs, write_xs, XS_CODER, XS_CODES)

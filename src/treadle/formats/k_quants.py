@@ -91,7 +91,7 @@ Q2_FOLDED = Codes(
 Q2_CODES = Codes(
     unpack_2, 0, 3, run=8, order=TWO_BITS, sub=16, scales=scales_2, minimums=True, folded=Q2_FOLDED
 )
-Q2_K = super_blocks("Q2_K", 10, Q2_LAYOUT, read_2, write_2, Q2_SEARCH.run, Q2_CODES)
+Q2_K = super_blocks("Q2_K", 10, Q2_LAYOUT, read_2, write_2, Q2_SEARCH, Q2_CODES)
 
 
 # -- Q3_K: three bits around 4, 16 sub-blocks of 16; ``w = d * (sc - 32) * (q - 4)`` -----------
@@ -172,7 +172,7 @@ def scales_folded_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 Q3_FOLDED = Codes(unpack_folded_3, 128, 252, run=8, order=TWO_BITS, scales=scales_folded_3)
 Q3_CODES = Codes(unpack_3, 4, 7, run=8, order=TWO_BITS, sub=16, scales=scales_3, folded=Q3_FOLDED)
-Q3_K = super_blocks("Q3_K", 11, Q3_LAYOUT, read_3, write_3, Q3_SEARCH.run, Q3_CODES)
+Q3_K = super_blocks("Q3_K", 11, Q3_LAYOUT, read_3, write_3, Q3_SEARCH, Q3_CODES)
 
 
 # -- Q4_K: nibbles, eight sub-blocks of 32 -----------------------------------------------------
@@ -235,7 +235,7 @@ def unpack_4(k: Builder, field: Field) -> list[Val]:
 # Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
 Q4_ORDER = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 Q4_CODES = Codes(unpack_4, 0, 15, run=16, order=Q4_ORDER, scales=six_bits, minimums=True)
-Q4_K = super_blocks("Q4_K", 12, Q4_LAYOUT, read_4, write_4, Q4_SEARCH.run, Q4_CODES)
+Q4_K = super_blocks("Q4_K", 12, Q4_LAYOUT, read_4, write_4, Q4_SEARCH, Q4_CODES)
 
 
 # -- Q5_K: five bits, eight sub-blocks of 32 ---------------------------------------------------
@@ -281,7 +281,7 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
 
 
 Q5_CODES = Codes(unpack_5, 0, 31, run=16, order=Q4_ORDER, scales=six_bits, minimums=True)
-Q5_K = super_blocks("Q5_K", 13, Q5_LAYOUT, read_5, write_5, Q5_SEARCH.run, Q5_CODES)
+Q5_K = super_blocks("Q5_K", 13, Q5_LAYOUT, read_5, write_5, Q5_SEARCH, Q5_CODES)
 
 
 # -- Q6_K: six bits around 32, 16 sub-blocks of 16; ``w = d * sc * (q - 32)`` ------------------
@@ -347,4 +347,4 @@ Q6_ORDER = tuple(
     for i in (0, 1)
 )
 Q6_CODES = Codes(unpack_6, 32, 63, run=8, order=Q6_ORDER, sub=16, scales=scales_6)
-Q6_K = super_blocks("Q6_K", 14, Q6_LAYOUT, read_6, write_6, Q6_SEARCH.run, Q6_CODES)
+Q6_K = super_blocks("Q6_K", 14, Q6_LAYOUT, read_6, write_6, Q6_SEARCH, Q6_CODES)

@@ -32,6 +32,7 @@ F16_MAX = 65504.0
 ZERO = np.float32(0)
 HUGE = np.float32(2.0**30)  # times half, more than f16 scales reach; its square is a float32
 LEAST = 1e-4  # the importance of what has none, to the mean
+CLOSE = np.float32(1e-5)  # to the sum of squares
 STEPS = (0, -1, 1)  # how far a descent looks from each integer
 ROUNDS = 2
 
@@ -91,9 +92,10 @@ class Columns:
         whole: F32Array = a.reshape(self.n_sub, self.n).sum(axis=0)
         return whole
 
-    def is_close(self, error: F32Array, sum_xx: F32Array) -> bool:
-        """Whether some super-block is met so well that the f16 scales are what limits it."""
-        return bool(((error > 0) & (error < self.total(sum_xx) * np.float32(1e-5))).any())
+    def is_close(self, error: F32Array, sum_xx: F32Array) -> npt.NDArray[np.bool_]:
+        """Which super-blocks are met so well that the f16 scales are what limits them."""
+        close: npt.NDArray[np.bool_] = (error > 0) & (error < self.total(sum_xx) * CLOSE)
+        return close
 
     def largest(self, a: F32Array) -> F32Array:
         """Maxima over the sub-blocks: [n_sub * n] -> [n]."""
@@ -198,21 +200,24 @@ class Search:
         for _ in range(ROUNDS):
             scales = tuple(map(near_f16, self.refit(best)))
             best = self.better(best, self.look(scales, best.integers, STEPS))
-        if self.c.is_close(best.error, self.c.dot(self.c.x, self.c.xw)):
-            best = self.polish(best)
+        close = self.c.is_close(best.error, self.c.dot(self.c.x, self.c.xw))
+        if close.any():  # and no other: what stands beside a super-block must not change it
+            best = self.better(best, self.polish(best), close)
         for moves in self.beside:
             scales = tuple(map(beside_f16, best.scales, moves))
             best = self.better(best, self.look(scales, best.integers, self.beside_steps))
         return self.made(best)
 
-    def better(self, best: State | None, new: State) -> State:
-        """Of each super-block the one of less error."""
+    def better(
+        self, best: State | None, new: State, may: npt.NDArray[np.bool_] | bool = True
+    ) -> State:
+        """Of each super-block the one of less error, where it may be another."""
         if best is None:
             return new
-        less = new.error < best.error
+        less = (new.error < best.error) & may
         every = self.c.spread(less)
         return State(
-            np.minimum(new.error, best.error),
+            pick(less, new.error, best.error),
             tuple(pick(less, *both) for both in zip(new.scales, best.scales, strict=True)),
             tuple(pick(every, *both) for both in zip(new.integers, best.integers, strict=True)),
         )

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.formats.format import Blocks, Codes, F32Array, Format
+from treadle.formats.format import Blocks, Codes, F32Array, Format, Search
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
 
 Numbers = npt.NDArray[Any]
 Dequantize = Callable[[Blocks], F32Array]
-Search = Callable[[F32Array, F32Array | None], Any]
 Write = Callable[[Blocks, Any], None]
 
 
@@ -78,10 +77,10 @@ def searched(layout: np.dtype[Any], search: Search, write: Write) -> Callable[..
     [...] of least squared error, times the weights if given.
 
     What ``search`` finds for [n, block] has ``d`` [n], and ``dmin`` or ``m`` if the layout has one;
-    ``write`` puts the rest into n blocks.
+    ``write`` puts the rest into n blocks. A caller may bring a search of its own that finds these.
     """
 
-    def quantize(x: F32Array, weights: F32Array | None = None) -> Blocks:
+    def quantize(x: F32Array, weights: F32Array | None = None, search: Search = search) -> Blocks:
         out = np.empty(x.shape[:-1], layout)
         if not out.size:
             return out
@@ -119,10 +118,12 @@ def super_blocks(
     layout: np.dtype[Any],
     read: Callable[[Blocks], tuple[Numbers, ...]],
     write: Write,
-    search: Search,
+    search: Any,
     codes: Codes,
     scale: Callable[[Blocks], F32Array] = scale,
 ) -> Format:
-    """A format of 256 weights in sub-blocks with a step each: see ``with_steps``, ``searched``."""
-    dequantize, quantize = with_steps(read, scale), searched(layout, search, write)
-    return Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes)
+    """A format of 256 weights in sub-blocks with a step each: see ``with_steps``, ``searched``.
+    ``search.run`` is the search.
+    """
+    dequantize, quantize = with_steps(read, scale), searched(layout, search.run, write)
+    return Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes, search=search)

@@ -23,6 +23,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.target import check_target as check_path
 from treadle.files.target import files_of
 from treadle.formats import FORMATS
+from treadle.runtime.quantizer import quantize_rows
 from treadle.runtime.sigbus import guard_mappings
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _encode(entries: Mapping[str, Importances]) -> output.Change:
             weights = weights[np.arange(at, end) // per]
         what = "holds a weight that is not a finite number"
         if np.isfinite(x).all():
-            made = fmt.quantize_rows(x, weights).reshape(-1)
+            made = quantize_rows(fmt, x, weights).reshape(-1)
             if is_finite(fmt, made):
                 return made
             what = f"holds {np.abs(x).max():g}, which is too large for {fmt.name}"
