@@ -3,8 +3,8 @@ llama-cpp-python is installed, ggml's.
 
     python bench/quantize.py [--library LIBGGML_BASE] [--rounds 5] [--numpy] [FORMAT ...]
 
-Prints a table for docs/formats.md: millions of weights a second of one thread, the best of the
-rounds, without and with importances, and the squared error as a share of ggml's.
+Prints a table for docs/formats.md: millions of weights a second of one thread's processor time, the
+best of the rounds, without and with importances, and the squared error as a share of ggml's.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def measure(
     best, errors = dict.fromkeys(engines, 0.0), {}
     for turn in range(rounds + 1):  # the first compiles
         for name, quantize in engines.items():
-            began = time.perf_counter()
+            began = time.thread_time()
             made = quantize(fmt, x, weights)
             if turn:
-                best[name] = max(best[name], x.size / (time.perf_counter() - began) / 1e6)
+                best[name] = max(best[name], x.size / (time.thread_time() - began) / 1e6)
                 continue
             off = (fmt.dequantize_rows(made) - x).astype(np.float64) ** 2
             errors[name] = float((off if weights is None else off * weights).sum())

@@ -7,6 +7,7 @@ lowest bits, the next ``run`` in the bits above, and so on. So Q4_0 is 4 bits in
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,14 @@ def split_bits(packed: U8Array, bits: int, run: int) -> U8Array:
 def join_bits(codes: npt.NDArray[Any], bits: int, run: int) -> U8Array:
     """[..., n] codes below ``1 << bits`` -> [..., n * bits // 8] bytes; undoes split_bits."""
     n, each = codes.shape[-1], 8 // bits
-    groups = codes.astype(np.uint8).reshape(*codes.shape[:-1], n // (run * each), each, run)
-    packed: U8Array = np.bitwise_or.reduce(groups << shifts(bits), axis=-2)
-    return packed.reshape(*codes.shape[:-1], n // each)
+    width = gcd(run, 8)  # bytes shifted together: no code leaves its own
+    wide = np.ascontiguousarray(codes, np.uint8).view(f"u{width}")
+    groups = wide.reshape(*codes.shape[:-1], n // (run * each), each, run // width)
+    packed = groups[..., each - 1, :].copy()
+    for i in reversed(range(each - 1)):
+        packed <<= packed.dtype.type(bits)
+        packed |= groups[..., i, :]
+    return packed.view(np.uint8).reshape(*codes.shape[:-1], n // each)
 
 
 # -- numbers side by side in a word, the first in the lowest bits ------------------------------

@@ -18,36 +18,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from treadle.formats import by_name
-from treadle.formats.k_search import CLOSE, F16_MAX, HUGE, LEAST, ROUNDS, STEPS
+from treadle.formats.k_search import CLOSE, F16_MAX, LEAST, ROUNDS, STEPS
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import Ty, f16, f32, i16, i32, u8
+from treadle.jit.types import f32, i32, u8
+from treadle.kernels.search_columns import Columns, beside_f16, inverse, near_f16, rounded
 from treadle.kernels.spec import Args, Frame, Spec, parts
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
 BLOCK = 256
-
-
-class Columns:
-    """Named rows of vectors in scratch: ``n`` of each, f32, a lane for each super-block."""
-
-    def __init__(self, k: Builder, base: Val, sizes: dict[str, int]) -> None:
-        self.k, self.base, self.sizes = k, base, sizes
-        self.ty: Ty = f32 * k.isa.lanes
-        self.starts, at = {}, 0
-        for name, n in sizes.items():
-            self.starts[name], at = at, at + n
-
-    def pointer(self, name: str, i: Val | int = 0) -> Val:
-        """Where vector ``i`` of ``name`` is."""
-        size = self.ty.n_bytes
-        return self.base + self.starts[name] * size + i * size
-
-    def load(self, name: str, i: Val | int = 0) -> Val:
-        return self.k.load(self.pointer(name, i), self.ty, align=self.ty.n_bytes)
-
-    def store(self, name: str, value: Val, i: Val | int = 0) -> None:
-        self.k.store(self.pointer(name, i), value, align=self.ty.n_bytes)
 
 
 @dataclass(frozen=True)
@@ -99,6 +78,7 @@ class SearchKernel(Spec):
         if self.aware:
             sizes |= {"w": BLOCK, "xw": BLOCK, "sum_w": self.n_sub}
         first = {f"fit_{name}": self.n_sub for name in self.integers}
+        first |= {f"most_{name}": 1 for name in self.integers}
         polished = {f"fitted_{name}": 1 for name in self.scales}
         polished |= {f"largest_{name}": 1 for name in self.integers}
         rest = dict.fromkeys(("spoilt", "may", "best_error", "new_error"), 1)
@@ -311,11 +291,35 @@ class SearchKernel(Spec):
                     v = k.round(c.load(f"from_{name}", sub) * factor)
                 c.store(f"try_{name}", v, sub)
 
+    def errors(
+        self, k: Builder, c: Columns, sub: Val, lines: list[tuple[Val, Val | None]]
+    ) -> list[Val]:
+        """What rounding to codes costs a sub-block on each line, a unit and what is added, in
+        squared steps. A lone sum is taken in two halves: an FMA need not wait for the last.
+        """
+        halves = 2 if len(lines) == 1 else 1
+        sums = [[k.var(k.zero(c.ty)) for _ in range(halves)] for _ in lines]
+        for j in range(self.length):
+            i = sub * self.length + j
+            x = c.load("x", i)
+            for (unit, low), total in zip(lines, sums, strict=True):
+                u = x * unit if low is None else x * unit + low
+                off = u - rounded(k, u, *self.ends)
+                weighted = off * c.load("w", i) if self.aware else off
+                part = total[j % halves]
+                part.v = k.fma(off, weighted, part.v)
+        return [part[0].v + part[1].v if halves > 1 else part[0].v for part in sums]
+
     # -- what each kind says --------------------------------------------------------------------
 
     @property
     def reach(self) -> int:
         """How many times the largest f16 a weight may be."""
+        raise NotImplementedError
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest code."""
         raise NotImplementedError
 
     def start_table(self) -> Any:
@@ -327,7 +331,7 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def fit(self, k: Builder, c: Columns) -> None:
-        """Each sub-block's own best, any real value, into ``fit_``."""
+        """Each sub-block's own best, any real value, into ``fit_``; the largest into ``most_``."""
         raise NotImplementedError
 
     def look(self, k: Builder, c: Columns, source: str, steps: tuple[int, ...]) -> None:
@@ -347,51 +351,3 @@ class SearchKernel(Spec):
     def made(self, k: Builder, c: Columns) -> Sequence[Val]:
         """The scales as they are to be written."""
         raise NotImplementedError
-
-
-def rounded(k: Builder, u: Val, lo: float, hi: float) -> Val:
-    """The nearest whole number from ``lo`` to ``hi``."""
-    return k.round(k.min(k.max(u, lo), hi))
-
-
-def inverse(k: Builder, d: Val) -> Val:
-    """1 / d, and 0 where d is 0."""
-    return k.select(d.eq(0.0), k.zero(d.ty), 1.0 / d)
-
-
-def or_huge(k: Builder, scale: Val) -> Val:
-    """The scale, or where it is 0 one so large that all codes are."""
-    return k.select(scale.eq(0.0), k.const(float(HUGE), scale.ty), scale)
-
-
-def near_f16(k: Builder, d: Val) -> Val:
-    """The nearest that an f16 can hold, infinities excepted."""
-    d = k.min(k.max(d, -F16_MAX), F16_MAX)
-    return widened(k, k.isa.narrow_f16(k, d))
-
-
-def wide_f16(k: Builder, largest: Val, top: Val) -> Val:
-    """A magnitude that an f16 can hold, such that ``top`` of it about reach ``largest``."""
-    d = near_f16(k, k.max(largest / top, 0.0))
-    short = (d * top < largest * 0.998) & (d < F16_MAX)
-    return k.select(short, next_f16(k, d, 1), d)
-
-
-def beside_f16(k: Builder, d: Val, step: int) -> Val:
-    """The next f16 away from 0 for ``step = 1``, towards it for -1."""
-    if not step:
-        return d
-    stays = d.eq(0.0) if step < 0 else k.abs(d).eq(F16_MAX)
-    return k.select(stays, d, next_f16(k, d, step))
-
-
-def next_f16(k: Builder, d: Val, step: int) -> Val:
-    """The f16 whose bits are ``step`` more."""
-    bits = k.isa.narrow_f16(k, d).bits(i16.like(d.ty)) + step
-    return widened(k, bits.bits(f16.like(d.ty)))
-
-
-def widened(k: Builder, half: Val) -> Val:
-    """An f16 as f32."""
-    wide: Val = k.isa.widen_f16(k, half)
-    return wide

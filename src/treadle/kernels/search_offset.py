@@ -9,14 +9,8 @@ import numpy as np
 from treadle.formats.k_offset import BESIDE, MORE, Offset
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, f64
-from treadle.kernels.search import (
-    Columns,
-    SearchKernel,
-    inverse,
-    or_huge,
-    rounded,
-    wide_f16,
-)
+from treadle.kernels.search import SearchKernel
+from treadle.kernels.search_columns import Columns, inverse, or_huge, rounded, wide_f16
 from treadle.record import dataclass
 
 PARALLEL = 1e-9  # as the twin has it: two scales as parallel as this are one
@@ -49,6 +43,10 @@ class OffsetSearchKernel(SearchKernel):
         """A sub-block's importance."""
         return c.load("sum_w", sub) if self.aware else k.const(float(self.length), c.ty)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        return 0.0, float(self.how.levels)
+
     # -- each sub-block alone -------------------------------------------------------------------
 
     def fit(self, k: Builder, c: Columns) -> None:
@@ -58,6 +56,7 @@ class OffsetSearchKernel(SearchKernel):
         grid += grid[-1:] * (-len(grid) % AT_ONCE)
         points = np.array(grid, np.float32)
         table = k.table(points)
+        most = [k.var(k.zero(c.ty)) for _ in self.integers]
         with k.loop(self.n_sub) as sub:
             low, unit, total = self.from_zero(k, c, sub)
             free = low < 0.0
@@ -67,14 +66,18 @@ class OffsetSearchKernel(SearchKernel):
             with k.loop(len(points) // AT_ONCE) as i:
                 row = table + i * (8 * AT_ONCE)
                 self.try_points(k, c, sub, row, (unit, w, sum_y, free), best)
-            c.store("fit_sc", best["slope"].v, sub)
-            c.store("fit_m", k.max(-(low + best["shift"].v / w), 0.0), sub)
+            found = best["slope"].v, k.max(-(low + best["shift"].v / w), 0.0)
+            for name, value, largest in zip(self.integers, found, most, strict=True):
+                c.store(f"fit_{name}", value, sub)
+                largest.v = k.max(largest.v, value)
+        for name, largest in zip(self.integers, most, strict=True):
+            c.store(f"most_{name}", largest.v)
 
     def face(self, k: Builder, c: Columns) -> None:
         """Lanes that are mostly positive are turned round: a minimum above 0 cannot be said."""
         above, below = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
-            least, most = self.ends(k, c, sub)
+            least, most = self.least_and_most(k, c, sub)
             above.v = above.v + k.max(least, 0.0)
             below.v = below.v + k.max(-most, 0.0)
         sign = k.select(above.v > below.v, k.const(-1.0, c.ty), k.const(1.0, c.ty))
@@ -91,7 +94,7 @@ class OffsetSearchKernel(SearchKernel):
                 total.v = total.v + x
             c.store("sum_x", total.v, sub)
 
-    def ends(self, k: Builder, c: Columns, sub: Val) -> tuple[Val, Val]:
+    def least_and_most(self, k: Builder, c: Columns, sub: Val) -> tuple[Val, Val]:
         """The smallest and the largest weight of a sub-block."""
         least = most = c.load("x", sub * self.length)
         for j in range(1, self.length):
@@ -103,7 +106,7 @@ class OffsetSearchKernel(SearchKernel):
         """The sub-block less its smallest weight (0 if that is above it), into y: so sums keep
         their digits however far off 0 it lies. Gives that weight, 1 / its reach, and the sum of y.
         """
-        least, most = self.ends(k, c, sub)
+        least, most = self.least_and_most(k, c, sub)
         low = k.min(least, 0.0)
         total = k.var(k.zero(c.ty))
         for j in range(self.length):
@@ -139,7 +142,7 @@ class OffsetSearchKernel(SearchKernel):
             y = c.load("y", j)
             yw = c.load("yw", j) if self.aware else y
             for factor, p, (qy, qw, qq) in spots:
-                code = rounded(k, y * factor - p, 0.0, self.how.levels)
+                code = rounded(k, y * factor - p, *self.ends)
                 weighted = code * c.load("w", sub * self.length + j) if self.aware else code
                 qy.v = k.fma(code, yw, qy.v)
                 qw.v = qw.v + weighted
@@ -164,11 +167,8 @@ class OffsetSearchKernel(SearchKernel):
     def start(self, k: Builder, c: Columns, row: Val) -> None:
         top = float(self.how.top)
         for at, (scale, integer) in enumerate(zip(self.scales, self.integers, strict=True)):
-            largest = k.var(k.zero(c.ty))
-            with k.loop(self.n_sub) as sub:
-                largest.v = k.max(largest.v, c.load(f"fit_{integer}", sub))
             wanted = k.splat(k.load(row, f32, offset=4 * at), c.ty)
-            d = wide_f16(k, largest.v, wanted)
+            d = wide_f16(k, c.load(f"most_{integer}"), wanted)
             c.store(f"try_{scale}", d)
             unit = inverse(k, d)
             with k.loop(self.n_sub) as sub:
@@ -187,7 +187,7 @@ class OffsetSearchKernel(SearchKernel):
                 scale = or_huge(k, sc * d)
                 unit = 1.0 / scale
                 lows = [m * dmin * unit for m in tried_m]
-                errors = self.errors(k, c, sub, unit, lows)
+                errors = self.errors(k, c, sub, [(unit, low) for low in lows])
                 for at, (m, error) in enumerate(zip(tried_m, errors, strict=True)):
                     error = error * (scale * scale)
                     if not turn and not at:
@@ -202,28 +202,11 @@ class OffsetSearchKernel(SearchKernel):
             total.v = total.v + least.v
         c.store("new_error", total.v)
 
-    def errors(self, k: Builder, c: Columns, sub: Val, unit: Val, lows: list[Val]) -> list[Val]:
-        """What rounding to codes costs a sub-block above each of ``lows``, in squared steps. A lone
-        sum is taken in two halves: an FMA need not wait for the last.
-        """
-        halves = 2 if len(lows) == 1 else 1
-        sums = [[k.var(k.zero(c.ty)) for _ in range(halves)] for _ in lows]
-        for j in range(self.length):
-            i = sub * self.length + j
-            x = c.load("x", i)
-            for low, total in zip(lows, sums, strict=True):
-                u = x * unit + low
-                off = u - rounded(k, u, 0.0, self.how.levels)
-                part = total[j % halves]
-                weighted = off * c.load("w", i) if self.aware else off
-                part.v = k.fma(off, weighted, part.v)
-        return [part[0].v + part[1].v if halves > 1 else part[0].v for part in sums]
-
     def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
         d, dmin = c.load("best_d"), c.load("best_dmin")
         unit = 1.0 / or_huge(k, c.load("best_sc", sub) * d)
         low = c.load("best_m", sub) * dmin * unit
-        return lambda i: rounded(k, c.load("x", i) * unit + low, 0.0, self.how.levels)
+        return lambda i: rounded(k, c.load("x", i) * unit + low, *self.ends)
 
     def refit(self, k: Builder, c: Columns) -> None:
         names = ("sq_sq", "sq_m", "m_m", "sq_x", "m_x")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
 
 from treadle.formats.k_search import STEPS
 from treadle.formats.k_signed import MORE, Signed
-from treadle.jit.language import Builder, Val
+from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32
-from treadle.kernels.search import (
-    Columns,
-    SearchKernel,
-    inverse,
-    or_huge,
-    rounded,
-    wide_f16,
-)
+from treadle.kernels.search import SearchKernel
+from treadle.kernels.search_columns import Columns, inverse, or_huge, rounded, wide_f16
 from treadle.record import dataclass
+
+AT_ONCE = 3  # points of the grid: their sums do not wait for each other
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ class SignedSearchKernel(SearchKernel):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The lowest and the highest code."""
         return -float(self.how.half), self.how.half - 1.0
 
     # -- each sub-block alone -------------------------------------------------------------------
@@ -48,37 +44,63 @@ class SignedSearchKernel(SearchKernel):
     def fit(self, k: Builder, c: Columns) -> None:
         # First what makes the largest magnitude -half: weights of one magnitude and sign are then
         # exact.
-        points = np.array([self.how.half, *self.how.grid], np.float32)
-        table, zero = k.table(points), k.zero(c.ty)
+        points = [float(self.how.half), *self.how.grid]
+        most, least = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
-            least = most = c.load("x", sub * self.length)
+            low = high = c.load("x", sub * self.length)
             for j in range(1, self.length):
                 x = c.load("x", sub * self.length + j)
-                least, most = k.min(x, least), k.max(x, most)
-            unit = -inverse(k, k.select(most > -least, most, least))
-            gain, scale = k.var(zero), k.var(zero)
-            with k.loop(len(points)) as i:
-                factor = unit * k.splat(k.load(table, f32, offset=i * 4), c.ty)
-                self.try_point(k, c, sub, factor, (gain, scale))
-            c.store("fit_sc", scale.v, sub)
+                low, high = k.min(x, low), k.max(x, high)
+            unit = -inverse(k, k.select(high > -low, high, low))
+            best = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+            for outer, group in groupby(points, lambda point: point >= self.ends[1] + 0.5):
+                some, at_once = [*group], 1 if outer else AT_ONCE
+                some += some[-1:] * (-len(some) % at_once)
+                table = k.table(np.array(some, np.float32))
+                with k.loop(len(some), step=at_once) as i:
+                    factors = [
+                        unit * k.splat(k.load(table, f32, offset=(i + g) * 4), c.ty)
+                        for g in range(at_once)
+                    ]
+                    self.try_points(k, c, sub, factors, best, outer)
+            c.store("fit_sc", best[1].v, sub)
+            most.v, least.v = k.max(most.v, best[1].v), k.min(least.v, best[1].v)
+        c.store("most_sc", k.select(most.v > -least.v, most.v, least.v))
 
-    def try_point(
-        self, k: Builder, c: Columns, sub: Val, factor: Val, best: tuple[Any, Any]
+    def try_points(
+        self,
+        k: Builder,
+        c: Columns,
+        sub: Val,
+        factors: list[Val],
+        best: tuple[Var, Var],
+        outer: bool,
     ) -> None:
-        """A point of the grid: codes with either end as the longer one, then least squares."""
-        gain, scale = best
+        """Points of the grid: codes, then least squares. Codes of ``outer`` points may reach the
+        ends, of which either may be the longer one; those of others come out the same both ways.
+        """
         low, high = self.ends
-        sums = [[k.var(k.zero(c.ty)) for _ in range(2)] for _ in range(2)]
+        tries: list[tuple[Val, float, tuple[float, float] | None]] = [
+            (factor, sign, ends)
+            for factor in factors
+            for sign, ends in (
+                [(1.0, (low, high)), (-1.0, (-high, -low))] if outer else [(1.0, None)]
+            )
+        ]
+        sums = [(k.var(k.zero(c.ty)), k.var(k.zero(c.ty))) for _ in tries]
         for j in range(self.length):
             i = sub * self.length + j
             x = c.load("x", i)
             xw = c.load("xw", i) if self.aware else x
-            whole = k.round(x * factor)
-            for (lo, hi), (qx, qq) in zip(((low, high), (-high, -low)), sums, strict=True):
-                code = k.min(k.max(whole, lo), hi)
+            whole = {id(factor): k.round(x * factor) for factor in factors}
+            for (factor, _, ends), (qx, qq) in zip(tries, sums, strict=True):
+                code = whole[id(factor)]
+                if ends:
+                    code = k.min(k.max(code, ends[0]), ends[1])
                 qx.v = k.fma(code, xw, qx.v)
                 qq.v = k.fma(code, code * c.load("w", i) if self.aware else code, qq.v)
-        for sign, (qx, qq) in zip((1.0, -1.0), sums, strict=True):
+        gain, scale = best
+        for (_, sign, _), (qx, qq) in zip(tries, sums, strict=True):
             slope = qx.v * inverse(k, qq.v)
             explained = slope * qx.v
             more = explained > gain.v * float(MORE)
@@ -91,14 +113,10 @@ class SignedSearchKernel(SearchKernel):
         return np.array([(self.how.top,), *((start,) for start in self.how.starts)], np.float32)
 
     def start(self, k: Builder, c: Columns, row: Val) -> None:
-        most, least = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
-        with k.loop(self.n_sub) as sub:
-            scale = c.load("fit_sc", sub)
-            most.v, least.v = k.max(most.v, scale), k.min(least.v, scale)
         # The largest scale becomes the most negative integer, which there is one more of.
-        up = most.v > -least.v
-        d = wide_f16(k, k.max(most.v, -least.v), k.splat(k.load(row, f32), c.ty))
-        d = k.select(up, -d, d)
+        most = c.load("most_sc")
+        d = wide_f16(k, k.abs(most), k.splat(k.load(row, f32), c.ty))
+        d = k.select(most > 0.0, -d, d)
         c.store("try_d", d)
         unit, top = inverse(k, d), float(self.how.top)
         with k.loop(self.n_sub) as sub:
@@ -111,7 +129,7 @@ class SignedSearchKernel(SearchKernel):
             first = c.load(f"{source}_sc", sub)
             tried = [k.min(k.max(first + float(step), -top), top - 1) for step in steps]
             scales = [or_huge(k, sc * d) for sc in tried]
-            errors = self.errors(k, c, sub, [1.0 / scale for scale in scales])
+            errors = self.errors(k, c, sub, [(1.0 / scale, None) for scale in scales])
             least, best = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
             for at, (sc, scale, error) in enumerate(zip(tried, scales, errors, strict=True)):
                 error = error * (scale * scale)
@@ -124,20 +142,6 @@ class SignedSearchKernel(SearchKernel):
             c.store("new_sc", best.v, sub)
             total.v = total.v + least.v
         c.store("new_error", total.v)
-
-    def errors(self, k: Builder, c: Columns, sub: Val, units: list[Val]) -> list[Val]:
-        """What rounding to codes costs a sub-block in each of these units, in squared steps."""
-        low, high = self.ends
-        sums = [k.var(k.zero(c.ty)) for _ in units]
-        for j in range(self.length):
-            i = sub * self.length + j
-            x = c.load("x", i)
-            for unit, total in zip(units, sums, strict=True):
-                u = x * unit
-                off = u - rounded(k, u, low, high)
-                weighted = off * c.load("w", i) if self.aware else off
-                total.v = k.fma(off, weighted, total.v)
-        return [total.v for total in sums]
 
     def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
         unit = 1.0 / or_huge(k, c.load("best_sc", sub) * c.load("best_d"))
