@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel, FakeTensor
 from treadle.cli import bench
 from treadle.cli.engines import BATCH, LlamaCpp, Treadle, streams
+from treadle.cli.results import Result, share_of
 
 CONTRACT = [
     "test", "depth", "threads", "sequences", "tok_s", "tok_s_min", "tok_s_max", "bytes_s", "ops_s",
@@ -159,6 +161,15 @@ def test_the_table(run: Run, model: FakeModel, gguf: str) -> None:
         "peaks of this machine meanwhile: "
         "bandwidth 1.0 GB/s, int8 1.0 Gop/s, bf16 1.0 Gop/s, f32 1.0 Gop/s"
     )
+
+
+def test_text_has_a_share_of_the_stream_too() -> None:
+    result = Result(
+        "tg4", 0, 2, 1, 1.0, 1.0, 1.0, 1e9, 1e9, 0.86, "treadle", "a", "Q8_0", "bandwidth",
+        {"bandwidth": 0.86, "stream": 0.954, "int8": 0.1}, {},
+    )  # fmt: skip
+    assert share_of(result) == "86% bandwidth, 95% stream"
+    assert share_of(replace(result, peak="int8")) == "86% int8"
 
 
 def test_the_table_has_columns_for_what_differs(run: Run, model: FakeModel, gguf: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from treadle.cli.bench import Test as BenchTest
-from treadle.cli.speed import Cost, kind_of
+from treadle.cli.speed import Cost, alike, kind_of
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Norm
 from treadle.kernels.gemm import Gemm
@@ -50,6 +50,21 @@ def test_weights_are_read_once_a_run_and_history_once_a_sequence() -> None:
     assert product.work(parts) == (1000, 7 * 7)
     attention = [spec.history(*part) for part in parts]
     assert step(spec).work(parts) == (sum(a[0] for a in attention), sum(a[1] for a in attention))
+
+
+def test_reading_has_a_share_of_the_stream_too() -> None:
+    peaks = {**PEAKS, "stream": 5e8}
+    work = Cost.of([step(Norm("q8", 64, 1, 1e-5), n_bytes=1000, n_flops=7)], [([(0, 1)], 1)], peaks)
+    assert work.shares(1e-5) == pytest.approx({"bandwidth": 0.1, "stream": 0.2, "f32": 0.0007})
+    assert work.bound == "bandwidth"
+
+
+def test_peaks_of_caches_have_no_stream() -> None:
+    caches = {"caches": 2e9, "f32": 1e9}
+    assert alike([{"bandwidth": 1e9, "stream": 9e8, "f32": 1e9}, caches]) == [
+        {"caches": 1e9, "f32": 1e9},
+        caches,
+    ]
 
 
 def test_logits_that_nobody_wants_cost_nothing() -> None:

@@ -14,8 +14,9 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
-from treadle.runtime import peaks
+from treadle.runtime import machine, peaks
 from treadle.runtime.peaks import (
+    LONG,
     PIECE,
     STREAMS,
     Dots,
@@ -55,15 +56,15 @@ def test_dots_against_the_twin(
         assert_close(item, want, tolerance, spec.name)
 
 
-@pytest.mark.parametrize("shape", STREAMS, ids=str)
+@pytest.mark.parametrize("shape", [*STREAMS, *LONG], ids=str)
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 def test_streams_against_the_twin(
     isa: Isa, shape: tuple[int, int], memory: Memory, rng: np.random.Generator
 ) -> None:
     data = memory.copy(rng.integers(0, 256, 3 * PIECE, np.uint8))
     out, want = memory.array(3, np.int32), np.zeros(3, np.int32)
-    call(Stream(*shape), isa, memory, {"data": data, "out": out}, Run(), 3)
-    Stream(*shape).run_ref(Stream.args(data=data, out=want), None)
+    call(Stream(*shape), isa, memory, {"data": data, "out": out, "piece": PIECE}, Run(), 3)
+    Stream(*shape).run_ref(Stream.args(data=data, out=want, piece=PIECE), None)
     np.testing.assert_array_equal(out, want)
 
 
@@ -153,6 +154,17 @@ def test_what_is_not_there_has_no_rate() -> None:
     assert found.as_dict() == {"bytes_s": 2e10, "q8": 4e11, "f32": 1e11}
 
 
+def test_the_long_stream_of_a_buffer_beyond_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three threads: shares that are no power of two, and a rest that nobody reads."""
+    monkeypatch.setattr(peaks, "BUFFER_BYTES", (PIECE, PIECE))
+    monkeypatch.setattr(machine, "cache_bytes", lambda *_: 0)
+    found = measure_peaks(rows.ALL[-1], 3, 0.001)
+    assert found.from_memory
+    assert found.stream_bytes_s is not None
+    assert found.as_dict()["stream_bytes_s"] == found.stream_bytes_s > 0
+
+
 def test_what_was_read_from_caches_is_called_so() -> None:
-    found = Peaks(4e11, None, 1e11, 2e11, 1.0, buffer_bytes=1 << 20, from_memory=False)
+    """And no stream is told: it would be one of the caches too."""
+    found = Peaks(4e11, None, 1e11, 2e11, 1.0, 1 << 20, from_memory=False, stream_bytes_s=1e11)
     assert found.as_dict() == {"cache_bytes_s": 2e11, "q8": 4e11, "f32": 1e11}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.cli.speed import BANDWIDTH, CACHES, explain_caches
+from treadle.cli.speed import BANDWIDTH, CACHES, STREAM, explain_caches
 from treadle.cli.table import heading, print_table, printable, remark, say, scaled
 from treadle.record import dataclass
 from treadle.runtime.machine import busy
@@ -104,10 +104,18 @@ def print_speeds(results: Sequence[Result]) -> None:
         cells += [f"{r.tok_s:.{0 if r.tok_s >= 1000 else 1}f} ± {r.spread:.0%}"]
         cells += ["" if r.bytes_s is None else scaled(r.bytes_s, "B/s")]
         cells += ["" if r.ops_s is None else scaled(r.ops_s, "op/s")]
-        cells += ["" if r.share_of_peak is None else f"{r.share_of_peak:.0%} {r.peak or ''}"]
+        cells += ["" if r.share_of_peak is None else share_of(r)]
         cells += ["" if other is None else f"{r.tok_s / other.tok_s:.2f}"] * bool(others)
         rows.append(cells)
     print_table(headers, rows, optional=("op/s ", "bytes/s "))
+
+
+def share_of(result: Result) -> str:
+    """Of its peak; what waits for memory also of one long stream: ``86% bandwidth, 95% stream``."""
+    text = f"{result.share_of_peak:.0%} {result.peak or ''}"
+    if result.peak == BANDWIDTH and STREAM in (result.shares or {}):
+        text += f", {(result.shares or {})[STREAM]:.0%} {STREAM}"
+    return text
 
 
 def warn_busy(results: Sequence[Result]) -> None:
@@ -121,7 +129,7 @@ def peaks_of(results: Sequence[Result]) -> list[str]:
     """Each peak's lowest and highest measurement: ``int8 2.0 to 2.1 Top/s``."""
     lines = []
     for name in dict.fromkeys(name for r in results for name in r.peaks):
-        unit = "B/s" if name in (BANDWIDTH, CACHES) else "op/s"
+        unit = "B/s" if name in (BANDWIDTH, STREAM, CACHES) else "op/s"
         found = [r.peaks[name] for r in results if name in r.peaks]
         low, high = scaled(min(found), unit), scaled(max(found), unit)
         number, _, same_unit = low.partition(" ")

@@ -11,10 +11,16 @@ if TYPE_CHECKING:
     from treadle.model import Model
 
 BANDWIDTH = "bandwidth"
+STREAM = "stream"  # reading in one long stream a thread: what a model read in order can come to
 CACHES = "caches"  # in place of BANDWIDTH where too little memory may be had to read beyond them
 # A kernel's name has the kind of numbers it multiplies: which peak that is, as people call it.
 ARITHMETIC = {"q8": "int8", "bf16": "bf16", "f32": "f32"}
-NAMES = {"bytes_s": BANDWIDTH, "cache_bytes_s": CACHES, **ARITHMETIC}  # of measured peaks
+NAMES = {
+    "bytes_s": BANDWIDTH,
+    "stream_bytes_s": STREAM,
+    "cache_bytes_s": CACHES,
+    **ARITHMETIC,
+}  # of measured peaks
 MATRIX = "matrix"  # how names of kernels on matrix registers end, which multiply bf16
 PLAIN = "f32"  # what kernels whose name has none multiply
 # Kernels that do one thing between them, as a profile sums them up.
@@ -43,7 +49,10 @@ def alike(measured: Sequence[Peaks]) -> list[Peaks]:
     """Peaks of several moments under the same names: if one read from caches, none is trusted."""
     if not any(CACHES in peaks for peaks in measured):
         return list(measured)
-    return [{CACHES if n == BANDWIDTH else n: rate for n, rate in p.items()} for p in measured]
+    return [
+        {CACHES if n == BANDWIDTH else n: rate for n, rate in p.items() if n != STREAM}
+        for p in measured
+    ]
 
 
 def explain_caches(peaks: Iterable[str]) -> str | None:
@@ -105,8 +114,11 @@ class Cost:
         return sum(self.least_s.values()) / seconds
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """The share of each peak in use: bytes of the bandwidth, operations of their kind's."""
+        """The share of each peak in use: bytes of the bandwidth and of the stream, operations of
+        their kind's.
+        """
         used = {reading(self.peaks): self.n_bytes, **self.n_ops}
+        used |= {STREAM: self.n_bytes} if STREAM in self.peaks else {}
         return {name: n / seconds / self.peaks[name] for name, n in used.items() if n}
 
 

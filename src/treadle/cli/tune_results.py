@@ -115,7 +115,11 @@ def print_results(
     results: Sequence[TuneResult], shape: Shape, about: dict[str, Any], peaks: Peaks
 ) -> None:
     """Print a table for each sweep, and where gemv, gemm and matrix registers cross."""
-    rates = [f"{name} {scaled(rate, 'op/s')}" for name, rate in peaks.items() if name not in READ]
+    rates = [
+        f"{name} {scaled(rate, 'op/s')}"
+        for name, rate in peaks.items()
+        if not name.endswith("bytes_s")
+    ]
     read = f"{READ[next(name for name in peaks if name in READ)]} {scaled(read_rate(peaks), 'B/s')}"
     say(f"{about['cpu']}, {about['isa']}, {about['threads']} threads")
     say(f"peaks: {', '.join([*rates, read])}")

@@ -148,6 +148,8 @@ def of_peaks(here: Here) -> Iterator[Told]:
         )
     yield "f32_ops_s", peaks.f32
     yield "read_bytes_s", peaks.bytes_s
+    if peaks.from_memory and peaks.stream_bytes_s:
+        yield "stream_bytes_s", peaks.stream_bytes_s
     yield "read_from", "memory" if peaks.from_memory else "caches"
     yield "read_buffer_bytes", peaks.buffer_bytes
     wanted, usable = wanted_bytes(here.cpus), here.usable

@@ -32,8 +32,10 @@ Progress = Callable[[str, int, int], None]
 DOTS_PER_VALUE = {"q8": 4, "bf16": 2, "f32": 1}  # products that one 32-bit sum takes at once
 WEIGHT_MAX = 127  # of a q8 weight: the most that every row's own byte dot takes
 ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of claiming it
-PIECE = 1 << 19  # bytes of a Stream item
+PIECE = 1 << 19  # bytes of an item of the burst
+PAGE = 1 << 12  # of a long stream, bytes are whole ones
 STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, bytes ahead): the best counts
+LONG = ((1, 0), (1, 4096))  # the same of a thread that reads its share from front to back
 BUFFER_BYTES = 256 << 20, 1 << 30  # at least and at most: four times the last-level cache
 BEYOND = 2  # times the largest cache: a smaller buffer is read from that cache, or half of it is
 SHARE = 3  # of the memory that may still be taken, a third at most
@@ -52,11 +54,20 @@ class Peaks:
     cpu_share: float  # of the processor time that the threads asked for, what they got meanwhile
     buffer_bytes: int = BUFFER_BYTES[0]  # that ``bytes_s`` was measured on
     from_memory: bool = True  # False: no buffer beyond the caches could be had
+    # Bytes a second of one long stream a thread: what reading a model in order can come to.
+    stream_bytes_s: float | None = None
 
     def as_dict(self) -> dict[str, float]:
         """By name, without those that are None; what was read from caches is ``cache_bytes_s``."""
         read = "bytes_s" if self.from_memory else "cache_bytes_s"
-        rates = {read: self.bytes_s, "q8": self.q8, "bf16": self.bf16, "f32": self.f32}
+        stream = self.stream_bytes_s if self.from_memory else None
+        rates = {
+            read: self.bytes_s,
+            "stream_bytes_s": stream,
+            "q8": self.q8,
+            "bf16": self.bf16,
+            "f32": self.f32,
+        }
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 
@@ -165,19 +176,19 @@ class MatrixDots(Spec):
 class Stream(Spec):
     """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
 
-    An item is PIECE bytes, walked as ``streams`` runs side by side, each prefetching ``ahead``
+    An item is ``piece`` bytes, walked as ``streams`` runs side by side, each prefetching ``ahead``
     bytes before it reads.
     """
 
     op: ClassVar[str] = "stream"
-    args = Args("data:in out:out")
+    args = Args("data:in out:out piece")
     streams: int
     ahead: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
-        data, out = frame.data, frame.out
-        ty, run = i32 * isa.lanes, PIECE // self.streams
+        data, out, piece = frame.data, frame.out, frame.piece
+        ty, run = i32 * isa.lanes, piece // self.streams
         per_line = max(1, LINE // ty.n_bytes)
         with k.loop(frame.end, start=frame.begin) as item:
             sums = [k.var(k.zero(ty)) for _ in range(max(4, self.streams))]
@@ -185,7 +196,7 @@ class Stream(Spec):
             with k.loop(run, step=lines * LINE) as at:
                 for s in range(self.streams):
                     for line in range(lines):
-                        p = data + (item * PIECE + at + (s * run + line * LINE))
+                        p = data + (item * piece + at + run * s + line * LINE)
                         if self.ahead:
                             k.prefetch(p + self.ahead)
                         total = sums[s * lines + line]
@@ -196,7 +207,7 @@ class Stream(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin."""
-        pieces = args.data.view(np.int32).reshape(-1, PIECE // 4)
+        pieces = args.data.view(np.int32).reshape(-1, args.piece // 4)
         args.out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
 
 
@@ -206,7 +217,7 @@ def measure_peaks(
     """Measure for about ``seconds`` each: arithmetic in registers, and reading a large buffer."""
     acts = [act for act in DOTS_PER_VALUE if act != "bf16" or isa.dot_bf16 or isa.matrix]
     dots = {act: dots_of(act, isa) for act in acts}
-    kernels = load_kernels([*dots.values(), *(Stream(*shape) for shape in STREAMS)], isa)
+    kernels = load_kernels([*dots.values(), *(Stream(*shape) for shape in (*STREAMS, *LONG))], isa)
     team = Team(n_threads, isa, LINE)
     rates: dict[str, float] = {}
 
@@ -223,13 +234,18 @@ def measure_peaks(
         cpu_share = min(1.0, (time.process_time() - began_cpu) / asked)
         tell(len(acts))
         n_bytes = buffer_bytes()
-        bytes_s = _rate_of_streams(team, kernels, n_bytes, seconds)
+        data = Memory(n_bytes)
+        data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
+        shape_s = seconds / len(STREAMS)
+        bytes_s = max(stream_rate(team, kernels, s, data.bytes, PIECE, shape_s) for s in STREAMS)
+        whole = max(PAGE, n_bytes // n_threads // PAGE * PAGE)
+        long_s = max(stream_rate(team, kernels, s, data.bytes, whole, shape_s) for s in LONG)
     finally:
         team.close()
     tell(len(acts) + 1)
     return Peaks(
         rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share,
-        n_bytes, n_bytes >= BEYOND * machine.cache_bytes(),
+        n_bytes, n_bytes >= BEYOND * machine.cache_bytes(), long_s,
     )  # fmt: skip
 
 
@@ -265,17 +281,19 @@ def _rate_of_dots(
     return 2 * n_items * ROUNDS * products / best
 
 
-def _rate_of_streams(team: Team, kernels: dict[str, int], n_bytes: int, seconds: float) -> float:
-    """Bytes a second of a buffer of ``n_bytes``, by the best of STREAMS."""
-    n_items = n_bytes // PIECE
-    data = Memory(n_items * PIECE)
-    data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
-    args = Stream.args.slots({"data": data.bytes, "out": np.zeros(n_items, np.int32)})
-    best = min(
-        _least_time(team, kernels[Stream(*shape).name], args, n_items, seconds / len(STREAMS))
-        for shape in STREAMS
-    )
-    return n_items * PIECE / best
+def stream_rate(
+    team: Team,
+    kernels: dict[str, int],
+    shape: tuple[int, int],
+    data: np.ndarray,
+    piece: int,
+    seconds: float,
+) -> float:
+    """Bytes a second of ``data``, uint8, in items of ``piece`` bytes, by one shape of Stream."""
+    n_items = len(data) // piece
+    named = {"data": data, "out": np.zeros(n_items, np.int32), "piece": piece}
+    args = Stream.args.slots(named)
+    return n_items * piece / _least_time(team, kernels[Stream(*shape).name], args, n_items, seconds)
 
 
 def wanted_bytes(cpus: Path = machine.CPUS) -> int:
