@@ -170,13 +170,17 @@ OPTIONAL_NORMS = (
 
 def mixed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
     """x [n_tokens, n_embd] through the attention of layer i."""
+    from tests.reference_states import MIXED
+
     maps = Layer(config, i, tensor)
-    h = attended(maps, maps.norm(x, "attn_norm"))
+    h = MIXED.get(maps.at.mixer, attended)(maps, maps.norm(x, "attn_norm"))
     return x + (h if config.ffn_norm == POST else maps.norm(h, POST))
 
 
 def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
-    """x [n_tokens, n_embd] through the FFN of layer i."""
+    """x [n_tokens, n_embd] through the FFN of layer i, if it has one."""
+    if not config.layers[i].ffn:
+        return x
     maps = Layer(config, i, tensor)
     return x + maps.norm(gated(maps, maps.norm(x, config.ffn_norm)), "post_ffw_norm")
 
@@ -189,11 +193,16 @@ def attended(maps: Layer, h: Array) -> Array:
     config, at = maps.config, maps.at
     sizes = [at.n_head * at.head_dim, at.n_head_kv * at.head_dim, at.n_head_kv * at.head_dim_v]
     ends = np.cumsum(sizes)
-    if at.mixer == "attention":
+    if at.mixer != "attention_qkv":
         qkv = [maps.linear(h, f"attn_{name}") for name in "qkv"]
     else:
         parts = zip(ends - sizes, ends, strict=True)
         qkv = [maps.linear(h, "attn_qkv", slice(start, end)) for start, end in parts]
+
+    gate = np.ones(1)
+    if at.mixer == "attention_gate":
+        q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
+        qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
 
     def placed(x: Array, stem: str, n_head: int) -> Array:
         def norm(x: Array) -> Array:
@@ -214,7 +223,7 @@ def attended(maps: Layer, h: Array) -> Array:
     q, k = placed(qkv[0], "attn_q_norm", at.n_head), placed(qkv[1], "attn_k_norm", at.n_head_kv)
     v = qkv[2].reshape(len(h), at.n_head_kv, -1)
     a = attention(q, k, v, config.attn_scale, config.attn_softcap, at.window)
-    return maps.linear(a.reshape(len(h), -1), "attn_output")
+    return maps.linear(a.reshape(len(h), -1) * gate, "attn_output")
 
 
 def mixture(maps: Layer, h: Array) -> Array:

@@ -32,6 +32,14 @@ SIZES = {
     "softcap": 0,  # of the logits
     "tied": 1,  # the embeddings are the output matrix as well
 }
+STATES = {  # of layers that have one
+    "shortconv.l_cache": 3,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 96,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 4,
+    "ssm.group_count": 2,
+}
 
 
 def write_model(
@@ -49,6 +57,9 @@ def write_model(
     Weights keep activations near 1 and logits apart, as those of ``tests/models/hf_tiny.py`` do.
     """
     size: dict[str, Any] = SIZES | sizes
+    if ARCHS[arch].state and "n_head_kv" not in sizes:
+        size["n_head_kv"] = [0, size["n_head_kv"]] * size["n_layer"]
+        size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     writer = GGUFWriter(path)
     writer.add("general.architecture", arch)
     for key, value in keys(size).items():
@@ -99,6 +110,7 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": 1e-5,
         "attention.layer_norm_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
+        **STATES,
     }
     if size["window"]:
         made["attention.sliding_window"] = size["window"]
@@ -111,6 +123,8 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndar
     x = rng.standard_normal(shape)
     if "norm" in name:
         x = 1.0 + 0.25 * x
+    elif name.endswith("ssm_a"):
+        x = -np.exp(0.5 * x)
     elif name.endswith("bias"):
         x = 0.5 * x
     elif "embd" in name:
@@ -131,4 +145,6 @@ def rounding(config: Config) -> float:
     n = config.n_embd
     for layer in config.layers:
         n += 2 * config.n_embd + layer.n_head * layer.head_dim + layer.n_ff
+        if layer.state is not None:
+            n += layer.state.n_inner + layer.state.n_state + layer.state.n_conv
     return 4 * math.sqrt(n) * 2.0**-24

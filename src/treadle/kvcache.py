@@ -88,9 +88,8 @@ class KVCache:
             States(device, spec, 2 * n_sequences) for spec in specs if isinstance(spec, StateSpec)
         ]
         self._slots = list(range(2 * n_sequences if self.states else 0))  # free
-        self._layers = {
-            layer: cells for cells in (*self.pools, *self.states) for layer in cells.layers
-        }
+        self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
+        self._states_of = {layer: states for states in self.states for layer in states.layers}
         self._retired: Sequence | None = None
         self.tree = PageTree(self.pools)
         self.store: Store | None = None  # full pages in files
@@ -102,15 +101,11 @@ class KVCache:
 
     def pool_of(self, layer: int) -> Pool:
         """Where a layer's keys and values are."""
-        pool = self._layers[layer]
-        assert isinstance(pool, Pool)
-        return pool
+        return self._pool_of[layer]
 
     def states_of(self, layer: int) -> States:
         """Where a layer's states are."""
-        states = self._layers[layer]
-        assert isinstance(states, States)
-        return states
+        return self._states_of[layer]
 
     @property
     def n_tokens(self) -> int:

@@ -11,14 +11,17 @@ from treadle.formats import FORMATS, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
 from treadle.kernels.column_norm import ColumnNorm
+from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.gather import PIECE, Combine, Gather
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
+from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
+from treadle.kernels.scan import Delta, Mamba2
 from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
 from treadle.kernels.search_signed import SignedSearchKernel
@@ -280,6 +283,27 @@ EXPERTS = [
     Pack("silu", "q8", 352, 6, per=12, counted=True),
     Pack("swiglu_clamped", "f32", 172, 1, per=4),
 ]
+STATES = [
+    Convolution(5, 3, gates=True),
+    Convolution(64, 4),
+    Convolution(157, 4, bias=True),
+    Convolution(96, 2, gates=True),
+    Mamba2(4, 32, 16, 1),
+    Mamba2(6, 24, 5, 2),
+    Mamba2(2, 80, 32, 2),
+    Delta(4, 32, 16, 2),
+    Delta(4, 64, 7, 2, grouped=True),
+    Delta(3, 5, 32, 1),
+    Rates(4),
+    Rates(37, beta=True),
+    UnitHeads(32, 3, 0.25, EPS),
+    UnitHeads(7, 2, 1.0, EPS),
+    Gate("sigmoid", 172),
+    Gate("silu", 96, 3, EPS),
+    Gate("silu", 70, 2, EPS, first=True),
+    Halves(16, 4),
+    Halves(5, 3),
+]
 # Of any vocabulary: it is an argument.
 TOPS = [Top(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
 # Both kinds, sub-blocks of 16 and of 32, with importances and without.
@@ -308,6 +332,7 @@ ALL: list[Spec] = [
     *EXPERTS,
     *TOPS,
     *SEARCHES,
+    *STATES,
 ]
 
 

@@ -44,6 +44,10 @@ NAMES = (
     "ernie45moe",
     "glm4moe",
     "minimaxm2",
+    "lfm2",
+    "mamba2",
+    "falconh1",
+    "qwen35",
 )
 CHUNKS = (1, 3, 64)
 

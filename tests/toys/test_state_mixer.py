@@ -61,7 +61,7 @@ DECAY = Sublayer(
         TensorRow("mix_out.weight", ("n_embd", "n_state")),
     ),
     sizes=lambda layer: {"n_state": layer.n_ff},
-    memory=lambda layer: StateSpec("decay", (), layer.n_ff),
+    memory=lambda layer: (StateSpec("decay", (), layer.n_ff),),
 )
 
 

@@ -56,6 +56,10 @@ def _clamped_plus_one(y: F64Array) -> F64Array:
     return np.asarray(np.clip(y, -math.SWIGLU_LIMIT, math.SWIGLU_LIMIT) + 1)
 
 
+def _sigmoid(y: F64Array) -> F64Array:
+    return np.asarray(np.exp(-np.logaddexp(0, -y)))
+
+
 ACTIVATIONS = {
     "silu": Activation(math.silu, _silu),
     "gelu": Activation(math.gelu, _gelu),  # the tanh form
@@ -64,6 +68,7 @@ ACTIVATIONS = {
     "swiglu_clamped": Activation(
         math.silu_clamped, _silu_clamped, math.clamped_plus_one, _clamped_plus_one
     ),
+    "sigmoid": Activation(math.sigmoid, _sigmoid),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
@@ -84,14 +85,23 @@ def build_plan(
     return plan
 
 
-def _experts(ops: CpuOps, label: str, *rows: Rows, **given: Any) -> Rows:
-    from treadle.lowering.experts import experts
-
-    return experts(ops, label, *rows, **given)
-
-
-# Ops beside the common ones, by name: ``word(ops, label, *rows, **given)`` gives rows.
-WORDS: dict[str, Callable[..., Rows]] = {"experts": _experts}
+# Ops beside the common ones, by name: ``word(ops, label, *rows, **given)`` gives rows. Those that
+# stand in a file of their own are imported when a model has them.
+WORDS: dict[str, Callable[..., Rows]] = {}
+_STATES = (
+    "convolution",
+    "gated_convolution",
+    "rates",
+    "mamba2",
+    "delta",
+    "silu_gate",
+    "sigmoid_gate",
+    "halves",
+)
+ELSEWHERE = {
+    "experts": "treadle.lowering.experts",
+    **dict.fromkeys(_STATES, "treadle.lowering.states"),
+}
 
 
 class CpuOps(Making, Ops):
@@ -180,9 +190,20 @@ class CpuOps(Making, Ops):
         return Floats(label, x.width, out)
 
     def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
-        if word not in WORDS:
+        made: Rows = self._word(word, label)(self, label, *rows, **given)
+        return made
+
+    def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+        first, second = self._word("halves", label)(self, label, x, heads)
+        return first, second
+
+    def _word(self, word: str, label: str) -> Callable[..., Any]:
+        if word in WORDS:
+            return WORDS[word]
+        if word not in ELSEWHERE:
             raise UnsupportedError(f"{label}: the CPU has no {word!r}")
-        return WORDS[word](self, label, *rows, **given)
+        made: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
+        return made
 
     def result(self, name: str, x: Rows) -> None:
         emit_result(self.steps, name, x, self.floats(x))
@@ -280,7 +301,7 @@ class CpuOps(Making, Ops):
         """
         steps, config, at = self.steps, self.config, self.config.layers[layer]
         ways = [unwrap(x) for x in (q, k) if x is not None]
-        places = [self._place(x) for x in (*(way.source for way in ways), v) if x is not None]
+        places = [self.place(x) for x in (*(way.source for way in ways), v) if x is not None]
         (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
         if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
             raise UnsupportedError(f"L{layer}: queries, keys and values that do not lie together")

@@ -39,17 +39,17 @@ class Making:
 
     def floats(self, x: Rows) -> Buffer:
         """``x`` in f32, from the first column on."""
-        buffer, column = self._place(x)
+        buffer, column = self.place(x)
         if column:
             raise UnsupportedError(f"{x.label}: one of several products, by itself")
         return buffer
 
-    def _place(self, x: Rows) -> tuple[Buffer, int]:
+    def place(self, x: Rows) -> tuple[Buffer, int]:
         """``x`` in f32, and the column where it begins."""
         if isinstance(x, Product):
             return self._multiply(x.of), x.of.columns[x.index]
         if isinstance(x, Floats):
-            return x.buffer, 0
+            return x.buffer, x.column
         if isinstance(x, Normed) and x.heads == 1:
             return self.activations(x, Act("f32", x.width)), 0
         if isinstance(x, Mixed):
@@ -186,7 +186,7 @@ class Making:
                 out = steps.activations(x.label, both.result())
                 steps.multiply(f"{of.label}_{x.fn}", both, names, of.heights, [0, 0], h, out)
                 return out
-        return self._pack(x.label, x.fn, self.floats(gate), act, self._place(up)[1])
+        return self._pack(x.label, x.fn, self.floats(gate), act, self.place(up)[1])
 
     def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
         """Make products: those of the same format and biases are one step."""

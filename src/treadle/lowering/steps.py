@@ -51,14 +51,15 @@ class Steps:
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
         self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
         # One tiling for all layers: a run's attention items are made by pool.
-        shared = max(layer.n_head // layer.n_head_kv for layer in config.layers)
-        n_head = min(layer.n_head for layer in config.layers)
+        attending = [layer for layer in config.layers if layer.n_head_kv]
+        shared = max((layer.n_head // layer.n_head_kv for layer in attending), default=1)
+        n_head = min((layer.n_head for layer in attending), default=1)
         # Not where bits must be a row's own: few tokens are met by vectors.
         self.matrix_attention = (
             isa.matrix is not None
             and n_tokens > isa.matrix.vector_tokens
             and not deterministic
-            and not any(n % BLOCK for at in config.layers for n in (at.head_dim, at.head_dim_v))
+            and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
             and cache.kv != "f32"
         )
         rows = TILE_ROWS
@@ -165,7 +166,7 @@ class Steps:
         self.plan.tensors_used.add(whole(name))
         return self.weights[name]
 
-    def vector(self, name: str, scale: float = 1.0) -> Const:
-        """A vector (norm, bias) in f32, times ``scale``."""
+    def vector(self, name: str, scale: float = 1.0, *, turned: bool = False) -> Const:
+        """A vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""
         self.plan.tensors_used.add(whole(name))
-        return self.weights.floats(name, scale)
+        return self.weights.floats(name, scale, turned=turned)

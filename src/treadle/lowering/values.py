@@ -23,9 +23,10 @@ class Value(Rows):
 
 @dataclass(eq=False)
 class Floats(Value):
-    """Rows that are there, in f32."""
+    """Rows that are there, in f32, from a column of a buffer on."""
 
     buffer: Buffer
+    column: int = 0
 
 
 @dataclass(eq=False)

@@ -51,11 +51,14 @@ class Weights:
             self.consts[name] = tuple(self.storage.weights(whole(name), array) for array in arrays)
         return self.consts[name]
 
-    def floats(self, name: str, scale: float = 1.0) -> Const:
-        """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias."""
-        key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
+    def floats(self, name: str, scale: float = 1.0, *, turned: bool = False) -> Const:
+        """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias; or a small
+        matrix, ``turned``: column by column.
+        """
+        key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "") + ".T" * turned
         if key not in self.consts:
-            values, rows = self.tensor(name).dequantize().ravel(), self._part(name)
+            values, rows = self.tensor(name).dequantize(), self._part(name)
+            values = (values.T if turned else values).ravel()
             values = (values[rows.start : rows.stop] if rows else values) * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values

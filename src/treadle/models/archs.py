@@ -50,6 +50,9 @@ class Arch:
     divide_logits: by ``logit_scale``, where others multiply.
     width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
         where the others have 1/sqrt(head_dim): Gemma's 27B say so in no key.
+    mixer: of layers with keys and values, a name in ``models.mixers.MIXERS``.
+    state: of those that have none and keep a state instead.
+    names: tensors that files call otherwise, "blk.N." cut off: their name, and that of the graph.
     """
 
     name: str
@@ -66,6 +69,9 @@ class Arch:
     norm_last: bool = False
     divide_logits: bool = False
     width_scaled: frozenset[int] = frozenset()
+    mixer: str = "attention"
+    state: str = ""
+    names: tuple[tuple[str, str], ...] = ()
 
 
 ARCHS: dict[str, Arch] = {
@@ -126,6 +132,26 @@ ARCHS: dict[str, Arch] = {
             "minimax-m2",
             needs=QK_NORM,
             keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        ),
+        Arch(
+            "lfm2",
+            needs=QK_NORM,
+            state="shortconv",
+            names=(("token_embd_norm.weight", "output_norm.weight"),),
+        ),
+        Arch("mamba2", rope="none", mixer="mamba2", state="mamba2"),
+        Arch(
+            "falcon-h1",
+            mixer="attention_mamba2",
+            state="mamba2",
+            names=(("ffn_norm", "ffn_norm.weight"),),
+        ),
+        Arch(
+            "qwen35",
+            needs=QK_NORM | POST_ATTENTION,
+            lacks=FFN_NORM,
+            mixer="attention_gate",
+            state="delta",
         ),
         Arch("ernie4_5", rope="norm"),
         Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
@@ -196,8 +222,8 @@ REFUSED: dict[str, str] = {
             "nomic-bert-moe gpt-oss deepseek2 hunyuan-moe llama4 dbrx grok phimoe"
         ),
         "a recurrent state beside attention or in its place": (
-            "qwen35 qwen35moe qwen3next lfm2 lfm2moe mamba mamba2 granitehybrid nemotron_h "
-            "nemotron_h_moe falcon-h1 jamba rwkv6 rwkv7 kimi-linear"
+            "qwen35moe qwen3next lfm2moe mamba granitehybrid nemotron_h nemotron_h_moe jamba rwkv6 "
+            "rwkv7 kimi-linear"
         ),
         "attention with ALiBi, adapters or cross attention": (
             "jina-bert-v2 jina-bert-v3 t5 t5encoder"

@@ -27,8 +27,35 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """Sizes of a layer with a state of fixed size. A short convolution has no heads."""
+
+    n_conv: int  # taps of its convolution
+    n_channels: int  # that it is of, each by itself
+    n_head: int = 0
+    head_dim: int = 0  # values of a head
+    n_state: int = 0  # that its state has for each of them
+    n_group: int = 1  # of heads that share keys and queries (B and C of Mamba)
+
+    @property
+    def n_inner(self) -> int:
+        return self.n_head * self.head_dim
+
+    @property
+    def n_keys(self) -> int:
+        return self.n_group * self.n_state
+
+    @property
+    def n_values(self) -> int:
+        """Of the state: the convolution's last inputs, then each head's."""
+        return (self.n_conv - 1) * self.n_channels + self.n_inner * self.n_state
+
+
+@dataclass(frozen=True)
 class Layer:
-    """One layer: its two halves, by their names in MIXERS and FFNS, and their sizes in elements."""
+    """One layer: its two halves, by their names in MIXERS and FFNS ("": it has none), and their
+    sizes in elements, 0 where it has no such half.
+    """
 
     n_head: int
     n_head_kv: int  # divides n_head
@@ -44,6 +71,7 @@ class Layer:
     ffn: str = "gated"
     experts: Experts | None = None  # of an FFN that has some
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
+    state: Recurrence | None = None
 
 
 @dataclass(frozen=True)

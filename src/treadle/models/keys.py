@@ -29,22 +29,24 @@ class Keys(keys.Keys):
         super().__init__(own, gguf.path, dict(lacking), prefix, "the key is missing")
 
     def per_layer(
-        self, key: str, n_layer: int, default: Sequence[int] | None = None
+        self, key: str, n_layer: int, default: Sequence[int] | None = None, *, lo: int = 1
     ) -> tuple[int, ...]:
-        """Sizes of at least 1, ``[n_layer]``, given once or as an array with one entry a layer."""
+        """Sizes of at least ``lo``, ``[n_layer]``, given once or as an array with one entry a
+        layer.
+        """
         value = self.get(key)
         if value is None and default is not None:
             return tuple(default)
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-            return (self.integer(key, lo=1),) * n_layer
+            return (self.integer(key, lo=lo),) * n_layer
         if len(value) != n_layer:
             self.fail(key, f"has {len(value)} entries", f"{n_layer}, one per layer")
         sizes = list(value)
         if any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in sizes):
             self.fail(key, "holds something else", "integers")
         for size in sizes:
-            if not 1 <= size <= SIZE_MAX:
-                self.fail(key, f"holds {size}", f"integers from 1 to {SIZE_MAX}")
+            if not lo <= size <= SIZE_MAX:
+                self.fail(key, f"holds {size}", f"integers from {lo} to {SIZE_MAX}")
         return tuple(int(size) for size in sizes)
 
     def n_vocab(self) -> int:

@@ -6,8 +6,8 @@
     x = x + after(ffn(before(x)))               or, in parallel, both of the same x:
     x = x + mixer(before(x)) + ffn(before(x))
 
-A norm that the file lacks is none. One that stands behind the sum, as BERT's do, is the stream from
-there on.
+Some layers have one half alone. A norm that the file lacks is none. One that stands behind the sum,
+as BERT's do, is the stream from there on.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from treadle.models.structure import Sublayer
 
 
-def build_layer(g: Ops, i: int, x: Rows, mixer: Sublayer, ffn: Sublayer) -> Rows:
+def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
     """What becomes of the states ``x`` in layer ``i``."""
     if not g.config.parallel:
-        for half in (mixer, ffn):
+        for half in halves:
             h = half.build(g, i, _before(g, i, x, half))
             if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
                 h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}")
@@ -30,6 +30,7 @@ def build_layer(g: Ops, i: int, x: Rows, mixer: Sublayer, ffn: Sublayer) -> Rows
             if g.has(f"blk.{i}.{half.behind}.weight"):
                 x = _norm(g, f"L{i}.{half.label}.sum_norm", x, f"blk.{i}.{half.behind}")
         return x
+    mixer, ffn = halves
     h = _before(g, i, x, mixer)
     mixed = mixer.build(g, i, h)
     fed = ffn.build(g, i, _before(g, i, x, ffn) if _stem(g, ffn) else h)

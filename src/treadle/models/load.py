@@ -31,10 +31,20 @@ def load_config(gguf: GGUF) -> Config:
     keys, graph = Keys(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
     if not gguf.tensors:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
+    for theirs, name in arch.names:
+        _rename(gguf, theirs, name)
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
     _refuse_surplus_layers(keys, ignored, keys.integer("block_count", lo=1))
     return replace(config, optional=optional, ignored=ignored)
+
+
+def _rename(gguf: GGUF, theirs: str, name: str) -> None:
+    """Call tensors as the graph does, "blk.N." in front or not."""
+    gguf.tensors = {
+        key.removesuffix(theirs) + name if key == theirs or key.endswith(f".{theirs}") else key: at
+        for key, at in gguf.tensors.items()
+    }
 
 
 def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:

@@ -103,6 +103,12 @@ class Ops(ABC):
         """
 
     @abstractmethod
+    def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+        """The first halves of each of ``heads`` equal parts of each row, side by side, and the
+        second ones. ``x`` is used up.
+        """
+
+    @abstractmethod
     def add(self, x: Rows, h: Rows) -> Rows:
         """``x + h``."""
 

@@ -60,7 +60,7 @@ class Sublayer:
     build: Callable[[Ops, int, Rows], Rows]
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Layer], Sizes]
-    memory: Callable[[Layer], PoolSpec | StateSpec | None] = lambda layer: None
+    memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Graph:
     build: the layers, from the batch's tokens to their states.
     outputs: what plans make of these, by name.
     rows, sizes: its tensors outside layers.
-    sublayers: a layer's mixer and its FFN.
+    sublayers: a layer's mixer and its FFN, or the one half that it has.
     read: a file's keys as a Config; raises FileError and UnsupportedError.
     """
 
@@ -78,7 +78,7 @@ class Graph:
     outputs: Mapping[str, Callable[[Ops, Rows], None]]
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Config], Sizes]
-    sublayers: Callable[[Layer], tuple[Sublayer, Sublayer]]
+    sublayers: Callable[[Layer], tuple[Sublayer, ...]]
     read: Callable[[Keys, Arch], Config]
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
@@ -103,7 +103,7 @@ class Graph:
         alike: dict[PoolSpec | StateSpec, list[int]] = {}
         for i, layer in enumerate(config.layers):
             for kind in self.sublayers(layer):
-                if (memory := kind.memory(layer)) is not None and layer.kv_from == i:
+                for memory in kind.memory(layer) if layer.kv_from == i else ():
                     alike.setdefault(memory, []).append(i)
         pools: list[PoolSpec | StateSpec] = []
         for spec in sorted(alike, key=lambda spec: isinstance(spec, PoolSpec) and spec.window > 0):

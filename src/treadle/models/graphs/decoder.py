@@ -31,6 +31,7 @@ from treadle.models.graphs.kinds import (
     read_temperature,
     read_windows,
 )
+from treadle.models.graphs.recurrence import read_heads, read_recurrence
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.layer import build_layer
 from treadle.models.mixers import MIXERS
@@ -111,20 +112,18 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     # Layers that predict further tokens stand behind the others, and are left out.
     n_layer = n_block - keys.integer(NEXTN, 0, lo=0, hi=n_block - 1)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
-    n_head = keys.per_layer("attention.head_count", n_block)[:n_layer]
-    n_head_kv = keys.per_layer("attention.head_count_kv", n_block, n_head)[:n_layer]
-    for heads, heads_kv in zip(n_head, n_head_kv, strict=True):
-        if heads % heads_kv:
-            keys.fail("attention.head_count_kv", f"{heads_kv} does not divide {heads} heads")
-    if n_embd % n_head[0] and not keys.has("attention.key_length"):
-        keys.fail("attention.head_count", f"{n_head[0]} does not divide embedding_length {n_embd}")
-    head_dim = keys.integer("attention.key_length", n_embd // n_head[0], lo=1, hi=SIZE_MAX)
-    head_dim_v = keys.integer("attention.value_length", n_embd // n_head[0], lo=1, hi=SIZE_MAX)
+    n_head, n_head_kv = read_heads(keys, arch, n_block)
+    heads = next(filter(None, n_head), 1)
+    if n_embd % heads and not keys.has("attention.key_length"):
+        keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
+    head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
+    head_dim_v = keys.integer("attention.value_length", n_embd // heads, lo=1, hi=SIZE_MAX)
     n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
     window, local = read_windows(keys, n_layer)
     plain, tables = read_tables(keys, arch, local, head_dim, n_ctx_train)
     ropes = read_temperature(keys, plain)
-    n_ff = keys.per_layer("feed_forward_length", n_block)[:n_layer]
+    n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
+    state = read_recurrence(keys, arch, n_embd) if arch.state else None
     layers = tuple(
         Layer(
             n_head=n_head[i],
@@ -136,14 +135,15 @@ def read_config(keys: Keys, arch: Arch) -> Config:
             window=window if local[i] else 0,
             rope=tables[i],
             q_rope=len(plain) if len(ropes) > len(plain) else None,
-            mixer=mixer_of(keys, i),
-            ffn=ffn_of(keys, arch, i, n_ff[i]),
+            mixer=mixer_of(keys, arch, i) if n_head_kv[i] else arch.state,
+            ffn=ffn_of(keys, arch, i, n_ff[i]) if n_ff[i] else "",
             experts=read_experts(keys, i, n_ff[i]),
             wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),
+            state=state,
         )
         for i in range(n_layer)
     )
-    width = n_embd / n_head[0] if n_layer in arch.width_scaled else head_dim
+    width = n_embd / heads if n_layer in arch.width_scaled else head_dim
     ffn_norm = ffn_norm_of(keys, arch)
     # x + r h, layer by layer, is r (x / r + h): the stream is kept in units of r, and norms make
     # the same of it if their eps is kept in those of r**2.
@@ -184,8 +184,8 @@ MODEL_ROWS = (
 LAYER_ROWS = (*MIXERS["attention"].rows, *FFNS["gated"].rows)  # of most decoders
 
 
-def _sublayers(layer: Layer) -> tuple[Sublayer, Sublayer]:
-    return MIXERS[layer.mixer], FFNS[layer.ffn]
+def _sublayers(layer: Layer) -> tuple[Sublayer, ...]:
+    return MIXERS[layer.mixer], *((FFNS[layer.ffn],) if layer.ffn else ())
 
 
 DECODER = Graph(

@@ -86,9 +86,10 @@ def read_temperature(keys: Keys, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
     return *ropes, replace(ropes[0], temperature=temperature)
 
 
-def mixer_of(keys: Keys, i: int) -> str:
-    """Whether queries, keys and values are one matrix."""
-    return FUSED_MIXER if f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors else "attention"
+def mixer_of(keys: Keys, arch: Arch, i: int) -> str:
+    """That of the architecture; or whether queries, keys and values are one matrix."""
+    fused = arch.mixer == "attention" and f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors
+    return FUSED_MIXER if fused else arch.mixer
 
 
 def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:

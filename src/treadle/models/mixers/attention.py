@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(attention(h))``."""
+    """``output(attention(h))``, times the sigmoid of a gate where queries come with one."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     q, k, v = g.linears(f"{at}.qkv", h, _matrices(layer, f"{blk}_"))
+    gate = None
+    if layer.mixer == GATE:
+        q, gate = g.halves(f"{at}.halves", q, layer.n_head)
 
     def normed(x: Rows, name: str, heads: int) -> Rows:
         if not g.has(f"{blk}_{name}_norm.weight"):
@@ -35,7 +38,10 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     else:
         q = turned(normed(q, "q", layer.n_head), q_rope)
         k = turned(normed(k, "k", layer.n_head_kv))
-    return g.linear(f"{at}.output", g.attend(at, i, q, k, v), f"{blk}_output")
+    y = g.attend(at, i, q, k, v)
+    if gate is not None:
+        y = g.call("sigmoid_gate", f"{at}.gate", y, gate)
+    return g.linear(f"{at}.output", y, f"{blk}_output")
 
 
 def _matrices(layer: Layer, stem: str) -> list[str]:
@@ -52,6 +58,7 @@ def _sizes(layer: Layer) -> Sizes:
     n_v = layer.n_head_kv * layer.head_dim_v
     return {
         "n_q": n_q,
+        "n_q_gate": 2 * n_q,
         "n_k": n_k,
         "n_v": n_v,
         "n_qkv": n_q + n_k + n_v,
@@ -61,8 +68,8 @@ def _sizes(layer: Layer) -> Sizes:
     }
 
 
-def _memory(layer: Layer) -> PoolSpec:
-    return PoolSpec(
+def _memory(layer: Layer) -> tuple[PoolSpec]:
+    pool = PoolSpec(
         "kv_local" if layer.window else "kv_global",
         (),
         layer.n_head_kv,
@@ -71,10 +78,16 @@ def _memory(layer: Layer) -> PoolSpec:
         layer.window,
         layer.causal,
     )
+    return (pool,)
 
 
 FUSED = "attention_qkv"  # queries, keys and values are one matrix
+GATE = "attention_gate"  # behind each head's queries there is a gate of its output
 _BEFORE = with_bias("attn_norm", "n_embd")
+_KV = (
+    *with_bias("attn_k", "n_k", "n_embd"),
+    *with_bias("attn_v", "n_v", "n_embd"),
+)
 _AFTER = (
     TensorRow("attn_q_norm.weight", ("q_norm",), optional=True),
     TensorRow("attn_k_norm.weight", ("k_norm",), optional=True),
@@ -88,13 +101,7 @@ ATTENTION = Sublayer(
     after="post_attention_norm",
     behind="attn_output_norm",
     build=build,
-    rows=(
-        *_BEFORE,
-        *with_bias("attn_q", "n_q", "n_embd"),
-        *with_bias("attn_k", "n_k", "n_embd"),
-        *with_bias("attn_v", "n_v", "n_embd"),
-        *_AFTER,
-    ),
+    rows=(*_BEFORE, *with_bias("attn_q", "n_q", "n_embd"), *_KV, *_AFTER),
     sizes=_sizes,
     memory=_memory,
 )
@@ -105,4 +112,8 @@ ATTENTION_QKV = replace(
         *with_bias("attn_qkv", "n_qkv", "n_embd"),
         *_AFTER,
     ),
+)
+ATTENTION_GATE = replace(
+    ATTENTION,
+    rows=(*_BEFORE, *with_bias("attn_q", "n_q_gate", "n_embd"), *_KV, *_AFTER),
 )

@@ -1,0 +1,285 @@
+"""Recurrences: each head's state, a matrix, goes from token to token, and is seen by each.
+
+An item has some columns of one head's state, and takes all tokens of a part in order: so bits do
+not depend on how a text is cut into runs, nor on the number of threads. The state is copied to its
+next place first, and changed there: a run that fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import Ty, f32, ptr
+from treadle.kernels.matmul import COLUMNS
+from treadle.kernels.spec import PART, Args, Frame, Spec, load_record, round_up, widest
+from treadle.record import dataclass
+
+TILE = 32  # columns of a state that one item handles, at most
+
+
+class Here(NamedTuple):
+    """What an item works on, at run time."""
+
+    head: Val
+    group: Val
+    column: Val  # where its columns begin
+    state: Val  # its columns of the first row
+    token: Val
+    n_tokens: Val
+
+
+@dataclass(frozen=True)
+class Scan(Spec):
+    """What both recurrences have: ``n_head`` states ``[n_state, head_dim]``, f32, one behind
+    another; ``n_group`` keys and queries of ``n_state`` values a token.
+
+    ``x``: rows of values, keys and queries, from ``values``, ``keys`` and ``queries`` on;
+    ``rates``: two numbers a head, the second is what its state is multiplied by
+    (``kernels/rates.py``). Items: parts x heads x tiles of columns.
+    """
+
+    args = Args(
+        "x:in rates:in d:const? states:const out:out stride rates_stride out_stride"
+        " values keys queries cell_bytes state_off"
+    )
+    n_head: int
+    head_dim: int
+    n_state: int
+    n_group: int
+
+    @property
+    def tile(self) -> int:
+        return widest(TILE, self.head_dim)
+
+    @property
+    def tiles(self) -> int:
+        return self.head_dim // self.tile
+
+    @property
+    def items(self) -> int:
+        """Of a part."""
+        return self.n_head * self.tiles
+
+    def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
+        n = self.n_head * self.head_dim * self.n_state
+        return 4 * n, 5 * n * n_tokens
+
+    def group_of(self, head: Any) -> Any:
+        """Whose keys and queries a head has: neighbours share them."""
+        return head // (self.n_head // self.n_group)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        width = min(isa.lanes, self.tile)
+        with self._items(k, frame, f32 * width) as here, k.loop(here.n_tokens) as t:
+            row = here.token + t
+            x = frame.x + row * frame.stride * 4
+            rates = frame.rates + (row * frame.rates_stride + here.head) * 4
+            first = k.load(rates, f32)
+            decay = k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
+            key, query = (
+                x + (at + here.group * self.n_state) * 4 for at in (frame.keys, frame.queries)
+            )
+            values = x + (frame.values + here.column) * 4
+            out = frame.out + (row * frame.out_stride + here.column) * 4
+            self._token(k, frame, here, f32 * width, first, decay, values, key, query, out)
+
+    @contextmanager
+    def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[Here]:
+        """Each item, once its columns of the state are in their next place."""
+        parts = frame.run("parts", ptr)
+        with k.loop(frame.end, start=frame.begin) as item:
+            record = load_record(k, parts + item // self.items * PART.itemsize, PART)
+            head, tile = item % self.items // self.tiles, item % self.tiles
+            at = head * (self.n_state * self.head_dim) + tile * self.tile
+            home = frame.states + (frame.state_off + at * 4)
+            old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
+            with k.if_else(record["position"] > 0) as (later, begins):
+                with later:
+                    self._rows(k, ty, lambda at: k.store(new + at, k.load(old + at, ty)))
+                with begins:
+                    self._rows(k, ty, lambda at: k.store(new + at, k.zero(ty)))
+            column = head * self.head_dim + tile * self.tile
+            yield Here(head, self.group_of(head), column, new, record["token"], record["n_tokens"])
+
+    def _rows(self, k: Builder, ty: Ty, do: Any) -> None:
+        """``do`` for every vector of the item's columns, told where it is, in bytes."""
+        with k.loop(self.n_state) as n:
+            for j in range(0, self.tile, ty.lanes):
+                do(n * (4 * self.head_dim) + 4 * j)
+
+    def _token(
+        self,
+        k: Builder,
+        frame: Frame,
+        here: Here,
+        ty: Ty,
+        first: Val,
+        decay: Val,
+        values: Val,
+        key: Val,
+        query: Val,
+        out: Val,
+    ) -> None:
+        """One token of an item."""
+        raise NotImplementedError
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        x, out = (a.reshape(-1, n) for a, n in ((args.x, args.stride), (args.out, args.out_stride)))
+        rates, pad = args.rates.reshape(-1, args.rates_stride), round_up(self.n_head, COLUMNS)
+        n_keys, n_values = self.n_group * self.n_state, self.n_head * self.head_dim
+        shape = self.n_head, self.n_state, self.head_dim
+        group = np.array([self.group_of(head) for head in range(self.n_head)])
+        for part in run.parts:
+            old, new = (
+                args.states[int(part[name]) * args.cell_bytes + args.state_off :][
+                    : 4 * n_values * self.n_state
+                ].view(np.float32)
+                for name in ("state", "next")
+            )
+            s = old.reshape(shape).astype(np.float64) if part["position"] else np.zeros(shape)
+            for t in range(int(part["token"]), int(part["token"] + part["n_tokens"])):
+                row = x[t].astype(np.float64)
+                key, query = (
+                    row[at : at + n_keys].reshape(self.n_group, -1)[group]
+                    for at in (args.keys, args.queries)
+                )
+                value = row[args.values : args.values + n_values].reshape(self.n_head, -1)
+                first, decay = (
+                    rates[t, at : at + self.n_head].astype(np.float64)[:, None] for at in (0, pad)
+                )
+                s, y = self._token_ref(s, first, decay, value, key, query, args.d)
+                out[t, :n_values] = y.ravel()
+            new[:] = s.ravel()
+
+    def _token_ref(
+        self,
+        s: np.ndarray,
+        first: np.ndarray,
+        decay: np.ndarray,
+        value: np.ndarray,
+        key: np.ndarray,
+        query: np.ndarray,
+        d: Any,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The next states ``[n_head, n_state, head_dim]``, and what is seen of them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Mamba2(Scan):
+    """``s = decay s + key (dt value)^T``; out ``query s + d value`` (Dao and Gu, 2024)."""
+
+    op: ClassVar[str] = "mamba2"
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | {"d"}
+
+    def _token(
+        self,
+        k: Builder,
+        frame: Frame,
+        here: Here,
+        ty: Ty,
+        first: Val,
+        decay: Val,
+        values: Val,
+        key: Val,
+        query: Val,
+        out: Val,
+    ) -> None:
+        columns = range(0, self.tile, ty.lanes)
+        x = [k.load(values + 4 * j, ty) for j in columns]
+        dt, keep = k.splat(first, ty), k.splat(decay, ty)
+        add, seen = [v * dt for v in x], [k.var(k.zero(ty)) for _ in x]
+        with k.loop(self.n_state) as n:
+            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (key, query))
+            row = here.state + n * (4 * self.head_dim)
+            for j, new, y in zip(columns, add, seen, strict=True):
+                s = k.fma(new, b, k.load(row + 4 * j, ty) * keep)
+                k.store(row + 4 * j, s)
+                y.v = k.fma(s, c, y.v)
+        d = k.splat(k.load(frame.d + here.head * 4, f32), ty)
+        for j, v, y in zip(columns, x, seen, strict=True):
+            k.store(out + 4 * j, k.fma(v, d, y.v))
+
+    def _token_ref(
+        self,
+        s: np.ndarray,
+        first: np.ndarray,
+        decay: np.ndarray,
+        value: np.ndarray,
+        key: np.ndarray,
+        query: np.ndarray,
+        d: Any,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        s = s * decay[:, None] + key[:, :, None] * (first * value)[:, None]
+        skip = d[: self.n_head].astype(np.float64)[:, None] * value
+        return s, np.einsum("hn,hnp->hp", query, s) + skip
+
+
+@dataclass(frozen=True)
+class Delta(Scan):
+    """``s = decay s + key (beta (value - key decay s))^T``; out ``query s`` (Yang and others,
+    2024). Heads take keys in turn, unless they are ``grouped``.
+    """
+
+    op: ClassVar[str] = "delta"
+    grouped: bool = False
+
+    def group_of(self, head: Any) -> Any:
+        return super().group_of(head) if self.grouped else head % self.n_group
+
+    def _token(
+        self,
+        k: Builder,
+        frame: Frame,
+        here: Here,
+        ty: Ty,
+        first: Val,
+        decay: Val,
+        values: Val,
+        key: Val,
+        query: Val,
+        out: Val,
+    ) -> None:
+        columns = range(0, self.tile, ty.lanes)
+        known, seen = ([k.var(k.zero(ty)) for _ in columns] for _ in range(2))
+        beta, keep = k.splat(first, ty), k.splat(decay, ty)
+        with k.loop(self.n_state) as n:
+            row, b = here.state + n * (4 * self.head_dim), k.splat(k.load(key + n * 4, f32), ty)
+            for j, y in zip(columns, known, strict=True):
+                y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
+        add = [
+            (k.load(values + 4 * j, ty) - y.v * keep) * beta
+            for j, y in zip(columns, known, strict=True)
+        ]
+        with k.loop(self.n_state) as n:
+            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (key, query))
+            row = here.state + n * (4 * self.head_dim)
+            for j, new, y in zip(columns, add, seen, strict=True):
+                s = k.fma(new, b, k.load(row + 4 * j, ty) * keep)
+                k.store(row + 4 * j, s)
+                y.v = k.fma(s, c, y.v)
+        for j, y in zip(columns, seen, strict=True):
+            k.store(out + 4 * j, y.v)
+
+    def _token_ref(
+        self,
+        s: np.ndarray,
+        first: np.ndarray,
+        decay: np.ndarray,
+        value: np.ndarray,
+        key: np.ndarray,
+        query: np.ndarray,
+        d: Any,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        s = s * decay[:, None]
+        add = first * (value - np.einsum("hn,hnp->hp", key, s))
+        s = s + key[:, :, None] * add[:, None]
+        return s, np.einsum("hn,hnp->hp", query, s)

@@ -1,0 +1,208 @@
+"""Words of layers with a state: convolutions, recurrences, and what stands around them.
+
+All but ``rates`` and recurrences work in place: what they are given is used up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from treadle.kernels.convolution import Convolution
+from treadle.kernels.matmul import COLUMNS
+from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.scan import Delta, Mamba2, Scan
+from treadle.kernels.spec import Grid, round_up
+from treadle.lowering.values import Floats
+
+if TYPE_CHECKING:
+    from treadle.lowering.cpu import CpuOps
+    from treadle.models.config import Recurrence
+    from treadle.models.ops import Rows
+
+UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
+
+
+def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+    """Silu of a short convolution of each column, and its bias, if the file has one."""
+    bias = ops.has(f"{weight}.bias")
+    spec = Convolution(x.width, _state(ops, layer).n_conv, bias=bias)
+    bias_rows = ops.steps.vector(f"{weight}.bias") if bias else None
+    return _convolved(ops, label, spec, x, layer, f"{weight}.weight", bias_rows)
+
+
+def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+    """Of three parts b, c, v of x: c times the short convolution of b times v."""
+    state = _state(ops, layer)
+    spec = Convolution(state.n_channels, state.n_conv, gates=True)
+    return _convolved(ops, label, spec, x, layer, weight, None)
+
+
+def _convolved(
+    ops: CpuOps, label: str, spec: Convolution, x: Rows, layer: int, weight: str, bias: Any
+) -> Rows:
+    steps, (rows, column) = ops.steps, ops.place(x)
+    states = steps.cache.states_of(layer)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.tiles, "n_parts"),
+        x=rows,
+        w=steps.vector(weight, turned=True),
+        bias=bias,
+        states=states.const,
+        stride=rows.row_bytes // 4,
+        column=column,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer),
+    )
+    return Floats(label, spec.k, rows, column)
+
+
+def rates(ops: CpuOps, label: str, x: Rows, beta: Rows | None = None, *, a: str, bias: str) -> Rows:
+    """Two rows side by side: steps, or the sigmoid of ``beta``; and what states are multiplied
+    by.
+    """
+    steps, (rows, column) = ops.steps, ops.place(x)
+    out = steps.floats(label, 2 * round_up(x.width, COLUMNS))
+    beta_column = None
+    if beta is not None:
+        beta_rows, beta_column = ops.place(beta)
+        assert beta_rows is rows, label
+    steps.emit(
+        label,
+        Rates(x.width, beta=beta is not None),
+        Grid(1, "n_tokens"),
+        x=rows,
+        a=steps.vector(a),
+        bias=steps.vector(bias),
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        beta_column=beta_column,
+    )
+    return Floats(label, 2 * x.width, out)
+
+
+def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
+    """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
+    state = _state(ops, layer)
+    spec = Mamba2(state.n_head, state.head_dim, state.n_state, state.n_group)
+    n = state.n_inner
+    columns = {"values": 0, "keys": n, "queries": n + state.n_keys}
+    return _scanned(ops, label, spec, x, rates, layer, columns, ops.steps.vector(weight))
+
+
+def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
+    """The gated delta rule; ``x``: queries, keys, both made of length 1, and values."""
+    state, steps, (rows, column) = _state(ops, layer), ops.steps, ops.place(x)
+    for name, scale, at in (("q", state.n_state**-0.5, 0), ("k", 1.0, state.n_keys)):
+        steps.emit(
+            f"{label}.{name}_unit",
+            UnitHeads(state.n_state, state.n_group, scale, UNIT_EPS),
+            Grid(state.n_group, "n_tokens"),
+            x=rows,
+            stride=rows.row_bytes // 4,
+            column=column + at,
+        )
+    spec = Delta(state.n_head, state.head_dim, state.n_state, state.n_group, grouped)
+    columns = {"queries": 0, "keys": state.n_keys, "values": 2 * state.n_keys}
+    return _scanned(ops, label, spec, x, rates, layer, columns, None)
+
+
+def _scanned(
+    ops: CpuOps,
+    label: str,
+    spec: Scan,
+    x: Rows,
+    rates: Rows,
+    layer: int,
+    columns: dict[str, int],
+    d: Any,
+) -> Rows:
+    steps, (rows, column), state = ops.steps, ops.place(x), _state(ops, layer)
+    states, factors, out = (
+        steps.cache.states_of(layer),
+        ops.floats(rates),
+        steps.floats(label, state.n_inner),
+    )
+    before = 4 * (state.n_conv - 1) * state.n_channels  # bytes of the convolution's
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.items, "n_parts"),
+        x=rows,
+        rates=factors,
+        d=d,
+        states=states.const,
+        out=out,
+        stride=rows.row_bytes // 4,
+        rates_stride=factors.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        values=column + columns["values"],
+        keys=column + columns["keys"],
+        queries=column + columns["queries"],
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer) + before,
+    )
+    return Floats(label, state.n_inner, out)
+
+
+def silu_gate(
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    gate: Rows,
+    *,
+    norm: str,
+    groups: int,
+    gate_first: bool = False,
+) -> Rows:
+    """``x`` times silu of ``gate``; with ``norm`` (a weight, or "") an RMS norm of each group, of x
+    or of the product.
+    """
+    eps = ops.config.norm_eps if norm else 0.0
+    spec = Gate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
+    return _gated(ops, label, spec, x, gate, norm)
+
+
+def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+    """``x`` times the sigmoid of ``gate``."""
+    return _gated(ops, label, Gate("sigmoid", x.width), x, gate, "")
+
+
+def _gated(ops: CpuOps, label: str, spec: Gate, x: Rows, gate: Rows, norm: str) -> Rows:
+    steps, rows, (gates, column) = ops.steps, ops.floats(x), ops.place(gate)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.groups, "n_tokens"),
+        x=rows,
+        gate=gates,
+        w=steps.vector(norm) if norm else None,
+        stride=rows.row_bytes // 4,
+        gate_stride=gates.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, x.width, rows)
+
+
+def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+    """See ``Ops.halves``."""
+    rows, column = ops.place(x)
+    n = x.width // 2
+    ops.steps.emit(
+        label,
+        Halves(n // heads, heads),
+        Grid(1, "n_tokens"),
+        x=rows,
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, n, rows, column), Floats(label, n, rows, column + n)
+
+
+def _state(ops: CpuOps, layer: int) -> Recurrence:
+    state = ops.config.layers[layer].state
+    assert state is not None, layer
+    return state

@@ -1,0 +1,60 @@
+"""Which layers keep a state of fixed size in place of keys and values, and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from treadle.files.keys import SIZE_MAX
+from treadle.models.config import Recurrence
+from treadle.models.keys import N_LAYER_MAX
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.keys import Keys
+
+FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
+N_CONV_MAX = 64
+
+
+def read_heads(keys: Keys, arch: Arch, n: int) -> tuple[list[int], list[int]]:
+    """Heads of queries, and of keys and values, of each of ``n`` layers; none where there is a
+    state instead. Files that count heads in one number for all layers say where by a flag each, or
+    every which layer has keys and values.
+    """
+    least = int(not arch.state)
+    n_head = list(keys.per_layer("attention.head_count", n, lo=least))
+    n_head_kv = list(keys.per_layer("attention.head_count_kv", n, n_head, lo=least))
+    flags, interval = keys.get(FLAGS), keys.integer(INTERVAL, 1, lo=1, hi=N_LAYER_MAX)
+    if not arch.state or not isinstance(flags, Sequence) or isinstance(flags, (str, bytes)):
+        flags = [bool(arch.state and (i + 1) % interval) for i in range(n)]
+    if len(flags) != n or any(flag not in (0, 1) for flag in flags):
+        keys.fail(FLAGS, f"has {len(flags)} entries", f"{n} flags")
+    for i, (heads, heads_kv) in enumerate(zip(n_head, n_head_kv, strict=True)):
+        if flags[i] or not heads_kv:
+            n_head[i] = n_head_kv[i] = 0
+        elif heads % heads_kv:
+            keys.fail("attention.head_count_kv", f"{heads_kv} does not divide {heads} heads")
+    return n_head, n_head_kv
+
+
+def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence:
+    """The sizes of the layers' states. Raises FileError for sizes that do not divide."""
+    if arch.state == "shortconv":
+        return Recurrence(keys.integer("shortconv.l_cache", lo=2, hi=N_CONV_MAX), n_embd)
+    n_inner = keys.integer("ssm.inner_size", lo=1, hi=SIZE_MAX)
+    n_head = keys.integer("ssm.time_step_rank", lo=1, hi=SIZE_MAX)
+    n_group = keys.integer("ssm.group_count", 1, lo=1, hi=SIZE_MAX)
+    if n_inner % n_head:
+        keys.fail("ssm.time_step_rank", f"{n_head} does not divide inner_size {n_inner}")
+    if n_head % n_group:
+        keys.fail("ssm.group_count", f"{n_group} does not divide {n_head} heads")
+    n_state = keys.integer("ssm.state_size", lo=1, hi=SIZE_MAX)
+    return Recurrence(
+        n_conv=keys.integer("ssm.conv_kernel", lo=2, hi=N_CONV_MAX),
+        n_channels=n_inner + 2 * n_group * n_state,
+        n_head=n_head,
+        head_dim=n_inner // n_head,
+        n_state=n_state,
+        n_group=n_group,
+    )

@@ -1,0 +1,77 @@
+"""The gated delta net (Yang and others, 2024), of Qwen 3.5 and Qwen3-Next: a head's state maps keys
+to values, decays, and is corrected by what it does not yet know of each token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.mixers.mamba2 import sizes_of, state_of
+from treadle.models.pools import StateSpec
+from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.config import Layer
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``out(norm(y) * silu(z))``, y being what the states answer to queries.
+
+    GROUPED: beta and alpha are one matrix, side by side for each head of keys, and so are the heads
+    of values that share one. Else heads of values take those of keys in turn.
+    """
+    layer, at, blk = g.config.layers[i], f"L{i}.delta", f"blk.{i}.ssm"
+    state = state_of(layer)
+    names, grouped = [f"blk.{i}.attn_qkv", f"blk.{i}.attn_gate"], layer.mixer == GROUPED
+    if grouped:
+        qkv, z, both = g.linears(f"{at}.in", h, [*names, f"{blk}_ba"])
+        beta, alpha = g.halves(f"{at}.ba", both, state.n_group)
+    else:
+        names += [f"{blk}_beta", f"{blk}_alpha"]
+        qkv, z, beta, alpha = g.linears(f"{at}.in", h, names)
+    qkv = g.call("convolution", f"{at}.conv", qkv, layer=i, weight=f"{blk}_conv1d")
+    rates = g.call("rates", f"{at}.rates", alpha, beta, a=f"{blk}_a", bias=f"{blk}_dt.bias")
+    y = g.call("delta", f"{at}.scan", qkv, rates, layer=i, grouped=grouped)
+    y = g.call("silu_gate", f"{at}.gate", y, z, norm=f"{blk}_norm.weight", groups=state.n_head)
+    return g.linear(f"{at}.out", y, f"{blk}_out")
+
+
+def _sizes(layer: Layer) -> Sizes:
+    state = state_of(layer)
+    return {**sizes_of(layer), "n_values_dim": state.head_dim, "n_ba": 2 * state.n_head}
+
+
+GROUPED = "delta_grouped"
+_BEFORE = (
+    *with_bias("attn_norm", "n_embd"),
+    TensorRow("attn_qkv.weight", ("n_channels", "n_embd")),
+    TensorRow("attn_gate.weight", ("n_inner", "n_embd")),
+)
+_AFTER = (
+    TensorRow("ssm_conv1d.weight", ("n_channels", "n_conv")),
+    TensorRow("ssm_dt.bias", ("n_ssm_head",)),
+    TensorRow("ssm_a", ("n_ssm_head",)),
+    TensorRow("ssm_norm.weight", ("n_values_dim",)),
+    TensorRow("ssm_out.weight", ("n_embd", "n_inner")),
+    TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),
+)
+DELTA = Sublayer(
+    label="delta",
+    before="attn_norm",
+    after="post_attention_norm",
+    behind="",
+    build=build,
+    rows=(
+        *_BEFORE,
+        TensorRow("ssm_beta.weight", ("n_ssm_head", "n_embd")),
+        TensorRow("ssm_alpha.weight", ("n_ssm_head", "n_embd")),
+        *_AFTER,
+    ),
+    sizes=_sizes,
+    memory=lambda layer: (StateSpec("delta", (), state_of(layer).n_values),),
+)
+DELTA_GROUPED = replace(
+    DELTA, rows=(*_BEFORE, TensorRow("ssm_ba.weight", ("n_ba", "n_embd")), *_AFTER)
+)

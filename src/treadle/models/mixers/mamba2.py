@@ -1,0 +1,70 @@
+"""Mamba-2 (Dao and Gu, 2024): each head keeps a matrix that decays, and adds to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.models.ops import part
+from treadle.models.pools import StateSpec
+from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.config import Layer, Recurrence
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``out(norm(y * silu(z)))``, y being what the states are seen as; Falcon has no norm there."""
+    at, blk, state = f"L{i}.ssm", f"blk.{i}.ssm", state_of(g.config.layers[i])
+    n, channels = state.n_inner, state.n_channels
+    sizes = (0, n), (n, channels), (n + channels, state.n_head)
+    z, xbc, dt = g.linears(f"{at}.in", h, [part(f"{blk}_in", *size) for size in sizes])
+    xbc = g.call("convolution", f"{at}.conv", xbc, layer=i, weight=f"{blk}_conv1d")
+    rates = g.call("rates", f"{at}.dt", dt, a=f"{blk}_a", bias=f"{blk}_dt.bias")
+    y = g.call("mamba2", f"{at}.scan", xbc, rates, layer=i, weight=f"{blk}_d")
+    norm = f"{blk}_norm.weight" if g.has(f"{blk}_norm.weight") else ""
+    y = g.call("silu_gate", f"{at}.gate", y, z, norm=norm, groups=state.n_group, gate_first=True)
+    return g.linear(f"{at}.out", y, f"{blk}_out")
+
+
+def state_of(layer: Layer) -> Recurrence:
+    """The sizes of a layer that has a state."""
+    assert layer.state is not None
+    return layer.state
+
+
+def sizes_of(layer: Layer) -> Sizes:
+    """The words of a recurrence's shapes."""
+    state = state_of(layer)
+    return {
+        "one": 1,
+        "n_conv": state.n_conv,
+        "n_channels": state.n_channels,
+        "n_ssm_in": state.n_inner + state.n_channels + state.n_head,
+        "n_ssm_head": state.n_head,
+        "n_ssm_group": state.n_group,
+        "n_in_group": state.n_inner // state.n_group,
+        "n_inner": state.n_inner,
+    }
+
+
+ROWS = (
+    *with_bias("ssm_in", "n_ssm_in", "n_embd"),
+    TensorRow("ssm_conv1d.weight", ("n_channels", "n_conv")),
+    TensorRow("ssm_conv1d.bias", ("n_channels",), optional=True),
+    TensorRow("ssm_dt.bias", ("n_ssm_head",)),
+    TensorRow("ssm_a", ("n_ssm_head", "one")),
+    TensorRow("ssm_d", ("n_ssm_head", "one")),
+    TensorRow("ssm_norm.weight", ("n_ssm_group", "n_in_group"), optional=True),
+    *with_bias("ssm_out", "n_embd", "n_inner"),
+)
+MAMBA2 = Sublayer(
+    label="ssm",
+    before="attn_norm",
+    after="",
+    behind="",
+    build=build,
+    rows=(*with_bias("attn_norm", "n_embd"), *ROWS),
+    sizes=sizes_of,
+    memory=lambda layer: (StateSpec("mamba2", (), state_of(layer).n_values),),
+)

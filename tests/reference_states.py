@@ -1,0 +1,90 @@
+"""Layers with a state in float64 and plain numpy: what the compiled ones must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.reference import Array, Layer, activate, attended, rms_norm
+
+
+def convolved(u: Array, weight: Array) -> Array:
+    """Each column of ``u [n_tokens, k]`` with its row of ``weight [k, taps]``, zeros before it."""
+    taps = weight.shape[1]
+    past = np.concatenate([np.zeros((taps - 1, u.shape[1])), u])
+    return np.asarray(sum(past[j : j + len(u)] * weight[:, j] for j in range(taps)))
+
+
+def shortconv(maps: Layer, h: Array) -> Array:
+    b, c, x = np.split(maps.linear(h, "shortconv.in_proj"), 3, axis=-1)
+    weight = maps.tensor(f"blk.{maps.i}.shortconv.conv.weight")
+    return maps.linear(c * convolved(b * x, weight), "shortconv.out_proj")
+
+
+def rates_of(maps: Layer, x: Array) -> tuple[Array, Array]:
+    """Steps of each head, and what its state is multiplied by: ``[n_tokens, n_head]``."""
+    dt = np.logaddexp(0, x + maps.tensor(f"blk.{maps.i}.ssm_dt.bias"))
+    return dt, np.exp(dt * maps.tensor(f"blk.{maps.i}.ssm_a").ravel())
+
+
+def mamba2(maps: Layer, h: Array) -> Array:
+    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    assert s is not None
+    z, xbc, dt = np.split(maps.linear(h, "ssm_in"), [s.n_inner, s.n_inner + s.n_channels], axis=-1)
+    xbc = convolved(xbc, maps.tensor(f"{blk}_conv1d.weight"))
+    if maps.has("ssm_conv1d.bias"):
+        xbc = xbc + maps.tensor(f"{blk}_conv1d.bias")
+    x, b, c = np.split(activate(xbc, "silu"), [s.n_inner, s.n_inner + s.n_keys], axis=-1)
+    x, d = x.reshape(len(h), s.n_head, -1), maps.tensor(f"{blk}_d").reshape(-1, 1)
+    b, c = (np.repeat(a.reshape(len(h), s.n_group, -1), s.n_head // s.n_group, 1) for a in (b, c))
+    dt, decay = rates_of(maps, dt)
+    state, out = np.zeros((s.n_head, s.head_dim, s.n_state)), np.zeros_like(x)
+    for t in range(len(h)):
+        state = state * decay[t][:, None, None]
+        state += (dt[t][:, None] * x[t])[:, :, None] * b[t][:, None]
+        out[t] = (state @ c[t][:, :, None])[:, :, 0] + d * x[t]
+    y = out.reshape(z.shape) * activate(z, "silu")
+    if maps.has("ssm_norm.weight"):
+        y = y.reshape(len(h), s.n_group, -1)
+        y = rms_norm(y, maps.tensor(f"{blk}_norm.weight"), maps.config.norm_eps)
+    return maps.linear(y.reshape(z.shape), "ssm_out")
+
+
+def delta(maps: Layer, h: Array) -> Array:
+    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    assert s is not None
+    shape, share = (len(h), s.n_group, -1), s.n_head // s.n_group
+    qkv = convolved(maps.linear(h, "attn_qkv"), maps.tensor(f"{blk}_conv1d.weight"))
+    q, k, v = np.split(activate(qkv, "silu"), [s.n_keys, 2 * s.n_keys], axis=-1)
+    q, k = (
+        a / np.sqrt((a**2).sum(-1, keepdims=True) + 1e-6)
+        for a in (q.reshape(shape), k.reshape(shape))
+    )
+    if maps.at.mixer == "delta_grouped":
+        both = np.split(maps.linear(h, "ssm_ba").reshape(shape), 2, axis=-1)
+        beta, alpha = (a.reshape(len(h), -1) for a in both)
+        q, k = (np.repeat(a, share, axis=1) for a in (q, k))
+    else:
+        beta, alpha = maps.linear(h, "ssm_beta"), maps.linear(h, "ssm_alpha")
+        q, k = (np.tile(a, (1, share, 1)) for a in (q, k))
+    q, v = q / np.sqrt(s.n_state), v.reshape(len(h), s.n_head, -1)
+    beta, decay = 1 / (1 + np.exp(-beta)), rates_of(maps, alpha)[1]
+    state, out = np.zeros((s.n_head, s.n_state, s.head_dim)), np.zeros_like(v)
+    for t in range(len(h)):
+        state = state * decay[t][:, None, None]
+        wrong = beta[t][:, None] * (v[t] - np.einsum("hn,hnp->hp", k[t], state))
+        state = state + k[t][:, :, None] * wrong[:, None]
+        out[t] = np.einsum("hn,hnp->hp", q[t], state)
+    y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), maps.config.norm_eps)
+    z = maps.linear(h, "attn_gate").reshape(y.shape)
+    return maps.linear((y * activate(z, "silu")).reshape(len(h), -1), "ssm_out")
+
+
+MIXED: dict[str, Callable[[Layer, Array], Array]] = {
+    "shortconv": shortconv,
+    "mamba2": mamba2,
+    "attention_mamba2": lambda maps, h: attended(maps, h) + mamba2(maps, h),
+    "delta": delta,
+    "delta_grouped": delta,
+}
