@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
+from unittest.mock import ANY
 
 import anthropic
 import openai
@@ -261,12 +263,24 @@ def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "a < b"
     assert "".join(delta.get("content") or "" for delta in deltas) == "yes"
-
+    measured = post(agent, CHAT, **body, logprobs=True)
+    tokens = [entry["token"] for entry in measured["choices"][0]["logprobs"]["content"]]
+    *texts, whole = accumulate(tokens)
+    assert whole == "<think>\na < b\n</think>\n\nyes"
+    n = sum("<think>" in text and "</think>" not in text for text in texts)  # before a next token
+    used = {"reasoning_tokens": n}  # the mark that ends it is of it
+    assert 3 < n < len(tokens)
+    assert measured["usage"]["completion_tokens_details"] == used
+    options = {"include_usage": True}
+    assert stream(agent, CHAT, **body, stream_options=options)[-2]["usage"] == (
+        measured["usage"] | {"prompt_tokens_details": ANY}
+    )
     (thought, answer) = post(agent, "/v1/messages", max_tokens=99, **body)["content"]
     assert (thought["type"], thought["thinking"]) == ("thinking", "a < b")
     assert answer == {"type": "text", "text": "yes"}
     found = post(agent, "/v1/responses", input="hi", grammar=body["grammar"])
     assert [item["type"] for item in found["output"]] == ["reasoning", "message"]
+    assert found["usage"]["output_tokens_details"] == used
     options = {"grammar": body["grammar"]}
     told = post(agent, "/api/chat", messages=HI, stream=False, options=options)["message"]
     assert (told["thinking"], told["content"]) == ("a < b", "yes")
@@ -280,6 +294,8 @@ def test_a_prompt_may_open_the_reasoning(agent: TestClient) -> None:
         choice = post(agent, CHAT, **body, reasoning_budget=budget)["choices"][0]
         assert choice["message"]["content"] == "so"
         assert bool(choice["message"].get("reasoning")) == bool(budget)
+    cut = post(agent, CHAT, messages=messages, max_tokens=3, ignore_eos=True)["usage"]
+    assert cut["completion_tokens_details"] == {"reasoning_tokens": 3}
     body |= {"reasoning_effort": "none", "response_format": {"type": "text"}}
     assert post(agent, CHAT, **body)["choices"][0]["message"]["content"] == "so"
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from treadle.record import dataclass
 from treadle.server.problems import ApiError, problem_of
+from treadle.speech.scanner import merged
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
@@ -57,10 +58,19 @@ class Piece:
     logprobs: list[TokenLogprob]  # of each id, where they were asked for
     finish_reason: str | None  # "stop", "length" or "context"
     progress: Progress | None = None
+    parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with how many ids it took
 
     def said(self) -> list[Said]:
         """Reasoning, content and calls in it. To be asked for once, of pieces in their order."""
-        return self.text.scanner.feed(self.content, last=self.finish_reason is not None)
+        scanner, out = self.text.scanner, []
+        for part, n_ids in self.parts:
+            self.text.n_thought += n_ids if scanner.in_reasoning else 0
+            out += scanner.feed(part)
+        if self.finish_reason is not None:
+            if scanner.in_reasoning:  # ids without a text yet
+                self.text.n_thought += len(self.ids) - sum(n_ids for _, n_ids in self.parts)
+            out += scanner.feed("", last=True)
+        return merged(out)
 
     @classmethod
     def joined(cls, pieces: list[Piece]) -> Piece:
@@ -71,6 +81,7 @@ class Piece:
             [id for piece in pieces for id in piece.ids],
             [entry for piece in pieces for entry in piece.logprobs],
             pieces[-1].finish_reason,
+            parts=[part for piece in pieces for part in piece.parts],
         )
 
 
@@ -82,6 +93,7 @@ class Text:
         self.index, self.prompt = index, prompt  # the choice's, and that of its prompt
         self.scanner = call.asked.planned.speech.scanner()
         self.n_told = 0  # ids that were given out
+        self.n_thought = 0  # ids of reasoning, and of the mark that ends it: see ``said``
         self.told: Progress | None = None  # that was given out last
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
@@ -91,9 +103,10 @@ class Text:
         """What is new. Raises ApiError where the text has ended with an error."""
         if self.call.asked.progress and (moved := self._take_progress()) is not None:
             return moved
-        answer, parts = self.answer, []
+        answer, parts, n = self.answer, [], self.n_told
         while (piece := answer.take()) is not None:
-            parts.append(piece)
+            parts.append((piece, answer.n_taken - n))
+            n = answer.n_taken
         over = answer.over
         if over and answer.error is not None:
             raise problem_of(answer.error)
@@ -103,7 +116,12 @@ class Text:
         self.n_told = end
         reason = answer.finish_reason if over else None
         return Piece(
-            self, "".join(parts), answer.ids[start:end], answer.logprobs[start:end], reason
+            self,
+            "".join(part for part, _ in parts),
+            answer.ids[start:end],
+            answer.logprobs[start:end],
+            reason,
+            parts=parts,
         )
 
     def progress(self) -> Progress | None:

@@ -51,7 +51,9 @@ def finish_reason(reason: str | None) -> str | None:
 
 
 def usage(call: Call) -> dict[str, Any]:
-    """Tokens of a call. Each prompt counts once, however many texts it has."""
+    """Tokens of a call, when all its pieces were told. Each prompt counts once, however many texts
+    it has.
+    """
     first = {text.prompt: text for text in reversed(call.texts)}
     n_prompt = sum(text.answer.timings.n_prompt for text in first.values())
     n_cached = sum(text.answer.timings.n_cached for text in first.values())
@@ -61,6 +63,9 @@ def usage(call: Call) -> dict[str, Any]:
         "completion_tokens": n_written,
         "total_tokens": n_prompt + n_written,
         "prompt_tokens_details": {"cached_tokens": n_cached},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(text.n_thought for text in call.texts)
+        },
     }
 
 

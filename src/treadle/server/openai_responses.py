@@ -206,7 +206,7 @@ class _Reply:
                 "input_tokens": used["prompt_tokens"],
                 "input_tokens_details": used["prompt_tokens_details"],
                 "output_tokens": used["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": used["completion_tokens_details"],
                 "total_tokens": used["total_tokens"],
             },
         }

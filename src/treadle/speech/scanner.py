@@ -97,7 +97,12 @@ class Scanner:
             before = self._state, len(self._held)
             out += getattr(self, f"_in_{self._state}")(last)
             if (self._state, len(self._held)) == before:
-                return _merged(out)
+                return merged(out)
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what was fed ends within reasoning."""
+        return "reasoning" in (self._state, self._next if self._state == "gap" else "")
 
     # -- beside calls ---------------------------------------------------------------------------
 
@@ -335,7 +340,7 @@ def _begins(text: str, mark: str) -> bool:
     return bool(mark) and text.startswith(mark)
 
 
-def _merged(parts: Iterable[Said]) -> list[Said]:
+def merged(parts: Iterable[Said]) -> list[Said]:
     """Neighbours of one kind as one; nothing that is empty."""
     out: list[Said] = []
     for part in parts:
