@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from treadle.convert.hf_config import Hyper, read_config
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
+from treadle.convert.hf_pooling import read_pooling
 from treadle.convert.hf_tensors import (
     EMBEDDINGS,
     GGML_TYPE,
@@ -86,6 +87,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         kind = tensors[EMBEDDINGS].tensor.dtype
         if kind in FILE_TYPES:
             metadata["general.file_type"] = FILE_TYPES[kind]
+        metadata |= read_pooling(folder, config, hyper)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
         checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)
         checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class Hyper:
     factors: dict[str, npt.NDArray[np.float32]]
     packing: Quantization | None  # of MLX
     nested: bool = False  # the text part of a model of text and images
+    scores: bool = False  # it has a head that scores pairs of texts
+    n_skipped: int = 0  # rows of learned positions before the first that is used
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
@@ -84,6 +87,14 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         rope, factors = read_rope(keys, family, head_dim)
         made.update(rope)
     made.update(_window(keys, family, n_layer))
+    if arch.graph == "encoder":
+        made["attention.causal"] = False
+    n_skipped = 0
+    if family.positions_behind_pad:
+        n_skipped = keys.integer("pad_token_id", lo=0) + 1
+        made["context_length"] -= n_skipped
+        if made["context_length"] < 1:
+            keys.fail(word("max_position_embeddings"), f"leaves none behind {n_skipped} rows")
     sizes = widths(
         {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "n_head": n_head,
          "n_head_kv": n_head_kv, "head_dim": head_dim}
@@ -95,7 +106,18 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     metadata = {"general.architecture": family.arch}
     metadata |= {f"{family.arch}.{key}": value for key, value in made.items()}
     return Hyper(
-        family, metadata, sizes, n_layer, n_head, n_head_kv, tied, factors, packing, nested
+        family,
+        metadata,
+        sizes,
+        n_layer,
+        n_head,
+        n_head_kv,
+        tied,
+        factors,
+        packing,
+        nested,
+        _kinds(whole, _SCORING),
+        n_skipped,
     )
 
 
@@ -114,35 +136,51 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
             f"{', '.join((*FAMILIES, *OUTER))}"
         )
     family = FAMILIES[name]
+    if family.both_ways is not None and keys.flag("use_bidirectional_attention", False):
+        family = family.both_ways
+    if set(family.older_words.values()) & keys.values.keys():
+        family = replace(family, words={**family.words, **family.older_words})
     return family, Keys(keys.values, path, family.defaults, keys.prefix)
 
 
 def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:
     """What would load and be wrong: other heads, other activations, packed weights."""
-    kinds = whole.get("architectures") or []
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
-    heads = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
-    if kinds and not any(kind.endswith(heads) for kind in kinds):
-        whole.refuse("architectures", f"{', '.join(kinds)} is no model that writes text")
+    heads = (*_READING, *((_SCORING,) if family.score_names else ()))
+    encodes = ARCHS[family.arch].graph == "encoder"
+    heads = (*heads, *(_MASKED if encodes else _WRITING))
+    if whole.get("architectures") and not any(_kinds(whole, head) for head in heads):
+        does = "gives states of texts" if encodes else "writes text"
+        whole.refuse(
+            "architectures", f"{', '.join(whole.get('architectures'))} is no model that {does}"
+        )
     for key in () if packing else KEYS:
         if (packed := whole.within(key)) is not None:
             name = packed.get("quant_method") or f"{packed.get('bits')} bits"
             whole.refuse(key, f"treadle does not read weights quantised so ({name})")
     for key in (family.word("hidden_act"), "hidden_activation"):
         found = keys.text(key, family.activation)
-        if found != family.activation and not (found == "gelu_new" and _tanh(family)):
+        if _SAME.get(found, found) != _SAME.get(family.activation, family.activation):
             keys.refuse(key, f"{found!r:.60}: treadle has {family.activation} in this architecture")
-    if keys.flag("use_bidirectional_attention", False):
-        keys.refuse("use_bidirectional_attention", "treadle has decoders only")
+    if keys.flag("use_bidirectional_attention", False) and not encodes:
+        keys.refuse("use_bidirectional_attention", f"treadle's {family.arch} is a decoder")
     for key, value in family.only.items():
         if (given := keys.get(key)) is not None and given != value:
             keys.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")
 
 
-def _tanh(family: Family) -> bool:
-    """Whether its GELU is the one by tanh, which has two names."""
-    return family.activation == GELU_TANH
+_SAME = {"gelu_new": GELU_TANH, "swiglu": "silu"}  # two names of one function
+_READING = ("Model",)
+_WRITING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_MASKED = ("ForMaskedLM", "ForPreTraining")
+_SCORING = "ForSequenceClassification"
+
+
+def _kinds(whole: Keys, head: str) -> bool:
+    """Whether the model is of a class with this ending."""
+    kinds = whole.get("architectures") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
+    return any(kind.endswith(head) for kind in kinds)
 
 
 def _softcaps(keys: Keys, family: Family) -> dict[str, float]:
@@ -182,13 +220,14 @@ def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
         if others:
             keys.refuse("layer_types", f"{others[0]!r:.60}: treadle has {' and '.join(names)}")
         flags = [names.index(kind) == 1 for kind in kinds]
-    if keys.values.get("sliding_window", keys.defaults.get("sliding_window")) is None:
+    size = family.word("sliding_window")
+    if keys.values.get(size, keys.defaults.get(size)) is None:
         if family.own_local_rope and any(flags):
-            keys.refuse("sliding_window", "is null, where some layers have a rope of their own")
+            keys.refuse(size, "is null, where some layers have a rope of their own")
         return without
     if not any(flags):
         return without
-    found: dict[str, Any] = {WINDOW: keys.integer("sliding_window", hi=POSITION_MAX)}
+    found: dict[str, Any] = {WINDOW: keys.integer(size, hi=POSITION_MAX)}
     if PATTERN not in own or flags != by_period(int(own[PATTERN]), n_layer):
         found[PATTERN] = flags
     return found

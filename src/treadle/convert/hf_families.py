@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from treadle.convert.hf_encoders import ENCODERS, GEMMA_EMBEDDING
 from treadle.convert.hf_family import Family, Windowed
 from treadle.convert.hf_names import (
     GLM4,
@@ -16,6 +17,7 @@ from treadle.convert.hf_names import (
     NEOX,
     PHI3,
     POST_NORMS,
+    SCORE,
     SEED_OSS,
     STARCODER2,
 )
@@ -132,7 +134,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "qwen2": Family("qwen2", _QWEN, windowed=_upper_layers),
-    "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=_upper_layers),
+    "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=_upper_layers, score_names=SCORE),
     "gemma": Family("gemma", _GEMMA1, activation=GELU_TANH, norm_shift=1.0),
     "gemma2": Family(
         "gemma2",
@@ -150,6 +152,7 @@ FAMILIES: dict[str, Family] = {
         norm_shift=1.0,
         windowed=_all_but_every(6),
         own_local_rope=True,
+        both_ways=GEMMA_EMBEDDING,
     ),
     "smollm3": Family(
         "smollm3",
@@ -379,5 +382,6 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
+FAMILIES |= ENCODERS
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {"gemma3": ("text_config", "gemma3_text"), "mistral3": ("text_config", "mistral")}

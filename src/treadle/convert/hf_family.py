@@ -20,6 +20,7 @@ class Family:
     defaults: transformers' own, for keys that config.json may leave out.
     names: of its tensors, a table in ``hf_names``.
     words: its own words for keys, by Llama's.
+    older_words: those of files that use one of them.
     activation: what ``hidden_act`` (or ``hidden_activation``) must be: the one that GGUF's
         architecture of this name has.
     norm_shift: what GGUF's norm weights are larger by (Gemma multiplies by 1 + weight).
@@ -31,6 +32,9 @@ class Family:
     only: keys that have one value with which treadle computes.
     by_head: ``attn_qkv`` holds query, key and value head by head, where GGUF has all queries first.
     transposed: matrices in layers are [in, out].
+    score_names: of the tensors of a head that scores pairs of texts, if it may have one.
+    positions_behind_pad: learned positions begin behind that of ``pad_token_id``.
+    both_ways: what it is with ``use_bidirectional_attention``.
     n_ff_default: ``intermediate_size`` where it is null, in units of ``hidden_size``.
     """
 
@@ -38,6 +42,7 @@ class Family:
     defaults: Mapping[str, Any]
     names: Names = field(default_factory=lambda: LLAMA)
     words: Mapping[str, str] = field(default_factory=dict)
+    older_words: Mapping[str, str] = field(default_factory=dict)
     activation: str = "silu"
     norm_shift: float = 0.0
     windowed: Callable[[Keys, int], Windowed] = lambda keys, n_layer: None
@@ -47,6 +52,9 @@ class Family:
     only: Mapping[str, Any] = field(default_factory=dict)
     by_head: bool = False
     transposed: bool = False
+    score_names: Names = field(default_factory=dict)
+    positions_behind_pad: bool = False
+    both_ways: Family | None = None
     n_ff_default: int = 0
 
     def word(self, key: str) -> str:

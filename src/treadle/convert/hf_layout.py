@@ -33,6 +33,8 @@ def layout_of(
         return partial(_by_matrix, n_head=hyper.n_head), shape
     if hyper.family.transposed and len(shape) == 2 and name.startswith(_IN_LAYERS):
         return _transposed, shape[::-1]
+    if hyper.n_skipped and name == "position_embd.weight":
+        return partial(_behind, n=hyper.n_skipped), (shape[0] - hyper.n_skipped, *shape[1:])
     return None, shape
 
 
@@ -61,3 +63,7 @@ def _by_matrix(rows: Rows, n_head: int) -> Rows:
 
 def _transposed(rows: Rows) -> Rows:
     return np.ascontiguousarray(rows.T)
+
+
+def _behind(rows: Rows, n: int) -> Rows:
+    return np.ascontiguousarray(rows[n:])

@@ -70,17 +70,73 @@ GPT2: Names = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
 }
-HEADS = ("lm_head", "embed_out")  # outside the prefix, and left out where they are tied
+BERT: Names = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+NOMIC_BERT: Names = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "emb_ln": "token_embd_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "norm1": "attn_output_norm",
+    "mlp.fc11": "ffn_up",
+    "mlp.fc12": "ffn_gate",
+    "mlp.fc2": "ffn_down",
+    "norm2": "layer_output_norm",
+}
+MODERN_BERT: Names = {
+    "embeddings.tok_embeddings": "token_embd",
+    "embeddings.norm": "token_embd_norm",
+    "final_norm": "output_norm",
+    "attn_norm": "attn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.Wo": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "mlp.Wi": "ffn_up",
+    "mlp.Wo": "ffn_down",
+}
+# What scores a pair of texts: ``cls`` with its activation, a norm, then ``cls.output``.
+BERT_SCORE: Names = {"pooler.dense": "cls", "classifier": "cls.output"}
+ROBERTA_SCORE: Names = {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}
+MODERN_BERT_SCORE: Names = {
+    "head.dense": "cls",
+    "head.norm": "cls.norm",
+    "classifier": "cls.output",
+}
+SCORE: Names = {"score": "cls.output"}
+HEADS = (
+    "lm_head",
+    "embed_out",
+    "classifier",
+    "head",
+    "score",
+)  # outside the prefix, and left out where they are tied
 
 # A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
     r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\."
-    r"|transformer\.|gpt_neox\.)?"
+    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.)?"
 )
-_LAYER = r"(?P<layers>layers|h)\.(?P<layer>0|[1-9]\d{0,5})\."
+_LAYER = r"(?P<layers>(?:encoder\.)?layers?|h)\.(?P<layer>0|[1-9]\d{0,5})\."
 NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.(?P<kind>weight|bias)")
 # What the configuration says anyway, and GPT's masks.
 NOT_WEIGHTS = re.compile(r".*(?:\.rotary_emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)")
+# Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
+NOT_STATES = re.compile(
+    r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
+)
 NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model)\..*")
 
 

@@ -39,7 +39,7 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
         keys.fail(share_key, f"turns {dims} elements of {head_dim}", "an even number of at least 2")
     made: dict[str, Any] = {"rope.freq_base": f32(theta), "rope.dimension_count": dims}
     if family.own_local_rope:
-        base = keys.number("rope_local_base_freq", theta, lo=1.001, hi=1e12)
+        base = keys.number(family.word("rope_local_base_freq"), theta, lo=1.001, hi=1e12)
         base = local.number("rope_theta", base, lo=1.001, hi=1e12) if local else base
         made["rope.freq_base_swa"] = f32(base)
         if local and _kind(local) != "default":

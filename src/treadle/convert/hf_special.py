@@ -201,6 +201,11 @@ def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
     if node.get("type") == "ByteLevel":
         return None
     single, path = node.get("single"), folder / "tokenizer.json"
+    if node.get("type") in ("BertProcessing", "RobertaProcessing"):
+        around = [_first(node.get(key)) for key in ("cls", "sep")]
+        if None in around:
+            _fail(path, "post_processor", node, "cls and sep")
+        return [str(around[0])], [str(around[1])]
     if node.get("type") != "TemplateProcessing" or not isinstance(single, list):
         raise UnsupportedError(f"{path}: post_processor {node.get('type')!r:.60}")
     sides: tuple[list[str], list[str]] = ([], [])
@@ -214,3 +219,8 @@ def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
         else:
             _fail(path, "post_processor.single", item, "SpecialToken or Sequence")
     return sides
+
+
+def _first(pair: Any) -> str | None:
+    """The text of a pair of text and id."""
+    return pair[0] if isinstance(pair, list) and pair and isinstance(pair[0], str) else None

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_layout import Layout, layout_of
-from treadle.convert.hf_names import HEADS, NAME, NOT_TEXT, NOT_WEIGHTS, spelt_as
+from treadle.convert.hf_names import (
+    HEADS,
+    NAME,
+    NOT_STATES,
+    NOT_TEXT,
+    NOT_WEIGHTS,
+    Names,
+    spelt_as,
+)
 from treadle.convert.mlx import Packed, find_packed
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS
@@ -36,6 +44,7 @@ _SUBLAYERS = (*MIXERS.values(), *FFNS.values())
 _WIDTHS = {  # the word of a row's length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
+SCORING = ("cls.",)  # of no plan: what scores pairs
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -121,7 +130,7 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
             )
         found[name] = Named(name, tensor, GGML_TYPE[tensor.dtype], shape, None, layout)
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
-    if not hyper.tied:
+    if not (hyper.tied or hyper.scores or ARCHS[hyper.family.arch].graph == "encoder"):
         _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     return found
 
@@ -147,6 +156,8 @@ def check_named(
                 _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
                 order[name] = layer_of(name)[0], i
     for name, named in found.items():
+        if name.startswith(SCORING):
+            order[name] = -1, len(order)
         if name not in order:
             raise named.tensor.error(f"is no tensor of {_model(hyper)}")
     return dict(sorted(found.items(), key=lambda item: order[item[0]]))
@@ -161,13 +172,18 @@ def layer_of(name: str) -> tuple[int, str]:
 
 
 def _is_other(name: str, hyper: Hyper) -> bool:
-    """Whether the tensor is no weight of the decoder."""
-    return bool(NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)))
+    """Whether the tensor is no weight of the model."""
+    if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
+        return True
+    if ARCHS[hyper.family.arch].graph != "encoder" or not NOT_STATES.fullmatch(name):
+        return False
+    match = NAME.fullmatch(name)
+    return not (match and match["stem"] in _names(hyper))
 
 
 def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
     """The name in GGUF; None for a tensor that the decoder is not to have."""
-    match, names = NAME.fullmatch(tensor.name), hyper.family.names
+    match, names = NAME.fullmatch(tensor.name), _names(hyper)
     layer = match["layer"] if match else None
     stem = names.get(match["stem"]) if match else None
     if match is None or stem is None or (layer is not None and int(layer) >= hyper.n_layer):
@@ -178,6 +194,12 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
     if row == OUTPUT and hyper.tied:
         return None  # transformers puts the embeddings in its place, whatever it holds
     return row if layer is None else f"blk.{layer}.{row}"
+
+
+def _names(hyper: Hyper) -> Names:
+    """GGUF's stems by the family's, with those of its head."""
+    scores = hyper.family.score_names if hyper.scores else {}
+    return {**hyper.family.names, **scores}
 
 
 def _model(hyper: Hyper) -> str:
@@ -212,7 +234,7 @@ def _hf_name(name: str, hyper: Hyper, found: Mapping[str, Named]) -> str:
     """The name that transformers gives to what GGUF calls ``name``, as this checkpoint spells."""
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")
-    own = next((hf for hf, gguf in hyper.family.names.items() if gguf == stem), None)
+    own = next((hf for hf, gguf in _names(hyper).items() if gguf == stem), None)
     if own is None:
         return name
     others = (n.tensor.name for n in found.values() if n.name != OUTPUT)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.convert.hf_chat import read_templates
+from treadle.convert.hf_encoder_tokenizer import read_unigram, read_wordpiece
 from treadle.convert.hf_pretokenizer import find_pre
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
@@ -54,6 +55,10 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     settings = read_optional(folder / CONFIG)
     if spec is not None and _is_byte_level(spec):
         pieces = _byte_level(spec, folder / JSON, n_vocab)
+    elif spec is not None and (kind := _ENCODERS.get(_model_type(spec))):
+        model, read = kind
+        texts, types, scores, keys = read(spec, folder / JSON, n_vocab)
+        pieces = Pieces(folder / JSON, model, texts, types, scores, keys)
     elif os.path.lexists(folder / SPM):
         pieces = _from_model(folder / SPM)
     elif spec is not None:
@@ -75,6 +80,16 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     made |= special.keys(_ids(pieces), pieces.ids, pieces.adds)
     found: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in made.items()}
     return {**found, **read_templates(folder, settings)}
+
+
+# tokenizer.json's kinds beside BPE: GGUF's name of them, and what reads them.
+_ENCODERS = {"WordPiece": ("bert", read_wordpiece), "Unigram": ("t5", read_unigram)}
+
+
+def _model_type(spec: dict[str, Any]) -> str:
+    model = spec.get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:

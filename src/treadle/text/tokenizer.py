@@ -21,6 +21,7 @@ MODELS = {
     "llama": ("spm", "SpmTokenizer"),
     "gpt2": ("bpe", "BpeTokenizer"),
     "bert": ("wordpiece", "WordPieceTokenizer"),
+    "t5": ("unigram", "UnigramTokenizer"),
 }
 
 

@@ -26,6 +26,7 @@ from treadle.models.graphs.kinds import (
     has_wide_norm,
     mixer_of,
     n_rows,
+    pooling_of,
     read_experts,
     read_tables,
     read_temperature,
@@ -40,7 +41,6 @@ from treadle.models.structure import Graph, Sublayer, TensorRow, with_bias
 if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
-POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph == "decoder"]
 DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
@@ -162,7 +162,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),
-        pooling=POOLINGS.get(keys.integer("pooling_type", 1, lo=0, hi=4), "mean"),
+        pooling=pooling_of(keys, arch),
         ropes=ropes,
         layers=layers,
         parallel=not ffn_norm or keys.flag("use_parallel_residual", False),

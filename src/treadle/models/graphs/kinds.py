@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
 
 FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
+POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
+RANK = 4
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 N_EXPERT_MAX = 4096
@@ -84,6 +86,15 @@ def read_temperature(keys: Keys, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
     if len(ropes) != 1:
         keys.refuse("attention.temperature_scale", "treadle has it with one rope for all layers")
     return *ropes, replace(ropes[0], temperature=temperature)
+
+
+def pooling_of(keys: Keys, arch: Arch) -> str:
+    """How a text's states become one vector. What scores pairs ("rank") looks at one of them."""
+    kind = keys.integer("pooling_type", 1, lo=0, hi=RANK)
+    if kind == RANK:
+        usual = 2 if arch.graph == "encoder" else 3
+        kind = keys.integer("classifier.pooling_type", usual, lo=1, hi=3)
+    return POOLINGS.get(kind, "mean")
 
 
 def mixer_of(keys: Keys, arch: Arch, i: int) -> str:

@@ -1,0 +1,110 @@
+"""tokenizer.json of encoders to GGUF's vocabularies: WordPiece (``bert``) and Unigram (``t5``)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from pathlib import Path
+from typing import Any
+
+from treadle.convert.hf_special import added_tokens
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf_array import ValueType, number_array
+from treadle.text.vocab import TokenType
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_SPACE = "▁"
+_RUNS = re.compile(r" \{2,\}|\\s\+")  # what tokenizers replace by one space
+
+Texts = list[bytes | None]
+Found = tuple[Texts, list[int], list[float] | None, dict[str, Any]]
+
+
+def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
+    """Pieces, types and keys. GGUF marks the pieces that begin a word, WordPiece the others."""
+    model = spec["model"]
+    if model.get("continuing_subword_prefix", "##") != "##":
+        raise UnsupportedError(f"{path}: model.continuing_subword_prefix: treadle has '##'")
+    vocab, special = model.get("vocab"), {text for text, _ in added_tokens(spec, path).values()}
+    if not isinstance(vocab, dict) or not vocab:
+        raise FileError("is missing", path=path, where="model.vocab", expected="pieces and ids")
+    texts: Texts = [None] * n_vocab
+    for text, i in vocab.items():
+        if type(i) is not int or not 0 <= i < n_vocab or texts[i] is not None:
+            what, expected = f"gives {text!r:.60} the id {i!r:.40}", f"its own, below {n_vocab}"
+            raise FileError(what, path=path, where="model.vocab", expected=expected)
+        inner = text.removeprefix("##") if text.startswith("##") else _SPACE + text
+        texts[i] = (text if text in special else inner).encode("utf-8", "surrogatepass")
+    types = [int(TokenType.UNUSED if text is None else TokenType.NORMAL) for text in texts]
+    node = spec.get("normalizer")
+    if node is not None and (not isinstance(node, dict) or node.get("type") != "BertNormalizer"):
+        raise UnsupportedError(f"{path}: normalizer {node!r:.120}: treadle has BertNormalizer here")
+    node = node or {"lowercase": False}
+    lowercase = node.get("lowercase", True) is True
+    strip = node.get("strip_accents")
+    keys = {
+        "pre": "default",
+        "normalizer.lowercase": lowercase,
+        "normalizer.strip_accents": lowercase if strip is None else strip is True,
+    }
+    return texts, types, None, keys
+
+
+def read_unigram(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
+    """Pieces, types, scores and keys."""
+    model = spec["model"]
+    vocab, unk = model.get("vocab"), model.get("unk_id")
+    sound = isinstance(vocab, list) and 0 < len(vocab) <= n_vocab
+    if not sound or not all(_is_scored(entry) for entry in vocab):
+        what, expected = f"is {vocab!r:.60}", f"at most {n_vocab} pieces with scores"
+        raise FileError(what, path=path, where="model.vocab", expected=expected)
+    if type(unk) is not int or not 0 <= unk < len(vocab):
+        raise FileError(f"is {unk!r:.60}", path=path, where="model.unk_id", expected="an id")
+    types = [int(TokenType.BYTE if _BYTE.fullmatch(t) else TokenType.NORMAL) for t, _ in vocab]
+    types[unk] = int(TokenType.UNKNOWN)
+    texts: Texts = [text.encode("utf-8", "surrogatepass") for text, _ in vocab]
+    keys = {"pre": "default", "unknown_token_id": unk, **_rules(spec, path)}
+    return texts, types, [float(score) for _, score in vocab], keys
+
+
+def _is_scored(entry: Any) -> bool:
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+        return False
+    return type(entry[1]) in (int, float) and entry[1] - entry[1] == 0.0
+
+
+def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What is done to a text before it is cut; UnsupportedError for other than sentencepiece's."""
+    steps: list[Any] = []
+    for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        node = spec.get(key)
+        inner = node.get(parts) if isinstance(node, dict) else None
+        steps += inner if isinstance(inner, list) else [node] if node is not None else []
+    keys: dict[str, Any] = {"add_space_prefix": False, "remove_extra_whitespaces": False}
+    for step in steps:
+        kind = step.get("type") if isinstance(step, dict) else None
+        if kind == "Precompiled":
+            keys["precompiled_charsmap"] = _charsmap(step, path)
+        elif kind == "Metaspace" and step.get("replacement") == _SPACE:
+            keys["add_space_prefix"] = step.get("prepend_scheme", "always") != "never"
+        elif kind in ("WhitespaceSplit", "Strip") or (kind == "Replace" and _is_run(step)):
+            keys["remove_extra_whitespaces"] = True
+        else:
+            raise UnsupportedError(f"{path}: {step!r:.120}: treadle has no such rule for text")
+    return keys
+
+
+def _is_run(step: dict[str, Any]) -> bool:
+    """Whether it makes one space of several."""
+    pattern, content = step.get("pattern"), step.get("content")
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    return isinstance(regex, str) and bool(_RUNS.fullmatch(regex)) and content in (" ", _SPACE)
+
+
+def _charsmap(step: dict[str, Any], path: Path) -> Any:
+    try:
+        data = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
+    except (binascii.Error, TypeError, ValueError) as e:
+        raise FileError(f"is not base64: {e}", path=path, where="precompiled_charsmap") from None
+    return number_array(ValueType.UINT8, list(data))

@@ -1,0 +1,262 @@
+"""Encoders' Hugging Face folders: states, tokenizers and poolings, in place and converted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treadle
+from tests.convert.test_hf import convert, prompt, worst
+from tests.models.hf_cases import Case
+from tests.models.hf_tiny import build, compute_logits, require_transformers
+from tests.tiny import rounding
+from treadle.convert.hf import open_hf
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import open_gguf
+from treadle.text.tokenizer import load_tokenizer
+
+_ALL = {"num_key_value_heads": 4, "pad_token_id": 0}
+_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+CASES: dict[str, Case] = {
+    "bert": Case("Bert", "bert", _ALL, "Model"),
+    "bert-masked": Case("Bert", "bert", {**_ALL, "tie_word_embeddings": True}, "ForMaskedLM"),
+    "xlm-roberta": Case("XLMRoberta", "bert", {**_ALL, "pad_token_id": 1}, "Model"),
+    "nomic-bert": Case("NomicBert", "nomic-bert", _ALL, "Model"),
+    "modern-bert": Case(
+        "ModernBert",
+        "modern-bert",
+        {**_ALL, "num_hidden_layers": 6, "local_attention": 16},
+        "Model",
+    ),
+    "eurobert": Case("EuroBert", "eurobert", _ALL, "Model"),
+}
+# Sizes of the shared files that llama.cpp's converter wrote.
+SHARED = {
+    "bert": Case("Bert", "bert", {**_ALL, "max_position_embeddings": 64}, "Model"),
+    "modernbert": CASES["modern-bert"],
+}
+
+
+def save(case: Case, folder: Path) -> Any:
+    """Written by transformers in float32; its model, in float64."""
+    require_transformers()
+    import torch
+
+    model = build(case)
+    model.to(torch.float32).save_pretrained(folder)
+    return model.to(torch.float64)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_states_in_place_and_converted(case: str, tmp_path: Path) -> None:
+    model, ids = save(CASES[case], tmp_path / "hf"), prompt()
+    expected = compute_logits(getattr(model, model.base_model_prefix, model), ids)
+    for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2, kv="f32") as loaded:
+            assert loaded.config.ignored == ()
+            error = worst(loaded.states(ids), expected)
+            assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_converts_to_what_llama_cpp_has(name: str, tmp_path: Path, data: Path) -> None:
+    save(SHARED[name], tmp_path / "hf")
+    made = convert(tmp_path / "hf", tmp_path / "ours.gguf")
+    with open_gguf(made) as ours, open_gguf(data / "arch" / f"{name}.gguf") as theirs:
+        shapes = [{n: (t.shape, t.type_name) for n, t in f.tensors.items()} for f in (ours, theirs)]
+        assert shapes[0] == shapes[1]
+        arch = theirs.metadata["general.architecture"]
+        for key in ("attention.causal", "attention.head_count", "attention.sliding_window"):
+            assert ours.metadata.get(f"{arch}.{key}") == theirs.metadata.get(f"{arch}.{key}")
+
+
+# -- poolings -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    save(CASES["bert"], tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def pooled(folder: Path, said: dict[str, Any]) -> Any:
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    with open_hf(folder) as model:
+        return model.metadata.get("bert.pooling_type")
+
+
+def test_poolings(bert: Path) -> None:
+    with open_hf(bert) as model:
+        assert "bert.pooling_type" not in model.metadata
+    for mode, number in (("cls_token", 2), ("mean_tokens", 1), ("lasttoken", 3)):
+        assert pooled(bert, {f"pooling_mode_{mode}": True, "pooling_mode_max_tokens": False}) == (
+            number
+        )
+    assert pooled(bert, {"pooling_mode": "cls"}) == 2
+    with pytest.raises(UnsupportedError, match="max_tokens"):
+        pooled(bert, {"pooling_mode_max_tokens": True})
+    with pytest.raises(UnsupportedError, match="cls_token, pooling_mode_mean"):
+        pooled(bert, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True})
+    (bert / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
+    with pytest.raises(UnsupportedError, match="Dense"):
+        pooled(bert, {"pooling_mode": "cls"})
+    (bert / "modules.json").write_text('{"type": 3}')
+    with pytest.raises(FileError, match="modules"):
+        pooled(bert, {"pooling_mode": "cls"})
+
+
+# -- tokenizers ---------------------------------------------------------------------------------
+
+TEXTS = [
+    "Hello  world, this is a test.",
+    "hello unaffable worlds",
+    "  \t spaces   and\nlines ",
+    "Ünïcödé ﬁne ½ 東京",
+    "[SEP] </s> <s> in plain text",
+    "",
+]
+
+
+def wordpiece() -> Any:
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers, trainers
+    from tokenizers.models import WordPiece
+    from tokenizers.processors import TemplateProcessing
+
+    made = Tokenizer(WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special)
+    made.train_from_iterator(TEXTS * 3, trainer)
+    made.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return made
+
+
+def unigram() -> Any:
+    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, trainers
+    from tokenizers.models import Unigram
+    from tokenizers.processors import TemplateProcessing
+
+    made = Tokenizer(Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>")
+    made.train_from_iterator(TEXTS * 3, trainer)
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    made.post_processor = TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    return made
+
+
+@pytest.mark.parametrize("make", [wordpiece, unigram])
+def test_ids_are_those_of_tokenizers(make: Callable[[], Any], bert: Path, tmp_path: Path) -> None:
+    theirs = make()
+    theirs.save(str(bert / "tokenizer.json"))
+    special = {token.content for token in theirs.get_added_tokens_decoder().values()}
+    with open_hf(bert) as straight, open_gguf(convert(bert, tmp_path / "x.gguf")) as converted:
+        for model in (straight, converted):
+            ours = load_tokenizer(model)
+            for text in TEXTS:
+                if not any(name in text for name in special):
+                    assert ours.encode(text) == theirs.encode(text).ids, text
+            # Text never spells a control token, unless it is asked to.
+            plain = ours.encode(TEXTS[4], bos=False)
+            assert not any(ours.is_control(i) for i in plain)
+            asked = ours.encode(TEXTS[4], special=True, bos=False)
+            assert asked == theirs.encode(TEXTS[4], add_special_tokens=False).ids
+            assert ours.decode(ours.encode("hello worlds")).strip() == "hello worlds"
+
+
+def test_a_table_that_rewrites_text(bert: Path) -> None:
+    """sentencepiece's own, of XLM-RoBERTa and T5: compatibility forms become plain ones."""
+    pytest.importorskip("sentencepiece")
+    import io
+
+    import sentencepiece
+
+    raw = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([t for t in TEXTS if t] * 30),
+        model_writer=raw,
+        model_type="unigram",
+        vocab_size=70,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=raw.getvalue())
+    spec = json.loads(unigram().to_str())
+    pieces = range(theirs.get_piece_size())
+    spec["model"]["vocab"] = [[theirs.id_to_piece(i), theirs.get_score(i)] for i in pieces]
+    spec["model"]["unk_id"] = theirs.unk_id()
+    spec["added_tokens"], spec["post_processor"] = [], None
+    spec["normalizer"]["normalizers"][:0] = [
+        {"type": "Precompiled", "precompiled_charsmap": _charsmap(raw.getvalue())}
+    ]
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    with open_hf(bert) as model:
+        ours = load_tokenizer(model)
+        for text in TEXTS[:4]:
+            assert ours.encode(text, bos=False) == theirs.encode(text), text
+
+
+def _charsmap(raw: bytes) -> str:
+    """Field 2 of NormalizerSpec, which is field 3 of the model."""
+    import base64
+
+    from sentencepiece import sentencepiece_model_pb2
+
+    model: Any = sentencepiece_model_pb2
+    model = model.ModelProto.FromString(raw)
+    return base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda s: s["model"].update(vocab=[["a", "b"]]), "pieces with scores"),
+        (lambda s: s["model"].update(unk_id=999), "unk_id"),
+        (lambda s: s.update(pre_tokenizer={"type": "Digits"}), "no such rule"),
+        (lambda s: s.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}), "64"),
+    ],
+)
+def test_broken_vocabularies(change: Callable[[Any], Any], why: str, bert: Path) -> None:
+    spec = json.loads(unigram().to_str())
+    change(spec)
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises((FileError, UnsupportedError), match=why), open_hf(bert) as model:
+        load_tokenizer(model)
+
+
+def test_gemma_that_reads_both_ways(tmp_path: Path) -> None:
+    """transformers halves the window when it reads a file, so that a saved one has half of it."""
+    case = Case(
+        "Gemma3",
+        "gemma-embedding",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 7,
+            "sliding_window": 16,
+            "use_bidirectional_attention": True,
+        },
+        "TextModel",
+    )
+    model, ids, path = save(case, tmp_path), prompt(), tmp_path / "config.json"
+    assert model.config.sliding_window == 9
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 16}))
+    with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
+        error = worst(loaded.states(ids), compute_logits(model, ids))
+        assert error <= rounding(loaded.config)
