@@ -32,6 +32,7 @@ lint: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin src/treadle
+	$(VENV)/bin/mypy --platform win32 --cache-dir .mypy_cache/win32 src/treadle
 
 format: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check --fix

@@ -25,13 +25,14 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 400, 80  # lines
 
-EVERYBODY_MAY_IMPORT = {"record"}
+EVERYBODY_MAY_IMPORT = {"record", "system"}
 # What each part may import when it runs, beside itself. Two words: only that module of a part.
 MAY_IMPORT = {
     "record": "",
     "errors": "",
     "words": "",
     "version": "",
+    "system": "",
     # file -> tensors
     "formats": "errors jit.language jit.types",
     "files": "errors words formats",
@@ -231,6 +232,22 @@ def reachable(name: str, edges: dict[str, set[str]]) -> set[str]:
 def test_imports_point_one_way() -> None:
     found = {str(i) for i in EVERY_IMPORT if i.module.startswith("treadle.") and not allowed(i)}
     check(found, "imports treadle")
+
+
+# Modules that some system lacks.
+NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "tty", "winreg"}
+
+
+def test_only_system_tells_systems_apart() -> None:
+    """A bundle's first lines are read by Pythons that have no treadle yet."""
+    found = set()
+    for path in FILES:
+        if part(path) != "system" and where(path) != "bundle/front.py":
+            found |= {str(i) for i in imports(path) if i.module.split(".")[0] in NOT_EVERYWHERE}
+            asked = {"sys.platform", "os.name", "platform.machine"}
+            names = {ast.unparse(n) for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}
+            found |= {f"{where(path)}: {name}" for name in names & asked}
+    assert not found, "ask treadle.system.SYSTEM"
 
 
 def test_dataclasses_are_the_fast_ones() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from treadle.errors import FileError
 from treadle.jit.cache import write_whole
+from treadle.system import SYSTEM
 from treadle.words import why
 
 N_CHAIN, N_VARIANT = 40, 24  # digits of a name
@@ -30,7 +31,7 @@ TOUCHES = 10_000  # entries of the queue behind which a use is not noted
 RETRY_S = 30.0  # after the disk has refused a file
 KEEP = 15 / 16  # of the bound, when files have to go
 LOOK_AGAIN = 64  # what others wrote is counted after this fraction of the bound
-OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+OPEN = os.O_RDONLY | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 Head = Callable[[bytes], bytes]  # of a file, from the bytes behind it
 
 
@@ -208,9 +209,8 @@ def _check(path: Path) -> None:
         raise FileError("is no folder", path=path, expected="a folder for pages")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise FileError("cannot be written to", path=path, expected="a folder for pages")
-    if not hasattr(os, "getuid"):
-        return
-    if info.st_uid != os.getuid():
+    who = SYSTEM.intruder(info)
+    if who == "another user":
         raise FileError("belongs to another user", path=path, expected="a folder of your own")
-    if stat.S_IMODE(info.st_mode) & 0o022:
+    if who is not None:
         raise FileError("others may write to it", path=path, expected="a folder of your own")

@@ -68,7 +68,7 @@ def test_no_pex(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_another_system(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(build, "NAME", "win32")
     with pytest.raises(UnsupportedError, match=r"bundles are for Linux yet.*win32"):
         build.make_bundle(model, model.with_name("out"))
 

@@ -18,6 +18,9 @@ from treadle.errors import CacheError
 from treadle.isa import ROWS
 from treadle.jit import cache
 from treadle.jit.kernel import isa_key
+from treadle.system.macos import MacOS
+from treadle.system.posix import Posix
+from treadle.system.windows import Windows
 
 NAME, KEY = "embed_F32_k32", "portable"
 
@@ -43,12 +46,15 @@ def test_the_folder_is_the_users_choice(
 ) -> None:
     assert cache.folder() == folder
     monkeypatch.delenv("TREADLE_CACHE")
-    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(cache, "SYSTEM", Posix())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache.folder() == tmp_path / "xdg" / "treadle"
-    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(cache, "SYSTEM", MacOS())
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.folder() == tmp_path / "Library" / "Caches" / "treadle"
+    monkeypatch.setattr(cache, "SYSTEM", Windows())
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert cache.folder() == tmp_path / "local" / "treadle"
 
 
 def test_a_new_folder_is_closed_to_others(folder: Path) -> None:

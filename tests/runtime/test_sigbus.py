@@ -15,8 +15,9 @@ import pytest
 from tests.conftest import ROOT, WriteTiny
 from treadle.errors import CacheError
 from treadle.runtime import sigbus
+from treadle.system import SYSTEM
 
-pytestmark = pytest.mark.skipif(sys.platform not in sigbus.SYSTEMS, reason="no handler here")
+pytestmark = pytest.mark.skipif(SYSTEM.sigbus() is None, reason="no handler here")
 
 START = """
 import faulthandler, mmap, os, signal, sys, tempfile
@@ -243,7 +244,7 @@ def test_without_a_handler_files_are_mapped_all_the_same(
     assert [r.message for r in caplog.records] == [
         "not in the cache; so a model's file that shrinks while it is read ends the process"
     ]
-    monkeypatch.setattr(sigbus, "SYSTEMS", {})
+    monkeypatch.setattr(SYSTEM, "sigbus", lambda: None)
     monkeypatch.setattr(sigbus, "_guard", lru_cache(sigbus._guard.__wrapped__))
     sigbus.guard_mappings()
     assert len(caplog.records) == 1

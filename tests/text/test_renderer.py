@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from treadle.errors import TemplateError
+from treadle.system import SYSTEM
 from treadle.text import renderer
 from treadle.text.render_process import READY, REPLY, SIZE, SPENT_TIME
 from treadle.text.renderer import LimitError, Renderer
@@ -246,7 +247,6 @@ def test_a_python_that_does_not_start(
     assert not isinstance(caught.value, LimitError)
 
 
-NO_TIMER = "import signal; del signal.setitimer\n"
 # One comparison in C, which never ends: no frame of Python's changes while faulthandler writes.
 STANDSTILL = (
     "{% set n = namespace(a=(1,), b=(1,)) %}{% for i in range(60) %}"
@@ -256,14 +256,18 @@ STANDSTILL = (
 
 def test_where_a_system_has_no_timers() -> None:
     """As on Windows: a thread of faulthandler's ends the process."""
-    script = NO_TIMER + "from treadle.text.render_process import serve; serve(1.5, 1 << 28)"
+    script = "from treadle.text.render_process import serve; serve(1.5, 1 << 28)"
     requests = b""
     for source in ("a", STANDSTILL):
         values = ["render", source, {}, NOW.isoformat()]
         octets = json.dumps(values).encode()
         requests += SIZE.pack(len(octets)) + octets
     ran: Any = subprocess.run(
-        [sys.executable, "-c", script], input=requests, capture_output=True, timeout=60
+        [sys.executable, "-c", script],
+        input=requests,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "TREADLE_SYSTEM": "win32"},
     )
     assert ran.returncode == SPENT_TIME
     assert ran.stdout == READY + REPLY.pack(True, 1) + b"a"
@@ -273,9 +277,9 @@ def test_without_timers_the_time_that_was_spent_is_told(
     fresh: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this process's clock: what faulthandler writes while frames change may crash the other."""
-    monkeypatch.setattr(renderer, "_START", NO_TIMER + renderer._START)
+    monkeypatch.setenv("TREADLE_SYSTEM", "win32")  # of the processes that are started
     monkeypatch.setattr(renderer, "LIMIT_S", 0.3)
-    monkeypatch.delattr(signal, "setitimer")
+    monkeypatch.setattr(SYSTEM, "TIMERS", False)
     assert fresh.render("a", {}, NOW) == "a"
     with pytest.raises(LimitError, match=r"takes more than 0\.3 s"):
         fresh.render(ENDLESS, {}, NOW)

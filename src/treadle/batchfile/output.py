@@ -15,6 +15,9 @@ from typing import BinaryIO
 
 from treadle.batchfile.lines import Line
 from treadle.errors import FileError, TreadleError
+from treadle.system import SYSTEM
+
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | SYSTEM.BINARY
 
 
 class Output:
@@ -22,7 +25,7 @@ class Output:
 
     def __init__(self, path: str) -> None:
         self.path, self.n_earlier = path, 0
-        self._fd = 1 if path == "-" else os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._fd = 1 if path == "-" else os.open(path, FLAGS, 0o666)
         if path == "-":
             sys.stdout.flush()
         else:
@@ -33,16 +36,9 @@ class Output:
                 raise
 
     def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TreadleError(f"{self.path}: another treadle batch is writing it") from None
-        except OSError:  # a pipe, or a file system without locks
-            return
+        with contextlib.suppress(OSError):  # a pipe, or a file system without locks
+            if not SYSTEM.lock(self._fd):
+                raise TreadleError(f"{self.path}: another treadle batch is writing it")
 
     def skip(self, lines: Iterator[Line]) -> None:
         """Take from ``lines`` those that are answered already. Raises FileError where the file

@@ -22,6 +22,7 @@ from treadle.files.bundled import START, Bundled, read_bundled
 from treadle.files.gguf import open_gguf
 from treadle.files.target import check_room, check_target, new_file
 from treadle.record import dataclass
+from treadle.system import NAME
 
 Say = Callable[[str], None]
 PIECE = 1 << 20  # bytes copied at once
@@ -72,8 +73,8 @@ def make_bundle(
     FileError, UnsupportedError (a model in several files; not on Linux), TreadleError (no pex, no
     network).
     """
-    if not sys.platform.startswith("linux"):
-        raise UnsupportedError(f"bundles are for Linux yet, and made there: this is {sys.platform}")
+    if NAME != "linux":
+        raise UnsupportedError(f"bundles are for Linux yet, and made there: this is {NAME}")
     missing = [name for name in ("pex", "packaging") if find_spec(name) is None]
     if missing:
         raise TreadleError(f"a bundle needs {' and '.join(missing)}: pip install 'treadle[bundle]'")
@@ -105,7 +106,7 @@ def make_bundle(
         with new_file(out, need) as file:
             file.write(bundled.head(script(own_id, runs_on)))
             write(file, model, bundled, archive)
-            os.fchmod(file.fileno(), 0o755)
+            os.chmod(file.fileno(), 0o755)
             n_bytes = file.tell()
     return Made(out, n_bytes, n_program, bundled.n_bytes, tuple(runs_on), bundled.command)
 

@@ -6,6 +6,9 @@ already they start it at once.
 import os
 import sys
 
+if sys.platform == "win32":
+    sys.exit("treadle: error: this is Windows, and the bundle is for Linux")
+
 BUNDLE = "id"  # these three are replaced when a bundle is made
 PYTHONS = [(3, 10)]
 MACHINES = ["x86_64"]

@@ -19,6 +19,7 @@ from pathlib import Path
 import treadle
 from treadle.errors import TreadleError
 from treadle.record import dataclass
+from treadle.system import machine
 from treadle.words import listed
 
 LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # of this installation alone
@@ -198,6 +199,4 @@ def any_python(path: Path) -> Path:
 
 def this_target() -> Target:
     """The machine and the Python at hand."""
-    import platform
-
-    return Target(platform.machine(), sys.version_info[:2])
+    return Target(machine(), sys.version_info[:2])

@@ -12,6 +12,7 @@ import click
 from treadle.cli.load import find_model
 from treadle.cli.options import load_options
 from treadle.cli.table import remark
+from treadle.system import SYSTEM
 
 NEEDED = ("ray", "starlette", "prometheus_client")
 
@@ -116,8 +117,6 @@ def serve(
         raise click.UsageError("--api-key: an empty key")
     path = None if model is None else str(find_model(model).resolve())
 
-    import signal
-
     import ray
     from ray import serve as ray_serve
 
@@ -136,7 +135,7 @@ def serve(
 
     try:
         run(plan, host, port, ready)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        SYSTEM.wait_for_end()
     finally:
         ending: Any = ray_serve.shutdown
         ending()

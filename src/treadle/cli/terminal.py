@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.cli.table import is_dumb, is_styled
+from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
+
+    from treadle.system.protocol import Terminal
 
 
 class Lines(Protocol):
@@ -93,32 +96,30 @@ class Keys:
     """
 
     def __init__(self) -> None:
-        self._usual: list[Any] | None = None
-        self._handlers: dict[signal.Signals, Any] = {}
+        self._terminal: Terminal | None = None
+        self._handlers: dict[int, Any] = {}
         self._mine = True
 
     def __enter__(self) -> Keys:
         """Take the keyboard."""
-        with contextlib.suppress(ImportError, OSError, ValueError):  # no termios, no descriptor
-            import termios
-
-            self._fd = sys.stdin.fileno()
-            with contextlib.suppress(termios.error):  # no terminal
-                self._usual = termios.tcgetattr(self._fd)
-        if self._usual is not None:
-            for number in (signal.SIGTSTP, signal.SIGQUIT):
+        with contextlib.suppress(OSError, ValueError):  # no descriptor
+            self._terminal = SYSTEM.terminal(sys.stdin.fileno())
+        if self._terminal is not None:
+            for number in SYSTEM.STOPS:
                 self._handlers[number] = signal.signal(number, self._stop)
-            self._handlers[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._go_on)
+            if SYSTEM.GOES_ON is not None:
+                number = SYSTEM.GOES_ON
+                self._handlers[number] = signal.signal(number, self._go_on)
             self._show(False)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give the keyboard back."""
-        if self._usual is not None:
+        if self._terminal is not None:
             self._show(True)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
-            self._usual = None
+            self._terminal = None
 
     @contextmanager
     def lent(self, *, shown: bool = False) -> Iterator[None]:
@@ -135,27 +136,9 @@ class Keys:
             self._show(False)
 
     def _show(self, wanted: bool) -> None:
-        if self._usual is None or not self._in_front():
-            return
-        import termios
-
-        mode = list(self._usual)
-        if not wanted:
-            mode[3] &= ~(termios.ECHO | termios.ECHONL)
-        if not wanted and not is_dumb():
-            # Without ICANON keys wait as they are, for an editor that reads keys; Enter with ICRNL
-            # would be another key.
-            mode[0] &= ~termios.ICRNL
-            mode[3] &= ~termios.ICANON
-        with contextlib.suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(self._fd, termios.TCSANOW, mode)
-
-    def _in_front(self) -> bool:
-        """Whether the terminal is ours now; behind a shell it is the shell's."""
-        try:
-            return os.tcgetpgrp(self._fd) == os.getpgrp()
-        except OSError:  # a terminal without jobs
-            return True
+        if self._terminal is not None and self._terminal.is_ours():
+            # An editor reads keys, the others whole lines.
+            self._terminal.show(wanted, lines=is_dumb())
 
     def _stop(self, number: int, _: object) -> None:
         """Ctrl-Z, Ctrl-\\: leave the terminal as it was, and do what the signal would have done."""

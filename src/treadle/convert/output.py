@@ -36,6 +36,7 @@ from treadle.formats import FORMATS
 from treadle.record import dataclass
 from treadle.runtime.quantizer import quantize_rows
 from treadle.runtime.sigbus import guard_mappings
+from treadle.system import SYSTEM
 from treadle.version import __version__
 
 Progress = Callable[[str, int, int], None]
@@ -89,10 +90,10 @@ def convert(
     for shard in shards:
         check_target(shard.path, inputs, force=options.force)
     coder = _Coder(options.allow_nonfinite)
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    mine = len(SYSTEM.affinity())
     work = Work(
         source, shards, coder.encode, coder.check, str(options.allow_nonfinite).encode(),
-        min(MAX_WORKERS, mine or 1), resume=options.resume,
+        min(MAX_WORKERS, mine), resume=options.resume,
     )  # fmt: skip
     cache = cache or PageCache(())
     cache.add(part.path for t in source.tensors.values() for part in t.ranges)
@@ -202,9 +203,9 @@ class _Writer:
         finally:
             journal.close()
         for part in parts:
-            part.path.replace(part.target)
+            part.take_place()
         journal.path.unlink()
-        _sync_folder(parts[0].target.parent)
+        SYSTEM.sync_folder(parts[0].target.parent)
         return [part.target for part in parts]
 
     def _job(self) -> str:
@@ -225,12 +226,14 @@ class _Writer:
         """Better now than after hours. Blocks that can be shared with the source need no room."""
         first = self.shards[0]
         folder = first.path.parent
-        about, here = os.statvfs(folder), os.stat(folder).st_dev
-        shared = first.layout.alignment % about.f_frsize == 0 and any(
-            path.stat().st_dev == here for path in _files(self.source)
+        block, here = SYSTEM.block_bytes(folder), os.stat(folder).st_dev
+        shared = (
+            block > 0
+            and first.layout.alignment % block == 0
+            and any(path.stat().st_dev == here for path in _files(self.source))
         )
         shared = shared and not any(e.encode for shard in self.shards for e in shard.entries)
-        need = sum(part.n_bytes - os.fstat(part.fd).st_blocks * 512 for part in parts)
+        need = sum(part.n_bytes - SYSTEM.allocated(os.fstat(part.fd)) for part in parts)
         if not shared:
             check_room(first.path, need)
 
@@ -343,13 +346,3 @@ def _files(source: Source) -> list[Path]:
     else:
         paths.add(source.path)
     return sorted(paths)
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name is on the disk as well."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

@@ -8,25 +8,21 @@ say (not Linux, somebody else's file), nothing is dropped.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from treadle.files.mapping import resident_pages
 from treadle.files.tensor import Stored
+from treadle.system import SYSTEM
 
+Advise = Callable[[int, int, int], None]  # of an open file, from a byte on, so many bytes
 PAGE = mmap.PAGESIZE
 SMALL = 1 << 20  # bytes: files not worth the trouble
 MAX_FILES = 1000
-if sys.platform != "darwin" and sys.platform != "win32":
-    WILLNEED, DONTNEED = os.POSIX_FADV_WILLNEED, os.POSIX_FADV_DONTNEED
-else:  # these have no such call
-    WILLNEED = DONTNEED = 0
 
 
 class PageCache:
@@ -39,7 +35,7 @@ class PageCache:
     def add(self, paths: Iterable[Path]) -> None:
         """Take in more files as they are now; those that are known stay as they were."""
         for path in paths:
-            if path not in self._files and hasattr(os, "posix_fadvise"):
+            if path not in self._files and SYSTEM.DROPS_PAGES:
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     self._files[path] = _Cached(path)
 
@@ -47,7 +43,7 @@ class PageCache:
         """These are read next: the system may fetch them while others are worked on."""
         for part in ranges:
             if part.path in self._files:
-                _advise(part.path, [(part.offset, part.n_bytes)], WILLNEED)
+                _advise(part.path, [(part.offset, part.n_bytes)], SYSTEM.fetch_pages)
 
     def drop(self, ranges: Iterable[Stored]) -> None:
         """These have been read, and are not read again."""
@@ -62,14 +58,13 @@ class PageCache:
         self._files = {}
 
 
-def _advise(path: Path, ranges: Iterable[tuple[int, int]], advice: int) -> None:
+def _advise(path: Path, ranges: Iterable[tuple[int, int]], advise: Advise) -> None:
     """Nothing depends on it: a file that went away is not an error here."""
     with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | SYSTEM.BINARY)
         try:
             for offset, n_bytes in ranges:
-                if sys.platform != "darwin" and sys.platform != "win32":
-                    os.posix_fadvise(fd, offset, n_bytes, advice)
+                advise(fd, offset, n_bytes)
         finally:
             os.close(fd)
 
@@ -92,12 +87,10 @@ class _Cached:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | SYSTEM.BINARY)
         try:
-            about = os.fstat(fd)
-            self.n_bytes = about.st_size
-            self.device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}"
-            self.inode = str(about.st_ino)
+            self.about = os.fstat(fd)
+            self.n_bytes = self.about.st_size
             self.resident = np.zeros(0, np.bool_)
             if self.n_bytes:
                 with mmap.mmap(fd, self.n_bytes, access=mmap.ACCESS_READ) as mapped:
@@ -107,28 +100,8 @@ class _Cached:
 
     def drop(self, offset: int, n_bytes: int) -> None:
         first, last = offset // PAGE, -(-(offset + n_bytes) // PAGE)
-        self._unmap(first * PAGE, last * PAGE)
+        SYSTEM.unmap_pages(self.about, first * PAGE, last * PAGE)
         flags = np.concatenate(([True], self.resident[first:last], [True])).astype(np.int8)
         edges = np.flatnonzero(np.diff(flags))  # begin and end, alternating, of each run to drop
         runs = ((first + edges) * PAGE).reshape(-1, 2).tolist()
-        _advise(self.path, ((lo, hi - lo) for lo, hi in runs), DONTNEED)
-
-    def _unmap(self, begin: int, end: int) -> None:
-        """Take the pages out of this process' mappings of the file: the kernel keeps mapped ones.
-
-        The mappings are read-only views of the file, so that a page that is touched again is read
-        again, and nothing is lost.
-        """
-        with open("/proc/self/maps", "rb") as f:
-            lines = f.read().decode("utf-8", "replace").splitlines()
-        for line in lines:
-            fields = line.split(maxsplit=5)
-            if fields[3:5] != [self.device, self.inode] or "w" in fields[1]:
-                continue
-            low, high = (int(word, 16) for word in fields[0].split("-"))
-            start = int(fields[2], 16)  # in the file
-            lo, hi = max(begin, start), min(end, start + high - low)
-            if lo < hi:
-                madvise = ctypes.CDLL(None).madvise
-                madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-                madvise(low + lo - start, hi - lo, mmap.MADV_DONTNEED)
+        _advise(self.path, ((lo, hi - lo) for lo, hi in runs), SYSTEM.drop_pages)

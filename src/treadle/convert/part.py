@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.gguf_writer import part_of
+from treadle.system import SYSTEM
 
 HOLE = 4096  # bytes: a page of zeros is left out
 SYNC = 256 << 20  # bytes written between two entries of the journal
@@ -39,18 +39,15 @@ class PartFile:
         self.fd = self._open()
 
     def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_RDWR | os.O_CREAT | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0)
         while True:
             fd = os.open(self.path, flags, 0o666)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with contextlib.suppress(FileNotFoundError):  # renamed since: by its own conversion
-                    if os.path.samestat(os.fstat(fd), os.lstat(self.path)):
-                        return fd
-            except BlockingIOError:
+            if not SYSTEM.lock(fd):
                 os.close(fd)
-                what = "another conversion is writing this file"
-                raise FileError(what, path=self.target) from None
+                raise FileError("another conversion is writing this file", path=self.target)
+            with contextlib.suppress(FileNotFoundError):  # renamed since: by its own conversion
+                if os.path.samestat(os.fstat(fd), os.lstat(self.path)):
+                    return fd
             os.close(fd)
 
     def clear(self) -> None:
@@ -77,7 +74,7 @@ class PartFile:
     def _write(self, data: Bytes, at: int) -> None:
         view = memoryview(data.data)
         while view:
-            n = os.pwrite(self.fd, view, at)
+            n = SYSTEM.write_at(self.fd, view, at)
             view, at = view[n:], at + n
 
     def copy(self, source: int, offset: int, n_bytes: int, at: int) -> bool:
@@ -90,7 +87,7 @@ class PartFile:
         if not hasattr(os, "copy_file_range"):
             return False
         while offset < end:
-            begin, stop = _next_data(source, offset, end)
+            begin, stop = SYSTEM.next_data(source, offset, end)
             at, offset = at + begin - offset, begin
             while offset < stop:
                 try:
@@ -104,6 +101,12 @@ class PartFile:
                 offset, at = offset + n, at + n
         return True
 
+    def take_place(self) -> None:
+        """Give it its target's name. Raises OSError."""
+        if not SYSTEM.RENAMES_OPEN:
+            self.close()
+        self.path.replace(self.target)
+
     def close(self, *, discard_empty: bool = False) -> None:
         """Close it, and so let go of its lock; one that nothing was begun in goes altogether."""
         if self.fd >= 0:
@@ -111,16 +114,6 @@ class PartFile:
                 self.path.unlink(missing_ok=True)
             os.close(self.fd)
             self.fd = -1
-
-
-def _next_data(source: int, offset: int, end: int) -> tuple[int, int]:
-    """The next run of bytes, from ``offset`` on, that is no hole; (end, end) without one."""
-    try:
-        begin = os.lseek(source, offset, os.SEEK_DATA)
-        stop = os.lseek(source, begin, os.SEEK_HOLE)
-    except OSError as e:
-        return (end, end) if e.errno == errno.ENXIO else (offset, end)
-    return min(begin, end), min(stop, end)
 
 
 class Journal:

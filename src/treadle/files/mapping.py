@@ -9,7 +9,6 @@ and notes it in ``FAULTS``; who has used what was read asks ``check``.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import mmap
 import os
@@ -24,6 +23,7 @@ import numpy.typing as npt
 
 from treadle.errors import FileError
 from treadle.files.bundled import read_bundled
+from treadle.system import SYSTEM
 from treadle.words import why
 
 # What the handler of SIGBUS reads: a row for each mapped file. ``end`` is exclusive; ``fault`` is
@@ -66,7 +66,7 @@ class MappedFile(mmap.mmap):
     def reopen(self) -> int | None:
         """A descriptor of the file; None where its name is gone, or another file's by now."""
         with contextlib.suppress(OSError):
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self.path, os.O_RDONLY | SYSTEM.BINARY)
             if _state(os.fstat(fd))[:2] == self._found[:2]:
                 return fd
             os.close(fd)
@@ -182,9 +182,7 @@ def map_file(path: Path, expected: str) -> MappedFile:
         raise FileError(f"cannot be opened: {why(e)}", path=path, expected=expected) from e
     # Where the file system can, pages that are read from now on come 2 MB at a time: a cold file
     # loads in two thirds of the time, and decoding walks it a tenth faster.
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
+    SYSTEM.want_huge_pages(mapped)
     return mapped
 
 
@@ -195,13 +193,8 @@ def resident_pages(mapped: mmap.mmap) -> npt.NDArray[np.bool_]:
     owns, Linux says yes throughout.
     """
     flags = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
-    try:
-        mincore = ctypes.CDLL(None, use_errno=True).mincore
-    except (TypeError, AttributeError) as error:  # Windows
-        raise OSError("mincore") from error
     begin = np.frombuffer(mapped, np.uint8).ctypes.data
-    if mincore(*map(ctypes.c_void_p, (begin, len(mapped), flags.ctypes.data))):
-        raise OSError(ctypes.get_errno(), "mincore")
+    SYSTEM.mark_resident(begin, len(mapped), flags.ctypes.data)
     return (flags & 1).view(np.bool_)
 
 

@@ -12,10 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import stat
 import struct
-import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any, NamedTuple
 
 from treadle.errors import CacheError
 from treadle.record import dataclass
+from treadle.system import HERE, SYSTEM, machine
 
 _SOURCES = ("isa", "jit", "kernels", "formats", "runtime")
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
@@ -74,9 +72,7 @@ def folder() -> Path:
     if own:
         return Path(own)
     try:
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches" / "treadle"
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treadle"
+        return SYSTEM.cache_folder() / "treadle"
     except RuntimeError as error:
         raise CacheError(
             "no home directory to keep compiled kernels in: set TREADLE_CACHE"
@@ -91,7 +87,7 @@ def source_hash() -> str:
     import llvmlite
 
     root = Path(__file__).resolve().parent.parent
-    kind = f"{llvmlite.__version__}\0{sys.platform}\0{platform.machine()}"
+    kind = f"{llvmlite.__version__}\0{HERE}\0{machine()}"
     state = hashlib.sha256(kind.encode())
     for part in _SOURCES:
         for path in sorted((root / part).glob("*.py")):
@@ -109,13 +105,12 @@ def checked_folder(path: Path | None = None) -> Path:
         info = path.stat()
     except OSError as error:
         raise CacheError(f"{path}: cannot be used as the kernel cache: {error.strerror}") from error
-    if not hasattr(os, "getuid"):
-        return path
-    if info.st_uid != os.getuid():
+    who = SYSTEM.intruder(info)
+    if who == "another user":
         raise CacheError(
             f"{path}: the kernel cache belongs to another user, and it holds code: refused"
         )
-    if stat.S_IMODE(info.st_mode) & 0o022:
+    if who is not None:
         raise CacheError(
             f"{path}: others may write to the kernel cache, and it holds code: refused"
         )

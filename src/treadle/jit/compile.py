@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from treadle.errors import CompileError
-from treadle.jit import detect
-from treadle.jit.permission import permitted
+from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -27,7 +27,19 @@ def compiler_versions() -> dict[str, str]:
 def host_features() -> frozenset[str]:
     """LLVM's names of the features that this CPU has and the operating system lets us use."""
     known = {name for name, on in llvm.get_host_cpu_features().items() if on}
-    return permitted(known | detect.found())
+    return permitted(known | SYSTEM.cpu_features())
+
+
+# Intel's matrix registers, which a system lends to those that ask.
+ASKED_FOR = frozenset({"amx-tile"})
+
+
+def permitted(features: Set[str]) -> frozenset[str]:
+    """``features`` (LLVM's names) without those that are not to be had. A CPU that has none to ask
+    for costs no call.
+    """
+    refused = ASKED_FOR if features & ASKED_FOR and not SYSTEM.lends_tiles() else frozenset()
+    return frozenset(features) - refused
 
 
 DEFINITION = re.compile(r"^(define .*\))", re.MULTILINE)  # a function's, up to its attributes

@@ -11,11 +11,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # what the module signal wraps
 import mmap
 import os
-import sys
 import threading
 from functools import cache
 
 import numpy as np
+
+from treadle.system import SYSTEM
 
 WORD = 8  # bytes that compiled code reads; a ninth signal writes behind them
 
@@ -24,7 +25,8 @@ class Alarm:
     """``with Alarm() as alarm``: signals that Python has a handler for change the 8 bytes at
     ``address``, which are 0 until then. Python's handler runs all the same, when it can.
 
-    In other threads than the main one, where Python handles no signals, ``address`` is 0.
+    ``address`` is 0 in other threads than the main one, where Python handles no signals, and on a
+    system without files in memory: there they wait for the end of what the block runs.
     """
 
     __slots__ = ("_usual", "_word", "address")
@@ -34,6 +36,7 @@ class Alarm:
         self.address = 0
         if threading.current_thread() is threading.main_thread():
             self._word = _word()
+        if self._word is not None:
             self.address = self._word.address
             self._usual: int = _signal.set_wakeup_fd(self._word.file)
         return self
@@ -56,10 +59,9 @@ class Alarm:
 class _Word:
     """The bytes, and the file that they are."""
 
-    def __init__(self) -> None:
-        self.file = _memory_file()
+    def __init__(self, file: int) -> None:
+        self.file = file
         os.ftruncate(self.file, mmap.PAGESIZE)
-        os.set_blocking(self.file, False)  # Python wants that of a wakeup descriptor
         self.value = np.frombuffer(mmap.mmap(self.file, mmap.PAGESIZE), np.int64, 1)
         self.address = int(self.value.ctypes.data)
 
@@ -74,20 +76,12 @@ class _Word:
         return numbers
 
 
-def _memory_file() -> int:
-    if sys.platform == "linux" and hasattr(os, "memfd_create"):
-        return os.memfd_create("treadle-alarm")
-    import tempfile  # where the system has no files in memory
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 @cache
-def _word() -> _Word:
+def _word() -> _Word | None:
     """The one of this process."""
-    return _Word()
+    file = SYSTEM.memory_file()
+    return None if file is None else _Word(file)
 
 
 # A forked child must not ring its parent's.
-os.register_at_fork(after_in_child=_word.cache_clear)
+SYSTEM.after_fork(_word.cache_clear)

@@ -7,7 +7,6 @@ the folders that it names, so that tests can hand over another machine's.
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import field
 from functools import cached_property
@@ -16,14 +15,14 @@ from typing import Any, TypeAlias
 
 from treadle.isa import ROWS, choose, portable, runnable
 from treadle.isa import best as best_row
-from treadle.jit.compile import host_features
+from treadle.jit.compile import ASKED_FOR, host_features
 from treadle.jit.language import Isa
-from treadle.jit.permission import ASKED_FOR
 from treadle.record import dataclass
 from treadle.runtime import machine, memory
 from treadle.runtime.memory import MemoryBound
 from treadle.runtime.peaks import Peaks
-from treadle.runtime.threads import FUTEX_CALL
+from treadle.system import SYSTEM
+from treadle.system import machine as architecture
 
 # LLVM's name of a feature: what it gives, and the features that make it needless.
 FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -105,7 +104,7 @@ class Here:
     @cached_property
     def known(self) -> dict[str, tuple[str, tuple[str, ...]]]:
         """FEATURES of this architecture."""
-        return FEATURES.get(platform.machine(), {})
+        return FEATURES.get(architecture(), {})
 
     @cached_property
     def cores(self) -> dict[int, list[int]]:
@@ -139,7 +138,7 @@ def of_cpu(here: Here) -> Iterator[Told]:
     used = frozenset().union(*(row.needs for row in runnable(features)))
     present = [name for name in known if name in features]
     yield "name", machine.cpu_name(here.proc)
-    yield "architecture", platform.machine()
+    yield "architecture", architecture()
     yield "used", [name for name in present if name in used]
     yield "unused", [name for name in present if name not in used]
     missing = {
@@ -252,10 +251,10 @@ def of_threads(here: Here) -> Iterator[Told]:
             "this process may run on none of the fast cores: taskset -c "
             f"{','.join(map(str, best))}, or the container's cpuset"
         )
-    if FUTEX_CALL is None:
+    if SYSTEM.NAPS:
         yield (
-            "idle threads wake once a millisecond, for this system offers treadle no futex: "
-            "Linux does"
+            "idle threads wake once a millisecond, for this system offers treadle nothing to sleep "
+            "on: Linux, macOS from 14.4 on and Windows do"
         )
     yield "bound", why
     yield "bounds", {text: count for count, text in bounds}

@@ -1,6 +1,6 @@
 """What this machine is: processors that may be used and why, clocks, caches.
 
-Linux tells; elsewhere much stays unknown.
+Linux tells in files; elsewhere the system is asked for a few numbers, and much stays unknown.
 Functions take the folders they read, so that tests can hand them another machine's.
 """
 
@@ -10,6 +10,9 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from treadle.system import SYSTEM
+from treadle.system import machine as architecture
 
 SYS, PROC = Path("/sys"), Path("/proc")
 CGROUP, CPUS = SYS / "fs/cgroup", SYS / "devices/system/cpu"
@@ -54,14 +57,15 @@ def thread_bounds(
         bounds.append((len(cores), "physical cores (a core's second thread adds nothing here)"))
         fast = fast_cores(sorted(cores), cpus)
         bounds.append((len(fast), "performance cores"))
+    elif counts := SYSTEM.cores():
+        bounds.append((counts[0], "physical cores (a core's second thread adds nothing here)"))
+        bounds.append((counts[1], "performance cores"))
     return bounds
 
 
 def affinity() -> list[int]:
     """The processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return SYSTEM.affinity()
 
 
 def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
@@ -209,7 +213,8 @@ def cache_bytes(cpus: Path = CPUS) -> int:
     """Size of the largest cache that processor 0 reaches; 0 where the system does not say."""
     units = {"K": 1 << 10, "M": 1 << 20}
     sizes = [read_text(path) for path in cpus.glob("cpu0/cache/index*/size")]
-    return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=0)
+    found = [int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units]
+    return max(found, default=0) or SYSTEM.cache_bytes()
 
 
 def online(cpus: Path = CPUS) -> list[int]:
@@ -239,4 +244,4 @@ def cpu_name(proc: Path = PROC) -> str:
     for line in read_text(proc / "cpuinfo").splitlines():
         if line.startswith(("model name", "Model")):
             return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return SYSTEM.cpu_name() or platform.processor() or architecture()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from treadle.runtime import machine
 from treadle.runtime.machine import CGROUP, PROC
+from treadle.system import SYSTEM
 
 NO_LIMIT = 1 << 60  # bytes: cgroup v1 writes "no limit" as nearly 2**63
 # Of a process's own limits: the line of /proc/self/limits, what is in use in /proc/self/status.
@@ -50,6 +51,8 @@ def memory_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
     """Bytes of memory in all, and bytes that could be had without swapping; 0 for unknown."""
     sizes = _fields(proc / "meminfo")  # kB
+    if not sizes:
+        return SYSTEM.memory()
     return sizes.get("MemTotal", 0) << 10, sizes.get("MemAvailable", 0) << 10
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from treadle.files.mapping import MappedFile, map_file, resident_pages
 from treadle.runtime.sigbus import guard_mappings
+from treadle.system import SYSTEM
 
 HUGE = 2 << 20  # bytes
 PROC = Path("/proc")
@@ -38,7 +38,7 @@ def huge_bytes(path: Path) -> int | None:
 
     Nothing is read from disk for it.
     """
-    if not path.stat().st_size or not sys.platform.startswith("linux"):
+    if not path.stat().st_size or not PROC.exists():
         return None
     with contextlib.suppress(OSError):
         mapped, per = _map(path), HUGE // mmap.PAGESIZE
@@ -63,8 +63,7 @@ def read_anew(path: Path) -> int | None:
     cannot be read.
     """
     with path.open("rb") as file:
-        if sys.platform != "darwin" and sys.platform != "win32":
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        SYSTEM.drop_pages(file.fileno(), 0, 0)
     if path.stat().st_size:
         guard_mappings()
         mapped = _map(path)
@@ -84,12 +83,7 @@ def peak_bytes(proc: Path = PROC) -> int | None:
         for line in (proc / "self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) << 10
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most << 10
+    return SYSTEM.peak_bytes()
 
 
 def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:

@@ -45,10 +45,12 @@ JOB_FIELDS = (
     "share",  # a claim takes one part in so many of what is left
     "spins",  # polls without work before a worker sleeps
     "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
-    "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): end their sleep, or 0
-    "futex",  # the number of the system call that ``wake`` makes
+    # What ``system/`` has for them; 0 for none.
+    "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): end their sleep
+    "futex",  # the system call that ``wake`` makes; 0: it is (*)(i32 *generation, i64 size, i64 0)
     "offer",  # void (*)(): offer the processor to somebody else
-    "clock",  # int (*)(int, timespec *)
+    "clock",  # int (*)(int clock_number, timespec *)
+    "clock_number",
 )
 # Claim, done, generation and sleepers have a cache line each.
 CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
@@ -61,7 +63,6 @@ WORKER, CALLER, STOP = range(3)  # what ``Work`` is called for
 FUTEX_WAKE_PRIVATE, EVERYONE = 129, 1 << 30
 OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
 TIMESPEC = 16  # bytes
-MONOTONIC = 1  # clock_gettime's clock
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class _Loop:
         for name, value in given.items():
             k.atomic_set(self._at(name), value)
         with k.if_(given["times"] > 0):
-            self._call("clock", [k.const(MONOTONIC, i32), self._job("times", ptr)])
+            self._call("clock", [self._job("clock_number", i32), self._job("times", ptr)])
         k.atomic_set(self.team + CLAIM, given["epoch"] << ITEM_BITS)
 
     def _wake(self) -> None:
@@ -174,8 +175,13 @@ class _Loop:
         k.atomic_add(self.team + GENERATION, k.const(1, i32))
         sleepers = k.atomic_load(self.team + SLEEPERS, i64)
         with k.if_((sleepers > 0) & (self._job("wake") > 0)):
+            futex, generation = self._job("futex"), self.team + GENERATION
             how, most = k.i64(FUTEX_WAKE_PRIVATE), k.i64(EVERYONE)
-            self._call("wake", [self._job("futex"), self.team + GENERATION, how, most])
+            with k.if_else(futex > 0) as (by_number, by_address):
+                with by_number:
+                    self._call("wake", [futex, generation, how, most])
+                with by_address:
+                    self._call("wake", [generation, k.i64(i32.n_bytes), k.i64(0)])
 
     def _enter(self, epoch: Val) -> None:
         """A step not seen before: read it, unless there is none."""
@@ -243,7 +249,7 @@ class _Loop:
         k = self.k
         with k.if_(self._job("times") > 0):
             at = self._job("times", ptr) + (self.epoch.v + 1 - self.first.v) * TIMESPEC
-            self._call("clock", [k.const(MONOTONIC, i32), at])
+            self._call("clock", [self._job("clock_number", i32), at])
 
     def _call(self, field: str, args: list[Val]) -> None:
         self.k.call_pointer(self._job(field, ptr), None, args)

@@ -15,9 +15,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import mmap
-import signal
 import struct
-import sys
 import threading
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -32,14 +30,14 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import Spec
 from treadle.record import dataclass
-from treadle.runtime.threads import ENTRY, LIBC, Memory
+from treadle.runtime.threads import ENTRY, Memory
+from treadle.system import SYSTEM
 
 
-class System(NamedTuple):
-    """What an operating system's 64-bit C library says of signals; sigaction begins with the
-    handler.
-    """
+class Layout(NamedTuple):
+    """What a system's 64-bit C library says of signals; sigaction begins with the handler."""
 
+    number: int  # of SIGBUS
     n_bytes: int  # of struct sigaction
     flags_off: int  # of its sa_flags
     flags: int  # SA_SIGINFO | SA_ONSTACK | SA_NODEFER
@@ -47,11 +45,8 @@ class System(NamedTuple):
     map_flags: int  # MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
 
 
-SYSTEMS = {
-    "linux": System(152, 136, 0x4800_0004, 16, 0x32),  # glibc and musl, on every architecture
-    "darwin": System(16, 12, 0x51, 24, 0x1012),
-}
 DEFAULT, IGNORE = 0, 1  # SIG_DFL, SIG_IGN
+PROT_READ = 1
 CODE_OFF = 8  # of siginfo_t's si_code
 NO_PAGE, LAST_CODE = 2, 5  # BUS_ADRERR; codes from 1 to the last are the processor's
 FIELDS = (
@@ -104,7 +99,7 @@ class Handler(Spec):
     def _mend(self, k: Builder, own: Val, row: Val, address: Val, stop: Val, mended: Any) -> None:
         """Zeros from the page of ``address`` on: what was read before stays what it was."""
         at = address & -self.page
-        args = [at, stop - at, k.const(mmap.PROT_READ, i32), k.const(self.map_flags, i32)]
+        args = [at, stop - at, k.const(PROT_READ, i32), k.const(self.map_flags, i32)]
         made = k.call_pointer(_field(k, own, "mmap", ptr), i64, [*args, k.const(-1, i32), k.i64(0)])
         with k.if_(made.eq(at)):
             k.atomic_set(row + 16, address)
@@ -133,18 +128,18 @@ def _field(k: Builder, own: Val, name: str, ty: Any = i64) -> Val:
 class Guard:
     """The handler of this process: compiled, told where everything is, and not yet in place."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, layout: Layout) -> None:
         table = len(FAULTS), FAULTS.itemsize
-        spec = Handler(system.address_off, system.map_flags, mmap.PAGESIZE, *table)
-        self.system = system
+        spec = Handler(layout.address_off, layout.map_flags, mmap.PAGESIZE, *table)
+        self.layout, self.libc = layout, ctypes.CDLL(None)
         self.address = load_kernels([spec], PORTABLE)[spec.name]
-        self.memory, self.default = Memory(8 * len(FIELDS)), Memory(system.n_bytes)
+        self.memory, self.default = Memory(8 * len(FIELDS)), Memory(layout.n_bytes)
         self.before: Any = None  # struct sigaction, once this was in place
         self._set("faults", int(FAULTS.ctypes.data))
-        self._set("signal", int(signal.SIGBUS))
+        self._set("signal", layout.number)
         self._set("default", self.default.address)
         for name in ("mmap", "sigaction", "raise"):
-            self._set(name, ctypes.cast(getattr(LIBC, name), ctypes.c_void_p).value or 0)
+            self._set(name, ctypes.cast(getattr(self.libc, name), ctypes.c_void_p).value or 0)
         ENTRY(self.address)(self.memory.address, 0, 0, 0, 0)
 
     def _set(self, field: str, value: int) -> None:
@@ -160,9 +155,9 @@ class Guard:
             return
         self.before = found
         self._set("previous", now)
-        made = ctypes.create_string_buffer(self.system.n_bytes)
+        made = ctypes.create_string_buffer(self.layout.n_bytes)
         struct.pack_into("=q", made, 0, self.address)
-        struct.pack_into("=i", made, self.system.flags_off, self.system.flags)
+        struct.pack_into("=i", made, self.layout.flags_off, self.layout.flags)
         self._sigaction(made)
 
     def remove(self) -> None:
@@ -172,8 +167,8 @@ class Guard:
 
     def _sigaction(self, new: Any) -> Any:
         """Set what is done on SIGBUS, if ``new`` is something; what was done until now."""
-        old = ctypes.create_string_buffer(self.system.n_bytes)
-        LIBC.sigaction(int(signal.SIGBUS), new, old)
+        old = ctypes.create_string_buffer(self.layout.n_bytes)
+        self.libc.sigaction(self.layout.number, new, old)
         return old
 
 
@@ -184,11 +179,11 @@ def _handler_of(action: Any) -> int:
 
 @lru_cache(maxsize=1)
 def _guard() -> Guard | None:
-    system = None if hasattr(sys, "getandroidapilevel") else SYSTEMS.get(sys.platform)
-    if system is None:
+    found = SYSTEM.sigbus()
+    if found is None:
         return None
     try:
-        made = Guard(system)
+        made = Guard(Layout(**found))
     except (CacheError, CompileError) as error:
         from logging import getLogger  # 4 ms of a start that mostly does without
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what the module signal wraps
 import ctypes
-import platform
-import sys
 import threading
 import weakref
 from typing import Any
@@ -32,6 +30,7 @@ from treadle.runtime.runner import (
     WORKER,
     Work,
 )
+from treadle.system import SYSTEM
 
 SPINS = 20_000  # polls (about a millisecond) a worker stays awake for: longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(
@@ -39,11 +38,7 @@ ENTRY = ctypes.CFUNCTYPE(
 )
 WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
-FUTEX_WAIT_PRIVATE = 128
-FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
-FUTEX_CALL = FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
 SIGINT = int(_signal.SIGINT)
-LIBC = ctypes.CDLL(None, use_errno=False)
 
 
 class Memory:
@@ -80,7 +75,7 @@ class _Shared:
         )
         self.entry = ENTRY(load_kernels([Work()], isa)[Work().name])
         # A Python callback sleeps for the worker: at most once a run, and ctypes drops the GIL.
-        self.wait = WAIT(_sleep)
+        self.wait = WAIT(SYSTEM.sleep)
         self.workers: list[threading.Thread] = []
 
     def set(self, field: str, value: int) -> None:
@@ -116,12 +111,9 @@ class Team:
         # A first claim of two thirds of a fair share: a core half as slow again delays nobody, and
         # streams are cut seldom (whole shares read memory 1 % faster still, halves 1 % slower).
         shared.set("share", max(1, 3 * n_threads // 2))
-        shared.set("offer", _address(LIBC.sched_yield))
-        shared.set("clock", _address(LIBC.clock_gettime))
-        shared.set("wait", _address(shared.wait))
-        if FUTEX_CALL is not None:
-            shared.set("wake", _address(LIBC.syscall))
-            shared.set("futex", FUTEX_CALL)
+        for field, value in SYSTEM.calls().items():
+            shared.set(field, value)
+        shared.set("wait", ctypes.cast(shared.wait, ctypes.c_void_p).value or 0)
         shared.set("epoch", 1)
         self._calm = Memory(8)  # the alarm of a run that has none
         weakref.finalize(self, shared.dismiss)
@@ -154,26 +146,6 @@ class Team:
         """Send the workers home. A later run starts new ones."""
         with self._lock:
             self._shared.dismiss()
-
-
-def _sleep(word: int, seen: int) -> None:
-    """Sleep while the 32 bits at ``word`` are ``seen``."""
-    if FUTEX_CALL is None:
-        threading.Event().wait(0.001)
-        return
-    LIBC.syscall(
-        ctypes.c_long(FUTEX_CALL),
-        ctypes.c_void_p(word),
-        ctypes.c_int(FUTEX_WAIT_PRIVATE),
-        ctypes.c_int(seen),
-        ctypes.c_void_p(None),
-        ctypes.c_void_p(None),
-        ctypes.c_int(0),
-    )
-
-
-def _address(function: object) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 class interrupts_held:  # read as what a block says of itself

@@ -29,6 +29,7 @@ from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.record import dataclass
 from treadle.runtime import machine
+from treadle.system import SYSTEM
 from treadle.version import __version__
 
 MAX_BYTES = 1 << 18  # of a file: a row of fifty formats has a tenth of this
@@ -170,16 +171,16 @@ def _read(path: Path, isa: Isa, proc: Path) -> tuple[Table, str]:
 
 def _owned(path: Path) -> bytes:
     """The bytes of a file that nobody but its user can have written."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    handle = os.open(path, os.O_RDONLY | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0))
     try:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_BYTES:
             raise _RefusedError(f"{path}: damaged: no file of up to {MAX_BYTES >> 10} KiB")
-        if hasattr(os, "getuid"):
-            if info.st_uid != os.getuid():
-                raise _RefusedError(f"{path}: belongs to another user, and it picks code: refused")
-            if stat.S_IMODE(info.st_mode) & 0o022:
-                raise _RefusedError(f"{path}: others may write to it, and it picks code: refused")
+        who = SYSTEM.intruder(info)
+        if who == "another user":
+            raise _RefusedError(f"{path}: belongs to another user, and it picks code: refused")
+        if who is not None:
+            raise _RefusedError(f"{path}: others may write to it, and it picks code: refused")
         cache.checked_folder()
         cache.checked_folder(path.parent)
         with open(handle, "rb", closefd=False) as file:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from treadle.system import SYSTEM
 
 HEAD_S = 20.0  # until the head of a request is whole
 STALLED_S = 300.0  # a reader who takes nothing for so long has left without a word
@@ -15,17 +16,8 @@ SPARE = 256  # files that the process may need beside its connections
 
 def most_open() -> int:
     """Connections that this process may hold, when its bound on open files is as high as can be."""
-    if sys.platform == "win32":
-        return 1 << 20
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    except (OSError, ValueError):  # some systems have bounds that they do not tell
-        pass
-    return max(soft - SPARE, SPARE) if soft > 0 else 1 << 20
+    n_files = SYSTEM.most_files()
+    return 1 << 20 if n_files is None else max(n_files - SPARE, SPARE)
 
 
 class Connection(H11Protocol):

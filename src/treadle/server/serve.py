@@ -57,7 +57,10 @@ class _Process:
         """Until it is told to stop. Raises what keeps the model from being served."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop, number)
+            try:
+                loop.add_signal_handler(number, self.stop, number)
+            except NotImplementedError:  # Windows
+                signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self.stop, n))
         serving = asyncio.ensure_future(self.server.serve(sockets=[listener]))
         self.service.engine.start()
         warmed = asyncio.wrap_future(self.service.engine.warmed)

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import NoReturn
 
 from treadle.errors import TemplateError
+from treadle.system import SYSTEM
 
 MAX_TEXT = 1 << 24  # characters that a template may make: a context of millions of tokens
 SIZE = struct.Struct("<Q")
@@ -74,27 +75,13 @@ def _answer(request: bytes) -> bytes:
 def _bound(limit_bytes: int) -> None:
     """Bound the memory, where the system can; where it runs out, this process is to go first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGALRM"):  # a process inherits what is ignored and blocked
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    used = 0
-    with suppress(OSError), open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    with suppress(OSError, ValueError):  # a system may know the name and refuse the number
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (used + limit_bytes, used + limit_bytes))
+    SYSTEM.bound_memory(limit_bytes)
 
 
 def _end_after(seconds: float) -> None:
     """Have this process ended in so many seconds, whatever C code it is in by then; 0: never."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)  # SIGALRM's default is the end
+    if SYSTEM.TIMERS:
+        SYSTEM.end_after(seconds)
         return
     import faulthandler
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import TemplateError
+from treadle.system import SYSTEM
 from treadle.text.render_process import MAX_TEXT, READY, REPLY, SIZE, SPENT_MEMORY, SPENT_TIME
 
 LIMIT_S = 5.0  # of one rendering; templates take milliseconds
@@ -194,7 +195,7 @@ class _Process:
                 f"with code {code}"
             )
         # Without a timer faulthandler ends it, which may crash over frames that change meanwhile.
-        if code in _TIME_CODES or (not hasattr(signal, "setitimer") and seconds >= LIMIT_S):
+        if code in _TIME_CODES or (not SYSTEM.TIMERS and seconds >= LIMIT_S):
             return LimitError(f"chat template: it takes more than {LIMIT_S:g} s")
         if code in _MEMORY_CODES:
             return LimitError(
@@ -258,5 +259,4 @@ def _python() -> str:
 
 RENDERER = Renderer()
 atexit.register(RENDERER.close)
-if hasattr(os, "register_at_fork"):  # Windows has no forks
-    os.register_at_fork(after_in_child=RENDERER.forget)
+SYSTEM.after_fork(RENDERER.forget)

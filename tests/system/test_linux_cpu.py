@@ -1,4 +1,4 @@
-"""What Arm and RISC-V systems tell of their CPUs, as tables and text."""
+"""What Linux tells of Arm and RISC-V CPUs, as tables and text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from treadle.errors import UnsupportedError
 from treadle.isa import choose
-from treadle.jit import detect
-from treadle.jit.detect import AT_HWCAP, AT_HWCAP2, of_hwcaps, of_isa_line, of_length
+from treadle.system import linux_cpu
+from treadle.system.linux_cpu import AT_HWCAP, AT_HWCAP2, of_hwcaps, of_isa_line, of_length
 
 # The words that Linux gives on them.
 A53 = {AT_HWCAP: 0xFF, AT_HWCAP2: 0}
@@ -51,32 +51,25 @@ def test_the_isa_line_of_old_kernels() -> None:
 
 
 def test_hwprobe_goes_before_the_isa_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detect, "_cpuinfo", lambda: X60)
-    monkeypatch.setattr(detect, "_vector_bits", lambda: 256)
-    monkeypatch.setattr(detect, "_hwprobe", lambda: 1 << 2 | 1 << 3)
-    assert detect.of_riscv() == {"v", "zba", "zvl128b", "zvl256b", "vlen256"}
-    monkeypatch.setattr(detect, "_hwprobe", lambda: None)
-    assert {"v", "zvfh", "zvl256b"} <= detect.of_riscv()
-    assert "zvl512b" not in detect.of_riscv()
+    monkeypatch.setattr(linux_cpu, "_cpuinfo", lambda: X60)
+    monkeypatch.setattr(linux_cpu, "_vector_bits", lambda: 256)
+    monkeypatch.setattr(linux_cpu, "_hwprobe", lambda: 1 << 2 | 1 << 3)
+    assert linux_cpu.of_riscv() == {"v", "zba", "zvl128b", "zvl256b", "vlen256"}
+    monkeypatch.setattr(linux_cpu, "_hwprobe", lambda: None)
+    assert {"v", "zvfh", "zvl256b"} <= linux_cpu.of_riscv()
+    assert "zvl512b" not in linux_cpu.of_riscv()
 
 
 def test_a_cpu_without_vectors_is_not_asked_for_their_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its register does not exist there: to read it is an illegal instruction."""
-    monkeypatch.setattr(detect, "_hwprobe", lambda: 1 << 3)
-    monkeypatch.setattr(detect, "_vector_bits", None)
-    assert detect.of_riscv() == {"zba"}
-
-
-def test_macs_are_asked_by_the_words_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    m1 = {"hw.optional.arm.FEAT_DotProd", "hw.optional.arm.FEAT_FP16"}
-    monkeypatch.setattr(detect, "_sysctl", m1.__contains__)
-    assert detect.of_arm() == {"neon", "dotprod", "fullfp16"}
+    monkeypatch.setattr(linux_cpu, "_hwprobe", lambda: 1 << 3)
+    monkeypatch.setattr(linux_cpu, "_vector_bits", None)
+    assert linux_cpu.of_riscv() == {"zba"}
 
 
 def test_machines_that_llvm_knows_cost_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("ctypes.CDLL", None)
-    assert detect.found() == set()
+    assert linux_cpu.features() == set()

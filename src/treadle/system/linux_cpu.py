@@ -14,19 +14,13 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+assert sys.platform != "win32"  # what follows is for POSIX
+
 AT_HWCAP, AT_HWCAP2 = 16, 26  # entries of the auxiliary vector
 # Linux's asm/hwcap.h of arm64: bits of those entries.
 ARM_HWCAPS: Mapping[int, Mapping[int, str]] = {
     AT_HWCAP: {1: "neon", 8: "lse", 10: "fullfp16", 20: "dotprod", 22: "sve"},
     AT_HWCAP2: {1: "sve2", 13: "i8mm", 14: "bf16", 23: "sme"},
-}
-# macOS names each by the architecture's own word; every Mac has NEON.
-ARM_SYSCTLS = {
-    "fullfp16": "hw.optional.arm.FEAT_FP16",
-    "dotprod": "hw.optional.arm.FEAT_DotProd",
-    "i8mm": "hw.optional.arm.FEAT_I8MM",
-    "bf16": "hw.optional.arm.FEAT_BF16",
-    "sme": "hw.optional.arm.FEAT_SME",
 }
 # Linux's asm/hwprobe.h of riscv: a key, and bits of its value.
 RISCV_HWPROBE, IMA_EXT_0 = 258, 4
@@ -37,16 +31,11 @@ LENGTHS = (128, 256, 512, 1024)  # bits of a vector register, of which code for 
 Ask = Callable[[int], int]
 
 
-def found() -> frozenset[str]:
-    """The features of this CPU that LLVM may not name; empty on machines that it knows."""
-    return frozenset(FINDERS.get(platform.machine(), set)())
-
-
-def of_arm() -> set[str]:
-    """From the kernel's auxiliary vector, or from macOS."""
-    if sys.platform == "darwin":
-        return {"neon"} | {name for name, key in ARM_SYSCTLS.items() if _sysctl(key)}
-    return of_hwcaps(_auxiliary)
+def features() -> set[str]:
+    """Those of this CPU that LLVM may not name; empty on machines that it knows."""
+    if platform.machine() == "aarch64":
+        return of_hwcaps(_auxiliary)
+    return of_riscv() if platform.machine() == "riscv64" else set()
 
 
 def of_hwcaps(ask: Ask) -> set[str]:
@@ -83,13 +72,6 @@ def of_length(n_bits: int) -> set[str]:
     return {f"zvl{length}b" for length in LENGTHS if length <= n_bits} | {f"vlen{n_bits}"}
 
 
-FINDERS: dict[str, Callable[[], set[str]]] = {
-    "aarch64": of_arm,
-    "arm64": of_arm,
-    "riscv64": of_riscv,
-}
-
-
 def _auxiliary(entry: int) -> int:
     """getauxval; 0 where the system has none."""
     ask = getattr(ctypes.CDLL(None), "getauxval", None)
@@ -99,18 +81,8 @@ def _auxiliary(entry: int) -> int:
     return int(ask(entry))
 
 
-def _sysctl(name: str) -> bool:
-    value = ctypes.c_int(0)
-    size = ctypes.c_size_t(ctypes.sizeof(value))
-    ask = ctypes.CDLL(None).sysctlbyname
-    failed = ask(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
-    return not failed and bool(value.value)
-
-
 def _hwprobe() -> int | None:
     """The extensions that all processors have; None where the kernel does not tell."""
-    if not sys.platform.startswith("linux"):
-        return None
     pair = (ctypes.c_uint64 * 2)(IMA_EXT_0, 0)
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long

@@ -1,0 +1,111 @@
+"""Linux: futexes, files in memory, advice on pages. The rest is POSIX."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what the module signal wraps
+import contextlib
+import ctypes
+import mmap
+import os
+import platform
+import sys
+
+assert sys.platform == "linux"  # the type checker passes over the rest elsewhere
+
+from treadle.system.posix import LIBC, Posix, address_of
+
+FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+FUTEX_WAIT_PRIVATE = 128
+SYS_ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+
+
+class Linux(Posix):
+    """See ``protocol.System``. Cores, memory and caches: ``runtime/machine.py`` reads its files."""
+
+    FUTEX = FUTEX_CALLS.get(platform.machine(), 0)
+    NAPS, DROPS_PAGES = not FUTEX, True
+
+    def calls(self) -> dict[str, int]:
+        if not self.FUTEX:
+            return super().calls()
+        return {**super().calls(), "wake": address_of(LIBC.syscall), "futex": self.FUTEX}
+
+    def sleep(self, word: int, seen: int) -> None:
+        if not self.FUTEX:
+            super().sleep(word, seen)
+            return
+        LIBC.syscall(
+            ctypes.c_long(self.FUTEX),
+            ctypes.c_void_p(word),
+            ctypes.c_int(FUTEX_WAIT_PRIVATE),
+            ctypes.c_int(seen),
+            ctypes.c_void_p(None),
+            ctypes.c_void_p(None),
+            ctypes.c_int(0),
+        )
+
+    def affinity(self) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+    def cpu_features(self) -> set[str]:
+        if platform.machine() == "x86_64":
+            return set()  # LLVM knows them
+        from treadle.system import linux_cpu
+
+        return linux_cpu.features()
+
+    def lends_tiles(self) -> bool:
+        if platform.machine() != "x86_64":  # the call's number means something else there
+            return False
+        libc = ctypes.CDLL(None, use_errno=True)
+        return not libc.syscall(SYS_ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
+
+    def want_huge_pages(self, mapped: mmap.mmap) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # a kernel, a Python without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+
+    def fetch_pages(self, fd: int, offset: int, n_bytes: int) -> None:
+        os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+
+    def drop_pages(self, fd: int, offset: int, n_bytes: int) -> None:
+        os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+
+    def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
+        place = [f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}", str(about.st_ino)]
+        with open("/proc/self/maps", "rb") as f:
+            lines = f.read().decode("utf-8", "replace").splitlines()
+        for line in lines:
+            fields = line.split(maxsplit=5)
+            if fields[3:5] != place or "w" in fields[1]:
+                continue
+            low, high = (int(word, 16) for word in fields[0].split("-"))
+            start = int(fields[2], 16)  # in the file
+            lo, hi = max(begin, start), min(end, start + high - low)
+            if lo < hi:
+                address, n_bytes = ctypes.c_void_p(low + lo - start), ctypes.c_size_t(hi - lo)
+                LIBC.madvise(address, n_bytes, ctypes.c_int(mmap.MADV_DONTNEED))
+
+    def memory_file(self) -> int | None:
+        if not hasattr(os, "memfd_create"):
+            return super().memory_file()
+        made = os.memfd_create("treadle-alarm")
+        os.set_blocking(made, False)
+        return made
+
+    def sigbus(self) -> dict[str, int] | None:
+        if hasattr(sys, "getandroidapilevel"):
+            return None
+        return {  # glibc's and musl's, on every architecture
+            "number": int(_signal.SIGBUS), "n_bytes": 152, "flags_off": 136, "flags": 0x4800_0004,
+            "address_off": 16, "map_flags": 0x32,
+        }  # fmt: skip
+
+    def bound_memory(self, more: int) -> None:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+        super().bound_memory(more)
+
+    def mapped_bytes(self) -> int:
+        with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * mmap.PAGESIZE
+        return 0

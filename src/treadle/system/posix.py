@@ -1,0 +1,200 @@
+"""What Linux, macOS and the BSDs share. Alone it serves a system that has no file of its own."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what the module signal wraps
+import contextlib
+import ctypes
+import errno
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+assert sys.platform != "win32"  # the type checker passes over the rest there
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable
+
+    from treadle.system.protocol import Terminal
+
+LIBC = ctypes.CDLL(None)
+WRITABLE = 0o022  # by the file's group, and by others
+
+
+def address_of(function: Any) -> int:
+    """Of a C function, or of a Python one that ctypes made into one."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class Posix:
+    """See ``protocol.System``; "nothing" and "unknown" where POSIX has no call."""
+
+    NAPS, DROPS_PAGES, RENAMES_OPEN, TIMERS = True, False, True, True
+    BINARY = 0
+    STOPS: tuple[int, ...] = (int(_signal.SIGTSTP), int(_signal.SIGQUIT))
+    GOES_ON: int | None = int(_signal.SIGCONT)
+
+    # -- threads ----------------------------------------------------------------------------------
+
+    def calls(self) -> dict[str, int]:
+        return {
+            "offer": address_of(LIBC.sched_yield),
+            "clock": address_of(LIBC.clock_gettime),
+            "clock_number": time.CLOCK_MONOTONIC,
+        }
+
+    def sleep(self, word: int, seen: int) -> None:
+        time.sleep(0.001)
+
+    def after_fork(self, function: Callable[[], object]) -> None:
+        os.register_at_fork(after_in_child=function)
+
+    def affinity(self) -> list[int]:
+        return list(range(os.cpu_count() or 1))
+
+    # -- the machine ------------------------------------------------------------------------------
+
+    def cores(self) -> tuple[int, int] | None:
+        return None
+
+    def memory(self) -> tuple[int, int]:
+        return 0, 0
+
+    def peak_bytes(self) -> int | None:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+    def cache_bytes(self) -> int:
+        return 0
+
+    def cpu_name(self) -> str:
+        return ""
+
+    def cpu_features(self) -> set[str]:
+        return set()
+
+    def lends_tiles(self) -> bool:
+        return False
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def cache_folder(self) -> Path:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+    def intruder(self, about: os.stat_result) -> str | None:
+        if about.st_uid != os.getuid():
+            return "another user"
+        return "others" if about.st_mode & WRITABLE else None
+
+    def lock(self, fd: int) -> bool:
+        import fcntl
+
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def write_at(self, fd: int, data: memoryview, at: int) -> int:
+        return os.pwrite(fd, data, at)
+
+    def next_data(self, fd: int, offset: int, end: int) -> tuple[int, int]:
+        try:
+            begin = os.lseek(fd, offset, os.SEEK_DATA)
+            stop = os.lseek(fd, begin, os.SEEK_HOLE)
+        except OSError as e:
+            return (end, end) if e.errno == errno.ENXIO else (offset, end)
+        return min(begin, end), min(stop, end)
+
+    def allocated(self, about: os.stat_result) -> int:
+        return about.st_blocks * 512
+
+    def block_bytes(self, folder: Path) -> int:
+        return os.statvfs(folder).f_frsize
+
+    def sync_folder(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    # -- mapped files and the page cache ----------------------------------------------------------
+
+    def want_huge_pages(self, mapped: mmap.mmap) -> None:
+        pass
+
+    def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+        if mincore(*map(ctypes.c_void_p, (address, n_bytes, flags))):
+            raise OSError(ctypes.get_errno(), "mincore")
+
+    def fetch_pages(self, fd: int, offset: int, n_bytes: int) -> None:
+        pass
+
+    def drop_pages(self, fd: int, offset: int, n_bytes: int) -> None:
+        pass
+
+    def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
+        pass
+
+    # -- signals ----------------------------------------------------------------------------------
+
+    def memory_file(self) -> int | None:
+        import tempfile  # where the system has no files in memory
+
+        with tempfile.TemporaryFile() as file:
+            made = os.dup(file.fileno())
+        os.set_blocking(made, False)
+        return made
+
+    def sigbus(self) -> dict[str, int] | None:
+        return None
+
+    def wait_for_end(self) -> None:
+        import signal
+
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+    # -- limits of this process -------------------------------------------------------------------
+
+    def end_after(self, seconds: float) -> None:
+        import signal
+
+        # A process inherits what is ignored and blocked; the signal's default is the end.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def bound_memory(self, more: int) -> None:
+        import resource
+
+        most = self.mapped_bytes() + more
+        with contextlib.suppress(OSError, ValueError):  # a system may know the name, not the number
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    def mapped_bytes(self) -> int:
+        """All that this process maps; 0 for unknown."""
+        return 0
+
+    def most_files(self) -> int | None:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):  # some systems have bounds that they do not tell
+            pass
+        return soft if soft > 0 else None
+
+    def terminal(self, fd: int) -> Terminal | None:
+        from treadle.system.posix_terminal import open_terminal
+
+        return open_terminal(fd)

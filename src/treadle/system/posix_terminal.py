@@ -1,0 +1,45 @@
+"""The terminal of a POSIX system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+assert sys.platform != "win32"
+
+import termios
+
+
+def open_terminal(fd: int) -> Termios | None:
+    """None for what is no terminal."""
+    try:
+        return Termios(fd)
+    except termios.error:
+        return None
+
+
+class Termios:
+    """A terminal as it was found. Raises termios.error for what is none."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.usual = fd, termios.tcgetattr(fd)
+
+    def show(self, shown: bool, *, lines: bool) -> None:
+        """See ``protocol.Terminal``."""
+        mode = list(self.usual)
+        if not shown:
+            mode[3] &= ~(termios.ECHO | termios.ECHONL)
+        if not shown and not lines:
+            # Without ICANON keys wait as they are; Enter with ICRNL would be another key.
+            mode[0] &= ~termios.ICRNL
+            mode[3] &= ~termios.ICANON
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(self.fd, termios.TCSANOW, mode)
+
+    def is_ours(self) -> bool:
+        """See ``protocol.Terminal``."""
+        try:
+            return os.tcgetpgrp(self.fd) == os.getpgrp()
+        except OSError:  # a terminal without jobs
+            return True

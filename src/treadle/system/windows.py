@@ -1,0 +1,270 @@
+"""Windows: sleeping on an address, consoles, locks of bytes, and no files that shrink while mapped.
+
+Written from Microsoft's documents; tested with fakes of the calls, never run on Windows. Where a
+library is absent, as when ``TREADLE_SYSTEM`` asks for this file elsewhere, it does without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import struct
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import mmap
+
+FOREVER = 0xFFFF_FFFF  # milliseconds
+LOCKED_BYTE = 1 << 40  # beyond every file: a locked byte can be read by nobody else
+INPUT, ECHO, BY_LINES = -10, 4, 2  # GetStdHandle's, and a console's modes
+# IsProcessorFeaturePresent's numbers.
+ARM_FEATURES = {19: "neon", 34: "lse", 43: "dotprod", 66: "i8mm", 67: "fullfp16", 68: "bf16"}
+CORES, CACHES = 0, 2  # GetLogicalProcessorInformationEx's relations
+NAME_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+
+
+def library(name: str) -> Any:
+    """A system's library; None where it is absent."""
+    load = getattr(ctypes, "WinDLL", None)
+    with contextlib.suppress(OSError):
+        return load(name) if load else None
+    return None
+
+
+class Windows:
+    """See ``protocol.System``."""
+
+    DROPS_PAGES = RENAMES_OPEN = TIMERS = False
+    BINARY: int = getattr(os, "O_BINARY", 0)
+    STOPS: tuple[int, ...] = ()
+    GOES_ON: int | None = None
+
+    def __init__(self) -> None:
+        self.kernel = library("kernel32")
+        self.waiting = library("api-ms-win-core-synch-l1-2-0")
+        self.NAPS = self.waiting is None
+        self._clock = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(read_clock)
+        self._offer = ctypes.CFUNCTYPE(None)(lambda: time.sleep(0))
+
+    # -- threads ----------------------------------------------------------------------------------
+
+    def calls(self) -> dict[str, int]:
+        offer = self.kernel.SwitchToThread if self.kernel else self._offer
+        found = {"offer": address_of(offer), "clock": address_of(self._clock)}
+        if self.waiting is not None:
+            found["wake"] = address_of(self.waiting.WakeByAddressAll)
+        return found
+
+    def sleep(self, word: int, seen: int) -> None:
+        if self.waiting is None:
+            time.sleep(0.001)
+            return
+        value = ctypes.c_int32(seen)
+        self.waiting.WaitOnAddress(
+            ctypes.c_void_p(word), ctypes.byref(value), ctypes.c_size_t(4), ctypes.c_uint32(FOREVER)
+        )
+
+    def after_fork(self, function: Callable[[], object]) -> None:
+        pass  # nothing forks here
+
+    def affinity(self) -> list[int]:
+        """Of the process's first group of at most 64 processors."""
+        mine, all_of_them = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        if self.kernel is not None:
+            self.kernel.GetProcessAffinityMask(
+                self._process(), ctypes.byref(mine), ctypes.byref(all_of_them)
+            )
+        found = [n for n in range(64) if mine.value >> n & 1]
+        return found or list(range(os.cpu_count() or 1))
+
+    # -- the machine ------------------------------------------------------------------------------
+
+    def cores(self) -> tuple[int, int] | None:
+        # Behind a record's head: flags, then a class, the higher the faster.
+        classes = [record[1] for record in self._relations(CORES)]
+        return (len(classes), classes.count(max(classes))) if classes else None
+
+    def memory(self) -> tuple[int, int]:
+        status = ctypes.create_string_buffer(struct.pack("=II7Q", 64, 0, *[0] * 7), 64)
+        if self.kernel is None or not self.kernel.GlobalMemoryStatusEx(status):
+            return 0, 0
+        _, _, total, available = struct.unpack_from("=IIQQ", status)
+        return total, available
+
+    def peak_bytes(self) -> int | None:
+        counters = ctypes.create_string_buffer(struct.pack("=II8Q", 72, 0, *[0] * 8), 72)
+        ask = getattr(self.kernel, "K32GetProcessMemoryInfo", None)
+        if ask is None or not ask(self._process(), counters, ctypes.c_uint32(72)):
+            return None
+        return int(struct.unpack_from("=IIQ", counters)[2])
+
+    def cache_bytes(self) -> int:
+        # Behind a record's head: level, ways, bytes of a line, bytes in all.
+        sizes = (struct.unpack_from("=BBHI", record)[3] for record in self._relations(CACHES))
+        return max(sizes, default=0)
+
+    def cpu_name(self) -> str:
+        with contextlib.suppress(ImportError, OSError):
+            registry: Any = import_module("winreg")
+            with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, NAME_KEY) as key:
+                return str(registry.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+        return ""
+
+    def cpu_features(self) -> set[str]:
+        if platform.machine() != "ARM64" or self.kernel is None:
+            return set()  # LLVM knows them
+        has = self.kernel.IsProcessorFeaturePresent
+        return {name for number, name in ARM_FEATURES.items() if has(ctypes.c_uint32(number))}
+
+    def lends_tiles(self) -> bool:
+        return False  # perhaps it does; nobody has tried
+
+    def _process(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(-1)  # what GetCurrentProcess always gives
+
+    def _relations(self, relation: int) -> Iterator[bytes]:
+        """The records of one kind, without the head: kind and size, 4 bytes each."""
+        ask = getattr(self.kernel, "GetLogicalProcessorInformationEx", None)
+        size = ctypes.c_uint32(0)
+        if ask is None:
+            return
+        ask(ctypes.c_int(relation), None, ctypes.byref(size))
+        found = ctypes.create_string_buffer(size.value)
+        if not ask(ctypes.c_int(relation), found, ctypes.byref(size)):
+            return
+        at = 0
+        while at < size.value:
+            _, n_bytes = struct.unpack_from("=II", found, at)
+            yield found.raw[at + 8 : at + n_bytes]
+            at += n_bytes
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def cache_folder(self) -> Path:
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+
+    def intruder(self, about: os.stat_result) -> str | None:
+        return None  # a user's own folders are closed to others by the lists that they inherit
+
+    def lock(self, fd: int) -> bool:
+        try:
+            locking: Any = import_module("msvcrt")
+        except ImportError as error:
+            raise OSError("no locks") from error
+        before = os.lseek(fd, 0, os.SEEK_CUR)
+        try:
+            os.lseek(fd, LOCKED_BYTE, os.SEEK_SET)
+            locking.locking(fd, locking.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        finally:
+            os.lseek(fd, before, os.SEEK_SET)
+        return True
+
+    def write_at(self, fd: int, data: memoryview, at: int) -> int:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.write(fd, data)
+
+    def next_data(self, fd: int, offset: int, end: int) -> tuple[int, int]:
+        return offset, end
+
+    def allocated(self, about: os.stat_result) -> int:
+        return about.st_size  # a file that was made longer has its room already
+
+    def block_bytes(self, folder: Path) -> int:
+        return 0
+
+    def sync_folder(self, folder: Path) -> None:
+        pass  # folders cannot be opened
+
+    # -- mapped files and the page cache ----------------------------------------------------------
+
+    def want_huge_pages(self, mapped: mmap.mmap) -> None:
+        pass
+
+    def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
+        raise OSError("Windows does not say which pages of a file are in memory")
+
+    def fetch_pages(self, fd: int, offset: int, n_bytes: int) -> None:
+        pass
+
+    def drop_pages(self, fd: int, offset: int, n_bytes: int) -> None:
+        pass
+
+    def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
+        pass
+
+    # -- signals ----------------------------------------------------------------------------------
+
+    def memory_file(self) -> int | None:
+        return None  # a mapping need not see at once what is written to its file
+
+    def sigbus(self) -> dict[str, int] | None:
+        return None  # a mapped file cannot be cut shorter here
+
+    def wait_for_end(self) -> None:
+        import signal
+
+        ended: list[int] = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: ended.append(number))
+        while not ended:
+            time.sleep(0.2)  # Ctrl-C ends it at once
+
+    # -- limits of this process -------------------------------------------------------------------
+
+    def end_after(self, seconds: float) -> None:
+        pass
+
+    def bound_memory(self, more: int) -> None:
+        pass
+
+    def most_files(self) -> int | None:
+        return None
+
+    def terminal(self, fd: int) -> Console | None:
+        if self.kernel is None or not os.isatty(fd):
+            return None
+        self.kernel.GetStdHandle.restype = ctypes.c_void_p
+        handle = ctypes.c_void_p(self.kernel.GetStdHandle(ctypes.c_int(INPUT)))
+        mode = ctypes.c_uint32(0)
+        if not self.kernel.GetConsoleMode(handle, ctypes.byref(mode)):
+            return None
+        return Console(self.kernel, handle, mode.value)
+
+
+class Console:
+    """See ``protocol.Terminal``. ``mode``: as it was found."""
+
+    def __init__(self, kernel: Any, handle: ctypes.c_void_p, mode: int) -> None:
+        self.kernel, self.handle, self.mode = kernel, handle, mode
+
+    def show(self, shown: bool, *, lines: bool) -> None:
+        mode = self.mode
+        if not shown:
+            mode &= ~ECHO
+            if not lines:
+                mode &= ~BY_LINES
+        self.kernel.SetConsoleMode(self.handle, ctypes.c_uint32(mode))
+
+    def is_ours(self) -> bool:
+        return True
+
+
+def read_clock(_: int, timespec: int) -> int:
+    """What clock_gettime is elsewhere: seconds and nanoseconds, 8 bytes each."""
+    now = time.perf_counter_ns()
+    ctypes.c_int64.from_address(timespec).value = now // 1_000_000_000
+    ctypes.c_int64.from_address(timespec + 8).value = now % 1_000_000_000
+    return 0
+
+
+def address_of(function: Any) -> int:
+    """Of a function of C, or of Python that ctypes made into one."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
