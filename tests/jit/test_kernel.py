@@ -8,7 +8,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,3 +131,24 @@ def test_a_warm_start_does_not_import_the_emitter(folder: Path) -> None:
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+
+
+def test_threads_that_want_one_kernel_make_it_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llvmlite's tables and LLVM's linker are for one thread at a time."""
+    traced: list[int] = []
+    wanted = threading.Event()
+    second = threading.Thread(target=load_kernels, args=([SPEC], PORTABLE, lambda *_: wanted.set()))
+
+    def slow(*args: Any) -> str:
+        if not traced:
+            second.start()
+            assert wanted.wait(60)  # past its look for a kernel that is there
+        traced.append(1)
+        return trace(*args)
+
+    monkeypatch.setattr(kernel, "trace", slow)
+    load_kernels([SPEC], PORTABLE)
+    second.join()
+    assert traced == [1]

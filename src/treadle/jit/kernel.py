@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from treadle.errors import CacheError
 from treadle.jit import cache
 from treadle.record import dataclass
+from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -65,6 +67,17 @@ def _linker() -> Linker:
 
 
 _linked: dict[tuple[str, str], int] = {}
+# llvmlite fills tables at their first use, and links, as if there were one thread.
+_making = RLock()
+
+
+def _forget_lock() -> None:
+    """In a forked child, where the thread that held it is not."""
+    global _making
+    _making = RLock()
+
+
+SYSTEM.after_fork(_forget_lock)
 
 
 def isa_key(isa: Isa) -> str:
@@ -143,8 +156,10 @@ def load_kernels(
             continue
         if progress:
             progress("compile", done, len(unique))
-        code = object_code(spec, isa, tally)
-        _linked[key, name] = _linker().link(symbol(spec), code)
+        with _making:
+            if (key, name) not in _linked:
+                code = object_code(spec, isa, tally)
+                _linked[key, name] = _linker().link(symbol(spec), code)
     if progress:
         progress("compile", len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
