@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,33 @@ from treadle.formats.iq3 import IQ3_S, IQ3_XXS
 from treadle.formats.iq4 import IQ4_NL, IQ4_XS, STEPS, encode
 from treadle.formats.nearest import Nearest, number
 from treadle.formats.packing import join_words, split_words
+from treadle.kernels.searches import search_kernel
+from treadle.runtime.quantizer import Searcher
 
 F32Array = npt.NDArray[np.float32]
 F64Array = npt.NDArray[np.float64]
 FORMATS = [IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS]
 EVERY = pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+
+
+def by_kernel(fmt: Format) -> Format:
+    """The same format, whose scales a kernel searches for."""
+
+    def quantize_blocks(x: F32Array, weights: F32Array | None = None) -> npt.NDArray[Any]:
+        spec = search_kernel(fmt, weights is not None)
+        assert spec is not None
+        return quantize(fmt, x, weights, Searcher(spec))
+
+    return replace(fmt, quantize=quantize_blocks)
+
+
+COMPILED = [by_kernel(fmt) for fmt in FORMATS if search_kernel(fmt, False)]
+# What a search promises, each kind of it keeps.
+SEARCHES = pytest.mark.parametrize(
+    "fmt",
+    [*FORMATS, *COMPILED],
+    ids=[*(fmt.name for fmt in FORMATS), *(f"{fmt.name} by kernel" for fmt in COMPILED)],
+)
 GRIDS = [grids.IQ1, grids.IQ2_XXS, grids.IQ2_XS, grids.IQ2_S, grids.IQ3_XXS, grids.IQ3_S]
 EVERY_GRID = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 NEAREST = [Nearest(grid, 5 if grid.dim == 8 else 16) for grid in GRIDS]
@@ -50,10 +73,12 @@ def dequantize_by_gguf(fmt: Format, packed: npt.NDArray[np.uint8]) -> F32Array:
         return np.asarray(gguf_package.dequantize(packed, kind))
 
 
-def quantize(fmt: Format, x: F32Array, weights: F32Array | None = None) -> npt.NDArray[Any]:
+def quantize(
+    fmt: Format, x: F32Array, weights: F32Array | None = None, *search: Any
+) -> npt.NDArray[Any]:
     """With weights, which the type of a row's function does not name."""
     function: Callable[..., npt.NDArray[Any]] = fmt.quantize
-    return function(x, weights)
+    return function(x, weights, *search)
 
 
 def loss(y: npt.NDArray[Any], x: F32Array, weights: float | F32Array = 1) -> F64Array:
@@ -288,7 +313,7 @@ def test_signs_come_off_and_go_on(even: bool, weighted: bool) -> None:
 # -- writing ----------------------------------------------------------------------------
 
 
-@EVERY
+@SEARCHES
 def test_no_row_is_worse_than_from_ggml(fmt: Format, vectors: dict[str, npt.NDArray[Any]]) -> None:
     x = vectors["x"]
     ours = loss(fmt.dequantize_rows(fmt.quantize_rows(x)), x)
@@ -309,7 +334,7 @@ def test_weights_make_it_no_worse_than_ggml_with_them(
     assert (ours <= theirs).all(), (ours / theirs).max()
 
 
-@EVERY
+@SEARCHES
 def test_weights_are_heeded(fmt: Format) -> None:
     """Their loss falls, in every block, and that of all alike rises."""
     x = blocks_of(fmt, 64, 1)
@@ -320,7 +345,7 @@ def test_weights_are_heeded(fmt: Format) -> None:
     assert loss(seeing, x).mean() > loss(blind, x).mean()
 
 
-@EVERY
+@SEARCHES
 def test_weights_may_be_one_row_and_only_their_ratios_count(fmt: Format) -> None:
     x = blocks_of(fmt, 6, 3).reshape(2, 3, fmt.block)
     row = np.random.default_rng(4).chisquare(2, fmt.block).astype(np.float32)
@@ -330,7 +355,7 @@ def test_weights_may_be_one_row_and_only_their_ratios_count(fmt: Format) -> None
     assert np.array_equal(quantize(fmt, x, full * np.float32(2.0**60)), blocks)
 
 
-@EVERY
+@SEARCHES
 def test_weights_that_are_none(fmt: Format) -> None:
     """What is not a positive number weighs nothing, and nothing at all is all alike."""
     x = blocks_of(fmt, 6, 5)
@@ -348,7 +373,7 @@ def test_weights_that_are_none(fmt: Format) -> None:
     assert (loss(error[2:, 1::2], x[2:, 1::2] * 0) < loss(error[2:, ::2], x[2:, ::2] * 0)).all()
 
 
-@EVERY
+@SEARCHES
 @pytest.mark.parametrize("scale", [1e-45, 1e-30, 1e-8, 1e-6, 1e-4, 1.0, 1e4, 1e7, 1e38])
 def test_at_every_magnitude_better_than_nothing(fmt: Format, scale: float) -> None:
     x = np.clip(np.float64(scale) * blocks_of(fmt, 20, 6), -3e38, 3e38).astype(np.float32)
@@ -360,7 +385,7 @@ def test_at_every_magnitude_better_than_nothing(fmt: Format, scale: float) -> No
         assert norm.max() < {"IQ1": 0.6, "IQ2": 0.45, "IQ3": 0.25, "IQ4": 0.12}[fmt.name[:3]]
 
 
-@EVERY
+@SEARCHES
 @given(pattern=hnp.arrays(np.uint32, (2, 256)), weighted=st.booleans())
 @settings(deadline=None, max_examples=30)
 def test_any_floats(fmt: Format, pattern: npt.NDArray[np.uint32], weighted: bool) -> None:
@@ -370,7 +395,7 @@ def test_any_floats(fmt: Format, pattern: npt.NDArray[np.uint32], weighted: bool
     assert np.array_equal(np.isfinite(y).all(axis=1), np.isfinite(x).all(axis=1))
 
 
-@EVERY
+@SEARCHES
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_spoils_its_block(fmt: Format, bad: float) -> None:
     """Never silently a number; ggml's C may end the process."""
@@ -382,19 +407,19 @@ def test_what_is_no_number_spoils_its_block(fmt: Format, bad: float) -> None:
     assert same_bits(y[good], round_trip(fmt, x[good]))
 
 
-@EVERY
+@SEARCHES
 def test_zeros_are_zeros(fmt: Format) -> None:
     assert not round_trip(fmt, np.zeros((3, fmt.block), np.float32)).any()
 
 
-@EVERY
+@SEARCHES
 def test_blocks_of_one_number(fmt: Format) -> None:
     x = np.repeat(np.array([[1], [-1], [0.37], [-0.05], [999]], np.float32), fmt.block, axis=1)
     y = round_trip(fmt, x)
     assert (np.abs(y - x) <= np.abs(x) * 2.0**-11).all()  # half a unit in the last place of f16
 
 
-@EVERY
+@SEARCHES
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (0,)])
 def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
     x = blocks_of(fmt, int(np.prod(lead)), 8).reshape(*lead, fmt.block)
@@ -407,7 +432,7 @@ def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
     assert (loss(y, x) < loss(0 * y, x)).all()
 
 
-@EVERY
+@SEARCHES
 def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x = blocks_of(fmt, 7, 9)
     weights = np.abs(blocks_of(fmt, 7, 10))

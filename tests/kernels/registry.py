@@ -23,6 +23,7 @@ from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
 from treadle.kernels.scan import Delta, Mamba2
 from treadle.kernels.search import SearchKernel
+from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
 from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.softcap import Softcap
@@ -312,6 +313,8 @@ SEARCHES: list[SearchKernel] = [
     OffsetSearchKernel("Q2_K", aware=True),
     SignedSearchKernel("Q6_K", aware=True),
     SignedSearchKernel("Q3_K"),
+    LadderSearchKernel("IQ4_XS"),
+    LadderSearchKernel("IQ4_XS", aware=True),
 ]
 ALL: list[Spec] = [
     *EMBEDS,

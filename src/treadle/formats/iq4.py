@@ -89,6 +89,8 @@ XS_CODER = Coder(
     encode=encode,
     scales=np.concatenate([XS_RANGE, -XS_RANGE]).astype(np.float32),
     shares=np.concatenate([SHARES, -SHARES, [0.2, 1]]).astype(np.float32),
+    nearest=NEAREST,
+    values=STEPS,
 )
 
 

@@ -62,6 +62,10 @@ class Coder:
     shares: F32Array  # tried for d: shares of its sub-blocks' largest scale
     # Codes are of magnitudes; of eight signs any is there, or only an even number of minus signs.
     signs: Literal["", "any", "even"] = ""
+    # Where ``encode`` does no more than look a table up: the code of each cell of a half, as many
+    # below 0 as above, and the codes' values. Kernels search for these alone.
+    nearest: npt.NDArray[np.uint8] | None = None
+    values: F32Array | None = None
 
     def run(self, x: F32Array, weights: F32Array | None) -> Fit:
         """The block of least ``sum weights * (x - w) ** 2`` that is found, for each of x.

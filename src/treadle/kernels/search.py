@@ -45,6 +45,7 @@ class SearchKernel(Spec):
     beside: ClassVar[tuple[tuple[int, ...], ...]]  # moves from f16 scales to others, at last
     beside_steps: ClassVar[tuple[int, ...]]
     found: ClassVar[Any]  # the twin's super-blocks as numbers
+    least: ClassVar[float] = LEAST
     byte: ClassVar[Any]  # numpy's type of integers and codes
     w: str
     aware: bool = False
@@ -180,7 +181,7 @@ class SearchKernel(Spec):
             sums = k.var(zero)
             with k.loop(self.length) as j:
                 i = sub * self.length + j
-                v = k.select(some, c.load("w", i) * unit, one) + LEAST
+                v = k.select(some, c.load("w", i) * unit, one) + self.least
                 sums.v = sums.v + v
                 c.store("w", v, i)
                 c.store("xw", v * c.load("x", i), i)
@@ -313,7 +314,7 @@ class SearchKernel(Spec):
     # -- what each kind says --------------------------------------------------------------------
 
     @property
-    def reach(self) -> int:
+    def reach(self) -> float:
         """How many times the largest f16 a weight may be."""
         raise NotImplementedError
 
