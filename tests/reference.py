@@ -117,8 +117,16 @@ def rope(x: Array, inv_freq: Array, factor: float | Array, kind: str) -> Array:
     return out
 
 
-def attention(q: Array, k: Array, v: Array, scale: float, cap: float, window: int) -> Array:
-    """Causal attention.
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    cap: float,
+    window: int,
+    sinks: Array | None = None,
+) -> Array:
+    """Causal attention; ``sinks`` [n_head]: scores of one more key for each head, without value.
 
     q [n_tokens, n_head, head_dim], k [n_tokens, n_head_kv, head_dim],
     v [n_tokens, n_head_kv, head_dim_v] -> [n_tokens, n_head, head_dim_v].
@@ -128,7 +136,11 @@ def attention(q: Array, k: Array, v: Array, scale: float, cap: float, window: in
     score = softcap(np.einsum("qhd,khd->hqk", q, k) * scale, cap)
     age = np.arange(len(q))[:, None] - np.arange(len(k))  # [query, key], tokens ago
     seen = (age >= 0) & (age < window) if window else age >= 0
-    weight = np.exp(log_softmax(np.where(seen, score, -np.inf)))
+    score = np.where(seen, score, -np.inf)
+    if sinks is not None:
+        more = np.broadcast_to(sinks[:, None, None], (*score.shape[:2], 1))
+        score = np.concatenate([score, more], axis=-1)
+    weight = np.exp(log_softmax(score))[..., : len(k)]
     return np.asarray(np.einsum("hqk,khd->qhd", weight, v))
 
 
@@ -222,7 +234,9 @@ def attended(maps: Layer, h: Array) -> Array:
 
     q, k = placed(qkv[0], "attn_q_norm", at.n_head), placed(qkv[1], "attn_k_norm", at.n_head_kv)
     v = qkv[2].reshape(len(h), at.n_head_kv, -1)
-    a = attention(q, k, v, config.attn_scale, config.attn_softcap, at.window)
+    name = "attn_sinks.weight"
+    sinks = maps.tensor(f"blk.{maps.i}.{name}") if maps.has(name) else None
+    a = attention(q, k, v, config.attn_scale, config.attn_softcap, at.window, sinks)
     return maps.linear(a.reshape(len(h), -1) * gate, "attn_output")
 
 

@@ -141,6 +141,9 @@ ATTENTIONS = [
     Attention("f16", 4, 1, 24, 2, head_dim_v=64),
     Attention("q8_0", 4, 2, 96, 1, 33, head_dim_v=64),
     Attention("q8_0", 4, 4, 32, 3, head_dim_v=160, causal=False),
+    # Sinks.
+    Attention("f16", 6, 2, 64, 2, sinks=True),
+    Attention("q8_0", 8, 2, 32, 1, 33, 1, sinks=True),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [
@@ -152,9 +155,10 @@ ATTENTIONS_MATRIX = [
     Attention("f16", 4, 2, 64, 20, matrix=True, causal=False),
     Attention("bf16", 6, 2, 96, 9, 21, 1, matrix=True, head_dim_v=64, causal=False),
     Attention("q8_0", 4, 1, 64, 16, matrix=True, head_dim_v=128),
+    Attention("f16", 6, 2, 32, 20, 50, 1, matrix=True, sinks=True),
 ]
 MERGES = [
-    Merge(s.n_groups, s.heads, s.tokens, s.dims_v, s.pool)
+    Merge(s.n_groups, s.heads, s.tokens, s.dims_v, s.pool, s.sinks)
     for s in (*ATTENTIONS, *ATTENTIONS_MATRIX)
 ]
 GEMMS = [

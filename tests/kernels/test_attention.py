@@ -101,6 +101,13 @@ def build_run(
     return run, n_partials
 
 
+def sinks_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
+    """A score of each head, one that outweighs all others, and one that is nothing beside them."""
+    sinks = rng.standard_normal(spec.n_head).astype(np.float32)
+    sinks[:2] = 300.0, -300.0
+    return sinks
+
+
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     """The bound above for the whole batch, with the largest |k| and |v| of all."""
     page = spec.page
@@ -135,6 +142,8 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
     x = rng.standard_normal((n, stride)).astype(np.float32) * spec.head_dim**-0.5
     x[:, width:] = np.nan
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
+    sinks = sinks_of(spec, rng)
+    args["sinks"] = memory.copy(sinks, name="sinks")
 
     # The twin does not split; that splitting changes nothing is what is tested.
     whole, _ = build_run(spec, cache, split=False)
@@ -142,7 +151,7 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
     spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, few=0, **args), whole)
     allowed = tolerance(spec, x[:, :width], cache)
 
-    merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool)
+    merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool, spec.sinks)
     for front in (False, True):
         run, n_partials = build_run(spec, cache, few=front)
         qkv = memory.copy(x, name="qkv", front=front)
@@ -157,13 +166,14 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         args["few"] = int(front)
         call(spec, isa, memory, {**args, **parts, "qkv": qkv, "pool": pool}, run, n_items)
         n_merges = run[numbered("n_attn_merges", spec.pool)] * merge.n_groups
-        call(merge, isa, memory, {**parts, "out_stride": out_stride}, run, n_merges)
+        joined = {**parts, "out_stride": out_stride, "sinks": args["sinks"]}
+        call(merge, isa, memory, joined, run, n_merges)
         assert_close(out[:, :out_width], expected[:, :out_width], allowed, spec.name)
         assert np.isnan(out[:, out_width:]).all()
         assert (pool == cache.pool).all()
 
 
-@pytest.mark.parametrize("spec", [ATTENTIONS[i] for i in (0, 5, 7, 10)], ids=registry.name)
+@pytest.mark.parametrize("spec", [ATTENTIONS[i] for i in (0, 5, 7, 10, -2)], ids=registry.name)
 def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.dims_v
@@ -176,9 +186,10 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
             np.full(n_partials * spec.partial_values, np.nan),
         )
         parts = {"out": out, "partials": partials, "out_stride": width}
+        parts["sinks"] = sinks_of(spec, np.random.default_rng(3))
         given = spec.args(qkv=x, pool=cache.pool, stride=x.shape[1], few=0, **parts, **cache.places)
         spec.run_ref(given, run)
-        merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool)
+        merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool, spec.sinks)
         merge.run_ref(merge.args(**parts), run)
         outs.append(out)
     assert_close(outs[1], outs[0], 1e-12, spec.name)

@@ -44,6 +44,7 @@ NAMES = (
     "ernie45moe",
     "glm4moe",
     "minimaxm2",
+    "gpt-oss",
     "lfm2",
     "mamba2",
     "falconh1",

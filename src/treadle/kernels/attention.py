@@ -6,6 +6,8 @@ time::
     S = log2(e) Q K^T, masked;  m' = max(m, rowmax S);  P = 2**(S - m');  c = 2**(m - m')
     l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
 
+With a sink, a score s of each head that no value belongs to, m begins as log2(e) s and l as 1.
+
 A part of few tokens (a text that is being written) has items of one token each, whatever else is
 in the batch. A long history is cut into runs of SPLIT keys, each an item of its own, so that every
 core has work; ``Merge`` joins their (O, m, l). The cuts depend on the batch's positions alone, so
@@ -41,8 +43,13 @@ class Attention(Queries):
 
     op: ClassVar[str] = "attention"
     args = Args(
-        "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few"
+        "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few "
+        "sinks:const?"
     )
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"sinks"} if self.sinks else set())
 
     def scratch(self, lanes: int) -> int:
         if self.matrix:
@@ -113,7 +120,11 @@ class Attention(Queries):
                     m = max(score.max(), LOWEST)
                     p = np.exp(score - m)
                     if item["partial"] < 0:
-                        out_all[token, head * dims_v : (head + 1) * dims_v] = p @ vv / p.sum()
+                        total = p.sum()
+                        if self.sinks:
+                            with np.errstate(over="ignore"):  # infinite: nothing else weighs
+                                total += np.exp(args.sinks[head] - m)
+                        out_all[token, head * dims_v : (head + 1) * dims_v] = p @ vv / total
                     else:
                         group, member = divmod(head, self.heads)
                         row = args.partials[int(item["partial"]) * self.partial_values :]

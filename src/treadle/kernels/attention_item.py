@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
-from treadle.jit.types import i64
+from treadle.jit.types import f32, i64
 from treadle.kernels.kv import Paged
 from treadle.kernels.spec import Frame, load_record
 from treadle.record import dataclass
@@ -40,6 +41,7 @@ class Queries(Paged):
     matrix: bool = False  # on matrix registers: dims a multiple of 32, many rows
     head_dim_v: int = 0  # of a value; 0: head_dim
     causal: bool = True
+    sinks: bool = False  # each head has one more score, of a key without value
 
     @property
     def heads(self) -> int:
@@ -118,6 +120,19 @@ class Item:
         row = (self.item["token"] + self.token(t)) * (self.frame.out_stride * 4)
         head = self.group * self.spec.heads + g
         return self.frame.out + row + head * (self.spec.dims_v * 4)
+
+    def sink(self, g: Operand) -> tuple[Val, Val]:
+        """What m and l of the group's g-th head begin with. Of a part of a history: with nothing,
+        for the sink is the whole one's.
+        """
+        k = self.k
+        lowest, none = k.const(LOWEST, f32), k.const(0.0, f32)
+        if not self.spec.sinks:
+            return lowest, none
+        place = self.frame.sinks + (self.group * self.spec.heads + g) * 4
+        whole = self.item["partial"] < 0
+        score = k.load(place, f32) * math.LOG2_E
+        return k.select(whole, score, lowest), k.select(whole, k.const(1.0, f32), none)
 
     def partial(self, r: Operand) -> Val:
         """Where row ``r`` goes, where the item is a part of a history."""

@@ -21,7 +21,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.act import BLOCK
-from treadle.kernels.attention_item import LOWEST, SPAN, Item, Queries
+from treadle.kernels.attention_item import SPAN, Item, Queries
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.spec import LINE, Frame, round_up
@@ -141,8 +141,8 @@ class MatrixTile(Item):
                 k.store(o, k.zero(f32 * BLOCK))
 
             self.each_dim(BLOCK, 1, load, clear)
-            k.store(self.scratch + at.m, k.const(LOWEST, f32), offset=r * 4)
-            k.store(self.scratch + at.total, k.const(0.0, f32), offset=r * 4)
+            for place, value in zip((at.m, at.total), self.sink(self._rows(r)[1]), strict=True):
+                k.store(self.scratch + place, value, offset=r * 4)
 
     def _load_page(self, p: Val, i: Val) -> None:
         """The p-th page's keys, and its values as the span's i-th. Values past the last key are

@@ -35,6 +35,10 @@ class VectorTile(Item):
         k = self.k
         self._load_queries()
         m, total = k.var(k.const(LOWEST, self.stat)), k.var(k.zero(self.stat))
+        if self.spec.sinks:
+            for r, _, g in self._rows():
+                score, one = self.sink(g)
+                m.v, total.v = k.insert(m.v, score, r), k.insert(total.v, one, r)
         begin, end = self.item["key_begin"], self.item["key_end"]
         start, last = begin // PAGE, (end + (PAGE - 1)) // PAGE
         # Spans lie at multiples of SPAN pages: the order of a row's sums must not depend on where

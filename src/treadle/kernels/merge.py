@@ -19,16 +19,21 @@ MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_p
 @dataclass(frozen=True)
 class Merge(Spec):
     """Joins the items of one tile: ``out = sum O_i 2**(m_i - m) / sum l_i 2**(m_i - m)``, in the
-    order of the keys. Items: merges x head groups.
+    order of the keys; a sink counts as one more m_i whose l_i is 1. Items: merges x head groups.
     """
 
     op: ClassVar[str] = "merge"
-    args = Args("partials:in out:out out_stride")
+    args = Args("partials:in out:out out_stride sinks:const?")
     n_groups: int
     heads: int
     tokens: int
     head_dim: int
     pool: int = 0
+    sinks: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"sinks"} if self.sinks else set())
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         partials, out, out_stride = frame.partials, frame.out, frame.out_stride
@@ -42,7 +47,11 @@ class Merge(Spec):
             token, n_tokens, first, n = load_record(k, merge, MERGE).values()
             with k.loop(n_tokens * self.heads) as r:
                 source = partials + (first * record + (group * rows + r) * ((dims + 2) * 4))
-                m, total = k.var(k.const(LOWEST, f32)), k.var(k.const(0.0, f32))
+                sink = k.const(LOWEST, f32)
+                if self.sinks:
+                    head = group * self.heads + r % self.heads
+                    sink = k.load(frame.sinks + head * 4, f32) * math.LOG2_E
+                m, total = k.var(sink), k.var(k.const(0.0, f32))
                 with k.loop(n) as i:
                     m.v = k.max(m.v, k.load(source, f32, offset=i * record + dims * 4))
                 row = out + (token + r // self.heads) * out_stride * 4
@@ -50,6 +59,8 @@ class Merge(Spec):
                 with k.loop(dims, step=width) as d:
                     o = k.var(k.zero(floats))
                     total.v = k.const(0.0, f32)
+                    if self.sinks:
+                        total.v = k.extract(math.exp2(k, k.splat(sink - m.v, floats)), 0)
                     with k.loop(n) as i:
                         at = source + i * record
                         gain = math.exp2(k, k.splat(k.load(at, f32, offset=dims * 4) - m.v, floats))
@@ -67,10 +78,14 @@ class Merge(Spec):
         out = args.out.reshape(-1, args.out_stride)
         for merge in run.attn_merges(self.pool):
             part = data[int(merge["partial"]) :][: int(merge["n_partials"])].astype(np.float64)
-            gain = np.exp2(part[..., dims] - part[..., dims].max(0))
-            o = (part[..., :dims] * gain[..., None]).sum(0) / (part[..., dims + 1] * gain).sum(0)[
-                ..., None
-            ]
+            most = part[..., dims].max(0)
+            gain = np.exp2(part[..., dims] - most)
+            total = (part[..., dims + 1] * gain).sum(0)
+            if self.sinks:
+                sink = args.sinks[: n_groups * self.heads].astype(np.float64) * math.LOG2_E
+                sink = np.tile(sink.reshape(n_groups, 1, -1), (1, self.tokens, 1))
+                total = total + np.exp2(sink.reshape(n_groups, rows) - most)
+            o = (part[..., :dims] * gain[..., None]).sum(0) / total[..., None]
             for t in range(int(merge["n_tokens"])):
                 for group in range(n_groups):
                     column = group * self.heads * dims

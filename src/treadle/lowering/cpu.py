@@ -233,7 +233,14 @@ class CpuOps(Making, Ops):
         return Floats(h.label, h.width, out)
 
     def attend(
-        self, label: str, layer: int, q: Rows, k: Rows | None = None, v: Rows | None = None
+        self,
+        label: str,
+        layer: int,
+        q: Rows,
+        k: Rows | None = None,
+        v: Rows | None = None,
+        *,
+        sinks: str = "",
     ) -> Rows:
         steps, config, at = self.steps, self.config, self.config.layers[layer]
         own, pool = (k is not None, v is not None), steps.cache.pool_of(at.kv_from)
@@ -255,11 +262,14 @@ class CpuOps(Making, Ops):
             steps.matrix_attention,
             at.head_dim_v,
             at.causal,
+            bool(sinks),
         )
         width = at.n_head * at.head_dim_v
         out = steps.floats(f"{label}.out", width)
+        scores = steps.vector(f"{sinks}.weight") if sinks else None
         given: dict[str, Any] = {
             "qkv": qkv,
+            "sinks": scores,
             "pool": pool.const,
             "out": out,
             "stride": qkv.row_bytes // 4,
@@ -287,11 +297,12 @@ class CpuOps(Making, Ops):
             )
             steps.emit(
                 f"{label}.merge",
-                Merge(one.n_groups, one.heads, one.tokens, at.head_dim_v, pool.index),
+                Merge(one.n_groups, one.heads, one.tokens, at.head_dim_v, pool.index, bool(sinks)),
                 Grid(one.n_groups, numbered("n_attn_merges", pool.index)),
                 partials=partials,
                 out=out,
                 out_stride=out.row_bytes // 4,
+                sinks=scores,
             )
         return Floats(label, width, out)
 

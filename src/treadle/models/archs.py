@@ -27,6 +27,7 @@ ROPES: tuple[RopePairs, ...] = ("norm", "neox")
 WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
+YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
 EXPERTS_NORM = "expert_weights_norm"
 EXPERTS_GATING = "expert_gating_func"
 
@@ -134,6 +135,13 @@ ARCHS: dict[str, Arch] = {
             keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
         ),
         Arch(
+            "gpt-oss",
+            activation="swiglu_clamped",
+            needs=POST_ATTENTION | {"attn_sinks.weight"},
+            lacks=FFN_NORM,
+            keys=((PATTERN, 2), (EXPERTS_GATING, 3), (YARN_TRUNCATE, False)),
+        ),
+        Arch(
             "lfm2",
             needs=QK_NORM,
             state="shortconv",
@@ -218,9 +226,7 @@ ARCHS: dict[str, Arch] = {
 REFUSED: dict[str, str] = {
     name: why
     for why, names in {
-        "a mixture of experts": (
-            "nomic-bert-moe gpt-oss deepseek2 hunyuan-moe llama4 dbrx grok phimoe"
-        ),
+        "a mixture of experts": ("nomic-bert-moe deepseek2 hunyuan-moe llama4 dbrx grok phimoe"),
         "a recurrent state beside attention or in its place": (
             "qwen35moe qwen3next lfm2moe mamba granitehybrid nemotron_h nemotron_h_moe jamba rwkv6 "
             "rwkv7 kimi-linear"

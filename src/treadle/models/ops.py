@@ -93,13 +93,21 @@ class Ops(ABC):
 
     @abstractmethod
     def attend(
-        self, label: str, layer: int, q: Rows, k: Rows | None = None, v: Rows | None = None
+        self,
+        label: str,
+        layer: int,
+        q: Rows,
+        k: Rows | None = None,
+        v: Rows | None = None,
+        *,
+        sinks: str = "",
     ) -> Rows:
         """Attention of each token over what its sequence holds, its own ``k`` and ``v`` included,
         which are kept in the layer's pool. Heads and window are the layer's, and whether tokens
         see those behind them; the scale of scores and their softcap the model's. ``q`` and ``k``
         are used up. They may be turned, normed, both in either order, or neither, both alike. A
         layer that reads another one's keys and values (``Layer.kv_from``) has ``q`` alone.
+        ``sinks`` names a vector with one more score for each head, of a key that has no value.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import LOCAL_BASE
+from treadle.models.archs import LOCAL_BASE, YARN_TRUNCATE
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Rope:
     yarn_ext_factor: float = 1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
+    yarn_truncate: bool = True  # the pairs between which it goes over are whole ones
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
     temperature: float = 0.0  # of queries: they grow by it for each e-fold of n_ctx_orig
 
@@ -77,9 +78,10 @@ class Rope:
             turns = self.n_ctx_orig / (n_turns * 2.0 * math.pi)
             return self.dims * math.log(turns) / (2.0 * math.log(self.base))
 
-        low = max(0, math.floor(pair_of(self.yarn_beta_fast)))
-        high = min(self.dims - 1, math.ceil(pair_of(self.yarn_beta_slow)))
-        return low, high
+        low, high = pair_of(self.yarn_beta_fast), pair_of(self.yarn_beta_slow)
+        if self.yarn_truncate:
+            low, high = math.floor(low), math.ceil(high)
+        return max(0, low), min(self.dims - 1, high)
 
 
 def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
@@ -120,6 +122,7 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
         yarn_ext_factor=ext_factor if ext_factor >= 0.0 else 1.0,  # negative: not set
         yarn_beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, lo=1e-3),
         yarn_beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, lo=1e-3),
+        yarn_truncate=keys.flag(YARN_TRUNCATE, True),
         yarn_log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", 0.0, lo=0.0),
     )
     if keys.get(LOCAL_BASE) is None:

@@ -38,7 +38,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     else:
         q = turned(normed(q, "q", layer.n_head), q_rope)
         k = turned(normed(k, "k", layer.n_head_kv))
-    y = g.attend(at, i, q, k, v)
+    sinks = f"{blk}_sinks" if g.has(f"{blk}_sinks.weight") else ""
+    y = g.attend(at, i, q, k, v, sinks=sinks)
     if gate is not None:
         y = g.call("sigmoid_gate", f"{at}.gate", y, gate)
     return g.linear(f"{at}.output", y, f"{blk}_output")
@@ -64,6 +65,7 @@ def _sizes(layer: Layer) -> Sizes:
         "n_qkv": n_q + n_k + n_v,
         "q_norm": n_q if layer.wide_norm else layer.head_dim,
         "k_norm": n_k if layer.wide_norm else layer.head_dim,
+        "n_head": layer.n_head,
         "n_attn": layer.n_head * layer.head_dim_v,
     }
 
@@ -91,6 +93,7 @@ _KV = (
 _AFTER = (
     TensorRow("attn_q_norm.weight", ("q_norm",), optional=True),
     TensorRow("attn_k_norm.weight", ("k_norm",), optional=True),
+    TensorRow("attn_sinks.weight", ("n_head",), optional=True),
     *with_bias("attn_output", "n_embd", "n_attn"),
     TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
     *with_bias("attn_output_norm", "n_embd", optional=True),  # behind it
