@@ -15,10 +15,12 @@ from treadle.engine import Engine
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.gated import Gated
+from treadle.kernels.gather import Combine, Gather
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
+from treadle.kernels.route import Route, Sort
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.top import JoinTop, Top
 from treadle.plan import Buffer, Plan, Step
@@ -29,7 +31,7 @@ class Compared:
     """What one step wrote: by compiled code, and by its twin."""
 
     label: str
-    kind: str  # f32, pairs (f32 of numbers held as two bf16), bf16 or q8
+    kind: str  # f32, pairs (f32 of numbers held as two bf16), bf16, q8; or whole numbers
     actual: np.ndarray
     expected: np.ndarray
 
@@ -44,6 +46,8 @@ class Compared:
         """
         if not self.actual.size:
             return 0.0
+        if self.kind == "whole":
+            return 0.0 if np.array_equal(self.actual, self.expected) else np.inf
         unit = {"f32": 2**-21, "pairs": 2**-19, "bf16": 2**-8, "q8": 1 / 127}[self.kind]
         top = np.abs(self.expected).max()
         if self.kind in ("f32", "pairs"):
@@ -93,20 +97,40 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
 
     if isinstance(spec, Embed):
         return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
+    if isinstance(spec, Route):
+        chosen, weights = (np.array(a[: n * spec.n_used]) for a in (args.chosen, args.weights))
+        return [("whole", chosen), ("f32", weights.reshape(n, -1))]
+    if isinstance(spec, Sort):
+        n_tiles, n_rows = int(args.tiles[0]), int(args.rows[:2].view(np.int64)[0]) * spec.block
+        sorted_ = args.tiles[: 1 + 3 * n_tiles], args.rows[: 2 + n_rows]
+        return [("whole", np.array(a)) for a in (*sorted_, args.places[: n * spec.n_used])]
+    if isinstance(spec, Combine):
+        return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
+    if isinstance(spec, Gather) or (isinstance(spec, Pack) and spec.counted):
+        per = spec.block if isinstance(spec, Gather) else spec.per
+        data, n_rows = args.out, int(args.rows[:2].view(np.int64)[0]) * per
+        return [(spec.act, spec.layout().read_ref(data, n_rows).copy())]
     if isinstance(spec, (Norm, Pack, Gated)):
         if isinstance(spec, Norm) and spec.add:
             return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
+        if isinstance(spec, Gated) and spec.experts:
+            met = [to for _, _, to in spec.met_ref(args, run)]
+            values = spec.result().read_ref(args.y, max(int(to[-1]) for to in met) + 1)
+            return [(spec.to, values[np.concatenate(met)])]
+        n = n * spec.per if isinstance(spec, Pack) else n
         count = run["n_outputs"] if isinstance(spec, Norm) and spec.outputs else n
         at = plan.offsets[step.writes[0]]
         data = arena[at : at + step.writes[0].n_bytes]
         act = spec.result() if isinstance(spec, Gated) else spec.layout()
         return [(act.kind, act.read_ref(data, count).copy())]
     if isinstance(spec, Matmul):
-        made = []
+        found = []
         for height, column in zip(args.rows, args.column, strict=True):
             y = rows(step.writes[0], slice(column, column + height))
-            made.append(("f32", y[: run[spec.count]]))
-        return made
+            there = np.concatenate([to for _, _, to in spec.met_ref(args, run)])
+            # One value alone may be near 0 where its terms are not.
+            found.append(("f32", y[there] + (height == 1)))
+        return found
     if isinstance(spec, RopeStore):
         q = rows(step.writes[0], slice(spec.n_head * spec.head_dim))[:n]
         if spec.queries_only:

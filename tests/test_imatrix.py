@@ -104,6 +104,51 @@ def test_what_is_collected(
         )
 
 
+@pytest.mark.parametrize(("arch", "fmt"), [("qwen3moe", "Q8_0"), ("gpt-oss", "F32")])
+def test_what_experts_are_given(
+    tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch, arch: str, fmt: str
+) -> None:
+    """For each expert, by many tokens at once, and at the end of a window by few.
+
+    What int8 rounds may send a token elsewhere: one row in some 200, three times as large at most.
+    """
+    windows = np.random.default_rng(6).integers(5, 200, (1, 515)).astype(np.int32)
+    seen: dict[tuple[str, int], list[np.ndarray]] = {}
+    plain = Tensor.dequantize
+
+    class Stack:
+        """Matrices of several experts, which note what is multiplied by them."""
+
+        def __init__(self, name: str, array: np.ndarray) -> None:
+            self.name, self.array = name, array
+
+        def astype(self, dtype: Any) -> Stack:
+            return Stack(self.name, self.array.astype(dtype))
+
+        def __getitem__(self, e: int) -> Watched:
+            return Watched(self.array[e], seen.setdefault((self.name, int(e)), []))
+
+    path = tiny(arch, fmt, n_expert=5, n_ff_exp=64, n_layer=2)
+    with treadle.load(path, context=515, threads=2, kv="f32") as model:
+        matrix = collect(model.engine, windows, "", bos=None)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Tensor,
+                "dequantize",
+                lambda t: plain(t) if len(t.shape) < 3 else Stack(t.name, plain(t)),
+            )
+            reference.forward(model.gguf, model.config, windows[0].tolist())
+    assert len({name for name, _ in seen}) == 6
+    share = {"F32": 2e-3, "Q8_0": 0.05}[fmt]
+    moved = {"F32": 0, "Q8_0": 3}[fmt]  # tokens
+    for (name, e), rows in seen.items():
+        found, sums = matrix.entries[name], (np.stack(rows) ** 2).sum(0)
+        assert found.sums.shape == (5, len(sums))
+        assert abs(found.counts[e] - len(rows)) <= moved
+        off = np.abs(found.sums[e] - sums).sum() / sums.sum()
+        assert off <= share + 3 * moved / len(rows), (name, e, off)
+
+
 def test_taps_see_what_int8_would_lose(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first product of a Q8_0 model: nothing before it is rounded but the embeddings."""
     windows = np.arange(5, 69, dtype=np.int32)[None]

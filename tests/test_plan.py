@@ -358,6 +358,22 @@ def test_every_step_agrees_with_its_twin(
     check_steps(model, f"{arch} {fmt} {kv} {head_dim_v}")
 
 
+@pytest.mark.parametrize(
+    ("arch", "fmt", "sizes"),
+    [
+        ("qwen3moe", "Q8_0", {}),
+        ("qwen2moe", "Q4_0", {"n_expert_shared": 1}),
+        ("gpt-oss", "BF16", {}),
+        ("glm4moe", "Q4_K", {"n_embd": 256, "n_ff_exp": 256, "n_layer": 2, "head_dim": 64}),
+    ],
+)
+def test_every_step_of_experts_agrees_with_its_twin(
+    arch: str, fmt: str, sizes: dict[str, int], tiny: WriteTiny
+) -> None:
+    path = tiny(arch, fmt, **{"n_expert": 7, "n_ff_exp": 64, **sizes})
+    check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), f"{arch} {fmt}")
+
+
 def test_every_step_of_a_trained_model_agrees_with_its_twin(data: Path) -> None:
     path = data / "models" / "babyllama105" / "babyllama105-Q4_0.gguf"
     check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), path.name)

@@ -30,6 +30,9 @@ SIZES = {
     "n_ctx": 4096,
     "window": 0,
     "softcap": 0,  # of the logits
+    "n_expert": 0,  # two of which a token has
+    "n_ff_exp": 0,
+    "n_expert_shared": 0,
     "tied": 1,  # the embeddings are the output matrix as well
 }
 STATES = {  # of layers that have one
@@ -69,7 +72,8 @@ def write_model(
     shapes = shapes_of(path, arch, size)
     rng = np.random.default_rng(list(arch.encode()))
     for name, shape in shapes.items():
-        weights = by_name(fmt if len(shape) == 2 else "F32")
+        matrix = len(shape) >= 2 and name.endswith("weight") and "_inp" not in name
+        weights = by_name(fmt if matrix else "F32")
         writer.add_tensor(name, shape, weights, weights.quantize_rows(draw(rng, name, shape)))
     for name, shape in (others or {}).items():
         zeros = np.zeros(shape, np.float32)
@@ -86,6 +90,7 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
     found: dict[str, tuple[int, ...]] = {}
     for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
         asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
+        asked |= "shexp" in tensor.name and size["n_expert_shared"] > 0
         if asked or not (tensor.optional or tensor.name in row.lacks):
             found |= places
 
@@ -114,6 +119,10 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
     }
     if size["window"]:
         made["attention.sliding_window"] = size["window"]
+    if size["n_expert"]:
+        made["expert_count"], made["expert_used_count"] = size["n_expert"], 2
+        made["expert_feed_forward_length"] = size["n_ff_exp"]
+        made["expert_shared_count"] = size["n_expert_shared"]
     if size["softcap"]:
         made["final_logit_softcapping"] = float(size["softcap"])
     return made

@@ -4,11 +4,13 @@ The plan that serves a prefill is copied with a *tap* behind each step that make
 same kernel once more, writing plain floats instead of the layout (int8, say) that the matrix
 product wants. It runs from tap to tap, and between two of them the squares are summed. The engine's
 own plans stay as they are, so a normal run costs nothing.
+
+Rows that experts multiply are kept until it is known which expert has which, and summed for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,9 @@ from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.kernels.act import Act
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
+from treadle.kernels.gather import Gather
 from treadle.kernels.matmul import Matmul
+from treadle.kernels.route import Sort
 from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Plan, Step
 from treadle.record import dataclass
@@ -45,6 +49,40 @@ class Tap:
     buffer: Buffer
     count: str  # of RUN_STATE: how many rows
     tensors: tuple[str, ...]  # the weight matrices that these rows are multiplied by
+    kept: bool = False  # all rows of the buffer, for experts
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Which of the rows kept of ``buffer`` each expert multiplies, known after ``step``.
+
+    ``tiles``: of a gemm, whose rows are those of ``rows``'s tokens if that is given; of a gemv the
+    experts, each ``tokens`` of which have the same row.
+    """
+
+    step: int
+    buffer: Buffer
+    tensors: tuple[str, ...]
+    n_experts: int
+    tiles: Buffer
+    rows: Buffer | None
+    tokens: int
+    n_used: int  # experts of a token
+
+    def of_experts(
+        self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Experts, and rows that they multiply."""
+        tiles = read(self.tiles).view(self.tiles.dtype)
+        if self.tokens:
+            chosen = tiles[: n_tokens * self.n_used]
+            for expert in np.unique(chosen):
+                yield int(expert), np.flatnonzero(chosen == expert) // self.tokens
+            return
+        token_of = read(self.rows).view(self.rows.dtype)[2:] if self.rows else None
+        for expert, first, n in tiles[1 : 1 + 3 * int(tiles[0])].reshape(-1, 3).tolist():
+            here = np.arange(first, first + n)
+            yield expert, here if token_of is None else token_of[here].astype(np.int64)
 
 
 @dataclass(eq=False)
@@ -83,10 +121,16 @@ class Collector:
         tapped = self._plans.get(id(whole))
         if tapped is None:
             tapped = self._plans[id(whole)] = _Tapped(whole, run, device)
+        kept: dict[Buffer, npt.NDArray[np.float32]] = {}
         for tap in tapped.taps:
             device.run(tapped.program, range(at, tap.step + 1))
             at = tap.step + 1
-            if n_rows := run[tap.count]:
+            if isinstance(tap, Share):
+                rows = kept[tap.buffer]
+                self._add_experts(tap, rows, tapped.read, run["n_tokens"])
+            elif tap.kept:
+                kept[tap.buffer] = tapped.rows(tap, tap.buffer.n_bytes // tap.act.row_bytes).copy()
+            elif n_rows := run[tap.count]:
                 self._add(tap, tapped.rows(tap, n_rows), pool)
         if at < len(tapped.plan):
             device.run(tapped.program, range(at, len(tapped.plan)))
@@ -96,13 +140,28 @@ class Collector:
         cuts = np.linspace(0, rows.shape[1], self.engine.device.n_threads + 1, dtype=int)
         parts = pool.map(lambda a, b: _squares(rows[:, a:b]), cuts[:-1], cuts[1:])
         squares = np.concatenate(list(parts))
-        if not np.isfinite(squares).all():
+        self._add_entry(tap.tensors, Entry(squares[None], np.array([float(len(rows))])))
+
+    def _add_experts(
+        self,
+        share: Share,
+        rows: npt.NDArray[np.float32],
+        read: Callable[[Buffer], npt.NDArray[np.uint8]],
+        n_tokens: int,
+    ) -> None:
+        sums, counts = np.zeros((share.n_experts, rows.shape[1])), np.zeros(share.n_experts)
+        for expert, here in share.of_experts(read, n_tokens):
+            sums[expert] += _squares(rows[here])
+            counts[expert] += len(here)
+        self._add_entry(share.tensors, Entry(sums, counts))
+
+    def _add_entry(self, tensors: tuple[str, ...], found: Entry) -> None:
+        if not np.isfinite(found.sums).all():
             raise TreadleError(
-                f"what enters {tap.tensors[0]} is not finite: the model's file is damaged, or its "
+                f"what enters {tensors[0]} is not finite: the model's file is damaged, or its "
                 "activations overflow"
             )
-        found = Entry(squares[None], np.array([float(len(rows))]))
-        for name in tap.tensors:
+        for name in tensors:
             own = self.entries.get(name)
             self.entries[name] = found if own is None else own + found
 
@@ -150,37 +209,80 @@ class _Tapped:
         rows = self._arena.read(self.plan.offsets[tap.buffer], n * tap.act.row_bytes)
         return rows.view(np.float32).reshape(n, -1)[:, : tap.act.k]
 
+    def read(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
+        """A buffer's bytes: a view, until the next step is run."""
+        return self._arena.read(self.plan.offsets[buffer], buffer.n_bytes)
 
-def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap]]:
+
+def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
     """The plan's steps with taps between them, and where these are."""
     tensors: dict[Buffer, list[str]] = {}  # by the activations that they are multiplied by
     counts: dict[Buffer, str] = {}
+    maker = {made: step for step in plan.steps for made in step.writes}
+    experts: dict[Buffer, list[Step]] = {}  # products of experts, by the rows that are kept
     for step in plan.steps:
         if isinstance(step.spec, Matmul):
             x = step.args["x"]
+            if step.spec.experts:
+                source = maker[x]
+                x = source.args["x"] if isinstance(source.spec, Gather) else x
+                experts.setdefault(x, []).append(step)
+                continue
             tensors.setdefault(x, []).extend(w[0].name for w in step.args["w"])
             counts[x] = step.spec.count
     steps: list[Step] = []
-    taps: list[Tap] = []
+    taps: list[Tap | Share] = []
+    shares: dict[str, tuple[Buffer, list[Step]]] = {}  # by the step behind which they are known
     for step in plan.steps:
-        tapped = [made for made in step.writes if made in tensors]
+        tapped = [made for made in step.writes if made in tensors or made in experts]
         if not tapped:
             steps.append(step)
         for made in tapped:
-            both, act, buffer = (
-                _split(step, made) if isinstance(step.spec, Gated) else _tap(step, made)
-            )
-            at = next(i for i, part in enumerate(both) if buffer in part.writes)
-            # Once, also where rows of one matrix are several products.
-            names = tuple(dict.fromkeys(tensors[made]))
-            taps.append(Tap(len(steps) + at, act, buffer, counts[made], names))
+            if isinstance(step.spec, Gated):
+                tiles = step.args.get("tiles")
+                both, act, buffer = _split(step, made, maker[tiles] if tiles else None)
+            else:
+                both, act, buffer = _tap(step, made)
+            at = len(steps) + next(i for i, part in enumerate(both) if buffer in part.writes)
+            if made in tensors:
+                # Once, also where rows of one matrix are several products.
+                names = tuple(dict.fromkeys(tensors[made]))
+                taps.append(Tap(at, act, buffer, counts[made], names))
+            if made in experts:
+                taps.append(Tap(at, act, buffer, "", (), kept=True))
+                for product in experts[made]:
+                    source = maker[product.args["x"]]
+                    known = source if isinstance(source.spec, Gather) else product
+                    shares.setdefault(known.label, (buffer, []))[1].append(product)
             steps += both
+        if step.label in shares:
+            buffer, products = shares[step.label]
+            for product in products:
+                chooser: Any = maker[product.args["tiles"]].spec
+                taps.append(_share(len(steps) - 1, buffer, product, step, chooser.n))
     return steps, taps
 
 
-def _split(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
+def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) -> Share:
+    """What ``product`` multiplies of the rows in ``buffer``."""
+    spec = product.spec
+    assert isinstance(spec, Matmul)
+    names = dict.fromkeys(w[0].name for w in product.args["w"])
+    return Share(
+        at,
+        buffer,
+        tuple(names),
+        n_experts,
+        product.args["tiles"],
+        known.args["rows"] if isinstance(known.spec, Gather) else None,
+        product.args["tokens"],
+        spec.experts,
+    )
+
+
+def _split(step: Step, made: Buffer, sort: Step | None) -> tuple[list[Step], Act, Buffer]:
     """A kernel that makes ``made`` of products, as one that makes plain floats and one that packs
-    them: products are not for doing twice.
+    them: products are not for doing twice. ``sort``: what put its rows in order, of experts.
     """
     spec = step.spec
     assert isinstance(spec, Gated)
@@ -188,14 +290,19 @@ def _split(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
     n_rows = made.n_bytes // result.row_bytes
     tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
     pack = Pack("copy", result.kind, result.k, result.group, result.sub)
+    grid, rows = result.grid(pack.slices, "n_tokens"), None
+    if sort is not None:
+        assert isinstance(sort.spec, Sort)
+        pack = replace(pack, per=sort.spec.block, counted=True)
+        grid = Grid(pack.slices * pack.per // result.together, "rows")
+        rows = sort.args["rows"]
     plain = replace(
         step,
         spec=replace(spec, to=act.kind, to_group=act.group, to_sub=act.sub),
         args={**step.args, "y": tap},
     )
-    args = {"x": tap, "out": made, "stride": act.row_bytes // 4, "up": 0}
-    packed = Step(f"{step.label}.pack", pack, args, result.grid(pack.slices, "n_tokens"))
-    return [plain, packed], act, tap
+    args = {"x": tap, "out": made, "stride": act.row_bytes // 4, "up": 0, "rows": rows}
+    return [plain, Step(f"{step.label}.pack", pack, args, grid)], act, tap
 
 
 def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
@@ -207,11 +314,12 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
         return [step], act, made
     n_rows = made.n_bytes // spec.layout().row_bytes
     tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
+    items = spec.slices * spec.per if isinstance(spec, Pack) else 1
     again = Step(
         f"{step.label}.tap",
         replace(spec, act=act.kind, group=act.group),
         {**step.args, "out": tap},
-        Grid(step.grid.base // spec.layout().grid(1, step.grid.count).base, step.grid.count),
+        Grid(items, step.grid.count),
     )
     return [step, again], act, tap
 

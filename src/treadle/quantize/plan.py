@@ -173,7 +173,8 @@ def make_recipe(
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether a tensor is one that mixes and rules are for."""
-    return len(shape) >= 2 and name.endswith("weight") and not KEPT.search(name)
+    rows = prod(shape[:-1])  # one row, as of a shared expert's gate, is a vector
+    return len(shape) >= 2 and rows > 1 and name.endswith("weight") and not KEPT.search(name)
 
 
 def nearest(fmt: Format, k: int) -> Format:

@@ -1,0 +1,251 @@
+"""Mixtures of experts beside llama-cpp-python, in turns: prefill and decode of real layer shapes.
+
+    python bench/experts.py [SHAPE] [FORMAT] [--layers 4] [--threads 2] [--rival PYTHON]
+
+A model of random weights is written to a temporary folder, in the shape of a published one and cut
+to a few layers. ``--rival``: an interpreter that has llama_cpp; without it treadle is alone. Also
+told: how much of the prefill the steps around the products take, and what decoding reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from math import prod
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from random_model import random_rows
+
+import treadle
+from treadle.batch import Part
+from treadle.files.gguf import GGUFWriter, ValueType
+from treadle.formats import by_name
+from treadle.models.archs import ARCHS
+from treadle.models.graphs import GRAPHS
+from treadle.models.keys import Keys
+
+N_VOCAB = 32000
+COMMON = {"context_length": 8192, "attention.layer_norm_rms_epsilon": 1e-6}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-30b-a3b": (
+        "qwen3moe",
+        {
+            "embedding_length": 2048,
+            "feed_forward_length": 6144,
+            "attention.head_count": 32,
+            "attention.head_count_kv": 4,
+            "attention.key_length": 128,
+            "attention.value_length": 128,
+            "rope.freq_base": 1e6,
+            "expert_count": 128,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": 768,
+        },
+    ),
+    "gpt-oss-20b": (
+        "gpt-oss",
+        {
+            "embedding_length": 2880,
+            "feed_forward_length": 2880,
+            "attention.head_count": 64,
+            "attention.head_count_kv": 8,
+            "attention.key_length": 64,
+            "attention.value_length": 64,
+            "attention.sliding_window": 128,
+            "rope.freq_base": 150000.0,
+            "expert_count": 32,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 2880,
+        },
+    ),
+    "mixtral-8x7b": (
+        "llama",
+        {
+            "embedding_length": 4096,
+            "feed_forward_length": 14336,
+            "attention.head_count": 32,
+            "attention.head_count_kv": 8,
+            "rope.dimension_count": 128,
+            "rope.freq_base": 1e6,
+            "expert_count": 8,
+            "expert_used_count": 2,
+        },
+    ),
+}
+# Run by the rival's interpreter: a line of JSON for each line that it is given.
+RIVAL = """
+import json, sys, time
+import llama_cpp
+path, threads = sys.argv[1], int(sys.argv[2])
+model = llama_cpp.Llama(path, n_ctx=4096, n_batch=2048, n_ubatch=512, n_threads=threads,
+                        n_threads_batch=threads, verbose=False)
+print("{}", flush=True)
+for line in sys.stdin:
+    ids, n = json.loads(line)
+    model.reset()
+    begin = time.perf_counter()
+    model.eval(ids)
+    middle = time.perf_counter()
+    for i in range(n):
+        model.eval([ids[i]])
+    end = time.perf_counter()
+    print(json.dumps([middle - begin, (end - middle) / n]), flush=True)
+"""
+
+
+def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
+    """The tensors that the architecture's graph asks for; those of one dimension are F32."""
+    arch, own = SHAPES[shape]
+    keys = {"block_count": n_layer, "vocab_size": N_VOCAB, **COMMON, **own}
+    w = GGUFWriter(path)
+    w.add("general.architecture", arch)
+    for key, value in keys.items():
+        w.add(f"{arch}.{key}", value)
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    words += [f"\u2581w{i}" for i in range(N_VOCAB - len(words))]
+    w.add("tokenizer.ggml.model", "llama")
+    w.add("tokenizer.ggml.tokens", words)
+    w.add("tokenizer.ggml.scores", np.arange(0, -N_VOCAB, -1, dtype=np.float32))
+    kinds = [2, 3, 3] + [6] * 256 + [1] * (N_VOCAB - 259)
+    w.add("tokenizer.ggml.token_type", kinds, ValueType.INT32)
+    w.add("tokenizer.ggml.bos_token_id", 1)
+    w.add("tokenizer.ggml.eos_token_id", 2)
+    embd = SimpleNamespace(shape=(N_VOCAB, keys["embedding_length"]))
+    metadata = {f"{arch}.{key}": value for key, value in keys.items()}
+    file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
+    row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
+    rng, seed = np.random.default_rng(0), 0
+    for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
+        asked = tensor.name in (*row.needs, "output.weight") or not tensor.optional
+        # gpt-oss has a bias everywhere.
+        asked = asked or (arch == "gpt-oss" and tensor.name.endswith("bias"))
+        asked = asked and "probs" not in tensor.name and "norm.bias" not in tensor.name
+        if not asked or tensor.name in row.lacks:
+            continue
+        for name, dims in places.items():
+            seed += 1
+            if len(dims) == 1 or "gate_inp" in name or name.endswith("bias"):
+                values = np.ones(dims) if "norm" in name else rng.standard_normal(dims) * 0.05
+                w.add_tensor(name, dims, "F32", values.astype(np.float32))
+                continue
+            experts = "_exps" in name or fmt != "MXFP4"
+            kind = by_name(fmt if experts else "Q8_0")
+            m, k = prod(dims[:-1]), dims[-1]
+            kind = kind if k % kind.block == 0 else by_name("Q8_0")
+            w.add_tensor(
+                name, dims, kind, lambda kind=kind, m=m, k=k, s=seed: random_rows(kind, m, k, s)
+            )
+    w.write()
+
+
+class Mine:
+    """treadle, by the engine alone."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.model = treadle.load(path, threads=threads, context=4096)
+
+    def run(self, ids: list[int], n: int) -> list[float]:
+        """Seconds of the prompt, and of each of ``n`` further tokens."""
+        engine = self.model.engine
+        engine.cache.forget()
+        with closing(engine.cache.sequence()) as seq:
+            begin = time.perf_counter()
+            for at in range(0, len(ids), engine.max_tokens):
+                engine.run([Part(seq, ids[at : at + engine.max_tokens], 1)])
+            middle = time.perf_counter()
+            for i in range(n):
+                engine.run([Part(seq, [ids[i]], 1)])
+            return [middle - begin, (time.perf_counter() - middle) / n]
+
+    def shares(self, ids: list[int]) -> dict[str, float]:
+        """The share of a batch's time that each kind of step takes."""
+        engine, found = self.model.engine, dict[str, float]()
+        with closing(engine.cache.sequence()) as seq:
+            times = engine.run_timed([Part(seq, ids[: engine.max_tokens], 1)])
+        for label, seconds in times:
+            kind = label.partition(".")[2] if label[1:2].isdigit() else label
+            found[kind] = found.get(kind, 0.0) + seconds
+        total = sum(found.values())
+        return {kind: seconds / total for kind, seconds in found.items()}
+
+
+class Rival:
+    """llama-cpp-python, in a process of its own."""
+
+    def __init__(self, python: str, path: Path, threads: int) -> None:
+        self.process = subprocess.Popen(
+            [python, "-c", RIVAL, str(path), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._line()
+
+    def _line(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("the rival ended")
+        return json.loads(line)
+
+    def run(self, ids: list[int], n: int) -> list[float]:
+        """As ``Mine.run``."""
+        assert self.process.stdin is not None
+        print(json.dumps([ids, n]), file=self.process.stdin, flush=True)
+        found: list[float] = self._line()
+        return found
+
+
+def main() -> None:
+    """Write, run in turns, tell."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("shape", nargs="?", choices=SHAPES, default="qwen3-30b-a3b")
+    parser.add_argument("format", nargs="?", default="Q4_K")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rival", help="an interpreter that has llama_cpp")
+    given = parser.parse_args()
+    ids: list[int] = np.random.default_rng(1).integers(300, N_VOCAB, given.prompt).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "experts.gguf"
+        write(path, given.shape, given.format, given.layers)
+        mine = Mine(path, given.threads)
+        programs: dict[str, Any] = {"treadle": mine}
+        if given.rival:
+            programs["llama.cpp"] = Rival(given.rival, path, given.threads)
+        times: dict[str, list[list[float]]] = {name: [] for name in programs}
+        for name, program in programs.items():
+            program.run(ids, 2)  # compiled, and in the page cache
+            del name
+        for _ in range(given.rounds):
+            for name, program in programs.items():
+                times[name].append(program.run(ids, given.tokens))
+        shown = f"{given.shape} {given.format}, {given.layers} layers, {given.threads} threads"
+        print(f"{shown}: medians of {given.rounds}, in turns")
+        for name, found in times.items():
+            prefill, decode = (median(each) for each in zip(*found, strict=True))
+            print(
+                f"{name:10} pp{given.prompt} {given.prompt / prefill:8.1f} tokens/s"
+                f"   decode {1 / decode:7.2f} tokens/s"
+            )
+        decode = median(each[1] for each in times["treadle"])
+        n_bytes = sum(step.work([(given.prompt, 1)])[0] for step in mine.model.plan(1))
+        print(f"decoding reads {n_bytes / 1e6:.0f} MB a token, {n_bytes / decode / 1e9:.1f} GB/s")
+        for kind, share in sorted(mine.shares(ids).items(), key=lambda item: -item[1])[:12]:
+            print(f"  {share:6.1%} {kind}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
