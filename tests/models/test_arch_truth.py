@@ -49,6 +49,9 @@ NAMES = (
     "mamba2",
     "falconh1",
     "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "lfm2moe",
 )
 CHUNKS = (1, 3, 64)
 

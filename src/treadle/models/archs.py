@@ -147,6 +147,13 @@ ARCHS: dict[str, Arch] = {
             state="shortconv",
             names=(("token_embd_norm.weight", "output_norm.weight"),),
         ),
+        Arch(
+            "lfm2moe",
+            needs=QK_NORM,
+            keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+            state="shortconv",
+            names=(("token_embd_norm.weight", "output_norm.weight"),),
+        ),
         Arch("mamba2", rope="none", mixer="mamba2", state="mamba2"),
         Arch(
             "falcon-h1",
@@ -160,6 +167,22 @@ ARCHS: dict[str, Arch] = {
             lacks=FFN_NORM,
             mixer="attention_gate",
             state="delta",
+        ),
+        Arch(
+            "qwen35moe",
+            needs=QK_NORM | POST_ATTENTION,
+            lacks=FFN_NORM,
+            keys=((EXPERTS_NORM, True),),
+            mixer="attention_gate",
+            state="delta",
+        ),
+        Arch(
+            "qwen3next",
+            needs=QK_NORM | POST_ATTENTION,
+            lacks=FFN_NORM,
+            keys=((EXPERTS_NORM, True),),
+            mixer="attention_gate",
+            state="delta_grouped",
         ),
         Arch("ernie4_5", rope="norm"),
         Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
@@ -228,8 +251,7 @@ REFUSED: dict[str, str] = {
     for why, names in {
         "a mixture of experts": ("nomic-bert-moe deepseek2 hunyuan-moe llama4 dbrx grok phimoe"),
         "a recurrent state beside attention or in its place": (
-            "qwen35moe qwen3next lfm2moe mamba granitehybrid nemotron_h nemotron_h_moe jamba rwkv6 "
-            "rwkv7 kimi-linear"
+            "mamba granitehybrid nemotron_h nemotron_h_moe jamba rwkv6 rwkv7 kimi-linear"
         ),
         "attention with ALiBi, adapters or cross attention": (
             "jina-bert-v2 jina-bert-v3 t5 t5encoder"
