@@ -249,7 +249,8 @@ ARCHS: dict[str, Arch] = {
 REFUSED: dict[str, str] = {
     name: why
     for why, names in {
-        "a mixture of experts": ("nomic-bert-moe deepseek2 hunyuan-moe llama4 dbrx grok phimoe"),
+        "multi-head latent attention (MLA)": "deepseek2",
+        "experts of a kind": "nomic-bert-moe hunyuan-moe llama4 dbrx grok phimoe",
         "a recurrent state beside attention or in its place": (
             "mamba granitehybrid nemotron_h nemotron_h_moe jamba rwkv6 rwkv7 kimi-linear"
         ),
