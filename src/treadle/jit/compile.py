@@ -71,7 +71,9 @@ def _initialize(every_target: bool) -> None:
 
 
 @lru_cache(maxsize=8)
-def _target_machine(isa: Isa) -> Any:
+def _target_machine(isa: Isa, triple: str = "") -> Any:
+    if triple:
+        return _machine(triple, isa.cpu, isa.features, jit=False)
     native = is_native(isa)
     triple = llvm.get_process_triple() if native else isa.triple
     return _machine(triple, isa.cpu, isa.features, native)
@@ -117,9 +119,9 @@ def _with_length(ir_text: str, isa: Isa) -> str:
     return DEFINITION.sub(rf"\1 vscale_range({n},{n})", ir_text)
 
 
-def optimise(ir_text: str, isa: Isa) -> Any:
-    """Parse and optimise one module."""
-    machine = _target_machine(isa)
+def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
+    """Parse and optimise one module; ``triple``: for a system that is not this process's."""
+    machine = _target_machine(isa, triple)
     try:
         module = llvm.parse_assembly(_with_length(ir_text, isa))
         module.verify()
@@ -131,15 +133,15 @@ def optimise(ir_text: str, isa: Isa) -> Any:
     return module
 
 
-def emit_object(ir_text: str, isa: Isa) -> bytes:
+def emit_object(ir_text: str, isa: Isa, triple: str = "") -> bytes:
     """Machine code of one module, as a relocatable object file."""
-    module = optimise(ir_text, isa)
-    return bytes(_target_machine(isa).emit_object(module))
+    module = optimise(ir_text, isa, triple)
+    return bytes(_target_machine(isa, triple).emit_object(module))
 
 
-def emit_assembly(ir_text: str, isa: Isa) -> str:
+def emit_assembly(ir_text: str, isa: Isa, triple: str = "") -> str:
     """The same as text."""
-    return str(_target_machine(isa).emit_assembly(optimise(ir_text, isa)))
+    return str(_target_machine(isa, triple).emit_assembly(optimise(ir_text, isa, triple)))
 
 
 class Linker:
