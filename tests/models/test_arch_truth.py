@@ -17,6 +17,7 @@ from tests.models.hf_tiny import write_tiny
 from tests.reference import forward
 from tests.tiny import rounding
 from treadle.errors import TreadleError, UnsupportedError
+from treadle.files.gguf import GGUFWriter, open_gguf
 
 NAMES = (
     "gemma2",
@@ -135,3 +136,37 @@ def test_states_of_a_decoder(data: Path) -> None:
         assert np.abs(logits - exact).max() <= rounding(model.config) * np.abs(exact).max()
         with pytest.raises(TreadleError, match="no tokens"):
             model.states([])
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
+def test_gate_and_up_of_experts_in_one_matrix(name: str, data: Path, tmp_path: Path) -> None:
+    """The same bits as of two, by many tokens and by few; layers behind the last are ignored."""
+    source, fused, ids = data / "arch" / f"{name}.gguf", tmp_path / "fused.gguf", ids_of()
+    with open_gguf(source) as gguf:
+        arch, writer = gguf.metadata["general.architecture"], GGUFWriter(fused)
+        n_layer = gguf.metadata[f"{arch}.block_count"]
+        assert isinstance(n_layer, int)
+        changes = {f"{arch}.block_count": n_layer + 1, f"{arch}.nextn_predict_layers": 1}
+        for key, value in {**gguf.metadata, **changes}.items():
+            writer.add(key, value)
+        for each, tensor in gguf.tensors.items():
+            values = tensor.dequantize()
+            if "ffn_gate_exps" in each:
+                up = gguf.tensors[each.replace("gate", "up")].dequantize()
+                values = np.concatenate([values, up], axis=1)
+                each = each.replace("gate", "gate_up")
+            if "ffn_up_exps" not in each:
+                writer.add_tensor(each, values.shape, "F32", values)
+        more = f"blk.{n_layer}.nextn.eh_proj.weight"
+        writer.add_tensor(more, (64, 128), "F32", np.zeros((64, 128), np.float32))
+        writer.write()
+    found = []
+    for path in (source, fused):
+        with treadle.load(path, threads=2, kv="f32") as model:
+            for n in (1, 512):
+                model.plan(n).check()
+            session = model.session()
+            found.append([model.logits(ids), *(session.logits([i]) for i in ids[:3])])
+            session.close()
+    assert model.config.ignored == (more,)
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))

@@ -273,6 +273,25 @@ def test_vocabulary_agrees_with_the_embeddings() -> None:
         load_config(gguf)
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"expert_used_count": 9}, "expert_used_count"),
+        ({"expert_used_count": None}, "expert_used_count"),
+        ({"expert_group_count": 3}, "expert_group_count"),
+        ({"expert_group_count": 4, "expert_group_used_count": 5}, "expert_group_used_count"),
+        # Of two groups of two there are not five to choose.
+        ({"expert_used_count": 5, "expert_group_count": 4, "expert_group_used_count": 2},
+         "expert_used_count"),
+        ({"nextn_predict_layers": 7}, "nextn_predict_layers"),
+    ],
+)  # fmt: skip
+def test_experts_that_cannot_be_are_named(changes: dict[str, Any], key: str) -> None:
+    keys = {"expert_count": 8, "expert_used_count": 2, **changes}
+    with pytest.raises(FileError, match=rf"qwen3moe\.{key}"):
+        load_config(fake("qwen3moe", **keys))
+
+
 def test_unknown_tensors_are_listed() -> None:
     gguf = fake(optional=("ffn_up.bias",))
     gguf.tensors["blk.0.mystery.weight"] = tensor("blk.0.mystery.weight", (3,))
