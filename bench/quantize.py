@@ -21,7 +21,7 @@ import numpy as np
 from treadle.formats import Format, by_name
 from treadle.runtime.quantizer import quantize_rows
 
-FORMATS = ("Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS")
+FORMATS = ("Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ3_S")
 SHAPE = 128, 2048
 
 Quantize = Callable[[Format, np.ndarray, "np.ndarray | None"], np.ndarray]

@@ -25,6 +25,7 @@ from treadle.kernels.scan import Delta, Mamba2
 from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
+from treadle.kernels.search_points import PointSearchKernel
 from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
@@ -318,7 +319,7 @@ SEARCHES: list[SearchKernel] = [
     SignedSearchKernel("Q6_K", aware=True),
     SignedSearchKernel("Q3_K"),
     LadderSearchKernel("IQ4_XS"),
-    LadderSearchKernel("IQ4_XS", aware=True),
+    PointSearchKernel("IQ3_S", aware=True),
 ]
 ALL: list[Spec] = [
     *EMBEDS,

@@ -42,14 +42,16 @@ def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> Coder:
     """The largest weight may get any magnitude and the largest scale any step, as in IQ2; ``unit``
     times the ladder's steps are odd numbers.
     """
+    points = Nearest(grid, 16)
     top, ends = grid.alphabet[-1], 1 / np.array(grid.alphabet)
     return Coder(
         sub=32,
         ladder=ladder,
-        encode=Nearest(grid, 16).encode,
+        encode=points.encode,
         scales=np.concatenate([np.geomspace(0.6, 1.5, 14) / top, ends]).astype(np.float32),
         shares=np.concatenate([1 / ladder, unit / np.geomspace(4, 50, 12)]).astype(np.float32),
         signs=signs,
+        points=points,
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import F32Array
+from treadle.formats.nearest import Nearest
 from treadle.formats.rounding import relative
 from treadle.formats.signs import take_off
 from treadle.record import dataclass
@@ -66,6 +67,7 @@ class Coder:
     # below 0 as above, and the codes' values. Kernels search for these alone.
     nearest: npt.NDArray[np.uint8] | None = None
     values: F32Array | None = None
+    points: Nearest | None = None  # where ``encode`` is that of a codebook
 
     def run(self, x: F32Array, weights: F32Array | None) -> Fit:
         """The block of least ``sum weights * (x - w) ** 2`` that is found, for each of x.

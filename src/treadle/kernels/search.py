@@ -200,7 +200,7 @@ class SearchKernel(Spec):
         with k.loop(self.n_sub) as sub:
             code = self.coder(k, c, sub)
             for first, n in parts(self.length, lanes):
-                rows = [code(sub * self.length + (first + i)).to(i32) for i in range(n)]
+                rows = [code(first + i).to(i32) for i in range(n)]
                 for lane, (row,) in enumerate(transpose(k, rows, lanes)):
                     here = (at + lane) * BLOCK + (sub * self.length + first)
                     k.store(frame.codes + here, row.to(u8))
@@ -346,7 +346,9 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
-        """A function from the number of a weight to its code, f32, with the best scales."""
+        """A function from a weight's number in the sub-block to its code, f32, with the best
+        scales.
+        """
         raise NotImplementedError
 
     def made(self, k: Builder, c: Columns) -> Sequence[Val]:

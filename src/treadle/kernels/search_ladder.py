@@ -61,11 +61,15 @@ class LadderSearchKernel(SearchKernel):
         found: Fit = self.how.run(
             args.x.reshape(shape), args.importance.reshape(shape) if self.aware else None
         )
+        self.put_ref(args, found)
+        args.codes[: args.n] = found.codes
+
+    def put_ref(self, args: Any, found: Fit) -> None:
+        """Scales and rungs, as the kernel writes them."""
         args.d[: args.n] = found.d
         lanes = args.sc.shape[-1]
         for i, each in enumerate(found.steps):
             args.sc[i // lanes, :, i % lanes] = each
-        args.codes[: args.n] = found.codes
 
     # -- each sub-block alone -------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class LadderSearchKernel(SearchKernel):
             gain, own = k.var(k.const(-1.0, c.ty)), k.var(k.zero(c.ty))
             with k.loop(len(self.how.scales)) as i:
                 t = reach.v * k.splat(k.load(shares, f32, offset=i * 4), c.ty)
-                xy, yy = self.dots(k, c, sub, t)
+                xy, yy = self.dots(k, c, sub, t, careful=False)
                 scale = k.select(yy > 0.0, xy / yy, k.zero(c.ty))
                 explained = scale * xy
                 more = explained > gain.v
@@ -105,18 +109,25 @@ class LadderSearchKernel(SearchKernel):
             for name in ("x", "xw")[: 1 + self.aware]:
                 c.store(name, c.load(name, i) * down, i)
 
-    def dots(self, k: Builder, c: Columns, sub: Val, t: Val) -> tuple[Val, Val]:
+    def dots(self, k: Builder, c: Columns, sub: Val, t: Val, careful: bool) -> tuple[Val, Val]:
         """With the values nearest to ``x / t``: their products with x, and their squares."""
         xy, yy = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
-        unit, table = reciprocal(k, t), k.table(self.how.values[self.how.nearest])
+        unit = reciprocal(k, t)
         with k.loop(self.length, step=TOGETHER) as first:
-            for j in range(TOGETHER):
+            for j, y in enumerate(self.nearest(k, c, sub * self.length + first, unit, careful)):
                 i = sub * self.length + first + j
                 x = c.load("x", i)
-                y = k.gather(table, self.cell(k, x * unit), c.ty)
                 xy.v = k.fma(y, c.load("xw", i) if self.aware else x, xy.v)
                 yy.v = k.fma(y, y * c.load("w", i) if self.aware else y, yy.v)
         return xy.v, yy.v
+
+    def nearest(self, k: Builder, c: Columns, i: Val, unit: Val, careful: bool) -> list[Val]:
+        """The values nearest to TOGETHER weights from the ``i``-th on, in this unit; where it pays
+        to be ``careful``, surely.
+        """
+        table = k.table(self.how.values[self.how.nearest])
+        cells = [self.cell(k, c.load("x", i + j) * unit) for j in range(TOGETHER)]
+        return [k.gather(table, cell, c.ty) for cell in cells]
 
     def cell(self, k: Builder, u: Val) -> Val:
         """The number of the cell that ``u`` lies in: cells are halves, as many on either side."""
@@ -171,7 +182,7 @@ class LadderSearchKernel(SearchKernel):
             least, best = k.var(k.const(float("inf"), c.ty)), k.var(first)
             for step in steps:
                 sc = k.min(k.max(first + float(step), 0.0), highest)
-                error = self.error(k, c, sub, d * self.rung(k, sc))
+                error = self.error(k, c, sub, d * self.rung(k, sc), source != "try")
                 less = error < least.v
                 least.v = k.select(less, error, least.v)
                 best.v = k.select(less, sc, best.v)
@@ -179,15 +190,13 @@ class LadderSearchKernel(SearchKernel):
             total.v = total.v + least.v
         c.store("new_error", total.v)
 
-    def error(self, k: Builder, c: Columns, sub: Val, t: Val) -> Val:
+    def error(self, k: Builder, c: Columns, sub: Val, t: Val, careful: bool) -> Val:
         """What a sub-block loses at this scale."""
-        unit, table = reciprocal(k, t), k.table(self.how.values[self.how.nearest])
-        total = k.var(k.zero(c.ty))
+        unit, total = reciprocal(k, t), k.var(k.zero(c.ty))
         with k.loop(self.length, step=TOGETHER) as first:
-            for j in range(TOGETHER):
+            for j, y in enumerate(self.nearest(k, c, sub * self.length + first, unit, careful)):
                 i = sub * self.length + first + j
-                x = c.load("x", i)
-                off = x - t * k.gather(table, self.cell(k, x * unit), c.ty)
+                off = c.load("x", i) - t * y
                 total.v = k.fma(off, off * c.load("w", i) if self.aware else off, total.v)
         return total.v
 
@@ -209,7 +218,7 @@ class LadderSearchKernel(SearchKernel):
         xy, yy = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             rung = self.rung(k, c.load("best_sc", sub))
-            sub_xy, sub_yy = self.dots(k, c, sub, d * rung)
+            sub_xy, sub_yy = self.dots(k, c, sub, d * rung, careful=True)
             xy.v = xy.v + sub_xy * rung
             yy.v = yy.v + sub_yy * rung * rung
         c.store("fitted_d", k.select(yy.v > 0.0, xy.v / yy.v, d))
@@ -217,7 +226,8 @@ class LadderSearchKernel(SearchKernel):
     def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
         unit = reciprocal(k, c.load("best_d") * self.rung(k, c.load("best_sc", sub)))
         table = k.table(self.how.nearest.astype(np.float32))
-        return lambda i: k.gather(table, self.cell(k, c.load("x", i) * unit), c.ty)
+        first = sub * self.length
+        return lambda j: k.gather(table, self.cell(k, c.load("x", first + j) * unit), c.ty)
 
     def made(self, k: Builder, c: Columns) -> tuple[Val]:
         d, sound = c.load("best_d") * c.load("up"), c.load("spoilt").eq(0.0)

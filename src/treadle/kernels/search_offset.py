@@ -206,7 +206,8 @@ class OffsetSearchKernel(SearchKernel):
         d, dmin = c.load("best_d"), c.load("best_dmin")
         unit = 1.0 / or_huge(k, c.load("best_sc", sub) * d)
         low = c.load("best_m", sub) * dmin * unit
-        return lambda i: rounded(k, c.load("x", i) * unit + low, *self.ends)
+        first = sub * self.length
+        return lambda j: rounded(k, c.load("x", first + j) * unit + low, *self.ends)
 
     def refit(self, k: Builder, c: Columns) -> None:
         names = ("sq_sq", "sq_m", "m_m", "sq_x", "m_x")
@@ -216,7 +217,7 @@ class OffsetSearchKernel(SearchKernel):
             qx, qw, qq = (k.var(k.zero(c.ty)) for _ in range(3))
             for j in range(self.length):
                 i = sub * self.length + j
-                q = code(i)
+                q = code(j)
                 weighted = q * c.load("w", i) if self.aware else q
                 qx.v = k.fma(q, c.load("xw" if self.aware else "x", i), qx.v)
                 qw.v = qw.v + weighted

@@ -145,7 +145,8 @@ class SignedSearchKernel(SearchKernel):
 
     def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
         unit = 1.0 / or_huge(k, c.load("best_sc", sub) * c.load("best_d"))
-        return lambda i: rounded(k, c.load("x", i) * unit, *self.ends)
+        first = sub * self.length
+        return lambda j: rounded(k, c.load("x", first + j) * unit, *self.ends)
 
     def refit(self, k: Builder, c: Columns) -> None:
         sq_x, sq_sq = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
@@ -154,7 +155,7 @@ class SignedSearchKernel(SearchKernel):
             qx, qq = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
             for j in range(self.length):
                 i = sub * self.length + j
-                q = code(i)
+                q = code(j)
                 qx.v = k.fma(q, c.load("xw" if self.aware else "x", i), qx.v)
                 qq.v = k.fma(q, q * c.load("w", i) if self.aware else q, qq.v)
             sq_x.v = sq_x.v + sc * qx.v

@@ -9,20 +9,25 @@ from treadle.formats.scale_search import Coder
 from treadle.kernels.search import BLOCK, SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
+from treadle.kernels.search_points import PointSearchKernel, fits
 from treadle.kernels.search_signed import SignedSearchKernel
-
-KINDS: dict[type, type[SearchKernel]] = {
-    OffsetSearch: OffsetSearchKernel,
-    SignedSearch: SignedSearchKernel,
-    Coder: LadderSearchKernel,
-}
 
 
 def search_kernel(fmt: Format, aware: bool) -> SearchKernel | None:
     """The kernel; None where the format has no search, or numpy alone has it. ``aware``: of the
     importance of weights.
     """
-    if isinstance(fmt.search, Coder) and (fmt.search.nearest is None or fmt.block != BLOCK):
-        return None
-    kind = KINDS.get(type(fmt.search))
+    kind = _kind_of(fmt.search) if fmt.block == BLOCK else None
     return kind(fmt.name, aware) if kind else None
+
+
+def _kind_of(how: object) -> type[SearchKernel] | None:
+    if isinstance(how, OffsetSearch):
+        return OffsetSearchKernel
+    if isinstance(how, SignedSearch):
+        return SignedSearchKernel
+    if isinstance(how, Coder) and how.nearest is not None:
+        return LadderSearchKernel
+    if isinstance(how, Coder) and how.signs == "any" and fits(how.points):
+        return PointSearchKernel
+    return None
