@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kernels.ahead import compiling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,7 +28,9 @@ def data() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def one_kernel_cache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """One for the whole run: no kernel is compiled twice, and the user's own stays untouched.
 
     TREADLE_TEST_CACHE names one to keep, for a quicker edit-and-test loop.
@@ -37,7 +43,34 @@ def one_kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         patch.setenv("TREADLE_TUNE", "0")
         patch.delenv("TREADLE_ISA", raising=False)
         patch.delenv("TREADLE_NO_COMPILE", raising=False)
-        yield folder
+        with compiling(request.session.items):
+            yield folder
+
+
+TABLES = {"treadle.formats": "FORMATS", "treadle.isa": "ROWS", "treadle.models.archs": "ARCHS"}
+VARIABLES = ("TREADLE_", "XDG_", "HOME", "PATH", "PYTHONPATH", "TERM", "COLUMNS", "NO_COLOR")
+SIGNALS = [signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "ALRM", "USR1", "USR2")]
+
+
+def common_state() -> dict[str, object]:
+    """What all tests of this process have in common, and a test may change for a while."""
+    modules = {name: sys.modules.get(module) for module, name in TABLES.items()}
+    return {
+        "folder": os.getcwd(),
+        "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
+        "handlers": [signal.getsignal(number) for number in SIGNALS],
+        "timer": signal.getitimer(signal.ITIMER_REAL),
+        **{name: list(vars(module)[name]) for name, module in modules.items() if module},
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(one_kernel_cache: Path) -> Iterator[None]:
+    """A test leaves what others share as it was: they come in any order."""
+    before = common_state()
+    yield
+    after = common_state()
+    assert {name: after[name] for name in before} == before
 
 
 WriteTiny = Callable[..., Path]
