@@ -15,7 +15,7 @@ from tests.page.scripted import Scripted
 
 CHROMIUM = os.environ.get("TREADLE_CHROMIUM") or shutil.which("chromium") or ""
 Opened = Callable[..., Page]
-PATIENCE_MS = 30_000  # a machine may be busy; nothing here waits so long that is not broken
+PATIENCE_MS = 120_000  # a machine may be busy; nothing here waits so long that is not broken
 
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -32,7 +32,9 @@ def browser() -> Iterator[Browser]:
         pytest.skip(reason)
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # root has no sandbox
     with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        started = play.chromium.launch(
+            executable_path=CHROMIUM, args=arguments, timeout=PATIENCE_MS
+        )
         yield started
         started.close()
 
