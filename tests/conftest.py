@@ -22,6 +22,10 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("same")
 
+# A shell lets what it starts in the background ignore Ctrl-C, and children would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session")
 def data() -> Path:
@@ -67,7 +71,7 @@ def common_state() -> dict[str, object]:
         "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
         "handlers": [signal.getsignal(number) for number in SIGNALS],
         "timer": signal.getitimer(signal.ITIMER_REAL),
-        **{name: list(vars(module)[name]) for name, module in modules.items() if module},
+        **{name: set(vars(module)[name]) for name, module in modules.items() if module},
     }
 
 

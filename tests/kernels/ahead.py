@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from treadle.isa.isa import Isa
+from treadle.jit.kernel import object_code
+from treadle.kernels.spec import Spec
+
 ROOT = Path(__file__).resolve().parents[2]
 FEW = 20  # kernels that are not worth a process
 
@@ -25,7 +29,7 @@ def wanted(items: Iterable[pytest.Item]) -> list[tuple[Any, Any]]:
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         spec, isa = params.get("spec"), params.get("isa")
-        if hasattr(spec, "build") and hasattr(isa, "features"):
+        if isinstance(spec, Spec) and isinstance(isa, Isa):
             found[spec.name, isa.name] = spec, isa
     return list(found.values())
 
@@ -53,8 +57,6 @@ def compiling(items: Iterable[pytest.Item]) -> Iterator[None]:
 
 def main(parent: int) -> None:
     """The process: it ends with the one that has started it."""
-    from treadle.jit.kernel import object_code
-
     os.nice(10)
     for spec, isa in pickle.load(sys.stdin.buffer):
         if os.getppid() != parent:
