@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from treadle.isa.portable import PORTABLE
 from treadle.kernels.kv import KV_FORMATS, PAGE
 from treadle.kvcache import KVCache, Sequence
 from treadle.kvpool import GONE, pages_within
+from treadle.kvstates import NONE, WORTH, Slots
 from treadle.models.pools import PoolSpec, StateSpec
 from treadle.runtime.threads import Memory
 
@@ -69,8 +72,13 @@ def check_pages(cache: KVCache, live: list[Sequence]) -> None:
         kept = {node for node in nodes if node.pages[pool.index] != GONE}
         assert set(cache.tree.kept[pool]) == kept
     if cache.states:
-        held = [slot for seq in live for slot in seq.slots]
-        assert sorted(held + cache._slots) == list(range(2 * cache.n_sequences))
+        held = Counter(slot for seq in live for slot in seq.slots)
+        held.update(node.state for node in nodes if node.state != NONE)
+        slots = cache.slots
+        assert slots._holders == [held[slot] for slot in range(slots.n_slots)]
+        assert sorted([*held, *slots._free]) == list(range(slots.n_slots))
+        assert set(slots._saved) == {node for node in nodes if node.state != NONE}
+        assert slots.room == cache.n_sequences - sum(bool(seq.slots) for seq in live)
 
 
 class Walk(RuleBasedStateMachine):
@@ -109,9 +117,9 @@ class Walk(RuleBasedStateMachine):
         self.live.append(seq)
         self.extend_to(seq, ids)
 
-    def extend_to(self, seq: Sequence, ids: list[int]) -> None:
-        start, before = len(seq), lists(seq)
-        own = before if start % PAGE == 0 else None  # a shared last page may have been copied
+    @contextmanager
+    def copies_followed(self) -> Iterator[None]:
+        """A page that is copied has the same tokens in it."""
         copied = {id(pool): pool.copy for pool in self.cache.pools}
 
         def follow(which: int, page: int, to: int) -> None:
@@ -120,14 +128,21 @@ class Walk(RuleBasedStateMachine):
         for which, pool in enumerate(self.cache.pools):
             pool.copy = lambda page, to, which=which: follow(which, page, to)  # type: ignore[method-assign,misc]
         try:
-            self.cache.extend(seq, ids[start:])
+            yield
+        finally:
+            for pool in self.cache.pools:
+                pool.copy = copied[id(pool)]  # type: ignore[method-assign]
+
+    def extend_to(self, seq: Sequence, ids: list[int]) -> None:
+        start, before = len(seq), lists(seq)
+        own = before if start % PAGE == 0 else None  # a shared last page may have been copied
+        try:
+            with self.copies_followed():
+                self.cache.extend(seq, ids[start:])
         except ContextFullError:
             assert len(seq) == start
             assert own is None or lists(seq) == own
             return
-        finally:
-            for pool in self.cache.pools:
-                pool.copy = copied[id(pool)]  # type: ignore[method-assign]
         self.write(seq, start)
         self.cache.commit(seq)
 
@@ -230,13 +245,84 @@ class FewBytesWalk(Walk):
     kv_bytes = 10 * 2 * 4096  # ten pages of each, where two full sequences want 16
 
 
-for walk in (Walk, WindowWalk, ManyPoolsWalk, WindowsAloneWalk, FewBytesWalk):
+class StatesWalk(Walk):
+    """What a sequence's state has seen is its text, whoever else reads that state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        state = StateSpec("ssm", (9,), 5)
+        self.cache = KVCache((*specs(*self.windows), state), CPU, N_CTX, n_sequences=3)
+        self.cache.slots = self.cache.tree.slots = Slots(3, 2)  # checkpoints give way soon
+        self.seen: dict[int, list[int]] = {}  # by slot
+
+    def write(self, seq: Sequence, start: int) -> None:
+        super().write(seq, start)
+        assert start == 0 or self.seen[seq.slots[0]] == seq.ids[:start]
+        self.seen[seq.slots[1]] = list(seq.ids)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 9))
+    def fork(self, which: int) -> None:
+        seq = self.live[which % len(self.live)]
+        if not seq.slots or self.cache.slots.room or self.cache._retired is not None:
+            self.live.append(self.cache.fork(seq))
+        else:
+            with pytest.raises(NoRoomError):
+                self.cache.fork(seq)
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 9), pages=st.integers(1, 3))
+    def read_whole_pages(self, which: int, pages: int) -> None:
+        """So that there are checkpoints."""
+        seq = self.live[which % len(self.live)]
+        n = min((len(seq) // PAGE + pages) * PAGE, N_CTX)
+        seed = int(len(seq) > 80 and seq.ids[80] > 1000)
+        if n > len(seq):
+            self.extend_to(seq, self.text(seed, n))
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 9), n=st.integers(1, N_CTX))
+    def fail(self, which: int, n: int) -> None:
+        """A run that is undone has written beside the state."""
+        seq = self.live[which % len(self.live)]
+        start, ids = len(seq), seq.ids[:]
+        try:
+            with self.copies_followed():
+                self.cache.extend(seq, range(n))
+        except ContextFullError:
+            return
+        super().write(seq, start)
+        self.seen[seq.slots[1]] = [-1]
+        self.cache.truncate(seq, start)
+        assert seq.ids == ids
+
+    @invariant()
+    def states_have_seen_their_texts(self) -> None:
+        for seq in (*self.live, *filter(None, [self.cache._retired])):
+            if seq.ids:
+                assert self.seen[seq.slots[0]] == seq.ids
+                assert seq.n_state == len(seq.ids)
+
+
+class StatesAloneWalk(StatesWalk):
+    windows = ()
+
+
+class StatesAndWindowWalk(StatesWalk):
+    windows = (0, 40)
+
+
+WALKS = (Walk, WindowWalk, ManyPoolsWalk, WindowsAloneWalk, FewBytesWalk)
+for walk in (*WALKS, StatesWalk, StatesAloneWalk, StatesAndWindowWalk):
     walk.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestPages = Walk.TestCase
 TestPagesWithAWindow = WindowWalk.TestCase
 TestPagesOfManyPools = ManyPoolsWalk.TestCase
 TestPagesOfWindowsAlone = WindowsAloneWalk.TestCase
 TestPagesOfFewBytes = FewBytesWalk.TestCase
+TestStates = StatesWalk.TestCase
+TestStatesAlone = StatesAloneWalk.TestCase
+TestStatesAndAWindow = StatesAndWindowWalk.TestCase
 
 
 def filled(cache: KVCache, ids: range | list[int]) -> Sequence:
@@ -479,6 +565,47 @@ def test_a_state_is_written_beside_the_one_that_is_read() -> None:
     check_pages(cache, [])
 
 
+def test_a_checkpoint_is_the_state_itself() -> None:
+    """At the end of a run that read whole pages; the sequence then goes on beside it."""
+    cache = with_state()
+    seq = filled(cache, range(64))
+    (node,) = seq.nodes[1:]
+    assert node.state == seq.slots[0]
+    cache.extend(seq, range(64, 70))
+    cache.commit(seq)
+    assert node.state not in seq.slots
+    assert (cache.visible(seq, 69), cache.visible(seq, 63)) == (64, 0)
+    assert known(cache, range(100)) == 64
+    other = cache.sequence(range(100))
+    assert (other.ids, other.slots[0]) == (list(range(64)), node.state)
+    check_pages(cache, [seq, other])
+    assert cache.match(seq, [*range(66), 5]) == 64
+    assert seq.slots[0] == node.state
+    check_pages(cache, [seq, other])
+
+
+def test_tokens_that_are_written_leave_few_checkpoints() -> None:
+    cache = with_state()
+    seq = filled(cache, range(1))
+    for token in range(1, 2 * PAGE):
+        cache.extend(seq, [token])
+        cache.commit(seq)
+    assert [node.state for node in seq.nodes] == [NONE, NONE]
+
+
+def test_a_long_prompt_is_cut_at_its_last_page() -> None:
+    cache = KVCache(SEEN, CPU, 4 * WORTH)
+    seq = cache.sequence()
+    assert cache.cut(seq, WORTH + 5) == WORTH + 5  # there is no state
+    cache = KVCache((*SEEN, StateSpec("ssm", (9,), 5)), CPU, 4 * WORTH)
+    seq = cache.sequence()
+    assert [cache.cut(seq, n) for n in (5, WORTH - 1, WORTH + 5)] == [5, WORTH - 1, WORTH]
+    cache.extend(seq, range(WORTH))
+    cache.commit(seq)
+    # What is saved already is worth no run.
+    assert [cache.cut(seq, n) for n in (5, PAGE + 3, WORTH + 3)] == [5, PAGE + 3, WORTH]
+
+
 def test_a_state_does_not_go_back() -> None:
     cache = with_state()
     seq = filled(cache, range(100))
@@ -489,16 +616,12 @@ def test_a_state_does_not_go_back() -> None:
     assert (len(seq), seq.slots) == (0, [])
 
 
-def test_a_fork_has_a_copy_of_the_state() -> None:
+def test_a_fork_reads_the_same_state_and_writes_its_own() -> None:
     cache = with_state()
     seq = filled(cache, range(40))
-    for states in cache.states:
-        states.write(seq.slots[0], np.full(states.cell_bytes, 7, np.uint8))
     fork = cache.fork(seq)
-    assert not set(fork.slots) & set(seq.slots)
-    for states in cache.states:
-        assert (states.read(fork.slots[0]) == 7).all()
-        assert (states.read(seq.slots[1]) != 7).any()
+    assert fork.slots[0] == seq.slots[0]  # which nobody writes to
+    assert fork.slots[1] != seq.slots[1]
     check_pages(cache, [seq, fork])
     with pytest.raises(ContextFullError, match="no state left in conv"):
         cache.fork(seq)
@@ -521,7 +644,7 @@ def test_a_model_of_states_alone() -> None:
     seq = filled(cache, range(100))
     with pytest.raises(ContextFullError, match="do not fit the context"):
         cache.check_room(seq, N_CTX)
-    assert cache.n_bytes == 2 * 64  # pages count tokens, and hold nothing
+    assert cache.n_bytes == cache.slots.n_slots * 64  # pages count tokens, and hold nothing
 
 
 def test_a_page_is_copied_whole() -> None:

@@ -67,7 +67,8 @@ class Composer:
                 batch.append((request, Part(request.seq, ids, len(ids), request.looks())))
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
-                start, end = len(request.seq), len(request.seq) + n
+                start = len(request.seq)
+                end = start + queue.engine.cache.cut(request.seq, n)
                 last = end == len(request.ids)
                 ids, looks = request.ids[start:end], request.looks() if last else ()
                 batch.append((request, Part(request.seq, ids, int(last), looks)))

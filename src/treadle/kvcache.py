@@ -6,54 +6,30 @@ see. A page that is full never changes, so sequences with the same beginning sha
 such pages (``kvtree.py``) is searched by tokens, and a finished sequence's pages stay in it until
 somebody needs the room.
 
-Layers with a state have two slots per sequence instead (``kvpool.States``). A state cannot go back,
-and the tree keeps none: such a sequence begins at its first token.
+Layers with a state have slots instead (``kvstates.py``). A state goes back to a checkpoint alone,
+and some nodes of the tree have one.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Ids
-from dataclasses import field
-from time import time_ns
 from typing import TYPE_CHECKING
 
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention_item import most_partials
 from treadle.kernels.kv import PAGE
-from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within
+from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within, state_bytes
+from treadle.kvsequence import Sequence as Sequence
+from treadle.kvstates import WORTH, Slots, last_saved, n_saved
 from treadle.kvtree import Node, PageTree, Store
 from treadle.models.pools import PoolSpec, StateSpec
-from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.plan import Storage
 
 N_BATCH = 512  # tokens of a sequence that are written before it gives pages back
 TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens where no layer sees everything
-
-
-@dataclass(eq=False)
-class Sequence:
-    """One text's place in the cache: its tokens so far, and its pages in each pool."""
-
-    cache: KVCache
-    ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
-    pages: list[array[int]] = field(default_factory=list)  # per pool, i64
-    slots: list[int] = field(default_factory=list)  # of its state, and of the next one
-    nodes: list[Node] = field(default_factory=list)  # its full pages in the tree, from the root on
-    promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
-    n_drafted: int = 0  # of ids: the last ones of a run, which may be taken back
-    n_changes: int = 0  # of ids: an unchanged counter means unchanged ids
-    began_ns: int = field(default_factory=time_ns)  # when its text was begun, or last looked up
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def close(self) -> None:
-        """Give the pages back; full ones stay findable until their room is needed."""
-        self.cache.truncate(self, 0)
-        self.cache.reserve(self, 0)
 
 
 class KVCache:
@@ -84,14 +60,13 @@ class KVCache:
         self.windows = [pool for pool in self.pools if pool.window]
         # Pools without a window fill alike: what is left in one is left in all.
         self._whole = next(pool for pool in self.pools if not pool.window)
-        self.states = [
-            States(device, spec, 2 * n_sequences) for spec in specs if isinstance(spec, StateSpec)
-        ]
-        self._slots = list(range(2 * n_sequences if self.states else 0))  # free
+        stateful = [spec for spec in specs if isinstance(spec, StateSpec)]
+        self.slots = Slots(n_sequences, n_saved(sum(map(state_bytes, stateful))))
+        self.states = [States(device, spec, self.slots.n_slots) for spec in stateful]
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
         self._states_of = {layer: states for states in self.states for layer in states.layers}
         self._retired: Sequence | None = None
-        self.tree = PageTree(self.pools)
+        self.tree = PageTree(self.pools, self.slots if self.states else None)
         self.store: Store | None = None  # full pages in files
 
     def _n_pages(self, window: int) -> int:
@@ -155,8 +130,8 @@ class KVCache:
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
             own += 1
         own = self.visible(seq, own)
-        found = self._find(ids, limit)
-        if len(found) * PAGE <= own or not self._may_adopt(found):
+        found = self.tree.find(ids, limit)
+        if len(found) * PAGE <= own or not self._may_adopt(seq, found):
             self.truncate(seq, own)
         else:
             self._adopt(seq, found)
@@ -165,29 +140,33 @@ class KVCache:
         return len(seq.ids)
 
     def visible(self, seq: Sequence, n: int) -> int:
-        """``n``, or 0 where ``seq`` cannot go back to ``n`` tokens: pages of a window are gone, or
-        there is a state.
+        """``n``, or how many fewer where ``seq`` cannot go back to ``n`` tokens: to the last
+        checkpoint where there is a state, to 0 where pages of a window are gone.
         """
         if n == len(seq.ids):
             return n
+        if self.states:
+            n = last_saved(seq.nodes[: n // PAGE])
         for pool in self.windows:
             if GONE in seq.pages[pool.index][pool.first_seen(n) : -(-n // PAGE)]:
                 return 0
-        return 0 if self.states else n
-
-    def _find(self, ids: Ids[int], limit: int) -> list[Node]:
-        return [] if self.states else self.tree.find(ids, limit)
+        return n
 
     def known(self, ids: Ids[int]) -> int:
         """Tokens that ``match`` would find in the tree."""
-        return len(self._find(ids, len(ids) - 1)) * PAGE
+        return len(self.tree.find(ids, len(ids) - 1)) * PAGE
 
-    def _may_adopt(self, chain: list[Node]) -> bool:
-        """Whether to hold a chain's idle pages leaves what others have reserved."""
-        return not any(pool.promised for pool in self.pools) or all(
-            sum(pool.is_idle(node.pages[which]) for node in chain if node.pages[which] != GONE)
-            <= pool.room
-            for which, pool in enumerate(self.pools)
+    def _may_adopt(self, seq: Sequence, chain: list[Node]) -> bool:
+        """Whether to hold a chain's idle pages leaves what others have reserved, and a state may be
+        had.
+        """
+        return self._may_have_state(seq) and (
+            not any(pool.promised for pool in self.pools)
+            or all(
+                sum(pool.is_idle(node.pages[which]) for node in chain if node.pages[which] != GONE)
+                <= pool.room
+                for which, pool in enumerate(self.pools)
+            )
         )
 
     def _adopt(self, seq: Sequence, chain: list[Node]) -> None:
@@ -202,8 +181,12 @@ class KVCache:
             for page in old:
                 pool.drop(page)
             self.tree.touch(pool, chain[first:])
+        if self.states and seq.slots:
+            self.slots.go_back(seq.slots, chain[-1])
+        elif self.states:
+            seq.slots = self.slots.take(chain[-1])
         seq.ids[:] = [token for node in chain for token in node.ids]
-        seq.nodes[:] = chain
+        seq.nodes[:], seq.n_state = chain, len(seq.ids)
 
     def commit(self, seq: Sequence) -> None:
         """After a run: enter full pages in the tree, give back those before a window, and let the
@@ -224,7 +207,19 @@ class KVCache:
                     break
                 pool.drop(pages[p])
                 pages[p] = GONE
-        seq.slots.reverse()
+        if self.states:
+            self.slots.advance(seq.slots)
+            if n and not n % PAGE and (n - seq.n_state > 1 or not n % WORTH):
+                self.slots.save(seq.nodes[-1], seq.slots[0])
+            seq.n_state = n
+
+    def cut(self, seq: Sequence, n: int) -> int:
+        """How many of the next ``n`` tokens one run is to take: where there is a state fewer, so
+        that it ends at a page's edge, and a later text may begin there.
+        """
+        start = len(seq.ids)
+        end = (start + n) // PAGE * PAGE
+        return end - start if self.states and end - last_saved(seq.nodes) >= WORTH else n
 
     def _share(self, seq: Sequence, p: int, node: Node) -> None:
         """Sequence and node keep one page between them: the node's, or if it has none the other."""
@@ -246,21 +241,23 @@ class KVCache:
             for page in pages[keep:]:
                 pool.drop(page)
             del pages[keep:]
+        if n and seq.slots and n != seq.n_state:
+            self.slots.go_back(seq.slots, seq.nodes[n // PAGE - 1])
+        elif not n:
+            self.slots.give_back(seq.slots)
         del seq.ids[n:]
         del seq.nodes[n // PAGE :]
-        if not n:
-            self._slots += seq.slots
-            seq.slots.clear()
+        seq.n_state = n
 
     def fork(self, seq: Sequence) -> Sequence:
         """A second sequence with the same history; who first writes to the last page gets a
         copy.
         """
-        slots = self._take_slots() if seq.slots else []
-        for states in self.states[: len(slots)]:
-            states.copy(seq.slots[0], slots[0])
+        if seq.slots and not self._has_state_room():
+            raise self._no_room(self.states[0])
+        slots = self.slots.fork(seq.slots) if seq.slots else []
         lists, none = [p[:] for p in seq.pages], [0] * len(seq.pages)
-        made = Sequence(self, list(seq.ids), lists, slots, list(seq.nodes), none)
+        made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, list(seq.nodes), none)
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
                 pool.hold(page)
@@ -297,7 +294,7 @@ class KVCache:
             wanted = self._wanted(seq, n, min(n, N_BATCH))
             self._check_wanted(seq, wanted)
             if self.states and not seq.slots:
-                seq.slots = self._take_slots()
+                seq.slots = self.slots.take()
         for pool, new, old in zip(self.pools, wanted, seq.promised, strict=True):
             pool.promised += new - old
         seq.promised = wanted
@@ -320,10 +317,18 @@ class KVCache:
                 self.revive().close()
             if n > own and n - own > pool.room:
                 raise self._no_room(pool)
-        if self.states and not seq.slots and not self._slots:
-            if self._retired is None:
-                raise self._no_room(self.states[0])
+        if not self._may_have_state(seq):
+            raise self._no_room(self.states[0])
+
+    def _may_have_state(self, seq: Sequence) -> bool:
+        """Whether ``seq`` has a state, or may have one."""
+        return not self.states or bool(seq.slots) or self._has_state_room()
+
+    def _has_state_room(self) -> bool:
+        """Whether one more sequence may have a state. What has retired gives way."""
+        if not self.slots.room:
             self.revive().close()
+        return self.slots.room > 0
 
     def _no_room(self, cells: Pool | States) -> NoRoomError:
         full = self.n_sequences * self.n_ctx
@@ -348,7 +353,7 @@ class KVCache:
             self._check_wanted(seq, wanted)
             self._own_last_page(seq)
             if self.states and not seq.slots:
-                seq.slots = self._take_slots()
+                seq.slots = self.slots.take()
             for which, (pool, pages) in enumerate(zip(self.pools, seq.pages, strict=True)):
                 while len(pages) * PAGE < new:
                     gone = first and len(pages) < first[which]
@@ -381,15 +386,10 @@ class KVCache:
         pool.holders[page] = 1
         return page
 
-    def _take_slots(self) -> list[int]:
-        """For a sequence's state, and for the one that a run makes of it."""
-        if not self._slots:
-            raise self._no_room(self.states[0])
-        return [self._slots.pop(), self._slots.pop()]
-
     def forget(self) -> None:
         """Drop every page that no sequence holds which is in use."""
         self.revive().close()
+        self.slots.forget_all()
         for pool in reversed(self.pools):
             while self.tree.evict(pool):
                 pass

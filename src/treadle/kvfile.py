@@ -8,6 +8,7 @@
     ids            I32 [n]             the tokens
     kv_global      U8 [pages, bytes]   pages of the layers that see everything
     kv_local       U8 [pages, bytes]   of the layers with a window, the last pages alone
+    mamba2         U8 [1, bytes]       states of layers that keep some: one name a kind of them
 
 A page is laid out as ``kernels/kv.py`` says, the layers of its pool one behind another. In the last
 page, what no token of the session has written is zero: it may be left of somebody else's text.
@@ -26,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.errors import FileError, TreadleError
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, file_name, new_file
 from treadle.kernels.kv import PAGE
 from treadle.kvcache import Sequence
-from treadle.kvpool import GONE, Pool
+from treadle.kvpool import GONE, Pool, States
 from treadle.record import dataclass
 from treadle.runtime.threads import interrupts_held
 from treadle.version import __version__
@@ -86,13 +87,16 @@ def _tensors_of(seq: Sequence) -> dict[str, Tensor]:
         shape = [len(held), pool.cell_bytes]
         pieces = partial(_pieces, pool, held, len(ids) % PAGE)
         tensors[pool.const.name] = Tensor(BYTES, shape, shape[0] * shape[1], pieces)
+    for states in seq.cache.states:
+        pieces = partial(_state, states, seq.slots[0])
+        tensors[states.const.name] = Tensor(
+            BYTES, [1, states.cell_bytes], states.cell_bytes, pieces
+        )
     return tensors
 
 
 def _paged(seq: Sequence) -> list[tuple[Pool, Ids[int]]]:
     """The pools with something in their pages, and the sequence's pages there."""
-    if seq.cache.states:
-        raise UnsupportedError("a session's states in a file")
     return [both for both in zip(seq.cache.pools, seq.pages, strict=True) if both[0].layers]
 
 
@@ -104,6 +108,10 @@ def _pieces(pool: Pool, pages: Ids[int], n_last: int) -> Iterator[Octets]:
         last = pool.read(pages[-1]).copy()
         pool.layout.blank(last, n_last)
         yield last
+
+
+def _state(states: States, slot: int) -> Iterator[Octets]:
+    yield states.read(slot)
 
 
 def build_header(about: dict[str, str], tensors: dict[str, Tensor]) -> bytes:
@@ -178,6 +186,9 @@ def load_session(
             held = iter([page for page in pages if page != GONE])
             for data in _read(file.tensors[pool.const.name], pool.cell_bytes, file.metadata):
                 pool.write(next(held), data)
+        for states in cache.states:
+            for data in _read(file.tensors[states.const.name], states.cell_bytes, file.metadata):
+                states.write(seq.slots[1], data)
         with interrupts_held():
             cache.commit(seq)
 
@@ -204,6 +215,7 @@ def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
 
 def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
     names = {"ids", *(pool.const.name for pool, _ in _paged(seq))}
+    names |= {states.const.name for states in seq.cache.states}
     for name in sorted(names ^ file.tensors.keys()):
         what = "is missing" if name in names else "is no part of a session of this model"
         raise FileError(what, path=file.path, offset=8, where=name)
@@ -232,6 +244,11 @@ def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
             found = f"{tensor.dtype} of shape {list(tensor.shape)}"
             raise _error(tensor, found, f"{BYTES} [{count}, {pool.cell_bytes}]")
         first[pool.index] = n_pages - rows
+    for states in seq.cache.states:
+        tensor, shape = file.tensors[states.const.name], (1, states.cell_bytes)
+        if tensor.dtype != BYTES or tuple(tensor.shape) != shape:
+            found = f"{tensor.dtype} of shape {list(tensor.shape)}"
+            raise _error(tensor, found, f"{BYTES} {list(shape)}")
     return first
 
 

@@ -65,6 +65,11 @@ def page_bytes(spec: PoolSpec, kv: str) -> int:
     return layout_of(spec, kv).layer_bytes * len(spec.layers)
 
 
+def state_bytes(spec: StateSpec) -> int:
+    """Of one state: a part for every layer."""
+    return round_up(4 * spec.n_values, ALIGN) * len(spec.layers)
+
+
 def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
     """Of one layer's part of a page."""
     return PageLayout(kv, spec.n_head_kv, spec.head_dim, spec.head_dim_v)
@@ -151,11 +156,10 @@ class Pool(Cells):
 
 
 class States(Cells):
-    """States of fixed size, two for a sequence: a run reads one and writes the other, so that one
-    that fails has changed nothing.
-    """
+    """States of fixed size, in slots that ``kvstates.Slots`` deals out."""
 
     what, cell_name = "states", "state"
 
     def __init__(self, device: Storage, spec: StateSpec, n: int) -> None:
-        super().__init__(device, spec.name, spec.layers, round_up(4 * spec.n_values, ALIGN), n)
+        size = state_bytes(spec) // len(spec.layers)
+        super().__init__(device, spec.name, spec.layers, size, n)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool
+from treadle.kvstates import NONE, Slots
 from treadle.record import dataclass
 
 EVICTED = 1 << 16  # texts that are known to have been held
@@ -22,6 +23,7 @@ class Node:
     ids: tuple[int, ...]
     pages: list[int]  # per pool; in one with a window GONE once its room was needed
     next: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    state: int = NONE  # the slot of the state at its end, where that is kept (``kvstates.py``)
     key: int = 0  # a hash of all tokens up to its end
     chain: bytes = b""  # digest of all tokens up to its end, once it was asked for (``kvstore.py``)
 
@@ -53,7 +55,8 @@ class Store(Protocol):
 class PageTree:
     """Pages that are kept as long as there is room, over the pools of one cache."""
 
-    def __init__(self, pools: list[Pool]) -> None:
+    def __init__(self, pools: list[Pool], slots: Slots | None = None) -> None:
+        self.slots = slots  # of states: without one at its end a chain is of no use
         self.pools, self.windows = pools, [pool for pool in pools if pool.window]
         self.root = Node(None, (), [])
         # The least recently used first.
@@ -64,7 +67,9 @@ class PageTree:
         self._evicted: OrderedDict[int, None] = OrderedDict()  # keys, the last one at the end
 
     def find(self, ids: Ids[int], limit: int) -> list[Node]:
-        """The longest chain of nodes for ``ids[:limit]`` whose windows are whole."""
+        """The longest chain of nodes for ``ids[:limit]`` whose windows are whole, and whose end has
+        a state where layers keep some.
+        """
         node: Node | None = self.root
         chain: list[Node] = []
         usable, gone = 0, {pool.index: -1 for pool in self.windows}
@@ -76,7 +81,8 @@ class PageTree:
                 if node.pages[which] == GONE:
                     gone[which] = len(chain)
             chain.append(node)
-            if all(pool.first_seen(end) > gone[pool.index] for pool in self.windows):
+            stateful = self.slots is None or node.state != NONE
+            if stateful and all(pool.first_seen(end) > gone[pool.index] for pool in self.windows):
                 usable = len(chain)
         return chain[:usable]
 
@@ -124,6 +130,8 @@ class PageTree:
             kept.pop(node, None)
         for each, page in zip(self.pools, node.pages, strict=True):
             each.give_up(page)
+        if self.slots is not None:
+            self.slots.forget(node)
         parent = node.parent
         assert parent is not None
         del parent.next[node.ids]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE
+from treadle.kvstates import NONE
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ WHY = {
     "new": "no text went on like this",
     "evicted": "its page was held, and gave way to others",
     "window": "pages of a sliding window are gone",
-    "state": "the model keeps a state, which cannot be shared",
+    "state": "the model keeps a state, which was not kept for this place",
     "room": "no pages are free to hold it",
     "damaged": "its page file is damaged",
     "other model": "its page file is of another model, --kv or version",
@@ -44,8 +45,6 @@ def why_left(cache: KVCache, seq: Sequence, ids: Ids[int]) -> str:
     """Why ``seq`` holds no more of ``ids``; a key of WHY. Behind ``KVCache.match`` and
     ``PageStore.fetch``.
     """
-    if cache.states:
-        return "state"
     p, store = len(seq.ids) // PAGE, cache.store
     page = tuple(ids[p * PAGE : (p + 1) * PAGE])
     if (p + 1) * PAGE >= len(ids):
@@ -55,6 +54,8 @@ def why_left(cache: KVCache, seq: Sequence, ids: Ids[int]) -> str:
     parent = seq.nodes[p - 1] if p else cache.tree.root
     node = parent.next.get(page)
     if node is not None:
+        if cache.states and node.state == NONE:
+            return "state"
         return "window" if GONE in node.pages else "room"
     if cache.tree.has_evicted(parent, page):
         return "evicted"

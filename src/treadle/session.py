@@ -64,12 +64,14 @@ class Session:
         with self.engine.lock:
             with interrupts_held():
                 self.engine.cache.check_room(self.seq, len(ids))
-            rows = []
-            for at in range(0, len(ids), step):
+            rows, at = [], 0
+            while at < len(ids):
                 if between is not None:
                     between()
-                chunk = ids[at : at + step]
-                wanted = len(chunk) if every else int(at + step >= len(ids))
+                n = min(step, len(ids) - at)
+                chunk = ids[at : at + (n if every else self.engine.cache.cut(self.seq, n))]
+                at += len(chunk)
+                wanted = len(chunk) if every else int(at >= len(ids))
                 rows.append(self.engine.run([Part(self.seq, chunk, wanted)]))
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 

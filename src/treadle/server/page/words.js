@@ -32,7 +32,7 @@ const WHY = {
   new: "no text went on like this",
   evicted: "it had given way to others",
   window: "its window was gone",
-  state: "this model's state cannot be shared",
+  state: "this model's state was not kept for this place",
   room: "there was no room to hold it",
   damaged: "its file was damaged",
   "other model": "its file is of another model",

@@ -1,0 +1,38 @@
+"""One text's place in the cache (``kvcache.py``)."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import field
+from time import time_ns
+from typing import TYPE_CHECKING
+
+from treadle.record import dataclass
+
+if TYPE_CHECKING:
+    from treadle.kvcache import KVCache
+    from treadle.kvtree import Node
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One text's place in the cache: its tokens so far, and its pages in each pool."""
+
+    cache: KVCache
+    ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
+    pages: list[array[int]] = field(default_factory=list)  # per pool, i64
+    slots: list[int] = field(default_factory=list)  # of its state, and of the next one
+    n_state: int = 0  # of ids: those that its state has seen
+    nodes: list[Node] = field(default_factory=list)  # its full pages in the tree, from the root on
+    promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
+    n_drafted: int = 0  # of ids: the last ones of a run, which may be taken back
+    n_changes: int = 0  # of ids: an unchanged counter means unchanged ids
+    began_ns: int = field(default_factory=time_ns)  # when its text was begun, or last looked up
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def close(self) -> None:
+        """Give the pages back; full ones stay findable until their room is needed."""
+        self.cache.truncate(self, 0)
+        self.cache.reserve(self, 0)

@@ -1,0 +1,157 @@
+"""Texts of models whose layers keep a state: cut, forked, taken back, found again, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.tiny import write_model
+from treadle.batch import Part
+from treadle.kernels.kv import PAGE
+from treadle.reuse import why_left
+
+NAMES = ("lfm2", "mamba2", "falconh1", "qwen35")
+LONG = 9 * PAGE + 12
+
+
+def text(n: int, seed: int = 7) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, 300, n).tolist()
+    return ids
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request: pytest.FixtureRequest, data: Path) -> Iterator[treadle.Model]:
+    """Deterministic: then bits depend on nothing but the text."""
+    path = data / "arch" / f"{request.param}.gguf"
+    with treadle.load(path, threads=2, context=512, deterministic=True, n_sequences=3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def truth(model: treadle.Model) -> np.ndarray:
+    """Logits of each token of the long text, read in one go."""
+    logits = model.logits(text(LONG))
+    model.engine.cache.forget()
+    return logits
+
+
+def check(model: treadle.Model, ids: list[int], logits: np.ndarray) -> None:
+    """``logits`` are those of the last token of ``ids``, bit for bit."""
+    model.engine.cache.forget()
+    assert np.array_equal(logits, model.logits(ids)[-1])
+
+
+def test_bits_do_not_depend_on_the_cut(model: treadle.Model, truth: np.ndarray) -> None:
+    ids = text(LONG)
+    for chunk in (1, 3, 64):
+        model.engine.cache.forget()
+        session = model.session()
+        n = 40 if chunk == 1 else LONG
+        rows = [session.logits(ids[at : at + chunk]) for at in range(0, n, chunk)]
+        assert np.array_equal(np.concatenate(rows)[:n], truth[:n]), chunk
+        session.close()
+
+
+def test_a_prompt_is_found_up_to_its_last_page(model: treadle.Model, truth: np.ndarray) -> None:
+    """The end of a prompt is read in a run of its own, so that its last page has a checkpoint."""
+    engine, ids = model.engine, text(LONG)
+    engine.cache.forget()
+    with closing(model.session()) as first, closing(model.session()) as second:
+        assert np.array_equal(first.prefill(ids), truth[-1])
+        assert second.match(ids) == LONG // PAGE * PAGE
+        assert np.array_equal(second.prefill(ids), truth[-1])
+        # Where a text goes another way, the last checkpoint before is where it begins.
+        other = [*ids[: 5 * PAGE], *text(LONG, 8)]
+        assert second.match(other) == 0
+        assert why_left(engine.cache, second.seq, other) == "state"
+        logits = second.prefill(other)
+        first.close()
+    check(model, other, logits)
+
+
+def test_a_text_is_taken_back(model: treadle.Model, truth: np.ndarray) -> None:
+    """To a checkpoint, and what is behind it is read again; or from the beginning."""
+    ids = text(LONG)
+    model.engine.cache.forget()
+    with closing(model.session()) as session:
+        session.prefill(ids)
+        for n in (LONG - 1, 9 * PAGE, 9 * PAGE - 1, 20, 3):
+            session.truncate(n)
+            assert session.ids == ids[:n]
+            assert np.array_equal(session.feed(ids[n : n + 1]), truth[n]), n
+
+
+def test_forks_go_their_own_ways(model: treadle.Model, truth: np.ndarray) -> None:
+    engine, ids = model.engine, text(LONG)
+    engine.cache.forget()
+    seq = engine.cache.sequence()
+    engine.run([Part(seq, ids[:50], 0)])
+    fork = engine.cache.fork(seq)
+    own = engine.run([Part(seq, ids[50:60], 1)])
+    others = [
+        engine.run([Part(fork, ids[50:51], 1)]),
+        engine.run([Part(fork, text(5, 9), 1)]),
+    ]
+    assert np.array_equal(own[0], truth[59])
+    assert np.array_equal(others[0][0], truth[50])
+    seq.close()
+    fork.close()
+    check(model, [*ids[:51], *text(5, 9)], others[1][0])
+
+
+def test_a_run_that_fails_has_changed_nothing(
+    model: treadle.Model, truth: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, ids = model.engine, text(LONG)
+    engine.cache.forget()
+    with closing(model.session()) as session:
+        session.feed(ids[:40])
+
+        def fail() -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "check_files", fail)
+            with pytest.raises(KeyboardInterrupt):
+                session.feed(ids[40:70])
+        assert session.ids == ids[:40]
+        assert np.array_equal(session.feed(ids[40:41]), truth[40])
+
+
+def test_a_session_is_saved_with_its_state(
+    model: treadle.Model, truth: np.ndarray, tmp_path: Path
+) -> None:
+    ids = text(LONG)
+    with closing(model.session()) as session:
+        session.prefill(ids[:50])
+        session.save(tmp_path / "saved")
+    model.engine.cache.forget()
+    with closing(model.load_session(tmp_path / "saved")) as again:
+        assert again.ids == ids[:50]
+        assert np.array_equal(again.feed(ids[50:51]), truth[50])
+
+
+@pytest.mark.parametrize("arch", ["falcon-h1", "qwen35"])
+def test_written_texts_are_the_same_beside_others(arch: str, tmp_path: Path) -> None:
+    """Three at a time, and drafts are not made: a state cannot take them back."""
+    write_model(tmp_path / "tiny.gguf", arch)
+    prompts = [text(n, n) for n in (300, 40, 5)]
+    with treadle.load(
+        tmp_path / "tiny.gguf", threads=2, deterministic=True, n_sequences=3, speculate=True
+    ) as model:
+        assert not model.speculate
+        alone = []
+        for ids in prompts:
+            model.engine.cache.forget()
+            (answer,) = model.generate_many([ids], max_tokens=12, temperature=0.0)
+            alone.append(answer.ids)
+        model.engine.cache.forget()
+        together = list(model.generate_many(prompts, max_tokens=12, temperature=0.0))
+        assert [answer.ids for answer in together] == alone
+        (again,) = model.generate_many(prompts[:1], max_tokens=12, temperature=0.0)
+        assert (again.ids, again.timings.n_cached) == (alone[0], 288)
