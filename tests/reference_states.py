@@ -47,7 +47,7 @@ def mamba2(maps: Layer, h: Array) -> Array:
     y = out.reshape(z.shape) * activate(z, "silu")
     if maps.has("ssm_norm.weight"):
         y = y.reshape(len(h), s.n_group, -1)
-        y = rms_norm(y, maps.tensor(f"{blk}_norm.weight"), maps.config.norm_eps)
+        y = rms_norm(y, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
     return maps.linear(y.reshape(z.shape), "ssm_out")
 
 
@@ -76,7 +76,7 @@ def delta(maps: Layer, h: Array) -> Array:
         wrong = beta[t][:, None] * (v[t] - np.einsum("hn,hnp->hp", k[t], state))
         state = state + k[t][:, :, None] * wrong[:, None]
         out[t] = np.einsum("hn,hnp->hp", q[t], state)
-    y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), maps.config.norm_eps)
+    y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
     z = maps.linear(h, "attn_gate").reshape(y.shape)
     return maps.linear((y * activate(z, "silu")).reshape(len(h), -1), "ssm_out")
 

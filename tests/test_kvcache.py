@@ -264,7 +264,8 @@ class StatesWalk(Walk):
     @rule(which=st.integers(0, 9))
     def fork(self, which: int) -> None:
         seq = self.live[which % len(self.live)]
-        if not seq.slots or self.cache.slots.room or self.cache._retired is not None:
+        retired = self.cache._retired
+        if not seq.slots or self.cache.slots.room or (retired is not None and retired.slots):
             self.live.append(self.cache.fork(seq))
         else:
             with pytest.raises(NoRoomError):

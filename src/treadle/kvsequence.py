@@ -5,20 +5,31 @@ from __future__ import annotations
 from array import array
 from dataclasses import field
 from time import time_ns
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from treadle.kvpool import Pool, States
+from treadle.kvtree import Node
 from treadle.record import dataclass
 
-if TYPE_CHECKING:
-    from treadle.kvcache import KVCache
-    from treadle.kvtree import Node
+
+class Cache(Protocol):
+    """What a sequence asks of its cache."""
+
+    pools: list[Pool]
+    states: list[States]
+
+    def truncate(self, seq: Sequence, n: int) -> None:
+        """Forget all but the first ``n`` tokens."""
+
+    def reserve(self, seq: Sequence, n: int) -> None:
+        """Keep room for ``n`` tokens more."""
 
 
 @dataclass(eq=False)
 class Sequence:
     """One text's place in the cache: its tokens so far, and its pages in each pool."""
 
-    cache: KVCache
+    cache: Cache
     ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
     pages: list[array[int]] = field(default_factory=list)  # per pool, i64
     slots: list[int] = field(default_factory=list)  # of its state, and of the next one

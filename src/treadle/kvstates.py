@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from treadle.kernels.kv import PAGE
-
-if TYPE_CHECKING:
-    from treadle.kvtree import Node
 
 WORTH = 8 * PAGE  # tokens that a checkpoint saves a later text, at least, where it costs a run
 SAVED_BYTES, SAVED = 256 << 20, range(4, 65)  # checkpoints: what they may take, and how many
 NONE = -1  # of a node without a checkpoint
+
+
+class Node(Protocol):
+    """Of the page tree: a text's beginning up to a page's edge."""
+
+    state: int  # the slot of its checkpoint, or NONE
 
 
 def n_saved(state_bytes: int) -> int:

@@ -53,6 +53,7 @@ NAMES = (
     "qwen35moe",
     "qwen3next",
     "lfm2moe",
+    "granitehybrid",
 )
 CHUNKS = (1, 3, 64)
 

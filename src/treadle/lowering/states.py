@@ -154,6 +154,7 @@ def silu_gate(
     x: Rows,
     gate: Rows,
     *,
+    layer: int,
     norm: str,
     groups: int,
     gate_first: bool = False,
@@ -161,7 +162,7 @@ def silu_gate(
     """``x`` times silu of ``gate``; with ``norm`` (a weight, or "") an RMS norm of each group, of x
     or of the product.
     """
-    eps = ops.config.norm_eps if norm else 0.0
+    eps = _state(ops, layer).norm_eps if norm else 0.0
     spec = Gate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
     return _gated(ops, label, spec, x, gate, norm)
 

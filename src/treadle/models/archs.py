@@ -18,6 +18,7 @@ POST_NORM = POST_ATTENTION | {"post_ffw_norm.weight"}
 QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 OUTPUT_NORM = frozenset({"output_norm.weight"})
 BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})
+LFM2_NAMES = (("token_embd_norm.weight", "output_norm.weight"),)
 POSITIONS = frozenset({"position_embd.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
@@ -46,7 +47,7 @@ class Arch:
     keys: the values of keys that files lack, mostly llama.cpp's.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
     nope: layers without a rope: ``global``, those that see everything where others have a window,
-        or every ``fourth``.
+        every ``fourth``, or all where the file ``told`` so.
     norm_last: q/k norms come behind the rope.
     divide_logits: by ``logit_scale``, where others multiply.
     width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
@@ -66,7 +67,7 @@ class Arch:
     lacks: frozenset[str] = frozenset()
     keys: tuple[tuple[str, float], ...] = ()
     embd_scale: bool = False
-    nope: Literal["", "global", "fourth"] = ""
+    nope: Literal["", "global", "fourth", "told"] = ""
     norm_last: bool = False
     divide_logits: bool = False
     width_scaled: frozenset[int] = frozenset()
@@ -145,14 +146,14 @@ ARCHS: dict[str, Arch] = {
             "lfm2",
             needs=QK_NORM,
             state="shortconv",
-            names=(("token_embd_norm.weight", "output_norm.weight"),),
+            names=LFM2_NAMES,
         ),
         Arch(
             "lfm2moe",
             needs=QK_NORM,
             keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
             state="shortconv",
-            names=(("token_embd_norm.weight", "output_norm.weight"),),
+            names=LFM2_NAMES,
         ),
         Arch("mamba2", rope="none", mixer="mamba2", state="mamba2"),
         Arch(
@@ -183,6 +184,14 @@ ARCHS: dict[str, Arch] = {
             keys=((EXPERTS_NORM, True),),
             mixer="attention_gate",
             state="delta_grouped",
+        ),
+        Arch(
+            "granitehybrid",
+            rope="norm",
+            keys=((EXPERTS_NORM, True),),
+            nope="told",
+            divide_logits=True,
+            state="mamba2",
         ),
         Arch("ernie4_5", rope="norm"),
         Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
@@ -252,8 +261,9 @@ REFUSED: dict[str, str] = {
         "multi-head latent attention (MLA)": "deepseek2",
         "experts of a kind": "nomic-bert-moe hunyuan-moe llama4 dbrx grok phimoe",
         "a recurrent state beside attention or in its place": (
-            "mamba granitehybrid nemotron_h nemotron_h_moe jamba rwkv6 rwkv7 kimi-linear"
+            "mamba jamba rwkv6 rwkv7 kimi-linear"
         ),
+        "layers of one operator each": "nemotron_h nemotron_h_moe",
         "attention with ALiBi, adapters or cross attention": (
             "jina-bert-v2 jina-bert-v3 t5 t5encoder"
         ),

@@ -36,6 +36,7 @@ class Recurrence:
     head_dim: int = 0  # values of a head
     n_state: int = 0  # that its state has for each of them
     n_group: int = 1  # of heads that share keys and queries (B and C of Mamba)
+    norm_eps: float = 0.0  # of the norm behind its heads
 
     @property
     def n_inner(self) -> int:

@@ -32,7 +32,7 @@ from treadle.models.graphs.kinds import (
     read_temperature,
     read_windows,
 )
-from treadle.models.graphs.recurrence import read_heads, read_recurrence
+from treadle.models.graphs.recurrence import RMS_EPS, read_heads, read_recurrence
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.layer import build_layer
 from treadle.models.mixers import MIXERS
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph == "decoder"]
 DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
-RMS_EPS = "attention.layer_norm_rms_epsilon"
 NEXTN = "nextn_predict_layers"
 
 

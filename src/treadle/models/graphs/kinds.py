@@ -63,7 +63,8 @@ def read_tables(
     """The tables of the rope, and which of them each layer has. Layers with a window have one of
     their own where there is a base for it.
     """
-    if arch.rope == "none":
+    told = arch.nope == "told" and not keys.flag("rope.scaling.finetuned", True)
+    if arch.rope == "none" or told:
         return (), (None,) * len(local)
     ropes = read_ropes(keys, head_dim, n_ctx_train)
     own = len(ropes) > 1 and any(local)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.keys import Keys
 
+RMS_EPS = "attention.layer_norm_rms_epsilon"
 FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
 N_CONV_MAX = 64
 
@@ -57,4 +58,5 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence:
         head_dim=n_inner // n_head,
         n_state=n_state,
         n_group=n_group,
+        norm_eps=keys.number(RMS_EPS, lo=0.0, hi=1.0),
     )

@@ -34,7 +34,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     qkv = g.call("convolution", f"{at}.conv", qkv, layer=i, weight=f"{blk}_conv1d")
     rates = g.call("rates", f"{at}.rates", alpha, beta, a=f"{blk}_a", bias=f"{blk}_dt.bias")
     y = g.call("delta", f"{at}.scan", qkv, rates, layer=i, grouped=grouped)
-    y = g.call("silu_gate", f"{at}.gate", y, z, norm=f"{blk}_norm.weight", groups=state.n_head)
+    norm = f"{blk}_norm.weight"
+    y = g.call("silu_gate", f"{at}.gate", y, z, layer=i, norm=norm, groups=state.n_head)
     return g.linear(f"{at}.out", y, f"{blk}_out")
 
 

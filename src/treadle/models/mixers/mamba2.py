@@ -23,7 +23,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     rates = g.call("rates", f"{at}.dt", dt, a=f"{blk}_a", bias=f"{blk}_dt.bias")
     y = g.call("mamba2", f"{at}.scan", xbc, rates, layer=i, weight=f"{blk}_d")
     norm = f"{blk}_norm.weight" if g.has(f"{blk}_norm.weight") else ""
-    y = g.call("silu_gate", f"{at}.gate", y, z, norm=norm, groups=state.n_group, gate_first=True)
+    given = {"norm": norm, "groups": state.n_group, "gate_first": True}
+    y = g.call("silu_gate", f"{at}.gate", y, z, layer=i, **given)
     return g.linear(f"{at}.out", y, f"{blk}_out")
 
 
