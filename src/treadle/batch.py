@@ -11,7 +11,7 @@ through memoryviews: numpy takes twice as long to put one number in its place.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from math import prod
 from struct import Struct
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ROPE_ROWS = 64  # positions that a table of rotations grows by
 NO_STATE = 0, 0
+NEVER = 1 << 62  # a position that no token has
 COUNTS = Struct("=4q")  # of RUN_STATE, at its beginning
 PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD = (
     Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED)
@@ -40,13 +41,27 @@ PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD = (
 
 class Part(NamedTuple):
     """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted,
-    and of each the largest, as each of ``looks`` says.
+    and of each the largest, as each of ``looks`` says. Tokens at position ``second`` and behind it
+    are of the second type, in a model that has types.
     """
 
     seq: Sequence
     ids: Ids[int]
     n_outputs: int = 1
     looks: tuple[Look, ...] = ()
+    second: int = NEVER
+
+
+def in_runs(texts: Iterable[Ids[int]], max_tokens: int, max_texts: int) -> Iterator[list[Ids[int]]]:
+    """``texts`` in order, in lists of as many as a run takes; a longer text is alone in its own."""
+    batch: list[Ids[int]] = []
+    for ids in texts:
+        if batch and (sum(map(len, batch)) + len(ids) > max_tokens or len(batch) == max_texts):
+            yield batch
+            batch = []
+        batch.append(ids)
+    if batch:
+        yield batch
 
 
 class RopeTable:
@@ -194,7 +209,7 @@ class Run(Inputs):
         self.late.clear()
         for pool in pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
-        for (seq, ids, n_outputs, looks), start in zip(parts, starts, strict=True):
+        for (seq, ids, n_outputs, looks, second), start in zip(parts, starts, strict=True):
             n = len(ids)
             end, n_held = row + n, start + n
             ints[first + row : first + end] = array("i", ids)
@@ -206,7 +221,7 @@ class Run(Inputs):
                 pool.add(pages, 8 * at_pages, row, start, n)
                 at_pages = behind
             state, next_ = seq.slots or NO_STATE
-            PART_RECORD.pack_into(block, at_part, row, n, start, state, next_)
+            PART_RECORD.pack_into(block, at_part, row, n, start, state, next_, second)
             at_part += PART_RECORD.size
             for output in range(end - n_outputs, end):
                 for mask, only, total in looks:

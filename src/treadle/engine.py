@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from treadle.batch import Part, RopeTable, Run
+from treadle.batch import NEVER, Part, RopeTable, Run, in_runs
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kernels.top import RESULT, Top
@@ -170,32 +170,30 @@ class Engine:
 
     def together(self, texts: Iterable[Ids[int]]) -> Iterator[list[Ids[int]]]:
         """``texts`` in order, in lists that ``embed`` takes: of one run each."""
-        batch: list[Ids[int]] = []
-        for ids in texts:
-            n = sum(map(len, batch)) + len(ids)
-            if batch and (n > self.max_tokens or len(batch) == OUTPUTS):
-                yield batch
-                batch = []
-            batch.append(ids)
-        if batch:
-            yield batch
+        return in_runs(texts, self.max_tokens, OUTPUTS)
 
-    def embed(self, texts: Ids[Ids[int]]) -> np.ndarray:
+    def embed(
+        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True
+    ) -> np.ndarray:
         """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
-        the output norm, pooled as ``config.pooling`` says. Texts that fit a run, or one text.
+        the output norm, pooled as ``config.pooling`` says; without ``unit`` as pooled. Texts that
+        fit a run, or one text. ``seconds``: ``Part.second`` of each.
 
         Raises ContextFullError when one does not fit, TreadleError for one without tokens.
         """
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
+        seconds = seconds or [NEVER] * len(texts)
         with self.lock:
             if len(texts) == 1 and len(texts[0]) > self.max_tokens:
-                return self._embed_long(texts[0])
+                return self._embed_long(texts[0], unit)
             seqs: list[Sequence] = []
             try:
                 seqs += (self.cache.sequence() for _ in texts)
-                parts = [Part(seq, ids, 0) for seq, ids in zip(seqs, texts, strict=True)]
-                return self._run(parts, partial(self._read_vectors, "embedding"), None, "embedding")
+                each = zip(seqs, texts, seconds, strict=True)
+                parts = [Part(seq, ids, 0, (), second) for seq, ids, second in each]
+                read = partial(self._read_vectors, "embedding" if unit else "pooled")
+                return self._run(parts, read, None, "embedding")
             except ContextFullError:
                 if len(texts) == 1:
                     raise
@@ -203,7 +201,8 @@ class Engine:
                 with interrupts_held():
                     for seq in seqs:
                         seq.close()
-            return np.concatenate([self.embed([ids]) for ids in texts])  # not all at once, then
+            alone = zip(texts, seconds, strict=True)  # not all at once, then
+            return np.concatenate([self.embed([ids], [at], unit=unit) for ids, at in alone])
 
     def states(self, ids: Ids[int]) -> np.ndarray:
         """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
@@ -214,14 +213,15 @@ class Engine:
         with self.lock:
             return np.concatenate(self._in_runs(ids, self._read_states, "states"))
 
-    def _embed_long(self, ids: Ids[int]) -> np.ndarray:
+    def _embed_long(self, ids: Ids[int], unit: bool) -> np.ndarray:
         """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
         pooled = self._in_runs(ids, partial(self._read_vectors, "pooled"), "embedding")
         pooled = [row.astype(np.float64) for row in pooled]
         n, step = len(ids), self.max_tokens
         mean = np.average(pooled, 0, [min(step, n - at) for at in range(0, n, step)])
         vector = {"mean": mean, "first": pooled[0], "last": pooled[-1]}[self.config.pooling]
-        return np.asarray(vector / (np.linalg.norm(vector) or 1.0), np.float32)
+        length = np.linalg.norm(vector) if unit else 1.0
+        return np.asarray(vector / (length or 1.0), np.float32)
 
     def _in_runs(
         self, ids: Ids[int], read: Callable[[_Ready], np.ndarray], output: str
@@ -323,7 +323,7 @@ class Engine:
             raise TreadleError("the model is closed")
         n_tokens = n_outputs = 0
         seqs = set()
-        for seq, ids, n_wanted, _ in parts:
+        for seq, ids, n_wanted, *_ in parts:
             n = len(ids)
             if not n:
                 raise TreadleError("a part of a batch without tokens")

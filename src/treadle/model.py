@@ -339,10 +339,8 @@ class Model:
             return self.engine.states(ids)
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """The last layer's normed states over each text's tokens, pooled as the model's file says
-        (mostly their mean), of length 1.
-
-        float32 ``[n_texts, n_embd]``; one text is a list of one. Raises ContextFullError.
+        """The last layer's normed states of each text, pooled as the file says (mostly their mean),
+        of length 1: float32 ``[n_texts, n_embd]``. Raises ContextFullError.
         """
         texts = [texts] if isinstance(texts, str) else listed("texts", texts)
         made = [np.zeros((0, self.config.n_embd), np.float32)]
@@ -350,6 +348,12 @@ class Model:
             with self._room_for(max(map(len, batch))):
                 made.append(self.engine.embed(batch))
         return np.concatenate(made)
+
+    def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
+        """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``."""
+        from treadle.rerank import Reranker
+
+        return Reranker(self).scores(query, listed("documents", documents))
 
     def _read(self, text: str) -> list[int]:
         ids = self.tokenize(text)

@@ -172,7 +172,7 @@ class Scheduler:
         """Count the seconds of a run; who decodes, of the batch."""
         decoding, n_read, context = [], 0, 0
         self.n_tokens = sum(len(part.ids) for _, part in batch)
-        for request, (seq, ids, n_outputs, _) in batch:
+        for request, (seq, ids, n_outputs, *_) in batch:
             request.seen = seq.n_changes
             timings = request.answer.timings
             timings.compile_s += compiled
@@ -194,7 +194,7 @@ class Scheduler:
 
     def _take_back(self, batch: Batch) -> None:
         """Let sequences hold what their texts have, without drafts that were wrong."""
-        for request, (seq, ids, n_outputs, _) in batch:
+        for request, (seq, ids, n_outputs, *_) in batch:
             if n_outputs > 1:
                 seq.n_drafted, same = 0, request.seen == seq.n_changes
                 n = max(len(request.ids), len(seq) - len(ids) + 2) - 1

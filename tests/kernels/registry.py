@@ -124,7 +124,7 @@ ROPES = [
 COLUMN_NORMS = [ColumnNorm(k, EPS) for k in (5, 64, 1041)]
 SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
-    *(AddRows(k, by) for by in ("position", "first") for k in (7, 64)),
+    *(AddRows(k, by) for by in ("position", "type", "first") for k in (7, 64)),
 ]
 ATTENTIONS = [
     Attention("f16", 8, 2, 64, 1),

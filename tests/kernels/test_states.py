@@ -23,7 +23,11 @@ from treadle.kernels.spec import PART
 Row = Convolution | Scan
 PAIR = 2 * COLUMNS  # two numbers of each head
 CELLS, FRONT = 5, 12  # slots of states, and bytes of other layers in front of one
-PARTS = [(0, 5, 0, 0, 1), (5, 1, 9, 2, 3), (6, 3, 4, 4, 0)]  # the first one begins its text
+PARTS = [
+    (0, 5, 0, 0, 1, 0),
+    (5, 1, 9, 2, 3, 0),
+    (6, 3, 4, 4, 0, 0),
+]  # the first one begins its text
 
 
 def of(kind: Any) -> list[Any]:
@@ -143,11 +147,11 @@ def test_bits_do_not_depend_on_how_a_text_is_cut(
     spec: Row, memory: Memory, rng: np.random.Generator
 ) -> None:
     args, isa = given(spec, rng), rows.ALL[-1]
-    whole = compiled(spec, isa, memory, args, Run(parts=np.array([(0, 9, 0, 0, 1)], PART)))
+    whole = compiled(spec, isa, memory, args, Run(parts=np.array([(0, 9, 0, 0, 1, 0)], PART)))
     for cuts in ((0, 1, 2, 5, 9), (0, 8, 9)):
         piece, slot = args, 0
         for start, end in pairwise(cuts):
-            part = (start, end - start, start, slot, slot + 1)
+            part = (start, end - start, start, slot, slot + 1, 0)
             piece = compiled(spec, isa, memory, piece, Run(parts=np.array([part], PART)))
             slot += 1
         for name in ("x", *(("out",) if isinstance(spec, Scan) else ())):

@@ -37,13 +37,14 @@ def test_add_rows(spec: AddRows, isa: Isa, memory: Memory, rng: np.random.Genera
     """Rows of each part's own positions, and nothing behind the columns."""
     stride, starts = spec.k + 3, np.cumsum([0, *LENGTHS[:-1]])
     records = zip(starts, LENGTHS, POSITIONS, strict=True)
-    parts = np.array([(at, n, position, 0, 0) for at, n, position in records], PART)
+    parts = np.array([(at, n, position, 0, 0, 5) for at, n, position in records], PART)
     x = rng.standard_normal((sum(LENGTHS), stride)).astype(np.float32)
     w = rng.standard_normal((10, spec.k)).astype(np.float32)
     run = Run(parts=parts)
     expected = x.astype(np.float64)
     spec.run_ref(spec.args(x=expected, w=w.ravel(), stride=stride), run)
-    row = [p + t if spec.by == "position" else 0 for _, n, p, *_ in parts for t in range(n)]
+    at = np.array([p + t for _, n, p, *_ in parts for t in range(n)])
+    row = {"position": at, "type": (at >= 5).astype(int), "first": 0 * at}[spec.by]
     assert_close(expected[:, : spec.k], x[:, : spec.k].astype(np.float64) + w[row], 0.0, "twin")
     for front in (False, True):
         out = memory.copy(x, name="x", front=front)

@@ -43,6 +43,7 @@ class Specials:
     numbered: dict[str, list[int]]
     adds: tuple[bool | None, bool | None]
     template: tuple[list[str], list[str]] | None  # tokens that tokenizer.json puts around a text
+    between: int = 0  # tokens that it puts between two texts
 
     def keys(
         self, ids: Mapping[str, int], own: Mapping[str, int], adds: tuple[bool, bool]
@@ -71,7 +72,12 @@ class Specials:
             if i != found.get("eos") and texts.get(i, "").encode() not in END_OF_GENERATION
         ]
         keys |= dict(zip(_MORE_ENDS, (i for i in ends if i in texts), strict=False))
-        return {**keys, "add_bos_token": before, "add_eos_token": after}
+        keys |= {"add_bos_token": before, "add_eos_token": after}
+        if after and self.between and {"bos", "eos"} <= found.keys():
+            # llama.cpp's reading of these: between two texts are EOS and SEP, each if it is added.
+            keys |= {"add_eos_token": self.between > 1, "add_sep_token": True}
+            keys.setdefault(_KEYS["sep"], found["eos"])
+        return keys
 
     def _around(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
@@ -119,11 +125,14 @@ def read_specials(
         first = generation.get(key) is not None
         where = folder / ("generation_config.json" if first else "config.json")
         numbered[name] = _numbers(generation[key] if first else config.get(key), where, key)
-    adds = settings.get("add_bos_token"), settings.get("add_eos_token")
-    before, after = (value if isinstance(value, bool) else None for value in adds)
+    said = settings.get("add_bos_token"), settings.get("add_eos_token")
+    before, after = (value if isinstance(value, bool) else None for value in said)
     around = None if spec is None else _template(spec.get("post_processor"), folder)
+    between = 0 if spec is None else _between(spec.get("post_processor"))
     added = _added(folder, spec, settings, {text for text in named.values() if text})
-    return Specials(folder / "tokenizer.json", added, named, numbered, (before, after), around)
+    return Specials(
+        folder / "tokenizer.json", added, named, numbered, (before, after), around, between
+    )
 
 
 def read_optional(path: Path) -> dict[str, Any]:
@@ -224,3 +233,17 @@ def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
 def _first(pair: Any) -> str | None:
     """The text of a pair of text and id."""
     return pair[0] if isinstance(pair, list) and pair and isinstance(pair[0], str) else None
+
+
+def _between(node: Any) -> int:
+    """The tokens that a post-processor puts between the texts of a pair; 0 where it says none."""
+    if not isinstance(node, dict):
+        return 0
+    if isinstance(node.get("processors"), list):
+        return max(map(_between, node["processors"]), default=0)
+    if (n := {"BertProcessing": 1, "RobertaProcessing": 2}.get(str(node.get("type")))) is not None:
+        return n
+    pair = node.get("pair")
+    items = [item for item in pair if isinstance(item, dict)] if isinstance(pair, list) else []
+    places = [i for i, item in enumerate(items) if "Sequence" in item]
+    return places[1] - places[0] - 1 if len(places) == 2 else 0

@@ -49,9 +49,11 @@ EACH = (
     "attn_merges",  # MERGE [n_attn_merges]
     "rope",  # f32 [n_tokens, 2, rope_dims / 2]: cosines, then sines
 )
-# A sequence's first row, its rows, the first one's position, and the slots of its state: where it
-# is (at position 0 there is none: zeros), and where the one after these tokens goes.
-PART = np.dtype([(name, "i8") for name in ("token", "n_tokens", "position", "state", "next")])
+# A sequence's first row, its rows, the first one's position, the slots of its state: where it is
+# (at position 0 there is none: zeros), and where the one after these tokens goes; and the position
+# from which its tokens are of the second type.
+PART_FIELDS = "token", "n_tokens", "position", "state", "next", "second"
+PART = np.dtype([(name, "i8") for name in PART_FIELDS])
 
 
 def run_state(n: int) -> np.dtype[Any]:

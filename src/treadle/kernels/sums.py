@@ -39,7 +39,7 @@ class Add(Spec):
 @dataclass(frozen=True)
 class AddRows(Spec):
     """``x[n] += w[row]``, rows of ``k`` values: ``by`` "position" that of the token's position,
-    "first" the first: learned positions, the type that all tokens are of. Items: the batch's parts.
+    "type" that of its type, "first" the first. Items: the batch's parts.
     """
 
     op: ClassVar[str] = "add_rows"
@@ -57,11 +57,16 @@ class AddRows(Spec):
                 row = frame.w
                 if self.by == "position":
                     row = row + (position + t) * (4 * self.k)
+                if self.by == "type":
+                    is_second = position + t >= record["second"]
+                    row = row + k.select(is_second, k.i64(4 * self.k), k.i64(0))
                 map_row(k, self.k, x, operator.add, x, row)
 
     def run_ref(self, args: Any, run: Any) -> None:
         x, w = args.x.reshape(-1, args.stride), args.w
         for part in run.parts:
             for t in range(int(part["n_tokens"])):
-                row = int(part["position"]) + t if self.by == "position" else 0
+                position = int(part["position"]) + t
+                second = position >= int(part["second"])
+                row = {"position": position, "type": int(second), "first": 0}[self.by]
                 x[int(part["token"]) + t, : self.k] += w[row * self.k :][: self.k]

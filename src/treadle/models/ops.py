@@ -52,8 +52,8 @@ class Ops(ABC):
 
     @abstractmethod
     def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
-        """``x`` plus, for each token, a row of the matrix: that of its ``position``, or the
-        ``first``. ``x`` is used up.
+        """``x`` plus, for each token, a row of the matrix: that of its ``position``, of its
+        ``type``, or the ``first``. ``x`` is used up.
         """
 
     @abstractmethod

@@ -34,6 +34,7 @@ from treadle.server import (
     openai_chat,
     openai_completions,
     openai_responses,
+    rerank,
     static,
 )
 from treadle.server.call import Call, GoneError
@@ -65,6 +66,7 @@ POST: dict[str, Handler] = {
     "/completion": native.completion,
     "/infill": native.infill,
     "/embedding": embeddings.native_embedding,
+    "/v1/rerank": rerank.rerank,
     "/tokenize": native.tokenize,
     "/detokenize": native.detokenize,
     "/apply-template": native.apply_template,
@@ -82,7 +84,6 @@ GET: dict[str, Handler] = {
     "/v1/models/{name:path}": models.one_model,
 }
 NOT_YET = (  # known to clients, and not built
-    "/v1/rerank",
     "/lora-adapters",
     "/v1/audio/transcriptions",
     "/v1/images/generations",

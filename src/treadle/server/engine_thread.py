@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treadle.engine import OUTPUTS
 from treadle.errors import FileError
 from treadle.kernels.choice import batch_sizes
+from treadle.models.graphs import GRAPHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,6 +117,10 @@ class EngineThread:
         """Compile the plans of every size of batch, so that nobody's first token waits for it."""
         engine = self.model.engine
         sizes = [n for n in batch_sizes(engine.device.isa) if n < engine.max_tokens]
+        if "logits" not in GRAPHS[engine.config.arch.graph].outputs:
+            for n_tokens in (*sizes, engine.max_tokens):
+                engine.plan(n_tokens, 1, "embedding")
+            return
         for n_tokens in (*sizes, engine.max_tokens):
             for n_outputs in (*sizes, OUTPUTS):
                 large = n_tokens == engine.max_tokens

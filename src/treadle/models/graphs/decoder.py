@@ -61,7 +61,8 @@ def _embedded(g: Ops) -> Rows:
     if g.config.n_positions:
         x = g.add_rows("position_embd", x, "position_embd", by="position")
     if g.has("token_types.weight"):
-        x = g.add_rows("token_types", x, "token_types", by="first")
+        by = "type" if g.config.n_types > 1 else "first"
+        x = g.add_rows("token_types", x, "token_types", by=by)
     if g.has("token_embd_norm.weight"):
         x = g.norm("token_embd_norm", x, "token_embd_norm", centred=g.config.centred)
     return x

@@ -1,0 +1,38 @@
+"""``treadle rerank``: which documents answer a query best."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from treadle.cli.load import load_model
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import print_json, print_table
+
+
+@click.command()
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("query")
+@click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
+@click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
+@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list: index, score, document.")
+def command(
+    model: str, query: str, documents: tuple[str, ...], top: int | None, threads: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Score each DOCUMENT, or line of standard input, by how well it answers QUERY; best first.
+
+    MODEL is a reranker: a cross-encoder's folder of safetensors, or a GGUF that has its whole head.
+    """
+    texts = list(documents) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not texts:
+        raise click.UsageError("no documents: name some, or write one a line on standard input")
+    with ProgressBar() as progress, load_model(model, progress, threads=threads) as loaded:
+        scores = loaded.rerank(query, texts).tolist()
+    best = sorted(range(len(texts)), key=lambda i: -scores[i])[:top]
+    if as_json:
+        print_json([{"index": i, "score": scores[i], "document": texts[i]} for i in best])
+    else:
+        print_table(["score", "document"], [(f"{scores[i]:.4f}", texts[i]) for i in best])

@@ -1,0 +1,78 @@
+"""``/v1/rerank``: how well documents answer a query, as llama.cpp, Jina and Cohere spell it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import UnsupportedError
+from treadle.rerank import Pair, Reranker
+from treadle.server.asked import check_length, check_text
+from treadle.server.embeddings import MAX_INPUTS
+from treadle.server.fields import Table, flag, read_fields, text, whole, wrong
+from treadle.server.problems import ApiError
+from treadle.server.service import Service, service_of
+from treadle.server.wire import Json, Response, read_json, result
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from treadle.model import Model
+
+FIELDS: Table = {"query": text, "top_n": whole(1), "return_documents": flag}
+
+
+async def rerank(request: Request) -> Response:
+    """``POST /v1/rerank``."""
+    service, body = service_of(request), await read_json(request)
+    return Json(await result(request, rerank_answer(service, body)))
+
+
+async def rerank_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer, the best document first. Raises ApiError, TreadleError."""
+    given, documents = read_fields(body, FIELDS), _documents(body.get("documents"))
+    if "query" not in given:
+        raise ApiError(400, "query: expected a string", param="query")
+    reranker, pairs = await service.prepare(_read, service.model, given["query"], documents)
+    scores: list[float] = []
+    for batch in reranker.together(pairs):
+        job = service.engine.submit(lambda pairs=batch: reranker.run(pairs))  # type: ignore[misc]
+        scores += (await asyncio.wrap_future(job)).tolist()
+    n_tokens = sum(len(ids) for ids, _ in pairs)
+    service.tally.n_embedded += n_tokens
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: given.get("top_n", len(scores))]
+    results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in best]
+    if given.get("return_documents"):
+        for found in results:
+            found["document"] = {"text": documents[found["index"]]}
+    return {
+        "object": "list",
+        "model": service.name,
+        "results": results,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    }
+
+
+def _documents(value: Any) -> list[str]:
+    """Texts, or objects with a text."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INPUTS:
+        raise wrong("documents", value, f"1 to {MAX_INPUTS} texts")
+    texts = [item.get("text") if isinstance(item, dict) else item for item in value]
+    found = [item for item in texts if isinstance(item, str)]
+    if len(found) < len(texts):
+        raise wrong("documents", value, "texts, or objects with a text")
+    return found
+
+
+def _read(model: Model, query: str, documents: list[str]) -> tuple[Reranker, list[Pair]]:
+    try:
+        reranker = Reranker(model)
+    except UnsupportedError as error:
+        raise ApiError(501, str(error), code="unsupported") from error
+    pairs = []
+    for document in documents:
+        check_text(query, model)
+        check_text(document, model)
+        ids, second = reranker.pair(query, document)
+        pairs.append((check_length(ids, model), second))
+    return reranker, pairs

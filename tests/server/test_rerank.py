@@ -1,0 +1,65 @@
+"""``/v1/rerank`` and ``treadle rerank``, with a cross-encoder that transformers made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import running, talking
+from tests.test_rerank import DOCUMENTS, QUERY, save
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rerank") / "hf"
+    save("bert", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def scores(folder: Path) -> Iterator[list[float]]:
+    with treadle.load(folder, threads=2) as model:
+        yield model.rerank(QUERY, DOCUMENTS).tolist()
+
+
+def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    with treadle.load(folder, threads=2) as model, running(model) as service:
+        talk = talking(service)
+        with talk as client:
+            body: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS}
+            for path in ("/v1/rerank", "/rerank"):
+                found = client.post(path, json=body).json()
+                assert [row["index"] for row in found["results"]] == order
+                assert [row["relevance_score"] for row in found["results"]] == pytest.approx(
+                    [scores[i] for i in order]
+                )
+            assert found["usage"]["total_tokens"] > 4 * len(QUERY.split())
+            body |= {"top_n": 2, "return_documents": True}
+            body["documents"] = [{"text": text} for text in DOCUMENTS]
+            best = client.post("/v1/rerank", json=body).json()["results"]
+            assert [row["document"]["text"] for row in best] == [DOCUMENTS[i] for i in order[:2]]
+            for wrong in (
+                {"documents": DOCUMENTS},
+                {"query": QUERY},
+                {"query": QUERY, "documents": []},
+                {"query": QUERY, "documents": [3]},
+                {"query": QUERY, "documents": ["a " * 200]},
+            ):
+                assert client.post("/v1/rerank", json=wrong).status_code == 400
+            # An encoder writes no text, says so, and goes on.
+            said = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            assert said.status_code >= 400
+            assert "no logits" in said.json()["error"]["message"]
+            assert client.post("/v1/rerank", json=body).json()["results"] == best
+
+
+def test_a_model_that_gives_no_scores(client: TestClient) -> None:
+    found = client.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert found.status_code == 501
+    assert "cls.output" in found.json()["error"]["message"]
