@@ -32,7 +32,7 @@ def test_pooling(spec: Pooling, isa: Isa) -> None:
     x[:, : spec.k] = rng.standard_normal((n, spec.k)) + 0.5
     starts = np.cumsum([0, *lengths[:-1]])
     parts = np.array(
-        [(at, m, 0, 0, 0) for at, m in zip(starts, lengths, strict=True)],
+        [(at, m, 0, 0, 0, 0) for at, m in zip(starts, lengths, strict=True)],
         PART,
     )
     out = memory.array((len(lengths), out_stride), np.float32, name="out")
@@ -50,7 +50,7 @@ def test_zeros_stay_zeros() -> None:
     memory, spec = Memory(), Pooling("mean", 64, unit=True)
     x = memory.copy(np.zeros((3, 64), np.float32), name="x")
     out = memory.array((1, 64), np.float32, name="out")
-    run = Run(parts=np.array([(0, 3, 0, 0, 0)], PART))
+    run = Run(parts=np.array([(0, 3, 0, 0, 0, 0)], PART))
     args = {"x": x, "out": out, "stride": 64, "out_stride": 64}
     call(spec, rows.ALL[-1], memory, args, run, 1)
     assert not out.any()
