@@ -135,6 +135,7 @@ def put_back(model: treadle.Model, files: dict[str, bytes]) -> None:
     store = store_of(model)
     model.engine.cache.forget()
     store.folder.flush()
+    store.folder._retry_at = 0.0  # another test may have had the folder refuse a moment ago
     for file in pages(store.folder.path):
         file.unlink()
     for name, data in files.items():
