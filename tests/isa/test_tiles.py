@@ -41,8 +41,12 @@ BY_SCALAR = re.compile(r"\t(vfmacc\.vf|vwmacc(su|us)?\.vx)\t")
 # the stack pointer just before.
 STACK = re.compile(
     r"[xyz]mm\d+.*\(%r[sb]p\)|\(%r[sb]p\).*[xyz]mm\d+"
-    r"|\t(ld|st)[rp]\tq.*\[(sp|x29)"
+    r"|\t(ld|st)[rp]\tq.*\[sp"
 )
+# Arm's frame pointer: an address in the stack where a function makes it of the stack pointer, a
+# register like any other where it does not.
+FRAME = re.compile(r"\t(?:mov|add)\tx29, sp")
+BY_FRAME = re.compile(r"\t(ld|st)[rp]\tq.*\[x29")
 WHOLE = re.compile(r"\tv[ls]\dr\w*\.v\t\w+, \((\w+)\)")
 WRITES = re.compile(r"\t(?!s[bhwd]\t|v|b|f?s[wd]\t)\w+\t(\w+), (.*)")
 
@@ -81,7 +85,10 @@ def spills(code: str, multiply: re.Pattern[str] = MULTIPLY) -> tuple[list[str], 
     assert loops, "no loop multiplies"
     lines = [line for loop in loops for line in loop]
     multiplies = sum(1 for line in lines if MULTIPLY.search(line))
-    return [move for loop in loops for move in on_stack(loop)], multiplies
+    moves = [move for loop in loops for move in on_stack(loop)]
+    if FRAME.search(code):
+        moves += [line.strip() for line in lines if BY_FRAME.search(line)]
+    return moves, multiplies
 
 
 @pytest.mark.parametrize(
