@@ -108,6 +108,7 @@ ROPES = [
     RopeStore("neox", "q8_0", 4, 4, 32, 32, 0.25, eps=EPS, pool=1, table=1),
     RopeStore("neox", "bf16", 6, 2, 80, 32, 0.3, pool=2),  # 48 dims pass unturned
     RopeStore("norm", "f16", 3, 3, 20, 12, 0.5, eps=1e-5),
+    RopeStore("neox", "f16", 2, 1, 32, 32, 0.5, eps=0.0),  # a norm all the same
     # Values of fewer dims, and of more; nothing to rotate; queries alone.
     RopeStore("neox", "f16", 6, 3, 48, 16, 0.5, head_dim_v=20),
     RopeStore("norm", "q8_0", 4, 2, 32, 32, 0.5, pool=1, head_dim_v=96),

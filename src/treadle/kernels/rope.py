@@ -41,7 +41,7 @@ class RopeStore(Paged):
     head_dim: int
     rope_dims: int  # 0: nothing is rotated
     scale: float
-    eps: float = 0.0  # of the q/k norm; 0: there is none
+    eps: float | None = None  # of the q/k norm; None: there is none
     pool: int = 0
     table: int = 0
     head_dim_v: int = 0  # of a value; 0: head_dim
@@ -52,9 +52,9 @@ class RopeStore(Paged):
     @property
     def needs(self) -> set[str]:
         keys = {"pool", "k_column", "v_column", "page_bytes", "layer_off"}
-        keys |= {"k_norm"} if self.eps else set()
+        keys |= {"k_norm"} if self.eps is not None else set()
         asked = set() if self.queries_only else keys
-        return self.args.required | asked | ({"q_norm"} if self.eps else set())
+        return self.args.required | asked | ({"q_norm"} if self.eps is not None else set())
 
     @property
     def queries_table(self) -> int:
@@ -94,7 +94,7 @@ class RopeStore(Paged):
         """One head, ``x`` to ``out`` (which may be the same)."""
         half, dims = self.rope_dims // 2, self.head_dim
         gain = None
-        if self.eps and not self.norm_last:
+        if self.eps is not None and not self.norm_last:
             gain = 1.0 / k.sqrt(mean_square(k, x, dims, isa.lanes) + self.eps) * scale
 
         def scaled(v: Val, at: int) -> Val:
@@ -125,6 +125,7 @@ class RopeStore(Paged):
         for i in range(2 * half, dims, width):
             k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
         if self.norm_last:
+            assert self.eps is not None
             last = 1.0 / k.sqrt(mean_square(k, out, dims, isa.lanes) + self.eps) * scale
             width = widest(isa.lanes, dims)
             for i in range(0, dims, width):
@@ -165,7 +166,7 @@ class RopeStore(Paged):
 
         def rotate(x: np.ndarray, weight: Any, table: int) -> np.ndarray:
             x = x.astype(np.float64)
-            if self.eps and not self.norm_last:
+            if self.eps is not None and not self.norm_last:
                 x = normed(x, weight)
             y = turned(x, table) if half else x
             return normed(y, weight) if self.norm_last else y

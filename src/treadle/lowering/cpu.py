@@ -350,7 +350,7 @@ class CpuOps(Making, Ops):
                 at.head_dim,
                 rope.dims if rope else 0,
                 config.attn_scale,
-                config.norm_eps if q_norm else 0.0,
+                config.norm_eps if q_norm else None,
                 pool.index if pool else 0,
                 k_way.table or 0,
                 at.head_dim_v,
