@@ -10,7 +10,8 @@ from dataclasses import replace
 from treadle.errors import UnsupportedError
 from treadle.models.archs import Arch
 from treadle.models.config import Config
-from treadle.models.graphs.decoder import DECODER, embedding, read_config, states
+from treadle.models.graphs.decoder import DECODER, embedding, states
+from treadle.models.graphs.reading import read_config
 from treadle.models.keys import Keys
 from treadle.models.structure import TensorRow, with_bias
 

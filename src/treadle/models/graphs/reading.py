@@ -1,0 +1,103 @@
+"""A decoder's or an encoder's keys as a ``Config``."""
+
+from __future__ import annotations
+
+import math
+
+from treadle.errors import UnsupportedError
+from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import ARCHS, Arch
+from treadle.models.config import Config, Layer
+from treadle.models.graphs.kinds import (
+    ffn_norm_of,
+    ffn_of,
+    has_wide_norm,
+    mixer_of,
+    n_rows,
+    pooling_of,
+    read_experts,
+    read_tables,
+    read_temperature,
+    read_windows,
+)
+from treadle.models.graphs.recurrence import RMS_EPS, read_heads, read_recurrence
+from treadle.models.keys import N_LAYER_MAX, Keys
+
+DECODERS = [name for name, arch in ARCHS.items() if arch.graph == "decoder"]
+DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
+POSITIONS = "position_embd.weight"
+NEXTN = "nextn_predict_layers"
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """All that the keys say, of a decoder."""
+    if not keys.flag("attention.causal", True):
+        what = "with attention both ways (an encoder)"
+        raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} {what}: {DECODERS_ONLY}")
+    return read_config(keys, arch)
+
+
+def read_config(keys: Keys, arch: Arch) -> Config:
+    """All that the keys say, and the factors of the rope."""
+    n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
+    # Layers that predict further tokens stand behind the others, and are left out.
+    n_layer = n_block - keys.integer(NEXTN, 0, lo=0, hi=n_block - 1)
+    n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
+    n_head, n_head_kv = read_heads(keys, arch, n_block)
+    heads = next(filter(None, n_head), 1)
+    if n_embd % heads and not keys.has("attention.key_length"):
+        keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
+    head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
+    head_dim_v = keys.integer("attention.value_length", n_embd // heads, lo=1, hi=SIZE_MAX)
+    n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
+    window, local = read_windows(keys, n_layer)
+    plain, tables = read_tables(keys, arch, local, head_dim, n_ctx_train)
+    ropes = read_temperature(keys, plain)
+    n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
+    state = read_recurrence(keys, arch, n_embd) if arch.state else None
+    layers = tuple(
+        Layer(
+            n_head=n_head[i],
+            n_head_kv=n_head_kv[i],
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            n_ff=n_ff[i],
+            kv_from=i,
+            window=window if local[i] else 0,
+            rope=tables[i],
+            q_rope=len(plain) if len(ropes) > len(plain) else None,
+            mixer=mixer_of(keys, arch, i) if n_head_kv[i] else arch.state,
+            ffn=ffn_of(keys, arch, i, n_ff[i]) if n_ff[i] else "",
+            experts=read_experts(keys, i, n_ff[i]),
+            wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),
+            state=state,
+        )
+        for i in range(n_layer)
+    )
+    width = n_embd / heads if n_layer in arch.width_scaled else head_dim
+    ffn_norm = ffn_norm_of(keys, arch)
+    # x + r h, layer by layer, is r (x / r + h): the stream is kept in units of r, and norms make
+    # the same of it if their eps is kept in those of r**2.
+    residual = keys.number("residual_scale", 0.0, lo=0.0) or 1.0
+    norm = "attention.layer_norm_epsilon" if arch.norm == "layer" else RMS_EPS
+    embd_scale = math.sqrt(n_embd) if arch.embd_scale else 1.0
+    logit_scale = keys.number("logit_scale", 0.0, lo=0.0) or 1.0
+    return Config(
+        arch=arch,
+        n_embd=n_embd,
+        n_vocab=keys.n_vocab(),
+        n_ctx_train=n_ctx_train,
+        norm_eps=keys.number(norm, lo=0.0, hi=1.0) / residual**2,
+        embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
+        attn_scale=keys.number("attention.scale", 0.0, lo=0.0) or 1.0 / math.sqrt(width),
+        attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
+        logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
+        logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),
+        pooling=pooling_of(keys, arch),
+        ropes=ropes,
+        layers=layers,
+        parallel=not ffn_norm or keys.flag("use_parallel_residual", False),
+        ffn_norm=ffn_norm,
+        n_positions=n_rows(keys, POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
+        n_types=n_rows(keys, "token_types.weight"),
+    )
