@@ -143,7 +143,7 @@ def test_frames_of_more_than_a_page() -> None:
             isa = ROWS[row]
         _, missing = symbols(emit_object(ir_text(isa, 1, large(20_000)), isa, triple))
         assert missing - ALLOWED == ({"__chkstk"} if "windows" in triple else set())
-    spec, isa = Gemm("Q4_K", "f32", 512, 1, 4), ROWS["avx2"]  # of the kernels only this one
+    spec, isa = Gemm("Q4_K", "f32", 512, 1, 4), ROWS["avx2"]  # the only kernel of that row
     assert symbols(emit_object(trace(spec, isa), isa, WINDOWS))[1] - ALLOWED == {"__chkstk"}
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
 
-_SUBLAYERS = (*MIXERS.values(), *FFNS.values())
+_SUBLAYERS = (*MIXERS.every(), *FFNS.every())
 _WIDTHS = {  # the word of a row's length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }

@@ -33,6 +33,18 @@ class Here(NamedTuple):
     n_tokens: Val
 
 
+class Token(NamedTuple):
+    """One token of a head: in a kernel two numbers and three addresses, in a twin arrays of all
+    heads, ``[n_head]`` or ``[n_head, width]``.
+    """
+
+    first: Any  # dt of Mamba-2, beta of the delta rule
+    decay: Any
+    value: Any
+    key: Any
+    query: Any
+
+
 @dataclass(frozen=True)
 class Scan(Spec):
     """What both recurrences have: ``n_head`` states ``[n_state, head_dim]``, f32, one behind
@@ -86,7 +98,8 @@ class Scan(Spec):
             )
             values = x + (frame.values + here.column) * 4
             out = frame.out + (row * frame.out_stride + here.column) * 4
-            self._token(k, frame, here, f32 * width, first, decay, values, key, query, out)
+            token = Token(first, decay, values, key, query)
+            self._token(k, frame, here, f32 * width, token, out)
 
     @contextmanager
     def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[Here]:
@@ -112,19 +125,7 @@ class Scan(Spec):
             for j in range(0, self.tile, ty.lanes):
                 do(n * (4 * self.head_dim) + 4 * j)
 
-    def _token(
-        self,
-        k: Builder,
-        frame: Frame,
-        here: Here,
-        ty: Ty,
-        first: Val,
-        decay: Val,
-        values: Val,
-        key: Val,
-        query: Val,
-        out: Val,
-    ) -> None:
+    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         """One token of an item."""
         raise NotImplementedError
 
@@ -152,20 +153,12 @@ class Scan(Spec):
                 first, decay = (
                     rates[t, at : at + self.n_head].astype(np.float64)[:, None] for at in (0, pad)
                 )
-                s, y = self._token_ref(s, first, decay, value, key, query, args.d)
+                token = Token(first, decay, value, key, query)
+                s, y = self._token_ref(s, token, args.d)
                 out[t, :n_values] = y.ravel()
             new[:] = s.ravel()
 
-    def _token_ref(
-        self,
-        s: np.ndarray,
-        first: np.ndarray,
-        decay: np.ndarray,
-        value: np.ndarray,
-        key: np.ndarray,
-        query: np.ndarray,
-        d: Any,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         """The next states ``[n_head, n_state, head_dim]``, and what is seen of them."""
         raise NotImplementedError
 
@@ -180,25 +173,13 @@ class Mamba2(Scan):
     def needs(self) -> set[str]:
         return self.args.required | {"d"}
 
-    def _token(
-        self,
-        k: Builder,
-        frame: Frame,
-        here: Here,
-        ty: Ty,
-        first: Val,
-        decay: Val,
-        values: Val,
-        key: Val,
-        query: Val,
-        out: Val,
-    ) -> None:
+    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         columns = range(0, self.tile, ty.lanes)
-        x = [k.load(values + 4 * j, ty) for j in columns]
-        dt, keep = k.splat(first, ty), k.splat(decay, ty)
+        x = [k.load(token.value + 4 * j, ty) for j in columns]
+        dt, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
         add, seen = [v * dt for v in x], [k.var(k.zero(ty)) for _ in x]
         with k.loop(self.n_state) as n:
-            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (key, query))
+            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
             row = here.state + n * (4 * self.head_dim)
             for j, new, y in zip(columns, add, seen, strict=True):
                 s = k.fma(new, b, k.load(row + 4 * j, ty) * keep)
@@ -208,19 +189,11 @@ class Mamba2(Scan):
         for j, v, y in zip(columns, x, seen, strict=True):
             k.store(out + 4 * j, k.fma(v, d, y.v))
 
-    def _token_ref(
-        self,
-        s: np.ndarray,
-        first: np.ndarray,
-        decay: np.ndarray,
-        value: np.ndarray,
-        key: np.ndarray,
-        query: np.ndarray,
-        d: Any,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        s = s * decay[:, None] + key[:, :, None] * (first * value)[:, None]
-        skip = d[: self.n_head].astype(np.float64)[:, None] * value
-        return s, np.einsum("hn,hnp->hp", query, s) + skip
+    def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
+        new = (token.first * token.value)[:, None]
+        s = s * token.decay[:, None] + token.key[:, :, None] * new
+        skip = d[: self.n_head].astype(np.float64)[:, None] * token.value
+        return s, np.einsum("hn,hnp->hp", token.query, s) + skip
 
 
 @dataclass(frozen=True)
@@ -235,32 +208,23 @@ class Delta(Scan):
     def group_of(self, head: Any) -> Any:
         return super().group_of(head) if self.grouped else head % self.n_group
 
-    def _token(
-        self,
-        k: Builder,
-        frame: Frame,
-        here: Here,
-        ty: Ty,
-        first: Val,
-        decay: Val,
-        values: Val,
-        key: Val,
-        query: Val,
-        out: Val,
-    ) -> None:
+    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         columns = range(0, self.tile, ty.lanes)
         known, seen = ([k.var(k.zero(ty)) for _ in columns] for _ in range(2))
-        beta, keep = k.splat(first, ty), k.splat(decay, ty)
+        beta, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
         with k.loop(self.n_state) as n:
-            row, b = here.state + n * (4 * self.head_dim), k.splat(k.load(key + n * 4, f32), ty)
+            row, b = (
+                here.state + n * (4 * self.head_dim),
+                k.splat(k.load(token.key + n * 4, f32), ty),
+            )
             for j, y in zip(columns, known, strict=True):
                 y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
         add = [
-            (k.load(values + 4 * j, ty) - y.v * keep) * beta
+            (k.load(token.value + 4 * j, ty) - y.v * keep) * beta
             for j, y in zip(columns, known, strict=True)
         ]
         with k.loop(self.n_state) as n:
-            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (key, query))
+            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
             row = here.state + n * (4 * self.head_dim)
             for j, new, y in zip(columns, add, seen, strict=True):
                 s = k.fma(new, b, k.load(row + 4 * j, ty) * keep)
@@ -269,17 +233,8 @@ class Delta(Scan):
         for j, y in zip(columns, seen, strict=True):
             k.store(out + 4 * j, y.v)
 
-    def _token_ref(
-        self,
-        s: np.ndarray,
-        first: np.ndarray,
-        decay: np.ndarray,
-        value: np.ndarray,
-        key: np.ndarray,
-        query: np.ndarray,
-        d: Any,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        s = s * decay[:, None]
-        add = first * (value - np.einsum("hn,hnp->hp", key, s))
-        s = s + key[:, :, None] * add[:, None]
-        return s, np.einsum("hn,hnp->hp", query, s)
+    def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
+        s = s * token.decay[:, None]
+        add = token.first * (token.value - np.einsum("hn,hnp->hp", token.key, s))
+        s = s + token.key[:, :, None] * add[:, None]
+        return s, np.einsum("hn,hnp->hp", token.query, s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
@@ -61,6 +62,26 @@ class Sublayer:
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Layer], Sizes]
     memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: ()
+
+
+class Sublayers(dict[str, Sublayer]):
+    """Sublayers by name; ``late`` ones, ``module.CONSTANT`` of a package, are imported when a
+    model has them.
+    """
+
+    def __init__(self, package: str, here: dict[str, Sublayer], late: dict[str, str]) -> None:
+        super().__init__(here)
+        self._package, self._late = package, late
+
+    def __missing__(self, name: str) -> Sublayer:
+        module, _, constant = self._late[name].partition(".")
+        made: Sublayer = getattr(import_module(f"{self._package}.{module}"), constant)
+        self[name] = made
+        return made
+
+    def every(self) -> list[Sublayer]:
+        """All there are, late ones included."""
+        return [self[name] for name in dict.fromkeys((*self, *self._late))]
 
 
 @dataclass(frozen=True)

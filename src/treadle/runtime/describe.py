@@ -166,7 +166,8 @@ def of_peaks(here: Here) -> Iterator[Told]:
             f"{wanted / 2**20:.0f}, {follows}. The reason is {usable.what}: {usable.cure}"
         )
     yield "processor_time_share", peaks.cpu_share
-    so = f" (load average {load}), so the peaks are too low; stop them and ask again"
+    average = "" if load is None else f" (load average {load})"
+    so = f"{average}, so the peaks are too low; stop them and ask again"
     if warning := machine.busy([peaks.cpu_share], so):
         yield warning
 

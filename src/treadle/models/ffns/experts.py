@@ -49,7 +49,6 @@ def _of_each(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
     return TensorRow(f"{stem}.weight", ("n_expert", *shape)), bias
 
 
-FUSED = "experts_gate_up"  # of each expert the rows of its gate, then those of up, are one matrix
 _BEFORE = (
     *NORMS_BEFORE,
     TensorRow("ffn_gate_inp.weight", ("n_expert", "n_embd")),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import UnsupportedError
 from treadle.models.archs import PATTERN, WINDOW, Arch
 from treadle.models.config import Experts
-from treadle.models.ffns.experts import FUSED as FUSED_EXPERTS
+from treadle.models.ffns import FUSED_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
