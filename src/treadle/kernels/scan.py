@@ -129,6 +129,19 @@ class Scan(Spec):
         """One token of an item."""
         raise NotImplementedError
 
+    def _step(self, k: Builder, here: Here, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
+        """The state becomes ``decay`` of itself and ``key add^T``; gives what ``query`` sees."""
+        keep, seen = k.splat(token.decay, ty), [k.var(k.zero(ty)) for _ in add]
+        with k.loop(self.n_state) as n:
+            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
+            row = here.state + n * (4 * self.head_dim)
+            for j, (new, y) in enumerate(zip(add, seen, strict=True)):
+                at = row + 4 * ty.lanes * j
+                s = k.fma(new, b, k.load(at, ty) * keep)
+                k.store(at, s)
+                y.v = k.fma(s, c, y.v)
+        return [y.v for y in seen]
+
     def run_ref(self, args: Any, run: Any) -> None:
         x, out = (a.reshape(-1, n) for a, n in ((args.x, args.stride), (args.out, args.out_stride)))
         rates, pad = args.rates.reshape(-1, args.rates_stride), round_up(self.n_head, COLUMNS)
@@ -176,18 +189,11 @@ class Mamba2(Scan):
     def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         columns = range(0, self.tile, ty.lanes)
         x = [k.load(token.value + 4 * j, ty) for j in columns]
-        dt, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
-        add, seen = [v * dt for v in x], [k.var(k.zero(ty)) for _ in x]
-        with k.loop(self.n_state) as n:
-            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
-            row = here.state + n * (4 * self.head_dim)
-            for j, new, y in zip(columns, add, seen, strict=True):
-                s = k.fma(new, b, k.load(row + 4 * j, ty) * keep)
-                k.store(row + 4 * j, s)
-                y.v = k.fma(s, c, y.v)
+        dt = k.splat(token.first, ty)
+        seen = self._step(k, here, ty, token, [v * dt for v in x])
         d = k.splat(k.load(frame.d + here.head * 4, f32), ty)
         for j, v, y in zip(columns, x, seen, strict=True):
-            k.store(out + 4 * j, k.fma(v, d, y.v))
+            k.store(out + 4 * j, k.fma(v, d, y))
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         new = (token.first * token.value)[:, None]
@@ -210,28 +216,19 @@ class Delta(Scan):
 
     def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         columns = range(0, self.tile, ty.lanes)
-        known, seen = ([k.var(k.zero(ty)) for _ in columns] for _ in range(2))
+        known = [k.var(k.zero(ty)) for _ in columns]
         beta, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
         with k.loop(self.n_state) as n:
-            row, b = (
-                here.state + n * (4 * self.head_dim),
-                k.splat(k.load(token.key + n * 4, f32), ty),
-            )
+            row = here.state + n * (4 * self.head_dim)
+            b = k.splat(k.load(token.key + n * 4, f32), ty)
             for j, y in zip(columns, known, strict=True):
                 y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
         add = [
             (k.load(token.value + 4 * j, ty) - y.v * keep) * beta
             for j, y in zip(columns, known, strict=True)
         ]
-        with k.loop(self.n_state) as n:
-            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
-            row = here.state + n * (4 * self.head_dim)
-            for j, new, y in zip(columns, add, seen, strict=True):
-                s = k.fma(new, b, k.load(row + 4 * j, ty) * keep)
-                k.store(row + 4 * j, s)
-                y.v = k.fma(s, c, y.v)
-        for j, y in zip(columns, seen, strict=True):
-            k.store(out + 4 * j, y.v)
+        for j, sees in zip(columns, self._step(k, here, ty, token, add), strict=True):
+            k.store(out + 4 * j, sees)
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         s = s * token.decay[:, None]
