@@ -46,7 +46,7 @@ class Script:
 
     def generate(self, *, tokenizer: Any = None, prompt: int = 3, **settings: Any) -> Generation:
         self.n_prompt, ids = prompt, [BOS] * prompt
-        sampler: Any = SimpleNamespace(choose=self.sample, look=lambda: None)
+        sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None)
         words: Any = tokenizer or Bytes()
         answer = Answer(words, ids, n_ctx=self.engine.n_ctx, **settings)
         return Generation(Request(ids, sampler, answer), self.turns)

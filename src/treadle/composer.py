@@ -64,7 +64,8 @@ class Composer:
             if request.seq is not None:
                 ids = [request.ids[-1], *drafts.get(request, ())]
                 request.seq.n_drafted = len(ids) - 1
-                batch.append((request, Part(request.seq, ids, len(ids), request.looks())))
+                looks = request.looks(len(ids))
+                batch.append((request, Part(request.seq, ids, len(ids), looks)))
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start = len(request.seq)
@@ -80,10 +81,18 @@ class Composer:
         """What may come behind the last ids, where it pays to check it: never beside prompts, whose
         step is as long as its tokens are many.
         """
-        found = {request: draft for request in decoding if (draft := request.draft())}
-        n, n_drafted = len(decoding), sum(map(len, found.values()))
-        fits = n + n_drafted <= self._admission.engine.max_tokens
-        return found if found and fits and self.gate.allows(n, n_drafted) else {}
+        gate, found = self.gate, []
+        for request in decoding:
+            for source, track in request.tracks.items():
+                gate.settled(source, track.settle(request.ids))
+            if guess := request.guess():
+                found.append((gate.right(guess) / len(guess.ids), request, guess))
+        if not found:
+            return {}
+        found.sort(key=lambda each: -each[0])
+        most = self._admission.engine.max_tokens
+        n = gate.choose(len(decoding), [guess for *_, guess in found], most)
+        return {request: guess.ids for _, request, guess in found[:n]}
 
     def _until(self) -> float:
         """How long pages may be fetched from files: where somebody decodes, for one step's time."""

@@ -256,7 +256,7 @@ class Model:
         self.engine.cache.check_context(len(ids))
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
-        drafts = self.speculate and rule is None  # a grammar's masks are of one place each
+        drafts = self.speculate
         request = Request(ids, sampler, answer, logprobs=n_top, session=session, speculate=drafts)
         return Generation(request, self._turns)
 

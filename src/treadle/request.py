@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import NoRoomError, SamplingError
 from treadle.kernels.kv import PAGE
 from treadle.kernels.top import N_TOP, Look
-from treadle.speculate import Lookup
+from treadle.speculate import MOST, Guess, Lookup, Track
 
 if TYPE_CHECKING:
     from treadle.answer import Answer
@@ -46,6 +46,7 @@ class Request:
         self.priority, self.client = priority, self if client is None else client
         self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
         self.lookup = Lookup() if speculate else None
+        self.tracks: dict[str, Track] = {}  # by source of its drafts
         self.n_accepted = 0  # of its last draft
         self.cancelled = False
         self.arrived, self.number = 0.0, 0
@@ -86,21 +87,33 @@ class Request:
             self.n_known = cache.known(self.ids)
         return self.n_known
 
-    def looks(self) -> tuple[Look, ...]:
-        """How the largest logits of the next row are wanted."""
-        look = self.sampler.look()
+    def looks(self, n_rows: int = 1) -> tuple[Look, ...]:
+        """How the largest logits of the next rows are wanted."""
+        look = self.sampler.look(n_rows)
         if self.n_top is not None and self.n_top <= N_TOP:
             if look is None or look.mask is None:
                 return (MEASURED,)
             return MEASURED, look  # a grammar's text, measured without the grammar
         return () if look is None else (look,)
 
-    def draft(self) -> list[int]:
+    def guess(self) -> Guess | None:
         """Ids that may come behind its last one, as far as they fit its page and its length."""
         if self.lookup is None or self.seq is None:
-            return []
-        room = min(PAGE - 1 - len(self.seq.ids) % PAGE, self.answer.n_left - 1)
-        return self.lookup.draft(self.ids, room) if room > 0 else []
+            return None
+        most = min(PAGE - 1 - len(self.seq.ids) % PAGE, self.answer.n_left - 1, MOST)
+        found, source = self.sampler.forced()[: max(most, 0)], "grammar"
+        track = self.track(source)
+        if not found and most > 0:
+            source, track = "text", self.track("text")
+            found = self.lookup.guess(self.ids, min(most, track.length))
+        if not found:
+            return None
+        track.guessed(len(self.ids), found)
+        return Guess(found, source, track)
+
+    def track(self, source: str) -> Track:
+        """How good a source's guesses were in this text."""
+        return self.tracks.setdefault(source, Track())
 
     def take(self, rows: Ids[Row], draft: Ids[int]) -> None:
         """The next ids: one from each row, up to the first that is not as it was drafted."""
@@ -114,7 +127,6 @@ class Request:
             timings, self.n_accepted = self.answer.timings, max(len(self.ids) - n - 1, 0)
             timings.n_drafted += len(draft)
             timings.n_accepted += self.n_accepted
-            self.lookup.note(len(draft), self.n_accepted)
 
     def choose(self, row: Row) -> None:
         """The next id, from the logits behind the last one."""

@@ -143,7 +143,7 @@ class Scheduler:
                 self._take_back(batch)
                 engine.lock.release()
             if not compiled:
-                self._weigh(batch, run)
+                self._weigh(batch, run + took)
             for request in chosen:
                 request.looked_at = False
             for request in decoding:

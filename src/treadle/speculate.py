@@ -1,19 +1,75 @@
-"""Drafts: what may come next, looked up in the text itself, and whether it pays to check it.
+"""Drafts: what may come next, and whether it pays to check it.
 
 A draft is run behind a text's last id, and each of its ids is compared with the one that the
 sampler chooses there. So the text is that without drafts: what they save is steps.
+
+A guess costs next to nothing, and what the text then brings tells whether it was right, though it
+was never run. So a ``Track`` knows how good guesses are without a step being spent on it, and a
+step with drafts is made where the ids that will be right are worth more than it takes longer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Ids
+from typing import NamedTuple
 
 WIDTH = 3  # ids that must have stood together before
 MOST = 7  # ids of a draft: with the last id of the text as many as the largest plan for few tokens
 FIRST = 3
-LOSS = 0.02  # of the time of all steps, that drafts may cost
+LOSS = 0.01  # of the time of the last steps, that drafts may cost
 GUESS = 0.15  # of a step, that another token in it costs, before that was measured
 NEW = 0.25  # weight of the last measurement
+RECENT = 64  # steps that count, or so: the share of each gets less with every step behind it
+OLD = 512  # steps after which what one has taken is not known any more
+KEPT = 5  # times of steps of a size, whose median counts: a pause of the system is none
+
+
+class Track:
+    """How often the guesses of one source were right, in one text."""
+
+    def __init__(self) -> None:
+        self.odds: float | None = None  # that one more id is right; None: nothing is known
+        self.length = FIRST  # of the next guess: it grows as they are right
+        self._at, self._ids = 0, []  # type: tuple[int, list[int]]
+
+    def guessed(self, at: int, ids: list[int]) -> None:
+        """``ids`` may come behind the first ``at`` of the text. Of several guesses that are open
+        the first is followed.
+        """
+        if not self._ids:
+            self._at, self._ids = at, ids
+
+    def settle(self, ids: Ids[int]) -> float | None:
+        """Compare the open guess with the text; how much of it was right, once that is known."""
+        said, came = self._ids, ids[self._at : self._at + len(self._ids)]
+        if not said:
+            return None
+        pairs = enumerate(zip(said, came, strict=False))
+        right = next((i for i, (a, b) in pairs if a != b), len(came))
+        if right == len(came) < len(said):
+            return None
+        share = right / min(right + 1, len(said))
+        self._ids = []
+        self.odds = mixed(self.odds, share)
+        if right == len(said):
+            self.length = min(2 * self.length + 1, MOST)
+        elif not right:
+            self.length = max(self.length // 2, 1)
+        return share
+
+
+def mixed(old: float | None, new: float) -> float:
+    """A measurement, and those before it."""
+    return new if old is None else old + NEW * (new - old)
+
+
+class Guess(NamedTuple):
+    """Ids that may come next in a text, and the ``source`` that says so."""
+
+    ids: list[int]
+    source: str
+    track: Track
 
 
 class Lookup:
@@ -22,48 +78,100 @@ class Lookup:
     def __init__(self) -> None:
         self._next: dict[tuple[int, ...], int] = {}  # by WIDTH ids: where the last such ended
         self._n = WIDTH
-        self.length = FIRST  # of the next draft: it grows as drafts are right
 
-    def draft(self, ids: Ids[int], most: int) -> list[int]:
+    def guess(self, ids: Ids[int], most: int) -> list[int]:
         """Up to ``most`` ids that followed when the text was last at such a point."""
         for end in range(self._n, len(ids)):
             self._next[tuple(ids[end - WIDTH : end])] = end
         self._n = max(self._n, len(ids))
         at = self._next.get(tuple(ids[-WIDTH:]))
-        return [] if at is None else list(ids[at : at + min(most, self.length)])
-
-    def note(self, n_drafted: int, n_accepted: int) -> None:
-        """How many of a draft's ids were right."""
-        if n_accepted == n_drafted:
-            self.length = min(2 * self.length + 1, MOST)
-        elif not n_accepted:
-            self.length = max(self.length // 2, 1)
+        return [] if at is None else list(ids[at : at + most])
 
 
 class Gate:
-    """Whether drafts pay: they may cost LOSS of the time of all steps, as measured."""
+    """Whether drafts pay: by what they bring, as guesses were right lately, and what steps take, as
+    measured. Where they lose none the less, that is at most LOSS of the time of the last steps.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # of a step, by its tokens
-        self._total = self._lost = 0.0
+        self._seconds: dict[int, deque[float]] = {}  # of the last steps, by their tokens
+        self._noted: dict[int, int] = {}  # which step was the last of a size
+        self._n_steps = 0
+        self._total = self._lost = 0.0  # seconds of the last steps
+        self._odds: dict[str, float] = {}  # by source, over all texts
 
-    def allows(self, n: int, n_drafted: int) -> bool:
-        """Whether ``n_drafted`` tokens may be checked in a step of ``n`` texts."""
+    # -- how good guesses are -------------------------------------------------------------------
+
+    def settled(self, source: str, share: float | None) -> None:
+        """What ``Track.settle`` has said."""
+        if share is not None:
+            self._odds[source] = mixed(self._odds.get(source), share)
+
+    def right(self, guess: Guess) -> float:
+        """How many ids of a guess will be right, on average."""
+        own = guess.track.odds
+        p = self._odds.get(guess.source, 0.5) if own is None else own
+        return sum(p**i for i in range(1, len(guess.ids) + 1))
+
+    # -- what they cost -------------------------------------------------------------------------
+
+    def choose(self, n: int, guesses: Ids[Guess], most: int) -> int:
+        """How many of ``guesses``, the best first, are to be checked in a step of ``n`` texts, of
+        ``most`` tokens at most.
+        """
+        best, n_drafted, right, top = 0, 0, 0.0, 0.0
+        for i, guess in enumerate(guesses, 1):
+            n_drafted += len(guess.ids)
+            if n + n_drafted > most:
+                break
+            right += self.right(guess)
+            gain = self.gain(n, n_drafted, right)
+            if gain > top:
+                best, top = i, gain
+        if guesses and not best:
+            best = int(n + len(guesses[0].ids) not in self._seconds)  # to measure it
+        chosen = guesses[:best]
+        n_drafted, right = sum(len(guess.ids) for guess in chosen), sum(map(self.right, chosen))
+        fits = best and n + n_drafted <= most
+        return best if fits and self.allows(n, n_drafted, right) else 0
+
+    def gain(self, n: int, n_drafted: int, right: float, cost: float = 0.0) -> float:
+        """Seconds that a step of ``n`` texts saves by a draft of which ``right`` ids are right, and
+        which took ``cost`` to make.
+        """
         if not self._seconds:
-            return False
-        extra = self._predicted(n + n_drafted) - self._predicted(n)
-        return self._lost + extra <= LOSS * self._total
+            return 0.0
+        alone = self._predicted(n)
+        return alone * (1 + right / n) - self._predicted(n + n_drafted) - cost
 
-    def note(self, n: int, n_drafted: int, n_accepted: int, seconds: float) -> None:
-        """A step of ``n`` texts that read no prompt."""
-        if n_drafted and self._seconds:
+    def allows(self, n: int, n_drafted: int, right: float = 0.0, cost: float = 0.0) -> bool:
+        """Whether a step of ``n`` texts may check ``n_drafted`` ids, ``right`` of which will be
+        right.
+        """
+        lost = self._lost + max(-self.gain(n, n_drafted, right, cost), 0.0)
+        return bool(self._seconds) and lost <= LOSS * self._total
+
+    def note(
+        self, n: int, n_drafted: int, n_accepted: int, seconds: float, cost: float = 0.0
+    ) -> None:
+        """A step of ``n`` texts that read no prompt; its drafts took ``cost`` to make."""
+        fade, size = 1 - 1 / RECENT, n + n_drafted
+        self._lost *= fade
+        if (n_drafted or cost) and self._seconds:
             saved = self._predicted(n) * (1 + n_accepted / n)
-            self._lost = max(self._lost + seconds - saved, 0.0)
-        self._total += seconds
-        old = self._seconds.get(n + n_drafted, seconds)
-        self._seconds[n + n_drafted] = old + NEW * (seconds - old)
+            # A pause of the system in such a step is not the draft's.
+            took = min(seconds, 2 * self._predicted(size)) if size in self._seconds else seconds
+            self._lost = max(self._lost + took + cost - saved, 0.0)
+        self._total = fade * self._total + seconds + cost
+        self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
+        self._n_steps += 1
+        self._noted[size] = self._n_steps
+        if not self._n_steps % OLD:
+            for old in [of for of, at in self._noted.items() if at + OLD <= self._n_steps]:
+                del self._seconds[old], self._noted[old]
 
     def _predicted(self, n: int) -> float:
         """Seconds of a step of ``n`` tokens; something must have been noted."""
         near = min(self._seconds, key=lambda known: abs(known - n))
-        return self._seconds[near] * max(1 + GUESS * (n - near), GUESS)
+        times = sorted(self._seconds[near])
+        return times[(len(times) - 1) // 2] * max(1 + GUESS * (n - near), GUESS)

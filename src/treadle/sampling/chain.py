@@ -28,7 +28,8 @@ class Constraint(Protocol):
 
         One that also has ``later()`` is applied as the model runs: it gives a ``LateMask`` of a bit
         for each token, set where it may follow, the lowest first; where none is set, ``mask`` is
-        asked for the reason.
+        asked for the reason. One with ``forced()`` tells which ids come next, where it knows: they
+        are tried first, and chosen like any other.
         """
 
     def accept(self, id: int, /) -> object:
@@ -70,6 +71,7 @@ class Sampler:
             if constraint is not None and len(self._raised):  # which of them it rules out?
                 self._openings = None
         self._later: Callable[[], LateMask] | None = getattr(constraint, "later", None)
+        self._forced: Callable[[], list[int]] | None = getattr(constraint, "forced", None)
         self._asks = False
         self.reset()
         names, bare = [name for name, _ in self._stages], not len(self._raised)
@@ -109,12 +111,16 @@ class Sampler:
         """
         return self._finish(Candidates(self._prepare(logits, ids)), ids, 0)
 
-    def look(self) -> Look | None:
-        """How it wants the largest logits of the next row; None if it wants the whole row."""
+    def forced(self) -> list[int]:
+        """Ids that come next by the constraint, as far as it knows. ``look`` comes after it."""
+        return self._forced() if self._forced is not None else []
+
+    def look(self, n_rows: int = 1) -> Look | None:
+        """How it wants the largest logits of the next rows; None if it wants whole rows."""
         self._asks = self._openings is not None
         if not self._asks or self._constraint is None:
             return self._look if self._asks else None
-        if self._later is not None:
+        if self._later is not None and n_rows == 1:  # a mask is of one place
             return self._look._replace(mask=self._later())
         self._asks = False
         return None

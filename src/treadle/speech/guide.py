@@ -141,6 +141,12 @@ class Guide:
         accept: Callable[[int], None] = getattr(self, f"_accept_{self._state}")
         accept(token)
 
+    def forced(self) -> list[int]:
+        """Ids that come next, where that is sure."""
+        if self._state == "call" and self._matcher is not None:
+            return self._matcher.forced()
+        return list(self._forced) if self._state == "forced" else []
+
     @property
     def accepting(self) -> bool:
         """Whether the answer so far is whole."""

@@ -137,6 +137,7 @@ class Matcher:
         self._n: int = vocabulary.vocab_size
         self._grammar = grammar
         self._ids: list[int] = []  # what has been accepted
+        self._late: LateBits | None = None
         self._matcher = LLMatcher(vocabulary, grammar.source, log_level=0, limits=_limits())
         self._check()
 
@@ -161,7 +162,16 @@ class Matcher:
 
     def later(self) -> LateBits:
         """``bits``, computed by another thread. ``accept`` and the others must wait for it."""
-        return LateBits(self)
+        self._late = LateBits(self)
+        return self._late
+
+    def forced(self) -> list[int]:
+        """Ids of the text that is the only one to go on with. A guess: it may be split otherwise,
+        and nothing is accepted by this.
+        """
+        if self._late is not None:  # of a run that was stopped, perhaps
+            self._late.wait()
+        return list(self._matcher.compute_ff_tokens())
 
     def accept(self, token: int) -> None:
         """Go on with ``token``. Raises GrammarError when the grammar has no place for it."""
@@ -192,7 +202,7 @@ class Matcher:
         """A second matcher in the same state, to try something out."""
         other = object.__new__(Matcher)
         other._n, other._matcher = self._n, self._matcher.deep_copy()
-        other._grammar, other._ids = self._grammar, list(self._ids)
+        other._grammar, other._ids, other._late = self._grammar, list(self._ids), None
         return other
 
     def _check(self, token: int | None = None) -> None:
@@ -235,7 +245,8 @@ class LateBits:
     __slots__ = ("_lock", "_made", "_matcher")
 
     def __init__(self, matcher: Matcher) -> None:
-        self._matcher, self._lock = matcher, threading.Lock()
+        self._matcher: Matcher | None = matcher  # until that is done
+        self._lock = threading.Lock()
         self._made: bytes | None = None
         _queue().put(self)
 
@@ -243,10 +254,12 @@ class LateBits:
         """The bits; none set where the grammar cannot go on, which ``mask`` gives the reason of."""
         with self._lock:
             if self._made is None:
+                assert self._matcher is not None
                 try:
                     self._made = self._matcher.bits()
                 except GrammarError:
                     self._made = b""
+                self._matcher = None
             return self._made
 
 
