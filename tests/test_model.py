@@ -189,6 +189,16 @@ def test_embed(tiny: WriteTiny) -> None:
         assert np.array_equal(model.engine.embed([ids]), model.embed("one text"))
         assert np.abs(model.embed("one text") - rows[:1]).max() < 1e-3  # other kernels: KV is f16
         assert model.embed([]).shape == (0, model.config.n_embd)
+        pooled = model.embed(["one text", "another"], normalize=False)
+        lengths = np.linalg.norm(pooled, axis=1, keepdims=True)
+        assert np.abs(lengths - 1.0).max() > 0.1
+        assert np.allclose(pooled / lengths, model.embed(["one text", "another"]), atol=1e-6)
+        cut = model.embed(["one text", "another"], dimensions=10)
+        lengths = np.linalg.norm(pooled[:, :10], axis=1, keepdims=True)
+        assert np.allclose(cut, pooled[:, :10] / lengths, atol=1e-6)
+        assert model.embed([], dimensions=10).shape == (0, 10)
+        with pytest.raises(TreadleError, match="dimensions=65: expected 1 to 64"):
+            model.embed("one text", dimensions=65)
         with pytest.raises(TreadleError, match="the text is empty"):
             model.embed(["one", ""])
         with pytest.raises(TreadleError, match="texts: expected a list, found bytes"):

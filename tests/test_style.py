@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "rows": "kernels.top",
     "engine": "errors kernels lowering.weights models runtime.threads batch kvcache plan rows",
     "rerank": "errors batch engine files models text",
+    "embedding": "arguments engine models",
     "session": "errors runtime.threads batch engine kvcache kvfile",
     "sampling": "errors kernels.top",
     "text": "errors files",
@@ -84,12 +85,12 @@ MAY_IMPORT = {
     "quantize": "errors words files formats imatrix convert runtime.sigbus runtime.quantizer",
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile kvstore engine"
-    " session sampling answer request scheduler turns generation reply rerank text convert"
-    " arguments card",
+    " session sampling answer request scheduler turns generation reply rerank embedding text"
+    " convert arguments card",
     "speech": "errors answer text",
     "reply": "errors generation speech",
     "server": "errors logprobs version answer card engine sampling text speech kernels.choice"
-    " model models.graphs rerank",
+    " model models.graphs rerank embedding",
     "batchfile": "errors server",
     "bundle": "errors words files",
     "stages": "errors convert.open devices isa jit models kvcache lowering plan runtime batch"

@@ -289,7 +289,8 @@ class _Pool:
         for position in range(start, end, tile):
             last = min(position + tile, end)
             begin = max(0, position - window + 1) if window else 0
-            row, seen = token - start + position, last if causal else end
+            ahead = min(end, last + window - 1) if window else end
+            row, seen = token - start + position, last if causal else ahead
             ITEM_RECORD.pack_into(
                 block, at, row, last - position, position, begin, seen, table - at, -1, 0
             )

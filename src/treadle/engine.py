@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
 
-CHUNK = N_BATCH  # tokens of a prefill that one run takes
+CHUNK = N_BATCH  # tokens of a prefill, or of short texts, that one run takes
 OUTPUTS = 128  # rows of logits that one run gives at most
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class Engine:
         self.deterministic, self.kernels = deterministic, device.kernels
         pools = GRAPHS[config.arch.graph].pools(config)
         self.cache = self.cache_type(pools, device, n_ctx, kv, n_sequences, kv_bytes)
-        self._batch_sizes = batch_sizes(device.isa)
+        self._batch_sizes = *batch_sizes(device.isa), *(CHUNK << i for i in range(16))
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._ready: dict[tuple[int, int, str], _Ready] = {}
         self._arena, self._arena_bytes = device.memory(0), 0
@@ -95,7 +95,8 @@ class Engine:
         self._closed = False
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
-        self.max_tokens = min(CHUNK, max(n_ctx, GEMV_TOKENS[-1] + 1))
+        room = max(n_ctx, GEMV_TOKENS[-1] + 1)
+        self.max_tokens = min(CHUNK, room) if config.causal else room  # which is one run
 
     # -- plans ----------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class Engine:
 
     def together(self, texts: Iterable[Ids[int]]) -> Iterator[list[Ids[int]]]:
         """``texts`` in order, in lists that ``embed`` takes: of one run each."""
-        return in_runs(texts, self.max_tokens, OUTPUTS)
+        return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
         self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True
@@ -228,8 +229,6 @@ class Engine:
     ) -> list[np.ndarray]:
         """Read a text in as many runs as it takes, in a sequence of its own: what each gives."""
         n, step = len(ids), self.max_tokens
-        if n > step and not all(layer.causal for layer in self.config.layers):
-            raise ContextFullError(f"{n} tokens that see each other: a run takes {step}")
         seq = self.cache.sequence()
         try:
             with interrupts_held():

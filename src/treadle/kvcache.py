@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from treadle.plan import Storage
 
 N_BATCH = 512  # tokens of a sequence that are written before it gives pages back
+N_TEXTS = 128  # that a run reads side by side where tokens see each other: a part page of each
 TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens where no layer sees everything
 
 
@@ -50,7 +51,10 @@ class KVCache:
         pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
         if all(spec.window for spec in pools):
             pools.append(TEXT)
-        n_pages = [self._n_pages(spec.window) * n_sequences for spec in pools]
+        if all(spec.causal for spec in pools):
+            n_pages = [self._n_pages(spec.window) * n_sequences for spec in pools]
+        else:  # nothing is given back before a text ends
+            n_pages = [self._n_pages(0) * n_sequences + N_TEXTS for _ in pools]
         if kv_bytes is not None:
             n_pages = pages_within(kv_bytes, n_pages, [page_bytes(spec, kv) for spec in pools])
         self.pools = [

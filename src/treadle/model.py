@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from treadle.text.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 4096  # tokens; the model's own, where that is smaller
+WHOLE_TEXT = 8192  # the same of models that read a text at once
 CACHE_BYTES = 4 << 30  # of page files
 Progress = Callable[[str, int, int], None]
 
@@ -71,14 +72,14 @@ def load(
     the small model inside the package.
 
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
-    cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096;
-    ``deterministic``: results do not depend on what else is in a batch, nor on how a text is cut
-    into runs; ``kv``: keys and values as "f16", "bf16", "f32" or "q8_0"; ``n_sequences``: full
-    sequences to hold at once; ``kv_bytes``: what their keys and values take at most, of all of them
-    together, None for no other limit; ``cache_dir``: a folder where they outlive the process, in
-    files of ``cache_bytes`` at most; ``speculate``: look up what may come next in the text itself,
-    and check it in the same step; ``isa``: an instruction set's name, None for the best here;
-    ``progress(stage, done, total)`` is called during long work.
+    cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096, of
+    encoders 8192; ``deterministic``: results do not depend on what else is in a batch, nor on how a
+    text is cut into runs; ``kv``: keys and values as "f16", "bf16", "f32" or "q8_0";
+    ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys and values take
+    at most, of all of them together, None for no other limit; ``cache_dir``: a folder where they
+    outlive the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come
+    next in the text itself, and check it in the same step; ``isa``: an instruction set's name, None
+    for the best here; ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
     """
@@ -128,7 +129,8 @@ class Model:
         self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)
         self.n_threads = threads or usable_threads()[0]
-        self.n_ctx = context or min(self.config.n_ctx_train, DEFAULT_CONTEXT)
+        usual = DEFAULT_CONTEXT if self.config.causal else WHOLE_TEXT
+        self.n_ctx = context or min(self.config.n_ctx_train, usual)
         self.isa = choose(host_features(), isa)
         self.engine = self.engine_type(
             self.gguf, self.config, self.device_type(self.isa, self.n_threads, progress),
@@ -338,16 +340,14 @@ class Model:
         with self._room_for(len(ids := token_ids(ids))):
             return self.engine.states(ids)
 
-    def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """The last layer's normed states of each text, pooled as the file says (mostly their mean),
-        of length 1: float32 ``[n_texts, n_embd]``. Raises ContextFullError.
-        """
-        texts = [texts] if isinstance(texts, str) else listed("texts", texts)
-        made = [np.zeros((0, self.config.n_embd), np.float32)]
-        for batch in self.engine.together([self._read(text) for text in texts]):
-            with self._room_for(max(map(len, batch))):
-                made.append(self.engine.embed(batch))
-        return np.concatenate(made)
+    def embed(
+        self, texts: str | Sequence[str], *, normalize: bool = True, dimensions: int | None = None
+    ) -> np.ndarray:
+        """A vector for each text, float32 ``[n_texts, dimensions]``; see ``embedding.py``."""
+        from treadle.embedding import Embedder
+
+        given = [texts] if isinstance(texts, str) else listed("texts", texts)
+        return Embedder(self, normalize, dimensions).vectors([self._read(text) for text in given])
 
     def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
         """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``."""

@@ -59,7 +59,7 @@ class Reranker:
 
     def __init__(self, model: Model) -> None:
         self._model, config = model, model.config
-        self._causal = any(layer.causal for layer in config.layers)
+        self._causal = config.causal
         out = self._tensor("cls.output.weight")
         if out is None:
             lost = "lost its pooler in conversion: use its folder of safetensors"

@@ -79,6 +79,8 @@ def test_embeddings(client: TestClient, model: treadle.Model) -> None:
     old = post(client, "/api/embeddings", prompt="a")
     assert np.array_equal(np.array(old["embedding"], np.float32), expected[0])
     assert post(client, "/api/embed", input=[])["embeddings"] == []
+    cut = post(client, "/api/embed", input=["a"], dimensions=5)
+    assert np.allclose(cut["embeddings"], model.embed("a", dimensions=5), atol=1e-6)
 
 
 def test_what_is_served(client: TestClient) -> None:
@@ -104,7 +106,7 @@ def test_what_is_served(client: TestClient) -> None:
         ("/api/chat", {"messages": HI, "tools": [{"type": "function"}]}),
         ("/api/chat", {"messages": HI, "format": 5}),
         ("/api/chat", {}),
-        ("/api/embed", {"input": "x", "dimensions": 5}),
+        ("/api/embed", {"input": "x", "dimensions": 257}),
         ("/api/embeddings", {}),
     ],
 )

@@ -309,6 +309,28 @@ def test_embeddings(client: TestClient, model: treadle.Model) -> None:
     assert np.array_equal(np.frombuffer(raw, "<f4"), expected[0])
     native = post(client, "/embedding", content=texts[0])
     assert np.array_equal(np.array(native[0]["embedding"][0], np.float32), expected[0])
+    asked: dict[str, Any] = {"input": texts[0], "encoding_format": "base64", "dimensions": 8}
+    packed = post(client, "/v1/embeddings", **asked)
+    raw = base64.b64decode(packed["data"][0]["embedding"])
+    assert np.array_equal(np.frombuffer(raw, "<f4"), model.embed(texts[0], dimensions=8)[0])
+
+
+def test_vectors_that_are_cut_or_not_scaled(client: TestClient, model: treadle.Model) -> None:
+    """``dimensions`` of OpenAI's, ``embd_normalize`` of llama.cpp's."""
+    whole, pooled = model.embed("import os")[0], model.embed("import os", normalize=False)[0]
+    (row,) = post(client, "/v1/embeddings", input="import os", dimensions=8)["data"]
+    assert np.allclose(row["embedding"], whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
+    sizes = {
+        -1: 1.0,
+        0: np.abs(pooled).max() / 32760,
+        1: np.abs(pooled).sum(),
+        2: np.linalg.norm(pooled),
+        3: (np.abs(pooled) ** 3).sum() ** (1 / 3),
+    }
+    for by, size in sizes.items():
+        found = post(client, "/embedding", content="import os", embd_normalize=by)
+        assert np.allclose(found[0]["embedding"][0], pooled / size, rtol=1e-5), by
+    assert post(client, "/embedding", 400, content="x", embd_normalize=-2)["error"]["message"]
 
 
 def test_embeddings_of_many_texts_take_several_runs(
@@ -328,7 +350,7 @@ def test_embeddings_of_many_texts_take_several_runs(
         {"input": [[]]},
         {"input": [5.5]},
         {"input": ["x"] * 2049},
-        {"input": "x", "dimensions": 3},
+        {"input": "x", "dimensions": 257},
         {"input": "x", "encoding_format": "int8"},
         {"input": [5] * (N_CTX + 1)},
     ],

@@ -16,7 +16,7 @@ from tests.reference import Array, activate, log_softmax, rope, tensor_of
 from tests.test_session import text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
-from treadle.errors import ContextFullError, UnsupportedError
+from treadle.errors import UnsupportedError
 from treadle.models.archs import ARCHS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs import GRAPHS
@@ -159,7 +159,7 @@ def test_an_encoder(isa: str | None, register: Register, tmp_path: Path) -> None
         for found in (engine.embed(texts), np.concatenate([engine.embed([ids]) for ids in texts])):
             assert np.abs(found - exact).max() <= 4 * rounding(model.config)
         assert np.abs(exact[2] - vector(model, texts[2][::-1])).max() > 0.01  # order has a say
-        with pytest.raises(ContextFullError, match="600 tokens that see each other"):
-            engine.embed([text(600)])
+        error = np.abs(engine.embed([text(600)])[0] - vector(model, text(600))).max()
+        assert error <= 4 * rounding(model.config)  # longer than a prefill's chunk
         with pytest.raises(UnsupportedError, match="no logits: a model of the graph 'encoder'"):
             engine.plan()

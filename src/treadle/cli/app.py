@@ -32,6 +32,7 @@ COMMANDS = {
     "kernels": "The compiled kernels of this machine, and their code.",
     "doctor": "What this machine can do, and what holds it back.",
     "tune": "The fastest tiles for this machine, measured and kept.",
+    "embed": "Texts as vectors.",
     "rerank": "Which documents answer a query best.",
     "tokenize": "Tokens and ids.",
     "convert": "Any checkpoint as one file that is mapped.",

@@ -117,6 +117,11 @@ class Config:
         return "output.weight" not in self.optional
 
     @property
+    def causal(self) -> bool:
+        """Whether no token sees one behind it. Else a text's tokens are all in one run."""
+        return all(layer.causal for layer in self.layers)
+
+    @property
     def centred(self) -> bool:
         """Whether norms are LayerNorms."""
         return self.arch.norm == "layer"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.embedding import EUCLIDEAN, NOTHING, Embedder, scaled
+from treadle.errors import TreadleError
 from treadle.server.asked import check_length, check_text, is_ids
 from treadle.server.fields import Table, one_of, read_fields, whole, wrong
 from treadle.server.problems import ApiError
@@ -21,10 +24,9 @@ if TYPE_CHECKING:
 
 MAX_INPUTS = 2048
 
-FIELDS: Table = {
-    "encoding_format": one_of("float", "base64"),
-    "dimensions": whole(1),
-}
+CUT: Table = {"dimensions": whole(1)}
+FIELDS: Table = {**CUT, "encoding_format": one_of("float", "base64")}
+NATIVE: Table = {"embd_normalize": whole(NOTHING)}
 
 
 async def embeddings(request: Request) -> Response:
@@ -35,13 +37,9 @@ async def embeddings(request: Request) -> Response:
 
 async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     """The whole answer. Raises ApiError, TreadleError."""
-    given, width = read_fields(body, FIELDS), service.model.config.n_embd
-    if given.get("dimensions", width) != width:
-        raise ApiError(
-            400, f"dimensions: this model's vectors have {width}, and are not cut",
-            param="dimensions", code="unsupported_parameter",
-        )  # fmt: skip
-    vectors, n_tokens = await embed(service, body.get("input"))
+    given = read_fields(body, FIELDS)
+    embedder = embedder_of(service.model, given)
+    vectors, n_tokens = await embed(service, body.get("input"), embedder)
     packed = given.get("encoding_format") == "base64"
     data = [
         {
@@ -63,28 +61,36 @@ async def native_embedding(request: Request) -> Response:
     """``POST /embedding``."""
     service, body = service_of(request), await read_json(request)
     content = body.get("content", body.get("input"))
-    vectors, _ = await result(request, embed(service, content, "content"))
+    by = read_fields(body, NATIVE).get("embd_normalize", EUCLIDEAN)
+    embedder = Embedder(service.model, normalize=by == EUCLIDEAN)
+    vectors, _ = await result(request, embed(service, content, embedder, "content"))
+    if by != EUCLIDEAN:
+        vectors = scaled(vectors, by)
     return Json([{"index": i, "embedding": [row.tolist()]} for i, row in enumerate(vectors)])
 
 
-async def embed(service: Service, value: Any, name: str = "input") -> tuple[np.ndarray, int]:
-    """Vectors float32 ``[n_texts, n_embd]`` of length 1, and how many tokens were read. Batches
-    and steps of texts take turns. Raises ApiError, TreadleError.
+def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
+    """What makes the vectors that were asked for. Raises ApiError."""
+    try:
+        return Embedder(model, dimensions=given.get("dimensions"))
+    except TreadleError as error:
+        raise ApiError(400, str(error), param="dimensions") from error
+
+
+async def embed(
+    service: Service, value: Any, embedder: Embedder, name: str = "input"
+) -> tuple[np.ndarray, int]:
+    """Vectors float32 ``[n_texts, n]``, and how many tokens were read. Batches and steps of texts
+    take turns. Raises ApiError, TreadleError.
     """
     texts = await service.prepare(_read, value, service.model, name)
-    made = [np.zeros((0, service.model.config.n_embd), np.float32)]
+    made = [np.zeros((0, embedder.n), np.float32)]
     for batch in service.model.engine.together(texts):
-        job = service.engine.submit(lambda ids=batch: _run(service.model, ids))  # type: ignore[misc]
+        job = service.engine.submit(lambda ids=batch: embedder.run(ids))  # type: ignore[misc]
         made.append(await asyncio.wrap_future(job))
     n_tokens = sum(map(len, texts))
     service.tally.n_embedded += n_tokens
     return np.concatenate(made), n_tokens
-
-
-def _run(model: Model, batch: list[list[int]]) -> np.ndarray:
-    """In the engine's thread. Texts that are being written give way where there is no room."""
-    with model._room_for(max(map(len, batch))):
-        return model.engine.embed(batch)
 
 
 def _read(value: Any, model: Model, name: str) -> list[list[int]]:

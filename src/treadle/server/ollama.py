@@ -11,11 +11,12 @@ from typing import Any
 
 from starlette.requests import Request
 
+from treadle.embedding import Embedder
 from treadle.server.asked import Asked, read_asked, read_prompt, room
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
-from treadle.server.embeddings import embed
-from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
+from treadle.server.embeddings import CUT, embed, embedder_of
+from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text
 from treadle.server.openai_completions import read_prompts
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
@@ -198,12 +199,10 @@ def _ns(seconds: float) -> int:
 async def embed_texts(request: Request) -> Response:
     """``POST /api/embed``."""
     service, body = service_of(request), await read_json(request)
-    width = service.model.config.n_embd
-    if read_fields(body, {"dimensions": whole(1)}).get("dimensions", width) != width:
-        raise ApiError(400, f"dimensions: this model's vectors have {width}, and are not cut")
+    embedder = embedder_of(service.model, read_fields(body, CUT))
     if body.get("input") == []:
         return Json({"model": service.name, "embeddings": []})
-    vectors, n_tokens = await result(request, embed(service, body.get("input")))
+    vectors, n_tokens = await result(request, embed(service, body.get("input"), embedder))
     return Json(
         {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
     )
@@ -213,7 +212,7 @@ async def embed_prompt(request: Request) -> Response:
     """``POST /api/embeddings``, the older form: one text."""
     service, body = service_of(request), await read_json(request)
     prompt = text("prompt", body.get("prompt"))
-    vectors, _ = await result(request, embed(service, prompt, "prompt"))
+    vectors, _ = await result(request, embed(service, prompt, Embedder(service.model), "prompt"))
     return Json({"embedding": vectors[0].tolist()})
 
 

@@ -1,0 +1,49 @@
+"""``treadle embed``: texts as vectors."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from treadle.cli.load import load_model
+from treadle.cli.progress import ProgressBar
+from treadle.cli.table import print_json
+
+
+@click.command()
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "--normalize/--no-normalize", default=True, help="Make vectors of length 1, or leave them."
+)
+@click.option(
+    "-d", "--dimensions", type=click.IntRange(1), metavar="N",
+    help="The first N values alone; for models trained for it (Matryoshka).",
+)  # fmt: skip
+@click.option(
+    "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
+)
+@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
+def command(
+    model: str, texts: tuple[str, ...], normalize: bool, dimensions: int | None,
+    context: int | None, threads: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Print a vector for each TEXT, or line of standard input: a line of numbers each.
+
+    MODEL is an encoder, or any other model: its last states, pooled as the file says.
+    """
+    given = list(texts) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not given:
+        raise click.UsageError("no texts: name some, or write one a line on standard input")
+    with (
+        ProgressBar() as progress,
+        load_model(model, progress, context=context, threads=threads) as loaded,
+    ):
+        vectors = loaded.embed(given, normalize=normalize, dimensions=dimensions)
+    if as_json:
+        print_json([{"index": i, "embedding": row} for i, row in enumerate(vectors.tolist())])
+        return
+    for row in vectors:  # the shortest digits that are the same float32
+        print(" ".join(map(str, row)))

@@ -1,0 +1,69 @@
+"""Vectors of texts: the last layer's normed states, pooled as the file says (mostly their mean).
+
+A vector may be cut to its first ``dimensions`` values, as models trained for it allow (Matryoshka
+representation learning, arXiv 2205.13147), and is then made of length 1, unless ``normalize`` is
+False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from treadle.arguments import positive
+
+if TYPE_CHECKING:
+    from treadle.engine import Engine
+    from treadle.models.config import Config
+
+Floats = np.ndarray
+EUCLIDEAN = 2  # llama.cpp's numbers for what a vector is divided by: the p of a p-norm,
+LARGEST = 0  # its largest value, which becomes 32760,
+NOTHING = -1
+
+
+class Model(Protocol):
+    """What is asked of ``treadle.Model``."""
+
+    config: Config
+    engine: Engine
+
+    def _room_for(self, n_tokens: int) -> AbstractContextManager[Any]: ...
+
+
+class Embedder:
+    """Makes one kind of vectors. Raises TreadleError for ``dimensions`` that the model has not."""
+
+    def __init__(self, model: Model, normalize: bool = True, dimensions: int | None = None) -> None:
+        width = model.config.n_embd
+        self._model, self._normalize = model, normalize
+        self.n = width if dimensions is None else positive("dimensions", dimensions, width)
+
+    def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
+        """Float32 ``[n_texts, n]`` of texts of any number, as ids. Raises ContextFullError."""
+        batches = self._model.engine.together(texts)
+        made = [np.zeros((0, self.n), np.float32), *(self.run(batch) for batch in batches)]
+        return np.concatenate(made)
+
+    def run(self, batch: Sequence[Sequence[int]]) -> Floats:
+        """The same of texts of one run. Texts in hand give way where there is no room."""
+        engine, whole = self._model.engine, self.n == self._model.config.n_embd
+        with self._model._room_for(max(map(len, batch))):
+            made = engine.embed(batch, unit=self._normalize and whole)[:, : self.n]
+        return made if whole or not self._normalize else scaled(made, EUCLIDEAN)
+
+
+def scaled(vectors: Floats, by: int) -> Floats:
+    """Rows divided as llama.cpp's ``embd_normalize`` says, float32; a row of zeros stays."""
+    x = np.abs(vectors.astype(np.float64))
+    if by == NOTHING or not x.size:
+        return vectors
+    if by == LARGEST:
+        size = x.max(1) / 32760.0
+    else:  # in units of the largest value: no power of it is out of range
+        top = np.maximum(x.max(1), np.finfo(np.float64).tiny)
+        size = top * ((x / top[:, None]) ** by).sum(1) ** (1.0 / by)
+    return np.asarray(vectors / np.where(size > 0.0, size, 1.0)[:, None], np.float32)
