@@ -53,7 +53,7 @@ def states(
             h = maps.norm(x, "attn_norm")
             x = x + attended(maps, h) + gated(maps, maps.norm(x, config.ffn_norm, h))
         else:
-            x = (mix or mixed)(config, i, x, tensor)
+            x = (mix or mixed)(config, i, x, tensor) if config.layers[i].mixer else x
             x = (feed or fed)(config, i, x, tensor)
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
     return np.asarray(normed(x, tensor("output_norm.weight"), config) + bias)
@@ -194,7 +194,8 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
     if not config.layers[i].ffn:
         return x
     maps = Layer(config, i, tensor)
-    return x + maps.norm(gated(maps, maps.norm(x, config.ffn_norm)), "post_ffw_norm")
+    before = config.ffn_norm if maps.at.mixer else "attn_norm"  # a layer of one half
+    return x + maps.norm(gated(maps, maps.norm(x, before)), "post_ffw_norm")
 
 
 POST = "post_attention_norm"
@@ -253,6 +254,8 @@ def mixture(maps: Layer, h: Array) -> Array:
         return np.asarray(x @ whole.T + tensor(f"{stem}.bias", e))
 
     def answer(x: Array, e: int) -> Array:
+        if maps.at.ffn in ("experts_plain", "experts_latent"):
+            return product(activate(product(x, "ffn_up_exps", e), fn), "ffn_down_exps", e)
         if maps.at.ffn == "experts":
             gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
         else:
@@ -263,8 +266,10 @@ def mixture(maps: Layer, h: Array) -> Array:
     p = 1 / (1 + np.exp(-scores)) if at.gating == "sigmoid" else np.exp(log_softmax(scores))
     bias = "exp_probs_b.bias"
     rank = p + maps.tensor(f"blk.{maps.i}.{bias}").ravel() if maps.has(bias) else p
-    out = np.zeros(h.shape)
-    for n, x in enumerate(h):
+    latent = maps.at.ffn == "experts_latent"
+    inner = maps.linear(h, "ffn_latent_down") if latent else h
+    out = np.zeros(inner.shape)
+    for n, x in enumerate(inner):
         groups = rank[n].reshape(at.n_groups, -1)
         best = np.sort(groups, -1)[:, -2 if at.gating == "sigmoid" else -1 :].sum(-1)
         kept = np.argsort(-best, kind="stable")[: at.n_groups_used]
@@ -274,10 +279,15 @@ def mixture(maps: Layer, h: Array) -> Array:
         weights = p[n][chosen] / (p[n][chosen].sum() if at.norm else 1.0) * at.scale
         for e, weight in zip(chosen, weights, strict=True):
             out[n] += weight * answer(x, e)
+    out = maps.linear(out, "ffn_latent_up") if latent else out
     if not maps.has("ffn_up_shexp.weight"):
         return out
-    gate, up = (maps.linear(h, f"ffn_{name}_shexp") for name in ("gate", "up"))
-    shared = maps.linear(gate_of(gate, up, fn), "ffn_down_shexp")
+    up = maps.linear(h, "ffn_up_shexp")
+    if maps.config.arch.gated:
+        made = gate_of(maps.linear(h, "ffn_gate_shexp"), up, fn)
+    else:
+        made = activate(up, fn)
+    shared = maps.linear(made, "ffn_down_shexp")
     if maps.has("ffn_gate_inp_shexp.weight"):
         shared = shared / (1 + np.exp(-maps.linear(h, "ffn_gate_inp_shexp")))
     return out + shared

@@ -60,7 +60,11 @@ def write_model(
     Weights keep activations near 1 and logits apart, as those of ``tests/models/hf_tiny.py`` do.
     """
     size: dict[str, Any] = SIZES | sizes
-    if ARCHS[arch].state and "n_head_kv" not in sizes:
+    if ARCHS[arch].graph == "halves":
+        n_ff, n_head_kv = size["n_ff"], size["n_head_kv"]
+        size["n_ff"] = ([0, n_ff] * size["n_layer"])[: size["n_layer"]]
+        size["n_head_kv"] = ([0, 0, n_head_kv, 0] * size["n_layer"])[: size["n_layer"]]
+    elif ARCHS[arch].state and "n_head_kv" not in sizes:
         size["n_head_kv"] = [0, size["n_head_kv"]] * size["n_layer"]
         size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     writer = GGUFWriter(path)

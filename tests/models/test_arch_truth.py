@@ -54,6 +54,7 @@ NAMES = (
     "qwen3next",
     "lfm2moe",
     "granitehybrid",
+    "nemotronh",
 )
 CHUNKS = (1, 3, 64)
 

@@ -15,7 +15,7 @@ from treadle.batch import Part
 from treadle.kernels.kv import PAGE
 from treadle.reuse import why_left
 
-NAMES = ("lfm2", "mamba2", "falconh1", "qwen35")
+NAMES = ("lfm2", "mamba2", "falconh1", "qwen35", "nemotronh")
 LONG = 9 * PAGE + 12
 
 

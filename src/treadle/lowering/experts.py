@@ -67,6 +67,7 @@ class _Mixture:
     def __init__(self, ops: Making, label: str, layer: int, at: Experts) -> None:
         self.ops, self.steps, self.label, self.at = ops, ops.steps, label, at
         self.fn, self.blk = ops.config.arch.activation, f"blk.{layer}.ffn"
+        self.gated = ops.config.arch.gated
         self.n_slots = at.n_used * self.steps.plan.n_tokens
         n = self.steps.plan.n_tokens
         self.by_row = n in GEMV_TOKENS and not self.steps.deterministic
@@ -80,7 +81,8 @@ class _Mixture:
             up = part(fused, n_ff, n_rows - n_ff)
             both = [Matrix(fused, n_ff, 2 * n_ff), Matrix(up, n_ff, 2 * n_ff)]
         else:
-            both = [Matrix(f"{self.blk}_{name}_exps", n_ff, n_ff) for name in ("gate", "up")]
+            names = ("gate", "up") if self.gated else ("up",)
+            both = [Matrix(f"{self.blk}_{name}_exps", n_ff, n_ff) for name in names]
         down = Matrix(f"{self.blk}_down_exps", h.width, h.width)
         make = self._by_row if self.by_row else self._by_tile
         y, places = make(h, chosen, both, down)
@@ -122,7 +124,7 @@ class _Mixture:
     ) -> tuple[Buffer, None]:
         """f32 rows ``[N * n_used, n_embd]``."""
         label, n_used, pitch = self.label, self.at.n_used, round_up(self.at.n_ff, COLUMNS)
-        made = Buffer(f"{label}.gate_up", self.n_slots, 2 * pitch * 4)
+        made = Buffer(f"{label}.gate_up", self.n_slots, len(both) * pitch * 4)
         for name, some in self._alike(both):
             spec = self._matmul(some, h.width, 1)
             x = self.ops.activations(h, spec.layout())
@@ -149,7 +151,8 @@ class _Mixture:
         block = lcm(*(spec.layout().group for spec in (last, *(spec for *_, spec in firsts))))
         n_rows = blocks_most(self.n_slots, at.n, block) * block
         tiles, rows, places = self._sort(chosen, block, n_rows)
-        fused = self._gated(both, h.width, last.layout(), n) if len(firsts) == 1 else None
+        alike = self.gated and len(firsts) == 1
+        fused = self._fused(both, h.width, last.layout(), n) if alike else None
         if fused is not None:
             x = self._gather(h, fused.layout(), rows, block, n_rows)
             packed = self._rows(f"{label}.{self.fn}", fused.result(), n_rows)
@@ -157,7 +160,7 @@ class _Mixture:
             self._multiply(name, fused, both, [0, 0], x, packed, tiles)
         else:
             pitch = round_up(n_ff, COLUMNS)
-            made = Buffer(f"{label}.gate_up", n_rows, 2 * pitch * 4)
+            made = Buffer(f"{label}.gate_up", n_rows, len(both) * pitch * 4)
             for name, some, spec in firsts:
                 x = self._gather(h, spec.layout(), rows, block, n_rows)
                 columns = [both.index(each) * pitch for each in some]
@@ -193,7 +196,7 @@ class _Mixture:
     def _rows(self, name: str, act: Act, n_rows: int) -> Buffer:
         return Buffer(name, n_rows // act.group, act.group_bytes, "u1")
 
-    def _gated(self, both: list[Matrix], k: int, out: Act, n: int) -> Gated | None:
+    def _fused(self, both: list[Matrix], k: int, out: Act, n: int) -> Gated | None:
         """The kernel of both products and the activation."""
         steps, name = self.steps, both[0].name
         fmt = steps.weights.format(f"{name}.weight")
@@ -206,6 +209,8 @@ class _Mixture:
 
     def _alike(self, both: list[Matrix]) -> list[tuple[str, list[Matrix]]]:
         """Matrices of one format as one step, with its label."""
+        if not self.gated:
+            return [(f"{self.label}.up", both)]
         steps = self.steps
         kinds = {
             (steps.weights.format(f"{each.name}.weight").name, steps.has(f"{each.name}.bias"))
@@ -228,8 +233,11 @@ class _Mixture:
     def _pack(
         self, x: Buffer, up: int, act: Act, n_rows: int, per: int, rows: Buffer | None = None
     ) -> Buffer:
-        """What the gate lets through, ``per`` rows of each token, or of each block of ``rows``."""
-        spec = Pack(self.fn, act.kind, act.k, act.group, act.sub, per=per, counted=rows is not None)
+        """What the gate lets through, or the activation gives, ``per`` rows of each token, or of
+        each block of ``rows``.
+        """
+        counted = rows is not None
+        spec = Pack(self.fn, act.kind, act.k, act.group, act.sub, self.gated, per, counted)
         out, label = self._rows(f"{self.label}.{self.fn}", act, n_rows), f"{self.label}.{self.fn}"
         grid = Grid(spec.slices * per // act.together, "rows" if rows else "n_tokens")
         given: dict[str, Any] = {"x": x, "out": out, "up": up, "rows": rows}

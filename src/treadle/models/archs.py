@@ -193,6 +193,23 @@ ARCHS: dict[str, Arch] = {
             divide_logits=True,
             state="mamba2",
         ),
+        Arch(
+            "nemotron_h",
+            graph="halves",
+            rope="none",
+            activation="relu2",
+            gated=False,
+            state="mamba2",
+        ),
+        Arch(
+            "nemotron_h_moe",
+            graph="halves",
+            rope="none",
+            activation="relu2",
+            gated=False,
+            keys=((EXPERTS_GATING, 2),),
+            state="mamba2",
+        ),
         Arch("ernie4_5", rope="norm"),
         Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
         Arch("hunyuan-dense", needs=QK_NORM, norm_last=True),
@@ -263,7 +280,6 @@ REFUSED: dict[str, str] = {
         "a recurrent state beside attention or in its place": (
             "mamba jamba rwkv6 rwkv7 kimi-linear"
         ),
-        "layers of one operator each": "nemotron_h nemotron_h_moe",
         "attention with ALiBi, adapters or cross attention": (
             "jina-bert-v2 jina-bert-v3 t5 t5encoder"
         ),

@@ -24,6 +24,7 @@ class Experts:
     scale: float = 1.0  # of the weights
     n_groups: int = 1  # of neighbours: a token's experts are in few of them
     n_groups_used: int = 1
+    n_latent: int = 0  # width of the space that they work in; 0: that of the states
 
 
 @dataclass(frozen=True)

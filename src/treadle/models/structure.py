@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from treadle.errors import FileError
 from treadle.models.pools import PoolSpec, StateSpec
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 Sizes = Mapping[str, int]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -64,22 +65,22 @@ class Sublayer:
     memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: ()
 
 
-class Sublayers(dict[str, Sublayer]):
-    """Sublayers by name; ``late`` ones, ``module.CONSTANT`` of a package, are imported when a
-    model has them.
+class Late(dict[str, Made]):
+    """A package's constants by name; ``late`` ones, ``module.CONSTANT``, are imported when a model
+    has them.
     """
 
-    def __init__(self, package: str, here: dict[str, Sublayer], late: dict[str, str]) -> None:
+    def __init__(self, package: str, here: dict[str, Made], late: dict[str, str]) -> None:
         super().__init__(here)
         self._package, self._late = package, late
 
-    def __missing__(self, name: str) -> Sublayer:
+    def __missing__(self, name: str) -> Made:
         module, _, constant = self._late[name].partition(".")
-        made: Sublayer = getattr(import_module(f"{self._package}.{module}"), constant)
+        made: Made = getattr(import_module(f"{self._package}.{module}"), constant)
         self[name] = made
         return made
 
-    def every(self) -> list[Sublayer]:
+    def every(self) -> list[Made]:
         """All there are, late ones included."""
         return [self[name] for name in dict.fromkeys((*self, *self._late))]
 

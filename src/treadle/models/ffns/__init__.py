@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from treadle.models.ffns.gated import FUSED, GATED, GATED_FUSED
 from treadle.models.ffns.plain import PLAIN
-from treadle.models.structure import Sublayers
+from treadle.models.structure import Late, Sublayer
 
 FUSED_EXPERTS = "experts_gate_up"  # of each, the rows of its gate and those of up are one matrix
+PLAIN_EXPERTS = "experts_plain"  # without gates
+LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
 
-FFNS = Sublayers(
+FFNS = Late[Sublayer](
     __name__,
     {"gated": GATED, FUSED: GATED_FUSED, "plain": PLAIN},
-    late={"experts": "experts.EXPERTS", FUSED_EXPERTS: "experts.EXPERTS_FUSED"},
+    late={
+        "experts": "experts.EXPERTS",
+        FUSED_EXPERTS: "experts.EXPERTS_FUSED",
+        PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
+        LATENT_EXPERTS: "experts.EXPERTS_LATENT",
+    },
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treadle.models.ffns import LATENT_EXPERTS
 from treadle.models.ffns.gated import GATED, NORMS_AFTER, NORMS_BEFORE
 from treadle.models.structure import Sizes, TensorRow
 
@@ -17,18 +18,32 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """``sum w[e] down[e](act(gate[e](h)) * up[e](h))`` over a token's experts e, and the shared
-    one's.
+    one's. PLAIN_EXPERTS: ``down[e](act(up[e](h)))``; LATENT_EXPERTS: this in a smaller space.
     """
-    at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
-    scores, shared = g.linear(f"{at}.router", h, f"{blk}_gate_inp"), []
-    if g.has(f"{blk}_up_shexp.weight"):
+    at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
+    scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
+    shared = _shared(g, f"{at}.shared", h, blk) if g.has(f"{blk}_up_shexp.weight") else []
+    if g.config.layers[i].ffn != LATENT_EXPERTS:
+        return g.call("experts", at, h, scores, *shared, layer=i)
+    inner = g.linear(f"{at}.latent_down", h, f"{blk}_latent_down")
+    inner = g.call("experts", at, inner, scores, layer=i)
+    made = g.linear(f"{at}.latent_up", inner, f"{blk}_latent_up")
+    return g.add(shared[0], made) if shared else made
+
+
+def _shared(g: Ops, at: str, h: Rows, blk: str) -> list[Rows]:
+    """What the shared expert makes of ``h``, and the score that weighs it, if there is one."""
+    fn = g.config.arch.activation
+    if g.config.arch.gated:
         names = [f"{blk}_gate_shexp", f"{blk}_up_shexp"]
-        gate, up = g.linears(f"{at}.shared.gate_up", h, names)
-        made = g.gated(f"{at}.shared.{fn}", gate, up, fn)
-        shared.append(g.linear(f"{at}.shared.down", made, f"{blk}_down_shexp"))
-        if g.has(f"{blk}_gate_inp_shexp.weight"):
-            shared.append(g.linear(f"{at}.shared.router", h, f"{blk}_gate_inp_shexp"))
-    return g.call("experts", at, h, scores, *shared, layer=i)
+        gate, up = g.linears(f"{at}.gate_up", h, names)
+        made = g.gated(f"{at}.{fn}", gate, up, fn)
+    else:
+        made = g.activate(f"{at}.{fn}", g.linear(f"{at}.up", h, f"{blk}_up_shexp"), fn)
+    rows = [g.linear(f"{at}.down", made, f"{blk}_down_shexp")]
+    if g.has(f"{blk}_gate_inp_shexp.weight"):
+        rows.append(g.linear(f"{at}.router", h, f"{blk}_gate_inp_shexp"))
+    return rows
 
 
 def _sizes(layer: Layer) -> Sizes:
@@ -40,6 +55,7 @@ def _sizes(layer: Layer) -> Sizes:
         "n_ff_exp": experts.n_ff,
         "n_gate_up_exp": 2 * experts.n_ff,
         "n_ff_shexp": experts.n_ff_shared,
+        "n_latent": experts.n_latent,
     }
 
 
@@ -55,14 +71,14 @@ _BEFORE = (
     TensorRow("ffn_gate_inp.bias", ("n_expert",), optional=True),
     TensorRow("exp_probs_b.bias", ("n_expert",), optional=True),  # chooses and does not weigh
 )
-_BEHIND = (
-    *_of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
+_SHARED = (
     TensorRow("ffn_gate_inp_shexp.weight", ("one", "n_embd"), optional=True),
     TensorRow("ffn_gate_shexp.weight", ("n_ff_shexp", "n_embd"), optional=True),
     TensorRow("ffn_up_shexp.weight", ("n_ff_shexp", "n_embd"), optional=True),
     TensorRow("ffn_down_shexp.weight", ("n_embd", "n_ff_shexp"), optional=True),
     *NORMS_AFTER,
 )
+_BEHIND = (*_of_each("ffn_down_exps", "n_embd", "n_ff_exp"), *_SHARED)
 EXPERTS = replace(
     GATED,
     build=build,
@@ -77,4 +93,18 @@ EXPERTS = replace(
 EXPERTS_FUSED = replace(
     EXPERTS,
     rows=(*_BEFORE, *_of_each("ffn_gate_up_exps", "n_gate_up_exp", "n_embd"), *_BEHIND),
+)
+EXPERTS_PLAIN = replace(
+    EXPERTS, rows=(*_BEFORE, *_of_each("ffn_up_exps", "n_ff_exp", "n_embd"), *_BEHIND)
+)
+EXPERTS_LATENT = replace(
+    EXPERTS,
+    rows=(
+        *_BEFORE,
+        TensorRow("ffn_latent_down.weight", ("n_latent", "n_embd")),
+        *_of_each("ffn_up_exps", "n_ff_exp", "n_latent"),
+        *_of_each("ffn_down_exps", "n_latent", "n_ff_exp"),
+        TensorRow("ffn_latent_up.weight", ("n_embd", "n_latent")),
+        *_SHARED,
+    ),
 )

@@ -1,7 +1,13 @@
 """Graphs: one file for each way that data flows."""
 
+from __future__ import annotations
+
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.encoder import ENCODER
-from treadle.models.structure import Graph
+from treadle.models.structure import Graph, Late
 
-GRAPHS: dict[str, Graph] = {"decoder": DECODER, "encoder": ENCODER}
+GRAPHS = Late[Graph](
+    __name__,
+    {"decoder": DECODER, "encoder": ENCODER},
+    late={"halves": "halves.HALVES"},
+)

@@ -21,15 +21,24 @@ from treadle.models.mixers import MIXERS
 from treadle.models.structure import Graph, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from treadle.models.config import Layer
     from treadle.models.ops import Ops, Rows
 
+    Halves = Callable[[Layer], tuple[Sublayer, ...]]
 
-def build(g: Ops) -> Rows:
-    """The states behind the last layer that is computed here."""
+
+def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
+    """A layer's mixer, and its FFN if it has one."""
+    return MIXERS[layer.mixer], *((FFNS[layer.ffn],) if layer.ffn else ())
+
+
+def build(g: Ops, halves: Halves = halves_of) -> Rows:
+    """The states behind the last layer that is computed here; ``halves``: those of a layer."""
     x = g.given("stream", g.config.n_embd) if g.config.here.start else _embedded(g)
     for i in g.config.here:
-        x = build_layer(g, i, x, *_sublayers(g.config.layers[i]))
+        x = build_layer(g, i, x, *halves(g.config.layers[i]))
     return x
 
 
@@ -88,10 +97,6 @@ MODEL_ROWS = (
 LAYER_ROWS = (*MIXERS["attention"].rows, *FFNS["gated"].rows)  # of most decoders
 
 
-def _sublayers(layer: Layer) -> tuple[Sublayer, ...]:
-    return MIXERS[layer.mixer], *((FFNS[layer.ffn],) if layer.ffn else ())
-
-
 DECODER = Graph(
     build=build,
     outputs={"logits": logits, "embedding": embedding, "states": states, "stream": stream},
@@ -103,6 +108,6 @@ DECODER = Graph(
         "n_positions": config.n_positions,
         "n_types": config.n_types,
     },
-    sublayers=_sublayers,
+    sublayers=halves_of,
     read=read,
 )

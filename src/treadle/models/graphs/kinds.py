@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
+from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import PATTERN, WINDOW, Arch
 from treadle.models.config import Experts
-from treadle.models.ffns import FUSED_EXPERTS
+from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
@@ -26,6 +27,7 @@ RANK = 4
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 N_EXPERT_MAX = 4096
+LATENT_SIZE = "moe_latent_size"
 # llama.cpp's numbers; 0: the file does not say.
 GATINGS = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
 CHOSEN_ALONE = 3
@@ -98,14 +100,20 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
     return POOLINGS.get(kind, "mean")
 
 
-def mixer_of(keys: Keys, arch: Arch, i: int) -> str:
+def mixer_of(keys: Keys, arch: Arch, i: int, n_head_kv: int) -> str:
     """That of the architecture; or whether queries, keys and values are one matrix."""
+    if not n_head_kv:
+        return arch.state
     fused = arch.mixer == "attention" and f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors
     return FUSED_MIXER if fused else arch.mixer
 
 
 def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     """Whether there are experts, or a gate, and whether it is one matrix with what it gates."""
+    if not n_ff:
+        return ""
+    if has_experts(keys, i) and not arch.gated:
+        return LATENT_EXPERTS if keys.integer(LATENT_SIZE, 0, lo=0) else PLAIN_EXPERTS
     if has_experts(keys, i):
         return FUSED_EXPERTS if f"blk.{i}.{GATE_UP_EXPS}" in keys.gguf.tensors else "experts"
     if not arch.gated:
@@ -125,7 +133,7 @@ def has_experts(keys: Keys, i: int) -> bool:
 
 def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
     """The experts of layer ``i``; the shared one is as wide as the file's own matrix, if any."""
-    if not has_experts(keys, i):
+    if not n_ff or not has_experts(keys, i):
         return None
     n = keys.integer("expert_count", lo=1, hi=N_EXPERT_MAX)
     width = keys.integer("expert_feed_forward_length", n_ff)
@@ -150,6 +158,7 @@ def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
         scale=keys.number("expert_weights_scale", 0.0, lo=0.0) or 1.0,
         n_groups=n_groups,
         n_groups_used=used,
+        n_latent=keys.integer(LATENT_SIZE, 0, lo=0, hi=SIZE_MAX),
     )
 
 

@@ -20,10 +20,10 @@ from treadle.models.graphs.kinds import (
     read_temperature,
     read_windows,
 )
-from treadle.models.graphs.recurrence import RMS_EPS, read_heads, read_recurrence
+from treadle.models.graphs.recurrence import read_heads, read_norm_eps, read_recurrence
 from treadle.models.keys import N_LAYER_MAX, Keys
 
-DECODERS = [name for name, arch in ARCHS.items() if arch.graph == "decoder"]
+DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
 DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
 NEXTN = "nextn_predict_layers"
@@ -66,8 +66,8 @@ def read_config(keys: Keys, arch: Arch) -> Config:
             window=window if local[i] else 0,
             rope=tables[i],
             q_rope=len(plain) if len(ropes) > len(plain) else None,
-            mixer=mixer_of(keys, arch, i) if n_head_kv[i] else arch.state,
-            ffn=ffn_of(keys, arch, i, n_ff[i]) if n_ff[i] else "",
+            mixer=mixer_of(keys, arch, i, n_head_kv[i]),
+            ffn=ffn_of(keys, arch, i, n_ff[i]),
             experts=read_experts(keys, i, n_ff[i]),
             wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),
             state=state,
@@ -79,7 +79,6 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     # x + r h, layer by layer, is r (x / r + h): the stream is kept in units of r, and norms make
     # the same of it if their eps is kept in those of r**2.
     residual = keys.number("residual_scale", 0.0, lo=0.0) or 1.0
-    norm = "attention.layer_norm_epsilon" if arch.norm == "layer" else RMS_EPS
     embd_scale = math.sqrt(n_embd) if arch.embd_scale else 1.0
     logit_scale = keys.number("logit_scale", 0.0, lo=0.0) or 1.0
     return Config(
@@ -87,7 +86,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         n_embd=n_embd,
         n_vocab=keys.n_vocab(),
         n_ctx_train=n_ctx_train,
-        norm_eps=keys.number(norm, lo=0.0, hi=1.0) / residual**2,
+        norm_eps=read_norm_eps(keys, arch) / residual**2,
         embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
         attn_scale=keys.number("attention.scale", 0.0, lo=0.0) or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.keys import Keys
 
-RMS_EPS = "attention.layer_norm_rms_epsilon"
+RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
 N_CONV_MAX = 64
 
@@ -58,5 +58,11 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence:
         head_dim=n_inner // n_head,
         n_state=n_state,
         n_group=n_group,
-        norm_eps=keys.number(RMS_EPS, lo=0.0, hi=1.0),
+        norm_eps=read_norm_eps(keys, arch),
     )
+
+
+def read_norm_eps(keys: Keys, arch: Arch) -> float:
+    """The epsilon of norms. RMS norms take LayerNorm's where it is the only one (Nemotron-H)."""
+    layer = arch.norm == "layer" or (keys.has(LAYER_EPS) and not keys.has(RMS_EPS))
+    return keys.number(LAYER_EPS if layer else RMS_EPS, lo=0.0, hi=1.0)

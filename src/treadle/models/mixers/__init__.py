@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV, FUSED, GATE
-from treadle.models.structure import Sublayers
+from treadle.models.structure import Late, Sublayer
 
-MIXERS = Sublayers(
+MIXERS = Late[Sublayer](
     __name__,
     {"attention": ATTENTION, FUSED: ATTENTION_QKV, GATE: ATTENTION_GATE},
     late={

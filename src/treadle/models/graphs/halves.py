@@ -1,0 +1,42 @@
+"""A decoder whose layers are one half each: a mixer, or an FFN where it has a width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns import FFNS
+from treadle.models.ffns.gated import NORMS_BEFORE
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER, build
+from treadle.models.mixers import MIXERS
+from treadle.models.structure import Sublayer, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import Keys
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """As a decoder's; a layer with an FFN has no mixer, whatever its heads."""
+    config = reading.read(keys, arch)
+    layers = (replace(at, mixer="" if at.ffn else at.mixer) for at in config.layers)
+    return replace(config, layers=tuple(layers))
+
+
+def half_of(layer: Layer) -> tuple[Sublayer]:
+    """The one that a layer has."""
+    return (MIXERS[layer.mixer] if layer.mixer else _alone(layer.ffn),)
+
+
+@cache
+def _alone(name: str) -> Sublayer:
+    """An FFN, the norm before which is called as a mixer's."""
+    ffn = FFNS[name]
+    rows = (row for row in ffn.rows if row not in NORMS_BEFORE)
+    return replace(ffn, before="attn_norm", rows=(*with_bias("attn_norm", "n_embd"), *rows))
+
+
+HALVES = replace(DECODER, build=lambda g: build(g, half_of), sublayers=half_of, read=read)
