@@ -1,4 +1,4 @@
-"""Layers with a state in float64 and plain numpy: what the compiled ones must agree with."""
+"""Mixers beside attention in float64 and plain numpy: what the compiled ones must agree with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.reference import Array, Layer, activate, attended, rms_norm
+from tests.reference_latent import latent
 
 
 def convolved(u: Array, weight: Array) -> Array:
@@ -87,4 +88,6 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "attention_mamba2": lambda maps, h: attended(maps, h) + mamba2(maps, h),
     "delta": delta,
     "delta_grouped": delta,
+    "latent": latent,
+    "latent_q": latent,
 }

@@ -17,6 +17,7 @@ from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Combine, Gather
 from treadle.kernels.kv import PAGE
+from treadle.kernels.latent import LatentStore, PackHeads
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
@@ -66,7 +67,7 @@ def walk(engine: Engine, parts: Sequence[Part]) -> Iterator[Compared]:
     assert arena is not None
     arena[:] = 0xFF
     for i, step in enumerate(ready.plan):
-        writes_pages = isinstance(step.spec, RopeStore)
+        writes_pages = isinstance(step.spec, (RopeStore, LatentStore))
         pools = [pool.const.array for pool in engine.cache.pools if writes_pages]
         twin, before = arena.copy(), [pool.copy() for pool in pools]
         engine.device.run(ready.program, range(i, i + 1))
@@ -123,6 +124,14 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         data = arena[at : at + step.writes[0].n_bytes]
         act = spec.result() if isinstance(spec, Gated) else spec.layout()
         return [(act.kind, act.read_ref(data, count).copy())]
+    if isinstance(spec, PackHeads):
+        heads = (args.out[head * args.head_bytes :] for head in range(spec.heads))
+        each = [spec.layout().read_ref(data, n).copy() for data in heads]
+        return [(spec.act, np.concatenate(each))]
+    if isinstance(spec, Matmul) and spec.heads:
+        (height,), width = args.rows, args.y_pitch
+        y = rows(step.writes[0], slice(spec.heads * width))[:n]
+        return [("f32", y.reshape(n, spec.heads, width)[..., :height].reshape(n, -1))]
     if isinstance(spec, Matmul):
         found = []
         for height, column in zip(args.rows, args.column, strict=True):
@@ -131,9 +140,9 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
             # One value alone may be near 0 where its terms are not.
             found.append(("f32", y[there] + (height == 1)))
         return found
-    if isinstance(spec, RopeStore):
+    if isinstance(spec, (RopeStore, LatentStore)):
         q = rows(step.writes[0], slice(spec.n_head * spec.head_dim))[:n]
-        if spec.queries_only:
+        if isinstance(spec, RopeStore) and spec.queries_only:
             return [("f32", q)]
         kept: list[list[np.ndarray]] = [[], []]
         for slot in run.kv_slots(spec.pool):

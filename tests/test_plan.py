@@ -364,6 +364,8 @@ def test_every_step_agrees_with_its_twin(
         ("qwen3moe", "Q8_0", {}),
         ("qwen2moe", "Q4_0", {"n_expert_shared": 1}),
         ("gpt-oss", "BF16", {}),
+        ("deepseek2", "Q8_0", {"n_head": 16}),
+        ("deepseek2", "F32", {"n_head": 5, "n_q_rank": 0}),
         ("glm4moe", "Q4_K", {"n_embd": 256, "n_ff_exp": 256, "n_layer": 2, "head_dim": 64}),
     ],
 )

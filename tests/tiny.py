@@ -33,6 +33,7 @@ SIZES = {
     "n_expert": 0,  # two of which a token has
     "n_ff_exp": 0,
     "n_expert_shared": 0,
+    "n_q_rank": 32,  # of latent attention
     "tied": 1,  # the embeddings are the output matrix as well
 }
 STATES = {  # of layers that have one
@@ -43,6 +44,7 @@ STATES = {  # of layers that have one
     "ssm.time_step_rank": 4,
     "ssm.group_count": 2,
 }
+LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
 
 
 def write_model(
@@ -67,6 +69,8 @@ def write_model(
     elif ARCHS[arch].state and "n_head_kv" not in sizes:
         size["n_head_kv"] = [0, size["n_head_kv"]] * size["n_layer"]
         size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
+    if ARCHS[arch].mixer == "latent":
+        size |= LATENT
     writer = GGUFWriter(path)
     writer.add("general.architecture", arch)
     for key, value in keys(size).items():
@@ -121,6 +125,11 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         "rope.freq_base": 10000.0,
         **STATES,
     }
+    if size["head_dim"] == LATENT["head_dim"]:
+        made["rope.dimension_count"] = LATENT["head_dim"] - LATENT["head_dim_v"]
+        made["attention.q_lora_rank"] = size["n_q_rank"]
+        made["attention.kv_lora_rank"] = LATENT["head_dim_v"]
+        made["attention.key_length_mla"], made["attention.value_length_mla"] = 128, 32
     if size["window"]:
         made["attention.sliding_window"] = size["window"]
     if size["n_expert"]:

@@ -72,7 +72,8 @@ def state_bytes(spec: StateSpec) -> int:
 
 def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
     """Of one layer's part of a page."""
-    return PageLayout(kv, spec.n_head_kv, spec.head_dim, spec.head_dim_v)
+    sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
+    return PageLayout(kv, *sizes, spec.latent)
 
 
 def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -16,6 +16,7 @@ from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.gather import PIECE, Combine, Gather
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.latent import LatentStore, PackHeads
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
@@ -146,6 +147,11 @@ ATTENTIONS = [
     # Sinks.
     Attention("f16", 6, 2, 64, 2, sinks=True),
     Attention("q8_0", 8, 2, 32, 1, 33, 1, sinks=True),
+    # Values that are keys.
+    Attention("f16", 5, 1, 48, 1, head_dim_v=32, latent=True),
+    Attention("q8_0", 16, 1, 96, 1, pool=1, head_dim_v=64, latent=True),
+    Attention("bf16", 3, 1, 24, 2, 40, head_dim_v=16, latent=True),
+    Attention("f32", 4, 1, 40, 2, head_dim_v=32, latent=True),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [
@@ -290,6 +296,23 @@ EXPERTS = [
     Pack("silu", "q8", 352, 6, per=12, counted=True),
     Pack("swiglu_clamped", "f32", 172, 1, per=4),
 ]
+LATENTS = [
+    LatentStore("norm", "f16", 4, 48, 32, 40, 16, 0.2, EPS),
+    LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
+    LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
+]
+PACK_HEADS = [
+    PackHeads("q8", 64, 4, 5),
+    PackHeads("q8", 352, 1, 2, sub=16, scale=0.125),
+    PackHeads("bf16", 172, 32, 3),
+    PackHeads("f32", 44, 6, 4, scale=0.3),
+]
+HEADS = [
+    Gemm("Q8_0", "q8", 64, 1, 4, heads=3),
+    Gemm("F32", "f32", 44, 2, 6, heads=2),
+    Gemv("Q8_0", "q8", 64, 2, 1, heads=3),
+    Gemv("F16", "f32", 44, 4, 3, heads=2),
+]
 STATES = [
     Convolution(5, 3, gates=True),
     Convolution(64, 4),
@@ -342,6 +365,9 @@ ALL: list[Spec] = [
     *TOPS,
     *SEARCHES,
     *STATES,
+    *LATENTS,
+    *PACK_HEADS,
+    *HEADS,
 ]
 
 

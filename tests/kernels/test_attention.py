@@ -173,7 +173,7 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         assert (pool == cache.pool).all()
 
 
-@pytest.mark.parametrize("spec", [ATTENTIONS[i] for i in (0, 5, 7, 10, -2)], ids=registry.name)
+@pytest.mark.parametrize("spec", [ATTENTIONS[i] for i in (0, 5, 7, 10, -6, -4)], ids=registry.name)
 def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.dims_v
@@ -218,8 +218,11 @@ def test_large_scores_do_not_overflow(
 
 
 @pytest.mark.parametrize("kv", ["f16", "bf16", "f32", "q8_0"])
+@pytest.mark.parametrize("latent", [False, True], ids=["", "latent"])
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+def test_bits_are_a_rows_own(
+    kv: str, latent: bool, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
     """Which queries share a tile decides which keys are walked that a query does not see, and where
     the walk begins: neither may change a bit of its result. Pages before that are not there.
 
@@ -227,14 +230,18 @@ def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.G
     anything added to it before would decide.
     """
     spec = Attention(kv, 4, 2, 32, 4, 150, pool=1)
+    if latent:
+        spec = Attention(kv, 4, 1, 64, 4, 150, pool=1, head_dim_v=32, latent=True)
     history, n = 210, 60
     page_bytes = spec.page.layer_bytes
     pool = np.zeros(-(-(history + n) // PAGE) * page_bytes, np.uint8)
     for t, head in product(range(history + n), range(spec.n_head_kv)):
         home = spec.page.head_ref(pool, t // PAGE, page_bytes, 0, head)
         key, value = rng.standard_normal((2, spec.head_dim)).astype(np.float32)
-        spec.page.write_ref(home, t % PAGE, key, 1.5 * np.exp2(np.rint(value)) * np.sign(value))
-    width = spec.n_head * spec.head_dim
+        value = 1.5 * np.exp2(np.rint(value)) * np.sign(value)
+        key[: spec.dims_v] = value[: spec.dims_v] if latent else key[: spec.dims_v]
+        spec.page.write_ref(home, t % PAGE, key, value[: spec.dims_v])
+    width, out_width = spec.n_head * spec.head_dim, spec.n_head * spec.dims_v
     x = rng.standard_normal((n, width)).astype(np.float32) * spec.head_dim**-0.5
     outs = []
     for cuts in ([*range(0, n, 4)], [0, *range(1, n, 4)], [0, *range(3, n, 4)], [*range(n)]):
@@ -247,9 +254,9 @@ def test_bits_are_a_rows_own(kv: str, isa: Isa, memory: Memory, rng: np.random.G
             record = (first, last - first, position, begin, history + last, 0, -1, 0)
             items.append((np.array(record, ITEM)[()], pages))
         run = Run(n_tokens=n, items={1: items})
-        out = memory.array((n, width), np.float32)
+        out = memory.array((n, out_width), np.float32)
         args = {"qkv": memory.copy(x), "pool": memory.copy(pool), "out": out, "stride": width}
-        args |= {"out_stride": width, "page_bytes": page_bytes, "layer_off": 0, "few": 0}
+        args |= {"out_stride": out_width, "page_bytes": page_bytes, "layer_off": 0, "few": 0}
         call(spec, isa, memory, args, run, len(items) * spec.n_groups)
         outs.append(out)
     for out in outs[1:]:

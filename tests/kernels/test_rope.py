@@ -14,6 +14,7 @@ from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
 from treadle.kernels.act import BLOCK
 from treadle.kernels.kv import PAGE, PageLayout
+from treadle.kernels.latent import LatentStore
 from treadle.kernels.rope import RopeStore
 
 
@@ -63,7 +64,7 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
 
 
 def check_pool(
-    spec: RopeStore,
+    spec: RopeStore | LatentStore,
     page: PageLayout,
     pool: np.ndarray,
     expected: np.ndarray,

@@ -55,6 +55,8 @@ NAMES = (
     "lfm2moe",
     "granitehybrid",
     "nemotronh",
+    "deepseek3",
+    "glm4moelite",
 )
 CHUNKS = (1, 3, 64)
 

@@ -25,6 +25,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
 from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries
+from treadle.kernels.attention_latent import LatentTile
 from treadle.kernels.attention_matrix import MatrixTile, matrix_scratch
 from treadle.kernels.attention_vector import VectorTile
 from treadle.kernels.kv import PAGE
@@ -54,7 +55,8 @@ class Attention(Queries):
     def scratch(self, lanes: int) -> int:
         if self.matrix:
             return matrix_scratch(self)
-        return 4 * self.rows * (self.head_dim + self.dims_v + SPAN * PAGE) + 256
+        o_rows = self.row_lanes if self.latent else self.rows
+        return 4 * (self.rows * (self.head_dim + SPAN * PAGE) + o_rows * self.dims_v) + 256
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         """Every visible key and its value once, for the tiles of a batch find them in cache; a
@@ -71,7 +73,8 @@ class Attention(Queries):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         items = frame.block + self._of_run(frame, "attn_items", "attn_few")
         n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
-        tile = MatrixTile if self.matrix else VectorTile
+        vectors = LatentTile if self.latent else VectorTile
+        tile = MatrixTile if self.matrix else vectors
         if self.matrix:
             assert isa.matrix is not None, isa.name
             isa.matrix.begin(k, frame.scratch)

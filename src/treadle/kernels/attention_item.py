@@ -42,6 +42,7 @@ class Queries(Paged):
     head_dim_v: int = 0  # of a value; 0: head_dim
     causal: bool = True
     sinks: bool = False  # each head has one more score, of a key without value
+    latent: bool = False  # a value is its key's first dims
 
     @property
     def heads(self) -> int:
@@ -58,6 +59,11 @@ class Queries(Paged):
     @property
     def rows(self) -> int:
         return self.tokens * self.heads
+
+    @property
+    def row_lanes(self) -> int:
+        """Lanes of a vector with one for each row: a power of two."""
+        return max(4, 1 << (self.rows - 1).bit_length())
 
     @property
     def partial_values(self) -> int:

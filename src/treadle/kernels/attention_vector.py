@@ -29,7 +29,7 @@ class VectorTile(Item):
         self.q = frame.scratch
         self.o = self.q + 4 * rows * dims
         self.p = self.o + 4 * rows * spec.dims_v
-        self.stat = f32 * max(4, 1 << (rows - 1).bit_length())  # a lane for each row's m and l
+        self.stat = f32 * spec.row_lanes  # a lane for each row's m and l
 
     def run(self) -> None:
         k = self.k

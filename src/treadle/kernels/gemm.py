@@ -90,13 +90,15 @@ class Gemm(Tiled):
             seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
             if not in_parts:
                 self.fill(k, panel, free, seg.rows)
-            start, stop = share.start, share.stop
+            start, stop, first_x = share.start, share.stop, frame.x
+            if self.heads and share.expert is not None:
+                first_x = first_x + share.expert * frame.x_pitch
 
             def tokens(first: Val, last: Val, again: bool) -> None:
                 if in_parts:
                     self.fill(k, panel, free, seg.rows, (first, last))
                 with k.loop(stop, start=start, step=self.nr) as token:
-                    x = frame.x + token // self.nr * act.group_bytes
+                    x = first_x + token // self.nr * act.group_bytes
                     out = Out(k, self, frame, seg, token)
                     part = first, last, out.load if again else None
                     with self.tiles(k, panel, x, free, part) as (row, sums):

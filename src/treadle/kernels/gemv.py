@@ -35,7 +35,8 @@ class Gemv(Matmul):
     """``nr`` tokens; items are ITEM_ROWS rows.
 
     With experts one row of x, and of y, at a time: ``tiles`` has the expert of each row of y, and
-    ``tokens`` of these follow each other that are made of the same row of x.
+    ``tokens`` of these follow each other that are made of the same row of x. With heads one head at
+    a time.
     """
 
     op: ClassVar[str] = "gemv"
@@ -51,21 +52,28 @@ class Gemv(Matmul):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         stride = self.layout().row_bytes
-        if not self.experts:
-            # Fewer tokens than nr: the last stands in for the missing ones.
+
+        def tokens_of(x: Val) -> list[Val]:
+            """Fewer tokens than nr: the last stands in for the missing ones."""
             last = frame.run(self.count) - 1
-            tokens = [frame.x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
-            self._multiply(k, frame, tokens, frame.begin, frame.end)
+            return [x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
+
+        if not self.experts and not self.heads:
+            self._multiply(k, frame, tokens_of(frame.x), frame.begin, frame.end)
             return
-        # One row of y after the other, each of an expert.
+        # One row of y after the other, each of an expert; or one head.
         strips = n_strips(k, frame, self, ITEM_ROWS)
         rows_end = (frame.end + (strips - 1)) // strips
         with k.loop(rows_end, start=frame.begin // strips) as row:
             first = row * strips
             begin, end = k.max(frame.begin - first, 0), k.min(frame.end - first, strips)
-            token = frame.x + row // frame.tokens * stride
-            expert = k.load(frame.tiles + row * 4, i32).to(i64)
-            self._multiply(k, frame, [token], begin, end, expert, row)
+            if self.heads:
+                tokens = tokens_of(frame.x + row * frame.x_pitch)
+                self._multiply(k, frame, tokens, begin, end, row)
+            else:
+                token = frame.x + row // frame.tokens * stride
+                expert = k.load(frame.tiles + row * 4, i32).to(i64)
+                self._multiply(k, frame, [token], begin, end, expert, row)
 
     def _multiply(
         self,
@@ -77,8 +85,8 @@ class Gemv(Matmul):
         expert: Val | None = None,
         row: Val | None = None,
     ) -> None:
-        """Strips ``begin`` to ``end`` of W, or of an expert's, times ``tokens``, into y from
-        ``row`` on.
+        """Strips ``begin`` to ``end`` of W, or of an expert's or a head's, times ``tokens``, into y
+        from ``row`` on.
         """
         y = frame.y if row is None else frame.y + row * (frame.stride * 4)
         floats = partial(_dot_floats, k, self, tokens)

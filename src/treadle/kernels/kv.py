@@ -3,7 +3,8 @@
 A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head
 it keeps the keys transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by
 one value of the query with no sum across lanes, then the values ``[PAGE, head_dim_v]``. ``q8_0``
-has f32 scales per token and 32 dims behind each.
+has f32 scales per token and 32 dims behind each. Of latent attention there are no values: they are
+the keys' first dims.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class PageLayout:
     n_head_kv: int
     head_dim: int
     head_dim_v: int
+    latent: bool = False  # a value is its key's first dims, and is kept nowhere else
 
     def __post_init__(self) -> None:
         if self.kv not in KV_FORMATS:
@@ -114,7 +116,7 @@ class PageLayout:
 
     @property
     def head_bytes(self) -> int:
-        return self.v_off + self.part_bytes(self.head_dim_v)
+        return self.v_off + (0 if self.latent else self.part_bytes(self.head_dim_v))
 
     @property
     def layer_bytes(self) -> int:
@@ -153,12 +155,15 @@ class PageLayout:
             if self.fmt.scaled:
                 x = x.reshape(-1, BLOCK) * scales.view(np.float32).astype(np.float64)[:, None]
             out.append(x.reshape(PAGE, -1))
-        return out[0], out[1]
+        return out[0], out[0][:, : self.head_dim_v] if self.latent else out[1]
 
     def write_ref(self, head: np.ndarray, place: int, key: np.ndarray, value: np.ndarray) -> None:
-        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]``."""
+        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]``, which is not looked at
+        where it is the key's.
+        """
         parts = [part[place] for part in self._by_token(head)]
-        for given, codes, scales in ((key, *parts[:2]), (value, *parts[2:])):
+        both = ((key, *parts[:2]), (value, *parts[2:]))
+        for given, codes, scales in both[: 1 if self.latent else 2]:
             x = given.astype(np.float32)
             if self.fmt.scaled:
                 blocks = x.reshape(-1, BLOCK)
@@ -176,6 +181,7 @@ class Paged(Spec):
     n_head_kv: int
     head_dim: int
     head_dim_v: int
+    latent = False  # see PageLayout
 
     def __post_init__(self) -> None:
         """Of one size: written as 0, so that one kernel has one name."""
@@ -190,4 +196,4 @@ class Paged(Spec):
 
     @property
     def page(self) -> PageLayout:
-        return PageLayout(self.kv, self.n_head_kv, self.head_dim, self.dims_v)
+        return PageLayout(self.kv, self.n_head_kv, self.head_dim, self.dims_v, self.latent)

@@ -2,7 +2,9 @@
 
 W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
 y. With ``experts`` each tensor holds a matrix for each expert, ``pitch`` rows from one to the next,
-and a row of x meets one of them.
+and a row of x meets one of them. With ``heads`` there is a matrix for each head, and each meets the
+rows of its own x, ``x_pitch`` bytes from one head's to the next one's, into columns of its own,
+``y_pitch`` from one head's to the next one's.
 
 ``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows
 and many cores still make many items. Strides and columns count f32 values.
@@ -26,6 +28,7 @@ from treadle.record import dataclass
 # Rows of x that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are
 # the experts of its rows, i32.
 TILE = np.dtype([(name, "i8") for name in ("expert", "first", "n")])
+BY_HEAD = {"pitch", "x_pitch", "y_pitch"}
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
@@ -34,7 +37,7 @@ class Matmul(Spec):
     """The fields that every matrix product has, and its arguments."""
 
     args = Args(
-        "x:in residual:in? y:out stride tokens tiles:in?",
+        "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:?",
         each="w:tensor bias:const? rows column pitch:?",
     )
     w: str  # weight format
@@ -47,6 +50,7 @@ class Matmul(Spec):
     residual: bool = False
     outputs: bool = False  # rows are the run's outputs, not its tokens
     experts: int = 0  # that a token has: ``tiles`` says which rows meet which one's
+    heads: int = 0  # each with rows of x and columns of y of its own
 
     @property
     def fmt(self) -> Format:
@@ -55,7 +59,8 @@ class Matmul(Spec):
     @property
     def needs(self) -> set[str]:
         given = {name for name in ("bias", "residual") if getattr(self, name)}
-        return self.args.required | given | ({"tiles", "pitch"} if self.experts else set())
+        given |= {"tiles", "pitch"} if self.experts else set()
+        return self.args.required | given | (BY_HEAD if self.heads else set())
 
     @property
     def count(self) -> str:
@@ -91,7 +96,7 @@ class Matmul(Spec):
         """Which rows of x meet which expert, and which rows of y they become."""
         if not self.experts:
             rows = np.arange(int(run[self.count]))
-            return [(0, rows, rows)]
+            return [(head, rows, rows) for head in range(max(1, self.heads))]
         n_tiles = int(args.tiles[0])
         tiles = args.tiles[1 : 1 + 3 * n_tiles].reshape(-1, 3)
         rows_of = [(int(e), np.arange(first, first + n)) for e, first, n in tiles]
@@ -101,10 +106,11 @@ class Matmul(Spec):
         """Rows of y, and each segment's product there, ``[N, M]``, with its bias."""
         made = []
         for expert, rows, to in self.met_ref(args, run):
-            x = self.layout().read_ref(args.x, int(rows[-1]) + 1 if len(rows) else 0)[rows]
+            source = args.x[expert * args.x_pitch :] if self.heads else args.x
+            x = self.layout().read_ref(source, int(rows[-1]) + 1 if len(rows) else 0)[rows]
             parts = []
             for i, m in enumerate(args.rows):
-                first = expert * args.pitch[i] if self.experts else 0
+                first = expert * args.pitch[i] if expert else 0
                 w = [
                     a.reshape(-1)[(n := self.k // self.fmt.block * stride) * first :][: n * m]
                     for a, stride in zip(args.w[i], self.fmt.strides, strict=True)
@@ -116,8 +122,9 @@ class Matmul(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         y = args.y.reshape(-1, args.stride)
-        for to, parts in self.products_ref(args, run):
+        for head, (to, parts) in enumerate(self.products_ref(args, run)):
             for column, part in zip(args.column, parts, strict=True):
+                column += head * args.y_pitch if self.heads else 0
                 here = to, slice(column, column + part.shape[1])
                 if self.residual:
                     part = part + args.residual.reshape(-1, args.stride)[here]
@@ -135,8 +142,9 @@ class Segment:
 
 @dataclass
 class Share:
-    """What one item multiplies: a strip of rows, of an expert if there are some, and tokens from
-    ``start`` to before ``stop``. The strip's tokens, all items together, end at ``end``.
+    """What one item multiplies: a strip of rows, of an expert or a head if there are some, and
+    tokens from ``start`` to before ``stop``. The strip's tokens, all items together, end at
+    ``end``.
     """
 
     strip: Val
@@ -163,10 +171,13 @@ def shares(
         return of_tile
     n_tokens, chunk = frame.run(spec.count), frame.tokens
     n_chunks = (n_tokens + (chunk - 1)) // chunk
+    per_head = strips() if spec.heads else n_chunks
 
     def of_chunk(item: Val) -> Share:
-        start = item % n_chunks * chunk
-        return Share(item // n_chunks, None, start, k.min(start + chunk, n_tokens), n_tokens)
+        start, strip, head = item % n_chunks * chunk, item // n_chunks, None
+        if spec.heads:
+            strip, head = strip % per_head, strip // per_head
+        return Share(strip, head, start, k.min(start + chunk, n_tokens), n_tokens)
 
     return of_chunk
 
@@ -183,7 +194,7 @@ def pick_segment(
     k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int, expert: Val | None = None
 ) -> Segment:
     """The segment and row that ``item`` (counted in strips of ``rows`` over all segments) falls
-    on, of an expert's if there are some.
+    on, of an expert's or a head's if there are some.
     """
     chosen: list[Val] = []
     first = item * rows
@@ -205,6 +216,8 @@ def pick_segment(
     weights = At(spec.fmt, tuple(parts))
     if expert is not None and pitch is not None:
         weights, bias = weights.row(expert * pitch, spec.k), bias + expert * pitch * 4
+    if expert is not None and spec.heads:
+        column = column + expert * frame.y_pitch
     return Segment(WeightRows(weights, here, m, spec.k), bias if spec.bias else None, column)
 
 

@@ -4,15 +4,17 @@ attention.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.act import BLOCK
 from treadle.kernels.elementwise import mean_square
-from treadle.kernels.kv import PAGE, Paged
+from treadle.kernels.kv import PAGE, Paged, PageLayout
 from treadle.kernels.spec import Args, Frame, numbered, widest
 from treadle.record import dataclass
 
@@ -84,9 +86,9 @@ class RopeStore(Paged):
                 self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
                 slot = k.load(slots, n.ty, offset=n * 8)
                 home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
-                self._store(k, isa, tmp, home, slot % PAGE, self.head_dim, transposed=True)
+                store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
                 value, home = row + (v_column + head * self.dims_v) * 4, home + self.page.v_off
-                self._store(k, isa, value, home, slot % PAGE, self.dims_v, transposed=False)
+                store_head(k, self.page, value, home, slot % PAGE, self.dims_v, transposed=False)
 
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
@@ -102,25 +104,7 @@ class RopeStore(Paged):
                 return v * k.splat(gain, v.ty) * k.load(weight, v.ty, offset=at * 4)
             return v * scale if scale != 1.0 and not self.norm_last else v
 
-        width = widest(isa.lanes, half)
-        pairs = f32 * width
-        for i in range(0, half, width):
-            cos = k.load(table, pairs, offset=i * 4)
-            sin = k.load(table, pairs, offset=(half + i) * 4)
-            if self.style == "neox":
-                a = scaled(k.load(x, pairs, offset=i * 4), i)
-                b = scaled(k.load(x, pairs, offset=(half + i) * 4), half + i)
-            else:
-                both = scaled(k.load(x, f32 * (2 * width), offset=i * 8), 2 * i)
-                a = k.shuffle(both, both, range(0, 2 * width, 2))
-                b = k.shuffle(both, both, range(1, 2 * width, 2))
-            first, second = a * cos - b * sin, a * sin + b * cos
-            if self.style == "neox":
-                k.store(out, first, offset=i * 4)
-                k.store(out, second, offset=(half + i) * 4)
-            else:
-                order = [j + width * odd for j in range(width) for odd in range(2)]
-                k.store(out, k.shuffle(first, second, order), offset=i * 8)
+        turn_pairs(k, self.style, half, x, out, table, scaled)
         width = widest(isa.lanes, dims - 2 * half) if dims > 2 * half else 1
         for i in range(2 * half, dims, width):
             k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
@@ -132,29 +116,6 @@ class RopeStore(Paged):
                 v = k.load(out, f32 * width, offset=i * 4)
                 v = v * k.splat(last, v.ty) * k.load(weight, v.ty, offset=i * 4)
                 k.store(out, v, offset=i * 4)
-
-    def _store(
-        self, k: Builder, isa: Isa, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
-    ) -> None:
-        """One head's key or value, narrowed, into its page."""
-        fmt = self.page.fmt
-        width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
-        scales = home + self.page.codes_bytes(dims)
-        with k.loop(dims // width) as b:
-            v = k.load(x, f32 * width, offset=b * (4 * width))
-            if fmt.scaled:
-                d = k.reduce(k.abs(v), k.max) * (1 / 127)
-                inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
-                v = v * k.splat(inverse, v.ty)
-                at = b * PAGE + place if transposed else place * (dims // BLOCK) + b
-                k.store(scales, d, offset=at * 4)
-            narrow = fmt.narrow(k, isa, v)
-            if not transposed:
-                k.store(home, narrow, offset=(place * dims + b * width) * fmt.n_bytes)
-            else:
-                to = home + (b * (width * PAGE) + place) * fmt.n_bytes
-                for lane in range(width):
-                    k.store(to, k.extract(narrow, lane), offset=lane * PAGE * fmt.n_bytes)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n, dims, half = int(run["n_tokens"]), self.head_dim, self.rope_dims // 2
@@ -168,17 +129,8 @@ class RopeStore(Paged):
             x = x.astype(np.float64)
             if self.eps is not None and not self.norm_last:
                 x = normed(x, weight)
-            y = turned(x, table) if half else x
+            y = turned(x, run.rope(table, self.rope_dims), self.style) if half else x
             return normed(y, weight) if self.norm_last else y
-
-        def turned(x: np.ndarray, table: int) -> np.ndarray:
-            y, tables = x.copy(), run.rope(table, self.rope_dims).astype(np.float64)
-            ia = np.arange(half) if self.style == "neox" else np.arange(0, 2 * half, 2)
-            ib = ia + (half if self.style == "neox" else 1)
-            cos, sin = tables[:, None, 0], tables[:, None, 1]
-            y[..., ia] = x[..., ia] * cos - x[..., ib] * sin
-            y[..., ib] = x[..., ia] * sin + x[..., ib] * cos
-            return y
 
         def heads(column: int, n_heads: int, dims: int) -> Any:
             return rows[:, column : column + n_heads * dims].reshape(n, n_heads, dims)
@@ -194,3 +146,73 @@ class RopeStore(Paged):
             for head in range(self.n_head_kv):
                 home = self.page.head_ref(*page, head)
                 self.page.write_ref(home, int(slot) % PAGE, keys[i, head], value[i, head])
+
+
+def turn_pairs(
+    k: Builder,
+    style: str,
+    half: int,
+    x: Val,
+    out: Val,
+    table: Val,
+    scaled: Callable[[Val, int], Val],
+) -> None:
+    """Turn ``half`` pairs of one head, ``x`` to ``out`` (which may be the same). ``scaled(v, i)``:
+    what values from the i-th on become before.
+    """
+    width = widest(k.isa.lanes, half)
+    pairs = f32 * width
+    for i in range(0, half, width):
+        cos = k.load(table, pairs, offset=i * 4)
+        sin = k.load(table, pairs, offset=(half + i) * 4)
+        if style == "neox":
+            a = scaled(k.load(x, pairs, offset=i * 4), i)
+            b = scaled(k.load(x, pairs, offset=(half + i) * 4), half + i)
+        else:
+            both = scaled(k.load(x, f32 * (2 * width), offset=i * 8), 2 * i)
+            a = k.shuffle(both, both, range(0, 2 * width, 2))
+            b = k.shuffle(both, both, range(1, 2 * width, 2))
+        first, second = a * cos - b * sin, a * sin + b * cos
+        if style == "neox":
+            k.store(out, first, offset=i * 4)
+            k.store(out, second, offset=(half + i) * 4)
+        else:
+            order = [j + width * odd for j in range(width) for odd in range(2)]
+            k.store(out, k.shuffle(first, second, order), offset=i * 8)
+
+
+def store_head(
+    k: Builder, page: PageLayout, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
+) -> None:
+    """One head's key or value, narrowed, into its page."""
+    fmt, isa = page.fmt, k.isa
+    width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
+    scales = home + page.codes_bytes(dims)
+    with k.loop(dims // width) as b:
+        v = k.load(x, f32 * width, offset=b * (4 * width))
+        if fmt.scaled:
+            d = k.reduce(k.abs(v), k.max) * (1 / 127)
+            inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
+            v = v * k.splat(inverse, v.ty)
+            at = b * PAGE + place if transposed else place * (dims // BLOCK) + b
+            k.store(scales, d, offset=at * 4)
+        narrow = fmt.narrow(k, isa, v)
+        if not transposed:
+            k.store(home, narrow, offset=(place * dims + b * width) * fmt.n_bytes)
+        else:
+            to = home + (b * (width * PAGE) + place) * fmt.n_bytes
+            for lane in range(width):
+                k.store(to, k.extract(narrow, lane), offset=lane * PAGE * fmt.n_bytes)
+
+
+def turned(
+    x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
+) -> npt.NDArray[np.float64]:
+    """``x [N, heads, dims]`` with its first pairs turned by ``table [N, 2, pairs]``."""
+    y, half = x.copy(), table.shape[-1]
+    ia = np.arange(half) if style == "neox" else np.arange(0, 2 * half, 2)
+    ib = ia + (half if style == "neox" else 1)
+    cos, sin = table[:, None, 0].astype(np.float64), table[:, None, 1].astype(np.float64)
+    y[..., ia] = x[..., ia] * cos - x[..., ib] * sin
+    y[..., ib] = x[..., ia] * sin + x[..., ib] * cos
+    return y

@@ -100,6 +100,7 @@ _STATES = (
 )
 ELSEWHERE = {
     "experts": "treadle.lowering.experts",
+    **dict.fromkeys(("latent", "by_head"), "treadle.lowering.latent"),
     **dict.fromkeys(_STATES, "treadle.lowering.states"),
 }
 
@@ -156,8 +157,10 @@ class CpuOps(Making, Ops):
         heads: int = 1,
         centred: bool = False,
         scale: float = 1.0,
+        eps: float | None = None,
     ) -> Rows:
-        return Normed(label, x.width, x, weight, heads, centred, scale, outputs=of_outputs(x))
+        eps = self.config.norm_eps if eps is None else eps
+        return Normed(label, x.width, x, weight, heads, centred, scale, eps, outputs=of_outputs(x))
 
     def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
         heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
@@ -242,14 +245,19 @@ class CpuOps(Making, Ops):
         *,
         sinks: str = "",
     ) -> Rows:
-        steps, config, at = self.steps, self.config, self.config.layers[layer]
-        own, pool = (k is not None, v is not None), steps.cache.pool_of(at.kv_from)
+        at = self.config.layers[layer]
+        own, pool = (k is not None, v is not None), self.steps.cache.pool_of(at.kv_from)
         if own != (at.kv_from == layer,) * 2 or (at.window, at.causal) != (
             pool.window,
             pool.causal,
         ):
             raise UnsupportedError(f"L{layer}: keys and values unlike those of layer {at.kv_from}")
-        qkv = self._rotated(label, layer, q, k, v)
+        return self.attention(label, layer, self._rotated(label, layer, q, k, v), sinks)
+
+    def attention(self, label: str, layer: int, qkv: Buffer, sinks: str = "") -> Rows:
+        """Of queries as scores want them, over what is in the layer's pages."""
+        steps, config, at = self.steps, self.config, self.config.layers[layer]
+        pool = steps.cache.pool_of(at.kv_from)
         spec = Attention(
             steps.cache.kv,
             at.n_head,
@@ -263,6 +271,7 @@ class CpuOps(Making, Ops):
             at.head_dim_v,
             at.causal,
             bool(sinks),
+            at.latent is not None,
         )
         width = at.n_head * at.head_dim_v
         out = steps.floats(f"{label}.out", width)
@@ -350,7 +359,7 @@ class CpuOps(Making, Ops):
                 at.head_dim,
                 rope.dims if rope else 0,
                 config.attn_scale,
-                config.norm_eps if q_norm else None,
+                norms[0].eps if norms[0] else None,
                 pool.index if pool else 0,
                 k_way.table or 0,
                 at.head_dim_v,
@@ -372,7 +381,7 @@ class CpuOps(Making, Ops):
         assert x is not None
         self.steps.emit(
             x.label,
-            ColumnNorm(x.width, self.config.norm_eps),
+            ColumnNorm(x.width, x.eps),
             Grid(1, "n_tokens"),
             x=rows,
             w=self.steps.vector(f"{x.weight}.weight", x.scale),

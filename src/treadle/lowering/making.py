@@ -134,7 +134,7 @@ class Making:
             act.kind,
             act.k,
             act.group,
-            self.config.norm_eps,
+            x.eps,
             add=residual is not None,
             outputs=x.outputs,
             sub=act.sub,

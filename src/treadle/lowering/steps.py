@@ -60,6 +60,7 @@ class Steps:
             and n_tokens > isa.matrix.vector_tokens
             and not deterministic
             and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
+            and not any(at.latent for at in attending)
             and cache.kv != "f32"
         )
         rows = TILE_ROWS

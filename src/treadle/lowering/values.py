@@ -45,6 +45,7 @@ class Normed(Value):
     heads: int
     centred: bool
     scale: float
+    eps: float
 
 
 @dataclass(eq=False)

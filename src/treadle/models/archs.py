@@ -130,6 +130,8 @@ ARCHS: dict[str, Arch] = {
             lacks=FFN_NORM,
             keys=((EXPERTS_GATING, 2),),
         ),
+        # DeepSeek V2 and V3, GLM-4.7-Flash
+        Arch("deepseek2", rope="norm", mixer="latent"),
         Arch(
             "minimax-m2",
             needs=QK_NORM,
@@ -275,7 +277,6 @@ ARCHS: dict[str, Arch] = {
 REFUSED: dict[str, str] = {
     name: why
     for why, names in {
-        "multi-head latent attention (MLA)": "deepseek2",
         "experts of a kind": "nomic-bert-moe hunyuan-moe llama4 dbrx grok phimoe",
         "a recurrent state beside attention or in its place": (
             "mamba jamba rwkv6 rwkv7 kimi-linear"

@@ -54,6 +54,25 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Sizes of latent attention: tokens keep one row that all heads share, of ``n_kv_rank`` dims
+    and ``n_rope`` turned ones, which is its ``head_dim``.
+    """
+
+    n_q_rank: int  # of queries; 0: they are made of the states at once
+    n_kv_rank: int
+    n_nope: int  # dims of a head's query that do not turn
+    n_rope: int  # those that do, behind them
+    n_v: int  # dims of a head's value
+    norm_eps: float  # of the norms of both ranks
+
+    @property
+    def n_q(self) -> int:
+        """Dims of a head's query."""
+        return self.n_nope + self.n_rope
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer: its two halves, by their names in MIXERS and FFNS ("": it has none), and their
     sizes in elements, 0 where it has no such half.
@@ -74,6 +93,7 @@ class Layer:
     experts: Experts | None = None  # of an FFN that has some
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
     state: Recurrence | None = None
+    latent: Latent | None = None
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,10 @@ class Ops(ABC):
         heads: int = 1,
         centred: bool = False,
         scale: float = 1.0,
+        eps: float | None = None,
     ) -> Rows:
         """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight`` and
-        ``scale``; ``centred``: LayerNorm.
+        ``scale``; ``centred``: LayerNorm; ``eps``: the model's, if not given.
         """
 
     @abstractmethod

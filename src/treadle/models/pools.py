@@ -18,6 +18,7 @@ class PoolSpec:
         another one's keys and values is not listed.
     window: tokens that its layers see, the current one included; 0: all of them.
     causal: tokens see none behind them. Else a text's tokens are all in one run.
+    latent: a value is its key's first dims, and is kept nowhere else.
     """
 
     name: str
@@ -27,6 +28,7 @@ class PoolSpec:
     head_dim_v: int
     window: int
     causal: bool = True
+    latent: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
 POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 RANK = 4
+Q_RANK = "attention.q_lora_rank"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 N_EXPERT_MAX = 4096
@@ -101,9 +102,13 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
 
 
 def mixer_of(keys: Keys, arch: Arch, i: int, n_head_kv: int) -> str:
-    """That of the architecture; or whether queries, keys and values are one matrix."""
+    """That of the architecture; or whether queries, keys and values are one matrix, or queries are
+    made of the states at once.
+    """
     if not n_head_kv:
         return arch.state
+    if arch.mixer == "latent":
+        return "latent" if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
     fused = arch.mixer == "attention" and f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors
     return FUSED_MIXER if fused else arch.mixer
 

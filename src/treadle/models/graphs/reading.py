@@ -55,6 +55,11 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     ropes = read_temperature(keys, plain)
     n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
     state = read_recurrence(keys, arch, n_embd) if arch.state else None
+    attn_scale, latent = keys.number("attention.scale", 0.0, lo=0.0), None
+    if arch.mixer == "latent":
+        from treadle.models.graphs.latent import read_latent
+
+        latent, ropes, attn_scale = read_latent(keys, ropes, head_dim, head_dim_v)
     layers = tuple(
         Layer(
             n_head=n_head[i],
@@ -71,6 +76,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
             experts=read_experts(keys, i, n_ff[i]),
             wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),
             state=state,
+            latent=latent,
         )
         for i in range(n_layer)
     )
@@ -88,7 +94,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         n_ctx_train=n_ctx_train,
         norm_eps=read_norm_eps(keys, arch) / residual**2,
         embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
-        attn_scale=keys.number("attention.scale", 0.0, lo=0.0) or 1.0 / math.sqrt(width),
+        attn_scale=attn_scale or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),

@@ -9,6 +9,8 @@ MIXERS = Late[Sublayer](
     __name__,
     {"attention": ATTENTION, FUSED: ATTENTION_QKV, GATE: ATTENTION_GATE},
     late={
+        "latent": "latent.LATENT",
+        "latent_q": "latent.LATENT_Q",
         "shortconv": "shortconv.SHORTCONV",
         "mamba2": "mamba2.MAMBA2",
         "attention_mamba2": "beside.ATTENTION_MAMBA2",

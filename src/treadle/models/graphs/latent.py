@@ -1,0 +1,61 @@
+"""Latent attention's sizes and scale, as files give them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.files.keys import SIZE_MAX
+from treadle.models.config import Latent
+from treadle.models.graphs.kinds import Q_RANK
+
+if TYPE_CHECKING:
+    from treadle.models.keys import Keys
+    from treadle.models.rope import Rope
+
+KV_RANK, KEY, VALUE = "attention.kv_lora_rank", "attention.key_length", "attention.value_length"
+NORM_EPS = 1e-6  # of both ranks, as in transformers, whatever that of the other norms is
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+
+
+def read_latent(
+    keys: Keys, ropes: tuple[Rope, ...], head_dim: int, head_dim_v: int
+) -> tuple[Latent, tuple[Rope, ...], float]:
+    """The sizes, the tables of the rope, and the scale of scores.
+
+    Raises UnsupportedError for files whose keys and values are one matrix, as they were before
+    the spring of 2025.
+    """
+    if not keys.has(f"{KEY}_mla") or "blk.0.attn_kv_b.weight" in keys.gguf.tensors:
+        keys.refuse(
+            f"{KEY}_mla",
+            "is missing, or keys and values are one matrix (attn_kv_b): the file is of the old "
+            "kind; treadle has attn_k_b and attn_v_b, which converters write since 2025",
+        )
+    kv_rank = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)
+    n_q = keys.integer(f"{KEY}_mla", lo=1, hi=SIZE_MAX)
+    n_rope = keys.integer("rope.dimension_count", lo=2, hi=n_q - 1)
+    for key, found, expected in (
+        ("attention.head_count_kv", keys.integer("attention.head_count_kv", lo=1), 1),
+        (VALUE, head_dim_v, kv_rank),
+        (KEY, head_dim, kv_rank + n_rope),
+    ):
+        if found != expected:
+            keys.fail(key, f"is {found}", f"{expected}: one row that all heads share")
+    latent = Latent(
+        n_q_rank=keys.integer(Q_RANK, 0, lo=0, hi=SIZE_MAX),
+        n_kv_rank=kv_rank,
+        n_nope=n_q - n_rope,
+        n_rope=n_rope,
+        n_v=keys.integer(f"{VALUE}_mla", lo=1, hi=SIZE_MAX),
+        norm_eps=NORM_EPS,
+    )
+    scale, multiplier = 1.0 / math.sqrt(n_q), keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
+    if not multiplier or ropes[0].scaling != "yarn":
+        return latent, ropes, scale
+    # YaRN's factor stands in the scale, squared, and cosines have none. The key is a tenth of what
+    # it is in other architectures' files.
+    factor = 1.0 + multiplier * math.log(max(1.0, ropes[0].scale))
+    ropes = tuple(replace(rope, yarn_log_multiplier=1.0) for rope in ropes)
+    return latent, ropes, scale * factor**2

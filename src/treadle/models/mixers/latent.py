@@ -1,0 +1,82 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024): tokens keep one row that all heads share, of
+which each head's keys and values are linear maps.
+
+A key's map is applied to the query instead (``k_b``), and a value's to what attention gives
+(``v_b``): so heads attend to the rows themselves, and no key or value is ever made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.pools import PoolSpec
+from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.config import Latent, Layer
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``output(v_b(attention(k_b(q), rows)))``."""
+    layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
+    first = "q_a" if _latent_of(layer).n_q_rank else "q"
+    q, kv = g.linears(f"{at}.{first}_kv_a", h, [f"{blk}_{first}", f"{blk}_kv_a_mqa"])
+    if first == "q_a":
+        q = g.norm(f"{at}.q_a_norm", q, f"{blk}_q_a_norm", eps=_latent_of(layer).norm_eps)
+        q = g.linear(f"{at}.q_b", q, f"{blk}_q_b")
+    y = g.call("latent", at, q, kv, layer=i, weight=f"{blk}_k_b")
+    y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
+    return g.linear(f"{at}.output", y, f"{blk}_output")
+
+
+def _latent_of(layer: Layer) -> Latent:
+    assert layer.latent is not None
+    return layer.latent
+
+
+def _sizes(layer: Layer) -> Sizes:
+    sizes = _latent_of(layer)
+    return {
+        "n_head": layer.n_head,
+        "n_q_rank": sizes.n_q_rank,
+        "n_kv_rank": sizes.n_kv_rank,
+        "n_q": layer.n_head * sizes.n_q,
+        "n_row": layer.head_dim,
+        "n_nope": sizes.n_nope,
+        "n_v": sizes.n_v,
+        "n_attn": layer.n_head * sizes.n_v,
+    }
+
+
+def _memory(layer: Layer) -> tuple[PoolSpec]:
+    sizes = layer.n_head_kv, layer.head_dim, layer.head_dim_v
+    return (PoolSpec("kv_latent", (), *sizes, layer.window, layer.causal, latent=True),)
+
+
+_BEFORE = with_bias("attn_norm", "n_embd")
+_AFTER = (
+    TensorRow("attn_kv_a_mqa.weight", ("n_row", "n_embd")),
+    TensorRow("attn_kv_a_norm.weight", ("n_kv_rank",)),
+    TensorRow("attn_k_b.weight", ("n_head", "n_kv_rank", "n_nope")),
+    TensorRow("attn_v_b.weight", ("n_head", "n_v", "n_kv_rank")),
+    *with_bias("attn_output", "n_embd", "n_attn"),
+)
+LATENT = Sublayer(
+    label="attn",
+    before="attn_norm",
+    after="",
+    behind="",
+    build=build,
+    rows=(
+        *_BEFORE,
+        TensorRow("attn_q_a.weight", ("n_q_rank", "n_embd")),
+        TensorRow("attn_q_a_norm.weight", ("n_q_rank",)),
+        TensorRow("attn_q_b.weight", ("n_q", "n_q_rank")),
+        *_AFTER,
+    ),
+    sizes=_sizes,
+    memory=_memory,
+)
+LATENT_Q = replace(LATENT, rows=(*_BEFORE, TensorRow("attn_q.weight", ("n_q", "n_embd")), *_AFTER))

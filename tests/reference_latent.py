@@ -1,0 +1,35 @@
+"""Latent attention in float64 and plain numpy, as its paper has it: keys and values of every head
+are made, where the compiled one never makes any.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.reference import Array, Layer, attention, rms_norm, rope
+
+
+def latent(maps: Layer, h: Array) -> Array:
+    config, at = maps.config, maps.at
+    sizes, blk = at.latent, f"blk.{maps.i}.attn"
+    assert sizes is not None
+    assert at.rope is not None
+    if sizes.n_q_rank:
+        q = maps.linear(h, "attn_q_a")
+        q = rms_norm(q, maps.tensor(f"{blk}_q_a_norm.weight"), sizes.norm_eps)
+        q = maps.linear(q, "attn_q_b")
+    else:
+        q = maps.linear(h, "attn_q")
+    row, turned = np.split(maps.linear(h, "attn_kv_a_mqa"), [sizes.n_kv_rank], axis=-1)
+    row = rms_norm(row, maps.tensor(f"{blk}_kv_a_norm.weight"), sizes.norm_eps)
+    k = np.einsum("tr,hrn->thn", row, maps.tensor(f"{blk}_k_b.weight"))
+    v = np.einsum("tr,hvr->thv", row, maps.tensor(f"{blk}_v_b.weight"))
+    inv_freq, factor = config.ropes[at.rope].frequencies(config.n_ctx_train)
+    q_plain, q_turned = np.split(q.reshape(len(h), at.n_head, -1), [sizes.n_nope], axis=-1)
+    q_turned, turned = (
+        rope(x, inv_freq, factor, config.arch.rope) for x in (q_turned, turned[:, None])
+    )
+    turned = np.repeat(turned, at.n_head, axis=1)
+    q, k = np.concatenate([q_plain, q_turned], -1), np.concatenate([k, turned], -1)
+    y = attention(q, k, v, config.attn_scale, 0.0, 0)
+    return maps.linear(y.reshape(len(h), -1), "attn_output")
