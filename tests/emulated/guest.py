@@ -181,12 +181,17 @@ class Guest:
     def pages(self, n_bytes: int) -> np.ndarray:
         """Whole pages of memory, open."""
         at = self.shared.pages(n_bytes)
-        self._system(MPROTECT, BASE + at, n_bytes, READ_WRITE_RUN)
+        self._must(MPROTECT, BASE + at, n_bytes, READ_WRITE_RUN)
         return self.shared.bytes[at : at + n_bytes]
 
     def close_page(self, address: int) -> None:
         """Let a page be neither read nor written by kernels."""
-        self._system(MPROTECT, address, PAGE, 0)
+        self._must(MPROTECT, address, PAGE, 0)
+
+    def system(self, number: int, *args: int) -> int:
+        """What a system call of up to four arguments answers there."""
+        self._call(0, (number, *args))
+        return int(struct.unpack_from("<q", self.shared.memory, 8)[0])
 
     # -- the other side -------------------------------------------------------------------------
 
@@ -198,9 +203,8 @@ class Guest:
         self.shared.bytes[at : at + len(image)] = np.frombuffer(bytes(image), np.uint8)
         return symbols[name]
 
-    def _system(self, number: int, *args: int) -> None:
-        self._call(0, (number, *args))
-        (answer,) = struct.unpack_from("<q", self.shared.memory, 8)
+    def _must(self, number: int, *args: int) -> None:
+        answer = self.system(number, *args)
         assert answer == 0, f"the guest's system call {number} failed: {answer}"
 
     def _call(self, function: int, args: tuple[int, ...]) -> None:

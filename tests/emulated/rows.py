@@ -30,22 +30,27 @@ class Emulated:
     cpu: str
 
     @property
-    def emulator(self) -> str:
-        """The name of qemu's program."""
-        return f"qemu-{self.isa.triple.partition('-')[0]}"
+    def machine(self) -> str:
+        """Its architecture, as qemu names it."""
+        return self.isa.triple.partition("-")[0]
 
     def guest(self) -> Guest:
-        """The emulated CPU, one for the whole run; skips the test where there is no emulator.
+        """The emulated CPU, one for the whole run; see ``qemu``."""
+        return _guest(qemu(self.machine), self.cpu, self.isa)
 
-        Under CI that is a failure: nobody would miss what was silently left out.
-        """
-        path = found(self.emulator)
-        if path is None:
-            why = f"{self.emulator} is absent: tools/fetch_emulators.py fetches it"
-            if os.environ.get("CI") == "true":
-                pytest.fail(why)
-            pytest.skip(why)
-        return _guest(path, self.cpu, self.isa)
+
+def qemu(machine: str) -> str:
+    """Path of the emulator of a machine; skips the test where there is none.
+
+    Under CI that is a failure: nobody would miss what was silently left out.
+    """
+    path = found(f"qemu-{machine}")
+    if path is None:
+        why = f"qemu-{machine} is absent: tools/fetch_emulators.py fetches it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    return path
 
 
 @cache

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.emulated.guest import FOLDER, found
+from tests.emulated.foreign import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 THREADS = (1, 2, 3)
 SCRIPT = """
 import json, sys
@@ -39,27 +36,9 @@ CPUS = [
 @pytest.mark.parametrize(("machine", "cpu", "row"), CPUS, ids=[row for _, _, row in CPUS])
 def test_known_text(machine: str, cpu: str, row: str, data: Path, tmp_path: Path) -> None:
     """The row is the one that was found, and the text that of llama2.c on any number of threads."""
-    root, emulator = FOLDER / machine, found(f"qemu-{machine}")
-    if not root.is_dir() or emulator is None:
-        pytest.skip(f"{root} is absent: tools/fetch_emulators.py --roots fetches it (0.7 GB)")
-    (python,) = (root / "usr/bin").glob("python3.[0-9][0-9]")
-    env = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": os.pathsep.join(map(str, (root / "site", ROOT / "src"))),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "TREADLE_CACHE": str(tmp_path / "cache"),
-        "TREADLE_TUNE": "0",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
     files = data / "truth/llama2c_stories260K_greedy.json", data / "models/stories260K.gguf"
-    # Where Debian has a choice of libraries, a script that is not run here would make the link.
-    libraries = ":".join(map(str, (root / "usr/lib").glob("*-linux-gnu/[bl]*a*/")))
-    qemu = [emulator, "-cpu", cpu, "-L", str(root), "-E", f"LD_LIBRARY_PATH={libraries}"]
-    run = ["nice", "-n", "15", *qemu, str(python), "-c", SCRIPT]
-    done = subprocess.run(
-        [*run, *map(str, (*files, *THREADS))], env=env, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = [line.split() for line in done.stdout.splitlines()]
+    args = map(str, (*files, *THREADS))
+    printed = run_python(machine, cpu, tmp_path / "cache", "-c", SCRIPT, *args)
+    said = [line.split() for line in printed.splitlines()]
     assert [line[:2] for line in said] == [[row, str(n)] for n in THREADS]
-    assert all(line[2].isdigit() and int(line[2]) > 100 for line in said), done.stdout
+    assert all(line[2].isdigit() and int(line[2]) > 100 for line in said), printed
