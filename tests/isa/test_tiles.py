@@ -24,9 +24,8 @@ from treadle.jit.kernel import trace
 from treadle.jit.types import i8
 from treadle.jit.values import Val
 from treadle.kernels import choice, gemm
-from treadle.kernels.act import BLOCK, Act
+from treadle.kernels.act import BLOCK, DWORD, Act
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.panel import DWORD
 from treadle.kernels.tile_outer import OUTER
 
 LABEL = re.compile(r"^([.\w]+):")

@@ -61,6 +61,7 @@ NORMS = [
     Norm("q8", 32, 1, EPS),
     Norm("q8", 352, 6, EPS),
     Norm("q8", 2048, 4, EPS, outputs=True),
+    Norm("q8", 352, 6, EPS, unit=8),
     Norm("bf16", 352, 32, EPS),
     Norm("bf16", 172, 32, EPS, outputs=True),
     Norm("bf16", 172, 1, EPS),
@@ -88,6 +89,8 @@ PACKS = [
     Pack("gelu", "bf16", SLICE + 32, 32),
     Pack("copy", "f32", 352, 1),
     Pack("silu", "q8", 352, 6),
+    Pack("silu", "q8", 352, 6, unit=8),
+    Pack("copy", "q8", 96, 4, 16, unit=8),
     Pack("silu", "bf16", 352, 1),
     Pack("silu", "f32", 172, 6),
     Pack("gelu", "q8", 2048, 1),
@@ -244,7 +247,8 @@ for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX[::3])):
 GEMMS += OUTERS
 # Two rows by two tokens: tokens that fill vectors and that do not, minimums, of K in parts.
 PAIRS = [
-    Gemm("Q8_0", "q8", 352, 2, 8, segments=3, bias=True, unit=8),
+    Gemm("Q8_0", "q8", 352, 2, 6, segments=3, bias=True, unit=8),
+    Gemm("Q8_0", "q8", 352, 2, 8, unit=8),
     Gemm("Q4_1", "q8", 2048, 1, 6, kc=512, unit=8),
     Gemm("Q2_K", "q8", 768, 2, 2, residual=True, folded=True, unit=8),
     Gemm("Q3_K", "q8", 768, 2, 8, folded=True, unit=8),
@@ -280,6 +284,8 @@ SORTS = [Sort(8, 2, 4, 8), Sort(5, 1, 6, 6), Sort(128, 8, 24, 504)]
 GATHERS = [
     Gather("q8", 96, 4, 32, 12),
     Gather("q8", 352, 6, 16, 6),
+    Gather("q8", 352, 6, 16, 12, unit=8),
+    Gather("q8", 96, 4, 32, 8, unit=8),
     Gather("bf16", 172, 32, 32, 32),
     Gather("f32", 172, 5, 32, 10),
 ]

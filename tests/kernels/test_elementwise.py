@@ -59,20 +59,17 @@ def check_act(
 
 def check_sums(out: np.ndarray, act: Act, n: int, what: str) -> None:
     groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
-    sums = groups[:, act.comp_off : act.comp_off + 4 * act.kb * act.group].copy().view(np.int32)
-    sums = sums.reshape(-1, act.kb, act.group).transpose(0, 2, 1).reshape(-1, act.kb)[:n]
-    dwords = groups[:, : act.d_off].copy().view(np.int32).reshape(-1, act.kd, act.group)
-    quants = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, act.kd).view(np.int8)[:n]
+    sums = groups[:, act.comp_off : act.comp_off + 4 * act.ks * act.group].copy().view(np.int32)
+    sums = sums.reshape(-1, act.ks, act.group).transpose(0, 2, 1).reshape(-1, act.ks)[:n]
+    quants = act.dwords_ref(out, n).view(np.int8)
     assert quants.min(initial=0) >= -127, f"{what}: a quant of -128"
-    expected = MAGIC_BITS - OFFSET * quants.reshape(n, act.kb, BLOCK).sum(-1, dtype=np.int32)
+    expected = MAGIC_BITS - OFFSET * quants.reshape(n, act.ks, act.sub).sum(-1, dtype=np.int32)
     assert_close(sums, expected, 0.5, f"{what}: sums")
 
 
 def check_padding(out: np.ndarray, act: Act, n: int) -> None:
     """Zeros from K to the end of the last block: a product runs over them."""
-    groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
-    dwords = groups[:, : act.d_off].copy().view(np.int32).reshape(-1, act.kd, act.group)
-    rows_ = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, act.kd)[:n].view(np.uint8)
+    rows_ = act.dwords_ref(out, n).view(np.uint8)
     assert not rows_[:, act.k * {"q8": 1, "bf16": 2, "f32": 4}[act.kind] :].any()
 
 

@@ -25,12 +25,11 @@ from tests.kernels.registry import GEMMS, GEMVS
 from treadle.formats import by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
-from treadle.kernels.act import Act
+from treadle.kernels.act import DWORD, Act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.panel import DWORD
 from treadle.kernels.spec import round_up
 
 HEIGHTS = (1, 5, 50, 105)
@@ -171,8 +170,8 @@ def poison(raw: np.ndarray, layout: Act, n: int) -> None:
     """The rows that fill up the last group hold whatever an earlier run left: NaN, here."""
     if layout.group > 1 and n % layout.group:
         last = raw.reshape(-1, layout.group_bytes)[-1]
-        dwords = last[: layout.d_off].view(np.uint32).reshape(layout.kd, layout.group)
-        dwords[:, n % layout.group :] = 0xFFFFFFFF
+        units = last[: layout.d_off].reshape(-1, layout.group, layout.unit)
+        units[:, n % layout.group :] = 0xFF
         scales = (
             last[layout.d_off : layout.comp_off].view(np.uint32).reshape(layout.kb, layout.group)
         )

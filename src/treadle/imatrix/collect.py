@@ -289,7 +289,7 @@ def _split(step: Step, made: Buffer, sort: Step | None) -> tuple[list[Step], Act
     result, act = spec.result(), Act("f32", spec.m)
     n_rows = made.n_bytes // result.row_bytes
     tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
-    pack = Pack("copy", result.kind, result.k, result.group, result.sub)
+    pack = Pack("copy", result.kind, result.k, result.group, result.sub, unit=result.unit)
     grid, rows = result.grid(pack.slices, "n_tokens"), None
     if sort is not None:
         assert isinstance(sort.spec, Sort)
@@ -298,7 +298,7 @@ def _split(step: Step, made: Buffer, sort: Step | None) -> tuple[list[Step], Act
         rows = sort.args["rows"]
     plain = replace(
         step,
-        spec=replace(spec, to=act.kind, to_group=act.group, to_sub=act.sub),
+        spec=replace(spec, to=act.kind, to_group=act.group, to_sub=act.sub, to_unit=act.unit),
         args={**step.args, "y": tap},
     )
     args = {"x": tap, "out": made, "stride": act.row_bytes // 4, "up": 0, "rows": rows}

@@ -142,6 +142,6 @@ I8MM = DOTPROD.above(
     dot4_least=0,
     dot4_top=255,
     pairs=pairs,
-    tiles=replace(DOTPROD.tiles, bytes=(2, 8), bytes16=(2, 8), unit=8),
+    tiles=replace(DOTPROD.tiles, bytes=(2, 6), bytes16=(2, 6), unit=8),
 )
 BF16 = I8MM.above("neon_bf16", "bf16", dot_bf16=dot_bf16, narrow_bf16=narrow_bf16)

@@ -2,11 +2,14 @@
 
 The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. A group of g tokens
 is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
-neighbouring addresses; g = 1 is plain row-major. ``q8`` quantises every 32 values to -127..127 with
-an f32 scale ``d``, kept as ``[KB, g]`` behind the dwords, then for every ``sub`` of them the
-compensation of the weights' zero point, ``comp = MAGIC_BITS - 128 * sum of the quants`` as i32
-``[KS, g]``: where a weight's code is its value + 128, an accumulator that starts there ends as
-MAGIC_BITS + the true dot product, which are the bits of the float MAGIC + dot.
+neighbouring addresses; g = 1 is plain row-major. Where products take two tokens of eight values
+each (``Isa.pairs``), ``unit`` is 8 and two dwords of a token stand together.
+
+``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, kept as ``[KB, g]`` behind
+the dwords, then for every ``sub`` of them the compensation of the weights' zero point, ``comp =
+MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``: where a weight's code is its value + 128,
+an accumulator that starts there ends as MAGIC_BITS + the true dot product, which are the bits of
+the float MAGIC + dot.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from operator import add
 import numpy as np
 
 from treadle.jit.language import Builder, Val
-from treadle.jit.types import f32, i8, i32
+from treadle.jit.types import f32, i8, i32, i64
 from treadle.kernels.spec import Grid, round_up
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
+DWORD = 4  # bytes of one, or codes
 PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
 TOGETHER = 16  # tokens of a bf16 group that are written at once
 BLOCK = 32  # values that share a q8 scale
@@ -40,6 +44,7 @@ class Act:
     k: int
     group: int = 1
     sub: int = BLOCK  # values that share a compensation: 16 or 32
+    unit: int = DWORD  # bytes of a token that stand together in a group: 4, of q8 perhaps 8
 
     @property
     def kd(self) -> int:
@@ -110,7 +115,8 @@ class Act:
         row = np.zeros((groups.shape[0] * g, 4 * self.kd), np.uint8)
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(n, -1)
         row[:n, : raw.shape[1]] = raw
-        dwords = row.view(np.int32).reshape(-1, g, self.kd).transpose(0, 2, 1)
+        per = self.unit // DWORD
+        dwords = row.view(np.int32).reshape(-1, g, self.kd // per, per).transpose(0, 2, 1, 3)
         groups[:, : self.d_off].view(np.int32)[:] = dwords.reshape(len(groups), -1)
         if self.kind == "q8":
             scale = np.zeros((groups.shape[0] * g, self.kb), np.float32)
@@ -121,14 +127,17 @@ class Act:
                 part = part.reshape(len(groups), g, -1).transpose(0, 2, 1).reshape(len(groups), -1)
                 groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
 
+    def dwords_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
+        """The dwords of the first ``n`` tokens, i32 ``[n, KD]``."""
+        groups, per = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes), self.unit // DWORD
+        dwords = np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32)
+        dwords = dwords.reshape(-1, self.kd // per, self.group, per).transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(dwords).reshape(-1, self.kd)[:n]
+
     def read_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
         """The values of the first ``n`` tokens, float64 ``[n, k]``."""
-        g = self.group
-        groups = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
-        dwords = (
-            np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32).reshape(-1, self.kd, g)
-        )
-        rows = np.ascontiguousarray(dwords.transpose(0, 2, 1)).reshape(-1, self.kd)[:n]
+        g, groups = self.group, buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        rows = self.dwords_ref(buffer, n)
         if self.kind == "f32":
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
         if self.kind == "bf16":
@@ -226,10 +235,10 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
         dwords = k.isa.narrow_bf16(k, k.concat(*values)).bits(i32 * 16)
     else:
         dwords = k.concat(*values).bits(i32 * 32)
-    n = dwords.ty.lanes
-    at = group + (block * n * stride + place * 4)
+    at = group + (block * dwords.ty.lanes * stride + place * act.unit)
     if act.group == 1:
         k.store(at, dwords)
-    else:
-        for lane in range(n):
-            k.store(at, k.extract(dwords, lane), offset=lane * stride)
+        return
+    units = dwords if act.unit == DWORD else dwords.bits(i64 * (dwords.ty.n_bytes // act.unit))
+    for lane in range(units.ty.lanes):
+        k.store(at, k.extract(units, lane), offset=lane * act.unit * act.group)

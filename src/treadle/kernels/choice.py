@@ -174,6 +174,7 @@ def gated(
         to=out.kind,
         to_group=out.group,
         to_sub=out.sub,
+        to_unit=out.unit,
     )
 
 

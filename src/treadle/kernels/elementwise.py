@@ -12,7 +12,7 @@ import numpy as np
 from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr
-from treadle.kernels.act import BLOCK, Act, emit_store
+from treadle.kernels.act import BLOCK, DWORD, Act, emit_store
 from treadle.kernels.activation import ACTIVATIONS, activated, gated
 from treadle.kernels.blocks import At
 from treadle.kernels.panel import load_values
@@ -89,6 +89,7 @@ class Norm(Spec):
     weight: bool = True  # else w is left out
     bias: bool = False  # is added at the end
     rows: bool = False  # f32 rows of x's own stride are written
+    unit: int = DWORD  # of the activations
 
     @property
     def needs(self) -> set[str]:
@@ -96,7 +97,7 @@ class Norm(Spec):
         return self.args.required | {name for name, on in asked.items() if on}
 
     def layout(self) -> Act:
-        return Act(self.act, self.k, self.group, self.sub)
+        return Act(self.act, self.k, self.group, self.sub, self.unit)
 
     def scratch(self, lanes: int) -> int:
         return (1 + self.centred) * SCALES_BYTES + self.layout().store_scratch
@@ -245,13 +246,14 @@ class Pack(Spec):
     gated: bool = True  # else there is no up
     per: int = 1  # rows of a token, or where ``rows`` counts them, of what it counts
     counted: bool = False
+    unit: int = DWORD  # of the activations
 
     @property
     def needs(self) -> set[str]:
         return self.args.required | ({"rows"} if self.counted else set())
 
     def layout(self) -> Act:
-        return Act(self.act, self.k, self.group, self.sub)
+        return Act(self.act, self.k, self.group, self.sub, self.unit)
 
     def scratch(self, lanes: int) -> int:
         return self.layout().store_scratch

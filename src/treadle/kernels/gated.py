@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.act import BLOCK, Act, emit_store
+from treadle.kernels.act import BLOCK, DWORD, Act, emit_store
 from treadle.kernels.activation import ACTIVATIONS, gated
 from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul, Share, shares
 from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.panel import DWORD
 from treadle.kernels.spec import Frame
 from treadle.record import dataclass
 
@@ -41,9 +40,10 @@ class Gated(Matmul):
     matrix: bool = False
     fn: str = ""
     m: int = 0
-    to: str = ""  # the result's kind, group and sub
+    to: str = ""  # the result's kind, group, sub and unit
     to_group: int = 1
     to_sub: int = BLOCK
+    to_unit: int = DWORD
 
     @property
     def product(self) -> Gemm:
@@ -59,7 +59,7 @@ class Gated(Matmul):
 
     def result(self) -> Act:
         """The layout that is written."""
-        return Act(self.to, self.m, self.to_group, self.to_sub)
+        return Act(self.to, self.m, self.to_group, self.to_sub, self.to_unit)
 
     def item_rows(self, lanes: int) -> int:
         """Rows of an item in each matrix: whole panels, and whole blocks of the result."""

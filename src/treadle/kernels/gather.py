@@ -9,7 +9,7 @@ import numpy as np
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
-from treadle.kernels.act import Act
+from treadle.kernels.act import DWORD, Act
 from treadle.kernels.spec import Args, Frame, Spec
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
@@ -34,10 +34,11 @@ class Gather(Spec):
     group: int
     sub: int
     block: int
+    unit: int = DWORD
 
     def layout(self) -> Act:
         """What is written."""
-        return Act(self.act, self.k, self.group, self.sub)
+        return Act(self.act, self.k, self.group, self.sub, self.unit)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, width, each = self.layout(), min(isa.lanes, WIDTH), self.block // self.group
@@ -47,17 +48,24 @@ class Gather(Spec):
                 frame.x + k.load(tokens, i32, offset=4 * t).to(i64) * act.row_bytes
                 for t in range(self.group)
             ]
-            with k.loop(act.row_bytes // 4, step=width) as c:
-                first = 0
-                while first < self.group:  # transposed by powers of two
-                    n = 1 << (self.group - first).bit_length() - 1
-                    some = rows[first : first + n]
-                    held = [k.load(row, i32 * width, offset=c * 4) for row in some]
-                    for j, column in enumerate(transpose(k, held, width)):
-                        at = out + (c + j) * (4 * self.group)
-                        for i, v in enumerate(column):
-                            k.store(at, v, offset=4 * (first + i * v.ty.lanes))
-                    first += n
+            apart = 0 if self.unit == DWORD else act.kd  # dwords, of which two stand together
+            if apart:
+                with k.loop(apart, step=width) as c:
+                    self._columns(k, rows, out, c, width, 2)
+            with k.loop(act.row_bytes // 4, start=apart, step=width) as c:
+                self._columns(k, rows, out, c, width, 1)
+
+    def _columns(self, k: Builder, rows: list[Val], out: Val, c: Val, width: int, per: int) -> None:
+        """Write ``width`` dwords of each row, the ``c``-th and on, ``per`` of a row together."""
+        first, ty = 0, (i32 if per == 1 else i64) * (width // per)
+        while first < self.group:  # transposed by powers of two
+            n = 1 << (self.group - first).bit_length() - 1
+            held = [k.load(row, ty, offset=c * 4) for row in rows[first : first + n]]
+            for j, column in enumerate(transpose(k, held, ty.lanes)):
+                at = out + (c + j * per) * (4 * self.group)
+                for i, v in enumerate(column):
+                    k.store(at, v, offset=4 * per * (first + i * v.ty.lanes))
+            first += n
 
     def run_ref(self, args: Any, run: Any) -> None:
         n_rows, act = int(args.rows[:2].view(np.int64)[0]) * self.block, self.layout()
@@ -66,7 +74,10 @@ class Gather(Spec):
         tokens = args.rows[2 : 2 + n_rows]
         source = args.x[: (int(tokens.max()) + 1) * act.row_bytes].reshape(-1, act.row_bytes)
         dwords = source[tokens].view(np.int32).reshape(-1, self.group, act.row_bytes // 4)
-        made = np.ascontiguousarray(dwords.transpose(0, 2, 1)).view(np.uint8).ravel()
+        apart = 0 if self.unit == DWORD else act.kd
+        codes, rest = dwords[:, :, :apart].copy().view(np.int64), dwords[:, :, apart:]
+        parts = (part.transpose(0, 2, 1).reshape(len(part), -1) for part in (codes, rest))
+        made = np.concatenate([part.view(np.int32) for part in parts], 1).view(np.uint8).ravel()
         args.out[: made.size] = made
 
 

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32
-from treadle.kernels.act import BLOCK, MAGIC_BITS, PER_DWORD
+from treadle.kernels.act import BLOCK, DWORD, MAGIC_BITS, PER_DWORD
 from treadle.kernels.blocks import WeightRows
 from treadle.kernels.matmul import n_strips, pick_segment, shares
 from treadle.kernels.out import Out, Sums
-from treadle.kernels.panel import DWORD, emit_pack, panel_bytes, stage_bytes
+from treadle.kernels.panel import emit_pack, panel_bytes, stage_bytes
 from treadle.kernels.spec import Frame
 from treadle.kernels.tile import STEP, Ends, KRange, Tile
 from treadle.kernels.tile_outer import OUTER, OuterTile, outer_bytes
@@ -66,13 +66,13 @@ class Gemm(Tiled):
             magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
             lane_values = panel + panel_bytes(self.fmt, act, n)
             k.store(lane_values, magic, offset=4 * self.nr * self.n_sums)
-        if self.unit == PAIRS:
-            fill_pairs(k, self, panel)
 
         def pack(k: Builder, panel: Val, stage: Val, *source: Val) -> None:
             emit_pack(k, act, panel, stage, rows.of(source), n, self.unit)
 
         k.outlined("pack", (panel, stage, *rows.values), pack)
+        if self.unit == PAIRS:
+            fill_pairs(k, self, panel)
 
     @property
     def steps(self) -> int:

@@ -11,7 +11,7 @@ from treadle.formats import Format
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, f32, i8, i32, u8
-from treadle.kernels.act import BLOCK, OFFSET, PER_DWORD, Act
+from treadle.kernels.act import BLOCK, DWORD, OFFSET, PER_DWORD, Act
 from treadle.kernels.blocks import (
     At,
     WeightRows,
@@ -24,7 +24,6 @@ from treadle.kernels.blocks import (
 from treadle.kernels.spec import round_up
 from treadle.kernels.transpose import transpose
 
-DWORD = 4  # codes in one
 STAGE = 256  # codes of a row that are unpacked at once
 PACK_DWORDS = 16  # of a row, that are put in order at once
 

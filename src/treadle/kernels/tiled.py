@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats import Format
-from treadle.kernels.act import BLOCK, Act, from_bf16_bits, to_bf16_bits
+from treadle.kernels.act import DWORD, Act, from_bf16_bits, to_bf16_bits
 from treadle.kernels.matmul import Matmul
-from treadle.kernels.panel import DWORD
 from treadle.kernels.spec import round_up
 from treadle.record import dataclass
 
@@ -49,7 +48,9 @@ class Tiled(Matmul):
         return from_bf16_bits(to_bf16_bits(weights)) if self.act == "bf16" else weights
 
     def layout(self) -> Act:
-        return Act(self.act, self.k, self.nr, self.sub if self.act == "q8" else BLOCK)
+        if self.act != "q8":
+            return Act(self.act, self.k, self.nr)
+        return Act(self.act, self.k, self.nr, self.sub, max(self.unit, DWORD))
 
     def rows_per_item(self, lanes: int) -> int:
         return self.mr * lanes

@@ -20,7 +20,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.act import Act
+from treadle.kernels.act import DWORD, Act
 from treadle.kernels.choice import GEMV_TOKENS, gated, matmul
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
@@ -188,8 +188,8 @@ class _Mixture:
             more = f".{act.kind}_group{act.group}_sub{act.sub}" if self.gathered else ""
             label = f"{self.label}.gather{more}"
             out = self.gathered[act] = self._rows(label, act, n_rows)
-            spec = Gather(act.kind, act.k, act.group, act.sub, block)
-            x = self.ops.activations(h, replace(act, group=1))
+            spec = Gather(act.kind, act.k, act.group, act.sub, block, act.unit)
+            x = self.ops.activations(h, replace(act, group=1, unit=DWORD))
             self.steps.emit(label, spec, Grid(1, "rows"), x=x, rows=rows, out=out)
         return self.gathered[act]
 
@@ -236,8 +236,8 @@ class _Mixture:
         """What the gate lets through, or the activation gives, ``per`` rows of each token, or of
         each block of ``rows``.
         """
-        counted = rows is not None
-        spec = Pack(self.fn, act.kind, act.k, act.group, act.sub, self.gated, per, counted)
+        layout, counted = (act.kind, act.k, act.group, act.sub), rows is not None
+        spec = Pack(self.fn, *layout, self.gated, per, counted, act.unit)
         out, label = self._rows(f"{self.label}.{self.fn}", act, n_rows), f"{self.label}.{self.fn}"
         grid = Grid(spec.slices * per // act.together, "rows" if rows else "n_tokens")
         given: dict[str, Any] = {"x": x, "out": out, "up": up, "rows": rows}

@@ -141,6 +141,7 @@ class Making:
             centred=x.centred,
             bias=biased,
             rows=rows_out,
+            unit=act.unit,
         )
         steps.emit(
             label,
@@ -157,7 +158,7 @@ class Making:
     def _pack(self, label: str, fn: str, x: Buffer, act: Act, up: int | None = None) -> Buffer:
         """``up``: the column where begins what the activation gates."""
         out, gated = self.steps.activations(label, act), up is not None or fn == "copy"
-        spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated)
+        spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated, unit=act.unit)
         grid = act.grid(spec.slices, "n_tokens")
         self.steps.emit(label, spec, grid, x=x, out=out, stride=x.row_bytes // 4, up=up or 0)
         return out
