@@ -221,10 +221,10 @@ def test_a_gate_bounds_what_is_lost(steps: list[tuple[int, float, float]]) -> No
     for n, share, seconds in steps:
         n_drafted = n * MOST if gate.allows(n, n * MOST) else 0
         if n_drafted:
-            extra = gate._predicted(n + n_drafted) - gate._predicted(n)
-            assert gate._lost + extra <= LOSS * gate._total + 1e-9
+            extra = gate.times.predicted(n + n_drafted) - gate.times.predicted(n)
+            assert extra <= gate.left + 1e-9
         gate.note(n, n_drafted, int(share * n_drafted), seconds)
-        assert gate._lost >= 0
+        assert gate.left <= 2 * LOSS * gate._total + 1e-9
 
 
 def test_a_gate_saves_up_no_more_than_some_steps() -> None:
@@ -264,7 +264,7 @@ def test_a_pause_of_the_system_is_not_the_drafts() -> None:
     gate.note(1, 3, 3, 60.0)
     assert gate.choose(1, [guess(3, 0.9)], 512) == 1
     gate.note(1, 0, 0, 60.0)
-    assert gate._predicted(1) == 1.0
+    assert gate.times.predicted(1) == 1.0
 
 
 def test_what_steps_took_long_ago_is_forgotten() -> None:
@@ -283,7 +283,7 @@ def test_guesses_that_were_never_run_open_and_close_the_gate() -> None:
     while len(request.ids) < 300:
         world.scheduler.step()
     first = request.answer.timings.n_drafted
-    assert first < 12
+    assert first < 30  # of 75 guesses, while it is not known that they are wrong
     assert (request.tracks["text"].odds or 1) < 0.1
     world.run()
     assert request.answer.timings.n_accepted > 150
@@ -291,7 +291,7 @@ def test_guesses_that_were_never_run_open_and_close_the_gate() -> None:
 
 def draft_always(model: treadle.Model) -> None:
     """Whatever it costs: the clock decides nothing."""
-    gate = model._turns.scheduler._composer.gate
+    gate = model._turns.scheduler.drafting.gate
     gate.choose = lambda n, guesses, most: len(guesses)  # type: ignore[method-assign]
 
 

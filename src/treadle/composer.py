@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from treadle.batch import Part
 from treadle.budget import LEAST, Pace, Shares
+from treadle.drafts import Drafting
 from treadle.kernels.kv import PAGE
-from treadle.speculate import Gate
 
 if TYPE_CHECKING:
     from treadle.admission import Admission
@@ -25,7 +25,7 @@ class Composer:
 
     def __init__(self, admission: Admission, pace: Pace) -> None:
         self._admission, self._pace, self._shares = admission, pace, Shares()
-        self.gate = Gate()
+        self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
 
     def compose(self) -> Batch:
         """The parts of the next batch, whose pages are reserved."""
@@ -58,7 +58,8 @@ class Composer:
             if any(request.awaited for request in decoding):
                 context, before = sum(len(r.ids) for r in decoding), len(reading[0][1].seq or ())
                 budget = self._pace.tokens(len(decoding), context, before, most)
-        drafts = {} if reading else self._drafts(decoding)
+        # Never beside prompts, whose step is as long as its tokens are many.
+        drafts = {} if reading else self.drafting.make(decoding, queue.running)
         batch: Batch = []
         for request in decoding:
             if request.seq is not None:
@@ -76,23 +77,6 @@ class Composer:
         if not batch and not late:
             queue.refuse()
         return batch
-
-    def _drafts(self, decoding: list[Request]) -> dict[Request, list[int]]:
-        """What may come behind the last ids, where it pays to check it: never beside prompts, whose
-        step is as long as its tokens are many.
-        """
-        gate, found = self.gate, []
-        for request in decoding:
-            for source, track in request.tracks.items():
-                gate.settled(source, track.settle(request.ids))
-            if guess := request.guess():
-                found.append((gate.right(guess) / len(guess.ids), request, guess))
-        if not found:
-            return {}
-        found.sort(key=lambda each: -each[0])
-        most = self._admission.engine.max_tokens
-        n = gate.choose(len(decoding), [guess for *_, guess in found], most)
-        return {request: guess.ids for _, request, guess in found[:n]}
 
     def _until(self) -> float:
         """How long pages may be fetched from files: where somebody decodes, for one step's time."""

@@ -65,6 +65,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int = CACHE_BYTES,
     speculate: bool = False,
+    draft: str | os.PathLike[str] | None = None,
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -78,15 +79,16 @@ def load(
     ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys and values take
     at most, of all of them together, None for no other limit; ``cache_dir``: a folder where they
     outlive the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come
-    next in the text itself, and check it in the same step; ``isa``: an instruction set's name, None
-    for the best here; ``progress(stage, done, total)`` is called during long work.
+    next in the text itself, and check it in the same step; ``draft``: a smaller model with the same
+    tokens, to guess it; ``isa``: an instruction set's name, None for the best here;
+    ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
     """
     return Model(
         path, threads=threads, context=context, deterministic=deterministic, kv=kv,
         n_sequences=n_sequences, kv_bytes=kv_bytes, cache_dir=cache_dir, cache_bytes=cache_bytes,
-        speculate=speculate, isa=isa, progress=progress,
+        speculate=speculate, draft=draft, isa=isa, progress=progress,
     )  # fmt: skip
 
 
@@ -116,6 +118,7 @@ class Model:
         cache_dir: str | os.PathLike[str] | None,
         cache_bytes: int,
         speculate: bool,
+        draft: str | os.PathLike[str] | None,
         isa: str | None,
         progress: Progress | None,
     ) -> None:
@@ -141,8 +144,9 @@ class Model:
             from treadle.kvstore import PageStore
 
             self.engine.cache.store = PageStore(self.engine, file_name(cache_dir), cache_bytes)
-        self.speculate = speculate and not self.engine.cache.states  # which cannot go back
         self._turns = Turns(Scheduler(self.engine))
+        self._turns.scheduler.drafting.open(draft, self.engine)
+        self.speculate = bool(speculate or draft) and not self.engine.cache.states  # no way back
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
@@ -258,9 +262,8 @@ class Model:
         self.engine.cache.check_context(len(ids))
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
-        drafts = self.speculate
-        request = Request(ids, sampler, answer, logprobs=n_top, session=session, speculate=drafts)
-        return Generation(request, self._turns)
+        own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
+        return Generation(Request(ids, sampler, answer, **own), self._turns)
 
     def generate_many(
         self, prompts: Iterable[str | Sequence[int]], **settings: Any
@@ -315,18 +318,14 @@ class Model:
         **variables: Any,
     ) -> str:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
-        from treadle.text.messages import check_messages, joined, read_messages
+        from treadle.text.messages import check_messages, render_prompt
         from treadle.text.variables import check_own, check_variables
 
         check_messages(messages)
         if variables:
             check_variables(self.template, variables, SETTINGS)
         given = {"tools": tools, **check_own(template), **variables}
-        *earlier, last = messages
-        if last["role"] != "assistant" or not earlier:
-            return self.template.render(list(messages), add_generation_prompt=True, **given)
-        asked = self.template.render(earlier, add_generation_prompt=True, **given)
-        return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
+        return render_prompt(self.template.render, messages, **given)
 
     # -- numbers --------------------------------------------------------------------------------
 
@@ -387,6 +386,7 @@ class Model:
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""
+        self._turns.scheduler.drafting.close()
         self.engine.close()
         self.gguf.close()
 

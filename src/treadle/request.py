@@ -97,19 +97,26 @@ class Request:
         return () if look is None else (look,)
 
     def guess(self) -> Guess | None:
-        """Ids that may come behind its last one, as far as they fit its page and its length."""
-        if self.lookup is None or self.seq is None:
+        """Ids that may come behind its last one, by its grammar or by what it has said before."""
+        room = self.room
+        if self.lookup is None or room <= 0:
             return None
-        most = min(PAGE - 1 - len(self.seq.ids) % PAGE, self.answer.n_left - 1, MOST)
-        found, source = self.sampler.forced()[: max(most, 0)], "grammar"
-        track = self.track(source)
-        if not found and most > 0:
-            source, track = "text", self.track("text")
-            found = self.lookup.guess(self.ids, min(most, track.length))
+        source, found = "grammar", self.sampler.forced()[:room]
+        if not found:
+            source = "text"
+            found = self.lookup.guess(self.ids, min(room, self.track(source).length))
         if not found:
             return None
+        track = self.track(source)
         track.guessed(len(self.ids), found)
         return Guess(found, source, track)
+
+    @property
+    def room(self) -> int:
+        """Ids of a draft that fit its page and its length; 0 where it is to have none."""
+        if self.lookup is None or self.seq is None:
+            return 0
+        return min(PAGE - 1 - len(self.seq.ids) % PAGE, self.answer.n_left - 1, MOST)
 
     def track(self, source: str) -> Track:
         """How good a source's guesses were in this text."""

@@ -46,6 +46,7 @@ class Scheduler:
         self.admission = Admission(engine, self._clock)
         self._pace = Pace(target_s)
         self._composer = Composer(self.admission, self._pace)
+        self.drafting = self._composer.drafting
         self.n_tokens = 0  # of the last step
 
     def add(self, request: Request) -> None:
@@ -190,6 +191,7 @@ class Scheduler:
             if not compiled:
                 n_decode = sum(len(part.ids) == 1 for _, part in batch)
                 self._pace.note(n_read, n_decode, context, run)
+                self.drafting.gate.read(run)
         return decoding
 
     def _take_back(self, batch: Batch) -> None:
@@ -209,7 +211,8 @@ class Scheduler:
         if writing and all(part.n_outputs == len(part.ids) for _, part in batch):
             n_drafted = sum(part.n_outputs - 1 for _, part in batch)
             n_accepted = sum(request.n_accepted for request, part in batch if part.n_outputs > 1)
-            self._composer.gate.note(len(batch), n_drafted, n_accepted, seconds)
+            cost = self.drafting.cost
+            self.drafting.gate.note(len(batch), n_drafted, n_accepted, seconds, cost)
 
     def _choose(self, batch: Batch, rows: Iterator[Row], own: Request | None, allow: Allow) -> None:
         """The next ids of each. An error of a sampler is its own request's."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 WIDTH = 3  # ids that must have stood together before
 MOST = 7  # ids of a draft: with the last id of the text as many as the largest plan for few tokens
 FIRST = 3
-LOSS = 0.01  # of the time of the last steps, that drafts may cost
+LOSS = 0.02  # of the time of the last steps, that drafts may cost
 GUESS = 0.15  # of a step, that another token in it costs, before that was measured
 NEW = 0.25  # weight of the last measurement
 RECENT = 64  # steps that count, or so: the share of each gets less with every step behind it
@@ -88,15 +88,43 @@ class Lookup:
         return [] if at is None else list(ids[at : at + most])
 
 
+class Times:
+    """What steps take, by their size: measured, or guessed from the nearest size that was."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}  # of the last steps
+        self._noted: dict[int, int] = {}  # which step was the last of a size
+        self._n_steps = 0
+
+    def __contains__(self, n: int) -> bool:
+        return n in self._seconds
+
+    def __bool__(self) -> bool:
+        return bool(self._seconds)
+
+    def note(self, n: int, seconds: float) -> None:
+        """A step of size ``n``."""
+        self._seconds.setdefault(n, deque(maxlen=KEPT)).append(seconds)
+        self._n_steps += 1
+        self._noted[n] = self._n_steps
+        if not self._n_steps % OLD:
+            for old in [of for of, at in self._noted.items() if at + OLD <= self._n_steps]:
+                del self._seconds[old], self._noted[old]
+
+    def predicted(self, n: int) -> float:
+        """Seconds of a step of size ``n``; something must have been noted."""
+        near = min(self._seconds, key=lambda known: abs(known - n))
+        times = sorted(self._seconds[near])
+        return times[(len(times) - 1) // 2] * max(1 + GUESS * (n - near), GUESS)
+
+
 class Gate:
     """Whether drafts pay: by what they bring, as guesses were right lately, and what steps take, as
     measured. Where they lose none the less, that is at most LOSS of the time of the last steps.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}  # of the last steps, by their tokens
-        self._noted: dict[int, int] = {}  # which step was the last of a size
-        self._n_steps = 0
+        self.times = Times()  # by tokens of a step
         self._total = self._lost = 0.0  # seconds of the last steps
         self._odds: dict[str, float] = {}  # by source, over all texts
 
@@ -107,11 +135,18 @@ class Gate:
         if share is not None:
             self._odds[source] = mixed(self._odds.get(source), share)
 
+    def knows(self, source: str) -> bool:
+        """Whether guesses of a source were ever compared with a text."""
+        return source in self._odds
+
     def right(self, guess: Guess) -> float:
         """How many ids of a guess will be right, on average."""
-        own = guess.track.odds
-        p = self._odds.get(guess.source, 0.5) if own is None else own
-        return sum(p**i for i in range(1, len(guess.ids) + 1))
+        return self.promise(guess.source, guess.track, len(guess.ids))
+
+    def promise(self, source: str, track: Track, n: int) -> float:
+        """How many of the next ``n`` ids that a source says will be right, on average."""
+        p = self._odds.get(source, 0.5) if track.odds is None else track.odds
+        return sum(p**i for i in range(1, n + 1))
 
     # -- what they cost -------------------------------------------------------------------------
 
@@ -129,7 +164,7 @@ class Gate:
             if gain > top:
                 best, top = i, gain
         if guesses and not best:
-            best = int(n + len(guesses[0].ids) not in self._seconds)  # to measure it
+            best = int(n + len(guesses[0].ids) not in self.times)  # to measure it
         chosen = guesses[:best]
         n_drafted, right = sum(len(guess.ids) for guess in chosen), sum(map(self.right, chosen))
         fits = best and n + n_drafted <= most
@@ -139,39 +174,43 @@ class Gate:
         """Seconds that a step of ``n`` texts saves by a draft of which ``right`` ids are right, and
         which took ``cost`` to make.
         """
-        if not self._seconds:
+        if not self.times:
             return 0.0
-        alone = self._predicted(n)
-        return alone * (1 + right / n) - self._predicted(n + n_drafted) - cost
+        alone = self.times.predicted(n)
+        return alone * (1 + right / n) - self.times.predicted(n + n_drafted) - cost
+
+    @property
+    def left(self) -> float:
+        """Seconds that may still be lost."""
+        return LOSS * self._total - self._lost
 
     def allows(self, n: int, n_drafted: int, right: float = 0.0, cost: float = 0.0) -> bool:
         """Whether a step of ``n`` texts may check ``n_drafted`` ids, ``right`` of which will be
         right.
         """
-        lost = self._lost + max(-self.gain(n, n_drafted, right, cost), 0.0)
-        return bool(self._seconds) and lost <= LOSS * self._total
+        lost = max(-self.gain(n, n_drafted, right, cost), 0.0)
+        return bool(self.times) and lost <= self.left
+
+    def read(self, seconds: float) -> None:
+        """A step that read prompts."""
+        self._fade()
+        self._total += seconds
 
     def note(
         self, n: int, n_drafted: int, n_accepted: int, seconds: float, cost: float = 0.0
     ) -> None:
         """A step of ``n`` texts that read no prompt; its drafts took ``cost`` to make."""
-        fade, size = 1 - 1 / RECENT, n + n_drafted
-        self._lost *= fade
-        if (n_drafted or cost) and self._seconds:
-            saved = self._predicted(n) * (1 + n_accepted / n)
+        size, times = n + n_drafted, self.times
+        self._fade()
+        if (n_drafted or cost) and times:
+            saved = times.predicted(n) * (1 + n_accepted / n)
             # A pause of the system in such a step is not the draft's.
-            took = min(seconds, 2 * self._predicted(size)) if size in self._seconds else seconds
-            self._lost = max(self._lost + took + cost - saved, 0.0)
-        self._total = fade * self._total + seconds + cost
-        self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
-        self._n_steps += 1
-        self._noted[size] = self._n_steps
-        if not self._n_steps % OLD:
-            for old in [of for of, at in self._noted.items() if at + OLD <= self._n_steps]:
-                del self._seconds[old], self._noted[old]
+            took = min(seconds, 2 * times.predicted(size)) if size in times else seconds
+            self._lost += took + cost - saved
+        self._total += seconds + cost
+        self._lost = max(self._lost, -LOSS * self._total)  # so much may be saved up
+        self.times.note(size, seconds)
 
-    def _predicted(self, n: int) -> float:
-        """Seconds of a step of ``n`` tokens; something must have been noted."""
-        near = min(self._seconds, key=lambda known: abs(known - n))
-        times = sorted(self._seconds[near])
-        return times[(len(times) - 1) // 2] * max(1 + GUESS * (n - near), GUESS)
+    def _fade(self) -> None:
+        self._total *= 1 - 1 / RECENT
+        self._lost *= 1 - 1 / RECENT

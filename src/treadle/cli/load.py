@@ -103,6 +103,8 @@ def load_model(
     """
     path = None if ref is None else find_model(ref, progress)
     settings["context"] = context or room or None
+    if settings.get("draft") is not None:
+        settings["draft"] = find_model(settings["draft"], progress)
     given = {name: value for name, value in settings.items() if value is not None}
     with garbage_kept():
         model = treadle.load(path, progress=progress, **given)

@@ -250,10 +250,15 @@ SPECULATE = click.option(
     help="Look up what may come next in the text itself and check it in the same step: quicker "
     "where a text repeats much of its prompt. Off by default.",
 )  # fmt: skip
+DRAFT = click.option(
+    "--draft", metavar="MODEL",
+    help="A smaller model with the same vocabulary: it says what may come next, and MODEL checks "
+    "it, several tokens in a step.",
+)  # fmt: skip
 OF_LOAD = ("threads", "context", "kv", "kv_bytes")
 load_options = packed("load", OF_LOAD, LOAD)
-OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate")
-writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE))
+OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")
+writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE, DRAFT))
 
 
 def build_sampling(values: dict[str, Any]) -> Sampling:

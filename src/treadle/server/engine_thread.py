@@ -24,6 +24,7 @@ from treadle.models.graphs import GRAPHS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from treadle.engine import Engine
     from treadle.model import Model
     from treadle.request import Request
     from treadle.server.call import Call, Text
@@ -115,7 +116,11 @@ class EngineThread:
 
     def _warm(self) -> None:
         """Compile the plans of every size of batch, so that nobody's first token waits for it."""
-        engine = self.model.engine
+        drafter = self.scheduler.drafting.drafter
+        for engine in (self.model.engine, *((drafter.engine,) if drafter else ())):
+            self._warm_engine(engine)
+
+    def _warm_engine(self, engine: Engine) -> None:
         sizes = [n for n in batch_sizes(engine.device.isa) if n < engine.max_tokens]
         if "logits" not in GRAPHS[engine.config.arch.graph].outputs:
             for n_tokens in (*sizes, engine.max_tokens):

@@ -120,6 +120,17 @@ def joined(content: Any) -> str:
     return content or ""
 
 
+def render_prompt(render: Callable[..., str], messages: Sequence[Message], **given: Any) -> str:
+    """The text to be gone on with: of an answer to ``messages``, or of their last one where that
+    is the assistant's.
+    """
+    *earlier, last = messages
+    if last["role"] != "assistant" or not earlier:
+        return render(list(messages), add_generation_prompt=True, **given)
+    asked = render(earlier, add_generation_prompt=True, **given)
+    return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
+
+
 def plain(value: Any) -> Any:
     """A copy in JSON's types alone: what else an object can do is no template's business.
 
