@@ -310,6 +310,7 @@ LATENTS = [
 PACK_HEADS = [
     PackHeads("q8", 64, 4, 5),
     PackHeads("q8", 352, 1, 2, sub=16, scale=0.125),
+    PackHeads("q8", 96, 6, 3, unit=8),
     PackHeads("bf16", 172, 32, 3),
     PackHeads("f32", 44, 6, 4, scale=0.3),
 ]

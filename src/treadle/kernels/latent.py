@@ -8,7 +8,7 @@ import numpy as np
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
-from treadle.kernels.act import BLOCK, Act, emit_store
+from treadle.kernels.act import BLOCK, DWORD, Act, emit_store
 from treadle.kernels.elementwise import map_row, mean_square
 from treadle.kernels.kv import PAGE, Paged
 from treadle.kernels.rope import store_head, turn_pairs, turned
@@ -32,9 +32,10 @@ class PackHeads(Spec):
     heads: int
     sub: int = BLOCK
     scale: float = 1.0
+    unit: int = DWORD  # of the activations
 
     def layout(self) -> Act:
-        return Act(self.act, self.k, self.group, self.sub)
+        return Act(self.act, self.k, self.group, self.sub, self.unit)
 
     def scratch(self, lanes: int) -> int:
         return self.layout().store_scratch

@@ -120,7 +120,7 @@ def _multiply(
     head_bytes = per_head.rows * per_head.row_bytes
     steps.emit(
         f"{label}.heads",
-        PackHeads(act.kind, k, act.group, heads, act.sub, scale),
+        PackHeads(act.kind, k, act.group, heads, act.sub, scale, act.unit),
         act.grid(heads, "n_tokens"),
         x=rows,
         out=packed,
