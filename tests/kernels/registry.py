@@ -313,10 +313,12 @@ PACK_HEADS = [
     PackHeads("q8", 96, 6, 3, unit=8),
     PackHeads("bf16", 172, 32, 3),
     PackHeads("f32", 44, 6, 4, scale=0.3),
+    PackHeads("q8", 64, 8, 3, unit=8),
 ]
 HEADS = [
     Gemm("Q8_0", "q8", 64, 1, 4, heads=3),
     Gemm("F32", "f32", 44, 2, 6, heads=2),
+    Gemm("Q8_0", "q8", 64, 2, 8, heads=3, unit=8),
     Gemv("Q8_0", "q8", 64, 2, 1, heads=3),
     Gemv("F16", "f32", 44, 4, 3, heads=2),
 ]

@@ -6,6 +6,7 @@ product wants. It runs from tap to tap, and between two of them the squares are 
 own plans stay as they are, so a normal run costs nothing.
 
 Rows that experts multiply are kept until it is known which expert has which, and summed for each.
+Heads that have matrices of their own (latent attention) have sums of their own too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from treadle.kernels.act import Act
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Gather
+from treadle.kernels.latent import PackHeads
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.route import Sort
 from treadle.kernels.spec import Grid
@@ -50,6 +52,7 @@ class Tap:
     count: str  # of RUN_STATE: how many rows
     tensors: tuple[str, ...]  # the weight matrices that these rows are multiplied by
     kept: bool = False  # all rows of the buffer, for experts
+    heads: int = 1  # with rows of their own: the buffer's
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +134,23 @@ class Collector:
             elif tap.kept:
                 kept[tap.buffer] = tapped.rows(tap, tap.buffer.n_bytes // tap.act.row_bytes).copy()
             elif n_rows := run[tap.count]:
-                self._add(tap, tapped.rows(tap, n_rows), pool)
+                heads = [tapped.rows(tap, n_rows, head) for head in range(tap.heads)]
+                self._add(tap, heads, pool)
         if at < len(tapped.plan):
             device.run(tapped.program, range(at, len(tapped.plan)))
         self.engine.check_files()
 
-    def _add(self, tap: Tap, rows: npt.NDArray[np.float32], pool: ThreadPoolExecutor) -> None:
-        cuts = np.linspace(0, rows.shape[1], self.engine.device.n_threads + 1, dtype=int)
-        parts = pool.map(lambda a, b: _squares(rows[:, a:b]), cuts[:-1], cuts[1:])
-        squares = np.concatenate(list(parts))
-        self._add_entry(tap.tensors, Entry(squares[None], np.array([float(len(rows))])))
+    def _add(
+        self, tap: Tap, heads: list[npt.NDArray[np.float32]], pool: ThreadPoolExecutor
+    ) -> None:
+        cuts = np.linspace(0, tap.act.k, self.engine.device.n_threads + 1, dtype=int)
+
+        def of_columns(a: int, b: int) -> npt.NDArray[np.float64]:
+            return np.stack([_squares(rows[:, a:b]) for rows in heads])
+
+        parts = pool.map(of_columns, cuts[:-1], cuts[1:])
+        counts = np.array([float(len(rows)) for rows in heads])
+        self._add_entry(tap.tensors, Entry(np.concatenate(list(parts), axis=1), counts))
 
     def _add_experts(
         self,
@@ -204,9 +214,10 @@ class _Tapped:
         self._arena = device.memory(self.plan.arena_bytes)
         self.program = device.ready(self.plan, self._arena, run.memory)
 
-    def rows(self, tap: Tap, n: int) -> npt.NDArray[np.float32]:
+    def rows(self, tap: Tap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
         """What the tap shows, float32 ``[n, K]``: a view, until the next step is run."""
-        rows = self._arena.read(self.plan.offsets[tap.buffer], n * tap.act.row_bytes)
+        at = self.plan.offsets[tap.buffer] + head * tap.buffer.row_bytes
+        rows = self._arena.read(at, n * tap.act.row_bytes)
         return rows.view(np.float32).reshape(n, -1)[:, : tap.act.k]
 
     def read(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
@@ -247,7 +258,7 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
             if made in tensors:
                 # Once, also where rows of one matrix are several products.
                 names = tuple(dict.fromkeys(tensors[made]))
-                taps.append(Tap(at, act, buffer, counts[made], names))
+                taps.append(Tap(at, act, buffer, counts[made], names, heads=buffer.rows))
             if made in experts:
                 taps.append(Tap(at, act, buffer, "", (), kept=True))
                 for product in experts[made]:
@@ -310,6 +321,8 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
     spec: Any = step.spec
     assert {"act", "group", "k"} <= {f.name for f in fields(spec)}, spec.name
     act = Act("f32", spec.k)
+    if isinstance(spec, PackHeads):
+        return _tap_heads(step, spec, act)
     if (spec.act, spec.group) == (act.kind, act.group):
         return [step], act, made
     n_rows = made.n_bytes // spec.layout().row_bytes
@@ -320,6 +333,19 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
         replace(spec, act=act.kind, group=act.group),
         {**step.args, "out": tap},
         Grid(items, step.grid.count),
+    )
+    return [step, again], act, tap
+
+
+def _tap_heads(step: Step, spec: PackHeads, act: Act) -> tuple[list[Step], Act, Buffer]:
+    """The same of heads, without what scores are multiplied by."""
+    n_rows = step.args["head_bytes"] // spec.layout().row_bytes
+    tap = Buffer(f"{step.label}.tap", spec.heads, act.n_bytes(n_rows), "u1")
+    again = Step(
+        f"{step.label}.tap",
+        replace(spec, act=act.kind, group=act.group, sub=act.sub, unit=act.unit, scale=1.0),
+        {**step.args, "out": tap, "head_bytes": tap.row_bytes},
+        act.grid(spec.heads, step.grid.count),
     )
     return [step, again], act, tap
 
