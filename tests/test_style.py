@@ -53,13 +53,15 @@ MAY_IMPORT = {
     "kvsequence": "kvpool kvtree",
     "kvcache": "errors kernels kvpool kvsequence kvstates kvtree models",
     "reuse": "kernels kvpool kvstates",
+    "ready": "batch kernels plan",
     "batch": "kernels",
     # logits -> tokens -> text
     "kvfile": "errors words version files kernels kvcache kvpool runtime",
     "kvfolder": "errors words jit.cache",
     "kvstore": "errors kernels kvfile kvfolder kvpool kvtree",
     "rows": "kernels.top",
-    "engine": "errors kernels lowering.weights models runtime.threads batch kvcache plan rows",
+    "engine": "errors kernels lowering.weights models runtime.threads batch kvcache plan ready"
+    " rows",
     "rerank": "errors batch engine files models text",
     "embedding": "arguments engine models",
     "session": "errors runtime.threads batch engine kvcache kvfile",
@@ -77,7 +79,7 @@ MAY_IMPORT = {
     "scheduler": "errors runtime.threads admission batch budget composer engine request rows",
     "turns": "runtime.threads",
     "generation": "",
-    "arguments": "errors sampling",
+    "arguments": "errors sampling convert.lora",
     "card": "words",
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
@@ -91,8 +93,8 @@ MAY_IMPORT = {
     " convert arguments card",
     "speech": "errors answer text",
     "reply": "errors generation speech",
-    "server": "errors logprobs version answer card engine sampling text speech kernels.choice"
-    " model models.graphs rerank embedding",
+    "server": "errors arguments logprobs version answer card engine sampling text speech"
+    " kernels.choice model models.graphs rerank embedding",
     "batchfile": "errors server",
     "bundle": "errors words files",
     "stages": "errors convert.open devices isa jit models kvcache lowering plan runtime batch"

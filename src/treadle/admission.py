@@ -120,6 +120,7 @@ class Admission:
         end = n + PAGE
         return end < len(ids) and any(
             len(other.seq or ()) < end <= len(other.ids)
+            and other.lora == request.lora
             and not other.paused
             and not other.looked_at
             and other.ids[n:end] == ids[n:end]
@@ -130,7 +131,9 @@ class Admission:
     def _start(self, request: Request) -> bool:
         """Give it a sequence with what is known of it, and reserve pages for the rest."""
         session = request.session
-        request.seq = seq = self.engine.cache.revive() if session is None else session.seq
+        request.seq = seq = (
+            self.engine.cache.revive(request.lora) if session is None else session.seq
+        )
         if not any(other.seq is seq for other in self.running):
             # Those who write beside others soon need a page more.
             spare = min(PAGE, self.engine.n_ctx - len(request.ids)) if self.running else 0

@@ -5,11 +5,24 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from treadle.errors import SamplingError, TreadleError
 from treadle.sampling import Sampling
 
+if TYPE_CHECKING:
+    from treadle.convert.lora import Adapters
+    from treadle.engine import Engine
+    from treadle.kvtree import Lora
+    from treadle.models.config import Config
+    from treadle.session import Session
+
+Scales = Mapping[Any, float] | None  # of adapters, by their names or numbers
+USUAL_CONTEXT = 4096
+WHOLE_TEXT = 8192  # the same of models that read a text at once
 SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
@@ -78,6 +91,44 @@ def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
             f"logprobs={logprobs}: expected a number of alternatives from 0 to {n_vocab}"
         )
     return n
+
+
+def default_context(config: Config) -> int:
+    """Tokens that a sequence may hold where nobody says: the model's own, up to a bound."""
+    return min(config.n_ctx_train, USUAL_CONTEXT if config.causal else WHOLE_TEXT)
+
+
+def add_adapters(given: Adapters, engine: Engine) -> None:
+    """Load some for an engine that has run nothing; see ``convert.lora.load_adapters``."""
+    if given:
+        from treadle.convert.lora import load_adapters
+
+        load_adapters(given, engine)
+
+
+def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -> Lora:
+    """How much of each adapter of an engine's is wanted, by its name or its number; None: what a
+    ``session`` or new texts have. Raises TreadleError for one that was not loaded, for a scale that
+    is no finite number, and where the session has others.
+    """
+    names = [adapter.name for adapter in engine.adapters]
+    if given is None:
+        return engine.cache.lora if session is None else session.seq.lora
+    if not isinstance(given, Mapping):
+        raise TreadleError(f"lora={given!r:.60}: expected a dict of adapters and their scales")
+    found: dict[int, float] = {}
+    for key, scale in given.items():
+        at = names.index(key) if isinstance(key, str) and key in names else key
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(names):
+            have = ", ".join(names) or "none: load them with lora="
+            raise TreadleError(f"no adapter {key!r:.60}: there are {have}")
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale):
+            raise TreadleError(f"adapter {key!r:.60}: the scale {scale!r:.40} is no finite number")
+        found[at] = float(np.float32(scale))
+    lora = tuple((at, found[at]) for at in sorted(found) if found[at])
+    if session is not None and lora != session.seq.lora:
+        raise TreadleError("the session has other adapters: model.session(lora=...) chooses them")
+    return lora
 
 
 def build_sampling(

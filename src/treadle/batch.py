@@ -11,7 +11,7 @@ through memoryviews: numpy takes twice as long to put one number in its place.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from math import prod
 from struct import Struct
@@ -22,20 +22,21 @@ import numpy as np
 from treadle.kernels.attention_item import ITEM, SPLIT
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE
-from treadle.kernels.spec import EACH, LINE, PART, numbered, round_up, run_offset
+from treadle.kernels.spec import EACH, LINE, LORA, LORA_ROWS, PART, numbered, round_up, run_offset
 from treadle.kernels.top import SAMPLED, LateMask, Look
 
 if TYPE_CHECKING:
     from treadle.kvcache import KVCache, Sequence
     from treadle.kvpool import Pool
-    from treadle.plan import Plan, Storage
+    from treadle.plan import Input, Plan, Storage
 
 ROPE_ROWS = 64  # positions that a table of rotations grows by
 NO_STATE = 0, 0
 NEVER = 1 << 62  # a position that no token has
 COUNTS = Struct("=4q")  # of RUN_STATE, at its beginning
-PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD = (
-    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED)
+COUNT = Struct("=q")
+PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
+    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED, LORA)
 )
 
 
@@ -152,6 +153,16 @@ class Inputs:
             made.append((item, self._array_at(at, -(-int(item["key_end"]) // PAGE), "i8")))
         return made
 
+    @property
+    def loras(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Rows of a sequence: the first, how many, and their scales, f32 from that of the first
+        adapter on.
+        """
+        for i, record in enumerate(self._array("loras", "n_loras", LORA)):
+            token, n, scales = record.tolist()
+            at = self["loras"] + i * LORA.itemsize + scales
+            yield token, n, self._array_at(at, (len(self.block) - at) // 4, "f4")
+
     def attn_merges(self, pool: int) -> np.ndarray:
         names = numbered("attn_merges", pool), numbered("n_attn_merges", pool)
         return self._array(*names, MERGE)
@@ -176,9 +187,11 @@ class Run(Inputs):
         self._words, self._ints = self._bytes.cast("q"), self._bytes.cast("i")
         self._pages, self._masks = offsets.pop("pages") // 8, offsets.pop("masks", 0)
         self._mask_bytes = 8 * inputs["masks"].shape[1] if self._masks else 0
+        scales = offsets.pop("lora_scales", 0)
         for field, offset in offsets.items():
             self._words[run_offset(field) // 8] = offset
         self._tokens, self._outputs = offsets["tokens"] // 4, offsets["output_rows"] // 4
+        self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs) if scales else None
         self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
         self._ropes = []
         for i, table in enumerate(ropes):
@@ -241,9 +254,42 @@ class Run(Inputs):
         self.n_outputs = at_output - self._outputs
         n_sampled = (at_sampled - self._sampled) // SAMPLED_RECORD.size
         COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts), n_sampled)
+        if self._loras is not None:
+            self._loras.lay_out(parts)
         for pool in pools:
             at = pool.counts
             words[at], words[at + 1], words[at + 2] = pool.n_items, pool.n_few, pool.n_merges
+
+
+class _Loras:
+    """How much of which adapter the rows of a batch want: parts that want none have no record."""
+
+    def __init__(
+        self, block: memoryview, records: int, scales: int, inputs: Mapping[str, Input]
+    ) -> None:
+        self._block, self._records, self._scales = block, records, scales
+        self._floats = block.cast("f")
+        self._n_adapters = inputs["lora_scales"].shape[1]
+
+    def lay_out(self, parts: Ids[Part]) -> None:
+        """Write the records of a batch."""
+        row, at, scales, n_adapters = 0, self._records, self._scales, self._n_adapters
+        for seq, ids, *_ in parts:
+            end = row + len(ids)
+            if seq.lora:
+                first = scales // 4
+                for i in range(n_adapters):
+                    self._floats[first + i] = 0.0
+                for adapter, scale in seq.lora:
+                    self._floats[first + adapter] = scale
+                for token in range(row, end, LORA_ROWS):
+                    n = min(LORA_ROWS, end - token)
+                    LORA_RECORD.pack_into(self._block, at, token, n, scales - at)
+                    at += LORA_RECORD.size
+                scales += 4 * n_adapters
+            row = end
+        n = (at - self._records) // LORA_RECORD.size
+        COUNT.pack_into(self._block, run_offset("n_loras"), n)
 
 
 class _Pool:

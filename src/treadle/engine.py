@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -15,11 +16,12 @@ import numpy as np
 from treadle.batch import NEVER, Part, RopeTable, Run, in_runs
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
-from treadle.kernels.top import RESULT, Top
+from treadle.kernels.top import RESULT
 from treadle.kvcache import N_BATCH, KVCache, Sequence
 from treadle.lowering.weights import Weights
 from treadle.models.graphs import GRAPHS
-from treadle.plan import Buffer, Memory, Plan
+from treadle.plan import Plan
+from treadle.ready import Ready
 from treadle.rows import Rows
 from treadle.runtime.threads import interrupts_held
 
@@ -27,34 +29,11 @@ if TYPE_CHECKING:
     from treadle.device import Device
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
+    from treadle.models.lora import Adapter
 
 CHUNK = N_BATCH  # tokens of a prefill, or of short texts, that one run takes
 OUTPUTS = 128  # rows of logits that one run gives at most
 T = TypeVar("T")
-
-
-class _Ready:
-    """A plan that is compiled and has its memory, that of a run's inputs too."""
-
-    def __init__(self, plan: Plan, run: Run) -> None:
-        self.plan, self.run = plan, run
-        masked = (i for i, step in enumerate(plan.steps) if isinstance(step.spec, Top))
-        self.first_masked = next(masked, len(plan.steps))
-
-    def place(self, arena: Memory, device: Device) -> None:
-        """Let its buffers be in ``arena`` from now on."""
-        self.program, self.arena = device.ready(self.plan, arena, self.run.memory), arena
-
-    def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
-        """The beginning of a buffer of floats, float32 ``[n, columns]``; see ``Memory.read``."""
-        return self.reader(buffer, n, columns)()
-
-    def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:
-        """The same for later, though the plan may have another arena by then."""
-        arena, at, row_bytes = self.arena, self.plan.offsets[buffer], buffer.row_bytes
-        return lambda: np.ndarray(
-            (n, columns), np.float32, arena.read(at, n * row_bytes), 0, (row_bytes, 4)
-        )
 
 
 class Engine:
@@ -89,7 +68,9 @@ class Engine:
         self.cache = self.cache_type(pools, device, n_ctx, kv, n_sequences, kv_bytes)
         self._batch_sizes = *batch_sizes(device.isa), *(CHUNK << i for i in range(16))
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
-        self._ready: dict[tuple[int, int, str], _Ready] = {}
+        self._adapted: Weights | None = None  # with what adapters add
+        self.adapters: tuple[Adapter, ...] = ()
+        self._ready: dict[tuple[int, int, str, bool], Ready] = {}
         self._arena, self._arena_bytes = device.memory(0), 0
         self._rows: weakref.ref[Rows] | None = None  # of the last run, for samplers
         self._closed = False
@@ -101,8 +82,24 @@ class Engine:
     # -- plans ----------------------------------------------------------------------------------
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "logits") -> Plan:
-        """The plan that serves batches of this size, and gives ``output`` of the model's graph."""
-        return self._plan_for(n_tokens, n_outputs, output).plan
+        """The plan that serves batches of this size, and gives ``output`` of the model's graph;
+        with adapters, where new texts have some.
+        """
+        return self._plan_for(n_tokens, n_outputs, output, bool(self.cache.lora)).plan
+
+    def adapt(self, adapters: Ids[Adapter]) -> None:
+        """Let sequences be read with these (``Sequence.lora``); before anything is run. Batches
+        without any run the plans that they ran before, but for a ``deterministic`` engine's.
+
+        Raises UnsupportedError for a matrix that takes part in no plain product.
+        """
+        self.adapters, ranks = tuple(adapters), [adapter.ranks for adapter in adapters]
+        self._adapted = replace(self._weights, adapters=ranks)
+        self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
+        output = next(iter(GRAPHS[self.config.arch.graph].outputs))
+        self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=output)
+        for adapter in adapters:
+            adapter.check(self._adapted.met)
 
     def _bucket(self, n: int, most: int) -> int:
         for size in self._batch_sizes:
@@ -110,19 +107,20 @@ class Engine:
                 return size
         return most
 
-    def _plan_for(self, n_tokens: int, n_outputs: int, output: str) -> _Ready:
-        ready = self._ready.get((n_tokens, n_outputs, output))
+    def _plan_for(self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False) -> Ready:
+        ready = self._ready.get((n_tokens, n_outputs, output, adapted))
         if ready is None:
-            key = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS), output
-            ready = self._ready.get(key) or self._make(*key)
-            self._ready[n_tokens, n_outputs, output] = ready
+            sizes = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)
+            ready = self._ready.get((*sizes, output, adapted))
+            ready = ready or self._make(*sizes, output, adapted)
+            self._ready[n_tokens, n_outputs, output, adapted] = ready
         return ready
 
-    def _make(self, n_tokens: int, n_outputs: int, output: str) -> _Ready:
+    def _make(self, n_tokens: int, n_outputs: int, output: str, adapted: bool) -> Ready:
         began, device = time.perf_counter(), self.device
         plan = device.plan(
             self.config,
-            self._weights,
+            self._adapted if adapted and self._adapted else self._weights,
             self.cache,
             n_tokens,
             n_outputs,
@@ -134,9 +132,9 @@ class Engine:
             self._arena, self._arena_bytes = device.memory(plan.arena_bytes), plan.arena_bytes
             for other in set(self._ready.values()):
                 other.place(self._arena, device)
-        ready = _Ready(plan, Run(plan, self.cache, self._ropes, device))
+        ready = Ready(plan, Run(plan, self.cache, self._ropes, device))
         ready.place(self._arena, device)
-        self._ready[n_tokens, n_outputs, output] = ready
+        self._ready[n_tokens, n_outputs, output, adapted] = ready
         self.kernels.seconds += time.perf_counter() - began
         return ready
 
@@ -225,7 +223,7 @@ class Engine:
         return np.asarray(vector / (length or 1.0), np.float32)
 
     def _in_runs(
-        self, ids: Ids[int], read: Callable[[_Ready], np.ndarray], output: str
+        self, ids: Ids[int], read: Callable[[Ready], np.ndarray], output: str
     ) -> list[np.ndarray]:
         """Read a text in as many runs as it takes, in a sequence of its own: what each gives."""
         n, step = len(ids), self.max_tokens
@@ -270,7 +268,7 @@ class Engine:
     def _run(
         self,
         parts: Ids[Part],
-        read: Callable[[_Ready], T],
+        read: Callable[[Ready], T],
         times: list[float] | None = None,
         output: str = "logits",
     ) -> T:
@@ -294,7 +292,7 @@ class Engine:
                     self.cache.commit(part.seq)
             return read(ready)
 
-    def _walk(self, ready: _Ready, times: list[float] | None, *, stoppable: bool = False) -> bool:
+    def _walk(self, ready: Ready, times: list[float] | None, *, stoppable: bool = False) -> bool:
         """Do the steps of a plan; False where a signal stopped it. Masks that come late are waited
         for when all is done that needs none.
         """
@@ -316,11 +314,12 @@ class Engine:
         ready.run.write_late()
         return ready.plan, ready.run
 
-    def _plan_of(self, parts: Ids[Part], output: str = "logits") -> _Ready:
+    def _plan_of(self, parts: Ids[Part], output: str = "logits") -> Ready:
         """The plan for a batch, once its sizes and ids are known to be sound."""
         if self._closed:
             raise TreadleError("the model is closed")
         n_tokens = n_outputs = 0
+        adapted = self.deterministic and self._adapted is not None  # then always: its bits
         seqs = set()
         for seq, ids, n_wanted, *_ in parts:
             n = len(ids)
@@ -330,6 +329,7 @@ class Engine:
                 raise TreadleError("a part of a batch that wants more logits than it has tokens")
             self.check_ids(ids)
             n_tokens, n_outputs = n_tokens + n, n_outputs + n_wanted
+            adapted = adapted or bool(seq.lora)
             seqs.add(id(seq))
         if len(seqs) < len(parts):
             raise TreadleError("two parts of a batch for one sequence")
@@ -338,7 +338,8 @@ class Engine:
                 f"a batch of {n_tokens} tokens and {n_outputs} outputs; "
                 f"at most {self.max_tokens} and {OUTPUTS}"
             )
-        return self._plan_for(n_tokens, n_outputs if output == "logits" else len(parts), output)
+        n_outputs = n_outputs if output == "logits" else len(parts)
+        return self._plan_for(n_tokens, n_outputs, output, adapted)
 
     def check_ids(self, ids: Ids[int]) -> None:
         """Raise TreadleError where one is no token of the model."""
@@ -346,7 +347,7 @@ class Engine:
         if len(ids) and not (min(ids) >= 0 and max(ids) < n_vocab):
             raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
 
-    def _prepare(self, ready: _Ready, parts: Ids[Part]) -> list[int]:
+    def _prepare(self, ready: Ready, parts: Ids[Part]) -> list[int]:
         """Make room for a batch, all of it or nothing, and lay out what its steps read; gives how
         many tokens each part's sequence held.
         """
@@ -365,12 +366,12 @@ class Engine:
         ready.run.lay_out(parts, starts)
         return starts
 
-    def _logits(self, ready: _Ready) -> Callable[[], np.ndarray]:
+    def _logits(self, ready: Ready) -> Callable[[], np.ndarray]:
         """Reads the logits of the last run, float32 ``[n_outputs, n_vocab]``."""
         buffer = ready.plan.outputs["logits"]
         return ready.reader(buffer, ready.run.n_outputs, self.config.n_vocab)
 
-    def _read_rows(self, parts: Ids[Part], ready: _Ready) -> Rows:
+    def _read_rows(self, parts: Ids[Part], ready: Ready) -> Rows:
         at, n = ready.plan.offsets[ready.plan.outputs["top"]], ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()
         looks = [part.looks for part in parts for _ in range(part.n_outputs)]
@@ -378,12 +379,12 @@ class Engine:
         self._rows = weakref.ref(rows)
         return rows
 
-    def _read_vectors(self, name: str, ready: _Ready) -> np.ndarray:
+    def _read_vectors(self, name: str, ready: Ready) -> np.ndarray:
         """An output with a row of ``n_embd`` values for each part."""
         buffer, n = ready.plan.outputs[name], ready.run["n_parts"]
         return ready.rows(buffer, n, self.config.n_embd).copy()
 
-    def _read_states(self, ready: _Ready) -> np.ndarray:
+    def _read_states(self, ready: Ready) -> np.ndarray:
         buffer, n = ready.plan.outputs["states"], ready.run["n_tokens"]
         return ready.rows(buffer, n, self.config.n_embd).copy()
 

@@ -22,7 +22,7 @@ from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within, state_bytes
 from treadle.kvsequence import Sequence as Sequence
 from treadle.kvstates import WORTH, Slots, last_saved, n_saved
-from treadle.kvtree import Node, PageTree, Store
+from treadle.kvtree import Lora, Node, PageTree, Store
 from treadle.models.pools import PoolSpec, StateSpec
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class KVCache:
         self._retired: Sequence | None = None
         self.tree = PageTree(self.pools, self.slots if self.states else None)
         self.store: Store | None = None  # full pages in files
+        self.lora: Lora = ()  # of new sequences
 
     def _n_pages(self, window: int) -> int:
         """Pages that a full sequence needs; with a window: it, a batch, and one more for reuse."""
@@ -97,17 +98,16 @@ class KVCache:
         return sum(cells.n_bytes for cells in (*self.pools, *self.states))
 
     def max_partials(self, n_tokens: int, window: int) -> int:
-        """Attention items that long histories are split into in a batch of ``n_tokens``, at most,
-        where layers have this window.
-        """
+        """Attention items of a batch of ``n_tokens`` whose long histories are split, at most."""
         return most_partials(n_tokens, min(self.n_ctx, window or self.n_ctx))
 
     # -- beginnings that are known --------------------------------------------------------------
 
-    def sequence(self, ids: Ids[int] = ()) -> Sequence:
+    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
         """A new sequence, with the longest known beginning of ``ids`` (``len``, whole pages)."""
         n = len(self.pools)
         made = Sequence(self, [], [array("q") for _ in range(n)], promised=[0] * n)
+        made.lora = self.lora if lora is None else lora
         self.match(made, ids)
         return made
 
@@ -120,10 +120,12 @@ class KVCache:
             self._retired.close()
         self._retired = seq
 
-    def revive(self) -> Sequence:
-        """The sequence that has retired, or a new one."""
+    def revive(self, lora: Lora | None = None) -> Sequence:
+        """The sequence that has retired, or a new one; one with these adapters, where given."""
+        if self._retired is None or lora not in (None, self._retired.lora):
+            return self.sequence((), lora)
         seq, self._retired = self._retired, None
-        return self.sequence() if seq is None else seq
+        return seq
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
         """Make ``seq`` hold the longest beginning of ``ids`` that it or the cache has; its length.
@@ -134,7 +136,7 @@ class KVCache:
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
             own += 1
         own = self.visible(seq, own)
-        found = self.tree.find(ids, limit)
+        found = self.tree.find(ids, limit, seq.lora)
         if len(found) * PAGE <= own or not self._may_adopt(seq, found):
             self.truncate(seq, own)
         else:
@@ -156,9 +158,9 @@ class KVCache:
                 return 0
         return n
 
-    def known(self, ids: Ids[int]) -> int:
+    def known(self, ids: Ids[int], lora: Lora = ()) -> int:
         """Tokens that ``match`` would find in the tree."""
-        return len(self.tree.find(ids, len(ids) - 1)) * PAGE
+        return len(self.tree.find(ids, len(ids) - 1, lora)) * PAGE
 
     def _may_adopt(self, seq: Sequence, chain: list[Node]) -> bool:
         """Whether to hold a chain's idle pages leaves what others have reserved, and a state may be
@@ -199,7 +201,7 @@ class KVCache:
         n = len(seq.ids) - seq.n_drafted
         for p in range(len(seq.nodes), n // PAGE):
             ids = tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
-            node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids)
+            node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids, seq.lora)
             self._share(seq, p, node)
             seq.nodes.append(node)
             if self.store is not None:
@@ -218,8 +220,8 @@ class KVCache:
             seq.n_state = n
 
     def cut(self, seq: Sequence, n: int) -> int:
-        """How many of the next ``n`` tokens one run is to take: where there is a state fewer, so
-        that it ends at a page's edge, and a later text may begin there.
+        """Of the next ``n`` tokens those of one run: with a state up to a page's edge, where a
+        later text may begin.
         """
         start = len(seq.ids)
         end = (start + n) // PAGE * PAGE
@@ -254,14 +256,12 @@ class KVCache:
         seq.n_state = n
 
     def fork(self, seq: Sequence) -> Sequence:
-        """A second sequence with the same history; who first writes to the last page gets a
-        copy.
-        """
+        """A second sequence with the same history; who first writes to the last page copies it."""
         if seq.slots and not self._has_state_room():
             raise self._no_room(self.states[0])
         slots = self.slots.fork(seq.slots) if seq.slots else []
-        lists, none = [p[:] for p in seq.pages], [0] * len(seq.pages)
-        made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, list(seq.nodes), none)
+        lists, nodes, none = [p[:] for p in seq.pages], list(seq.nodes), [0] * len(seq.pages)
+        made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
                 pool.hold(page)

@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, file_name, new_file
 from treadle.kernels.kv import PAGE
@@ -66,8 +67,11 @@ class Tensor:
 def save_session(path: str | os.PathLike[str], engine: Engine, seq: Sequence) -> None:
     """Write the file, beside its place first, so that it is there whole or not at all.
 
-    Raises FileError where it cannot be written, or would replace a file of the model.
+    Raises FileError where it cannot be written, or would replace a file of the model;
+    UnsupportedError for a text that is read with adapters.
     """
+    if seq.lora:
+        raise UnsupportedError("a session with adapters cannot be saved: its file names none")
     path = file_name(path)
     check_target(path, engine.gguf.paths, force=True)
     with engine.lock, new_file(path) as file:
@@ -169,9 +173,18 @@ def load_session(
     many tokens that is before pages are taken.
 
     Raises FileError, with the byte offset, for a file that is damaged, something else or of another
-    model; ContextFullError where its tokens do not fit. The sequence is of no use then: close it.
+    model; ContextFullError where its tokens do not fit. Then the sequence is closed.
     """
-    path, cache = file_name(path), engine.cache
+    try:
+        _load(file_name(path), engine, seq, make_room)
+    except BaseException:
+        with engine.lock, interrupts_held():
+            seq.close()
+        raise
+
+
+def _load(path: Path, engine: Engine, seq: Sequence, make_room: Callable[[int], None]) -> None:
+    cache = engine.cache
     if path.is_dir():
         raise FileError("is a folder", path=path, expected="a file of Session.save")
     with open_file(path) as file, engine.lock:

@@ -8,7 +8,7 @@ from time import time_ns
 from typing import Protocol
 
 from treadle.kvpool import Pool, States
-from treadle.kvtree import Node
+from treadle.kvtree import Lora, Node
 from treadle.record import dataclass
 
 
@@ -36,6 +36,7 @@ class Sequence:
     n_state: int = 0  # of ids: those that its state has seen
     nodes: list[Node] = field(default_factory=list)  # its full pages in the tree, from the root on
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
+    lora: Lora = ()  # the adapters it is read with
     n_drafted: int = 0  # of ids: the last ones of a run, which may be taken back
     n_changes: int = 0  # of ids: an unchanged counter means unchanged ids
     began_ns: int = field(default_factory=time_ns)  # when its text was begun, or last looked up

@@ -148,7 +148,8 @@ class PageStore:
         youngest texts first.
         """
         until, now, left = time.monotonic() + timeout_s, time.time_ns(), self.folder.bound
-        waiting = [(node, 0) for node in self.cache.tree.root.next.values()]
+        roots = self.cache.tree.roots.values()
+        waiting = [(node, 0) for root in roots for node in root.next.values()]
         while waiting and left > 0 and (seconds := until - time.monotonic()) > 0:
             node, depth = waiting.pop()
             left -= self.keep(node, depth, now, wait_s=seconds)
@@ -167,7 +168,8 @@ class PageStore:
         cache, self.left_for = self.cache, ""
         start, rest = divmod(len(seq.ids), PAGE)
         most = min(start + AT_ONCE, (len(ids) - 1) // PAGE)
-        chains = [self.chain(seq.nodes[start - 1]) if start else b""]
+        behind = seq.nodes[start - 1] if start else cache.tree.root_of(seq.lora)
+        chains = [self.chain(behind)]
         for p in range(start, most):
             chains.append(_link(chains[-1], ids[p * PAGE : (p + 1) * PAGE]))
         end, found = self._find(start, chains[1:])

@@ -12,6 +12,7 @@ from treadle.kvpool import GONE, Pool
 from treadle.kvstates import NONE, Slots
 from treadle.record import dataclass
 
+Lora = tuple[tuple[int, float], ...]  # adapters by number, in order, and how much of each
 EVICTED = 1 << 16  # texts that are known to have been held
 
 
@@ -59,6 +60,8 @@ class PageTree:
         self.slots = slots  # of states: without one at its end a chain is of no use
         self.pools, self.windows = pools, [pool for pool in pools if pool.window]
         self.root = Node(None, (), [])
+        self.roots: dict[Lora, Node] = {(): self.root}  # keys and values differ with adapters
+        self.marks: tuple[bytes, ...] = ()  # digests of the adapters
         # The least recently used first.
         self.leaves: OrderedDict[Node, None] = OrderedDict()
         self.kept: dict[Pool, OrderedDict[Node, None]] = {  # nodes with a page before the window
@@ -66,11 +69,22 @@ class PageTree:
         }
         self._evicted: OrderedDict[int, None] = OrderedDict()  # keys, the last one at the end
 
-    def find(self, ids: Ids[int], limit: int) -> list[Node]:
+    def root_of(self, lora: Lora) -> Node:
+        """Where texts begin that are read with these adapters."""
+        root = self.roots.get(lora)
+        if root is None:
+            from hashlib import sha256
+
+            marks = repr([(self.marks[i], scale) for i, scale in lora]).encode()
+            root = Node(None, (), [], key=hash(lora), chain=sha256(marks).digest())
+            self.roots[lora] = root
+        return root
+
+    def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[Node]:
         """The longest chain of nodes for ``ids[:limit]`` whose windows are whole, and whose end has
         a state where layers keep some.
         """
-        node: Node | None = self.root
+        node = self.roots.get(lora)
         chain: list[Node] = []
         usable, gone = 0, {pool.index: -1 for pool in self.windows}
         for end in range(PAGE, limit + 1, PAGE):
@@ -93,9 +107,9 @@ class PageTree:
             if node in recent:
                 recent.move_to_end(node)
 
-    def enter(self, parent: Node | None, ids: tuple[int, ...]) -> Node:
+    def enter(self, parent: Node | None, ids: tuple[int, ...], lora: Lora = ()) -> Node:
         """The node of a page's tokens behind ``parent``'s; None: at the beginning."""
-        parent = parent or self.root
+        parent = parent or self.root_of(lora)
         node = parent.next.get(ids)
         if node is None:
             key = hash((parent.key, ids))
@@ -138,7 +152,7 @@ class PageTree:
         self._evicted[node.key] = None
         if len(self._evicted) > EVICTED:
             self._evicted.popitem(last=False)
-        if parent is not self.root and not parent.next:
+        if parent.parent is not None and not parent.next:
             self.leaves[parent] = None
             self.leaves.move_to_end(parent, last=False)
         return True

@@ -14,10 +14,13 @@ import numpy as np
 from treadle.answer import Answer, stop_strings
 from treadle.arguments import (
     SAMPLING_FIELDS,
+    add_adapters,
     alternatives,
     build_sampling,
     check_sizes,
+    default_context,
     listed,
+    lora_scales,
     token_ids,
     token_limit,
 )
@@ -39,6 +42,7 @@ from treadle.session import Session
 from treadle.turns import Turns
 
 if TYPE_CHECKING:
+    from treadle.convert.lora import Adapters
     from treadle.device import Device
     from treadle.plan import Plan
     from treadle.reply import Tool
@@ -47,9 +51,8 @@ if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate
     from treadle.text.tokenizer import Tokenizer
 
-DEFAULT_CONTEXT = 4096  # tokens; the model's own, where that is smaller
-WHOLE_TEXT = 8192  # the same of models that read a text at once
 CACHE_BYTES = 4 << 30  # of page files
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -66,6 +69,7 @@ def load(
     cache_bytes: int = CACHE_BYTES,
     speculate: bool = False,
     draft: str | os.PathLike[str] | None = None,
+    lora: Adapters = (),
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -80,15 +84,16 @@ def load(
     at most, of all of them together, None for no other limit; ``cache_dir``: a folder where they
     outlive the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come
     next in the text itself, and check it in the same step; ``draft``: a smaller model with the same
-    tokens, to guess it; ``isa``: an instruction set's name, None for the best here;
-    ``progress(stage, done, total)`` is called during long work.
+    tokens, to guess it; ``lora``: adapters, each a path or a path and a scale; ``isa``: an
+    instruction set's name, None for the best here; ``progress(stage, done, total)`` is called
+    during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
     """
     return Model(
         path, threads=threads, context=context, deterministic=deterministic, kv=kv,
         n_sequences=n_sequences, kv_bytes=kv_bytes, cache_dir=cache_dir, cache_bytes=cache_bytes,
-        speculate=speculate, draft=draft, isa=isa, progress=progress,
+        speculate=speculate, draft=draft, lora=lora, isa=isa, progress=progress,
     )  # fmt: skip
 
 
@@ -119,6 +124,7 @@ class Model:
         cache_bytes: int,
         speculate: bool,
         draft: str | os.PathLike[str] | None,
+        lora: Adapters,
         isa: str | None,
         progress: Progress | None,
     ) -> None:
@@ -132,14 +138,14 @@ class Model:
         self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)
         self.n_threads = threads or usable_threads()[0]
-        usual = DEFAULT_CONTEXT if self.config.causal else WHOLE_TEXT
-        self.n_ctx = context or min(self.config.n_ctx_train, usual)
+        self.n_ctx = context or default_context(self.config)
         self.isa = choose(host_features(), isa)
         self.engine = self.engine_type(
             self.gguf, self.config, self.device_type(self.isa, self.n_threads, progress),
             n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,
             deterministic=deterministic,
         )  # fmt: skip
+        add_adapters(lora, self.engine)
         if cache_dir is not None:
             from treadle.kvstore import PageStore
 
@@ -181,9 +187,9 @@ class Model:
         template.prepare()
         return template
 
-    def session(self) -> Session:
-        """A new sequence of tokens of its own. Close it to give its pages back."""
-        return Session(self.engine)
+    def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
+        """A sequence of tokens of its own, ``lora`` as in ``generate``. Close it for its pages."""
+        return Session(self.engine, lora_scales(lora, self.engine))
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """A session as ``Session.save`` wrote it to a file: no token of it is read again.
@@ -193,12 +199,8 @@ class Model:
         """
         from treadle.kvfile import load_session
 
-        session = self.session()
-        try:
-            load_session(path, self.engine, session.seq, self._turns.scheduler.make_room)
-        except BaseException:
-            session.close()
-            raise
+        session = self.session(lora={})
+        load_session(path, self.engine, session.seq, self._turns.scheduler.make_room)
         return session
 
     # -- text -----------------------------------------------------------------------------------
@@ -231,6 +233,7 @@ class Model:
         session: Session | None = None,
         logprobs: int | None = None,
         constraint: Constraint | None = None,
+        lora: Mapping[Any, float] | None = None,
         **fields: Any,
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
@@ -242,7 +245,8 @@ class Model:
         pydantic class; ``regex``: what the whole completion must match (Rust's syntax);
         ``constraint``: a ``treadle.sampling.Constraint`` of your own, for this text alone;
         ``session``: whose tokens and pages to use; ``logprobs``: how many alternatives to each
-        token ``Generation.logprobs`` has, 0 for the token alone.
+        token ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how much of each
+        adapter, by name, in place of what ``load`` was told; a session has its own.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         and TypeError for a name that is no setting.
@@ -263,6 +267,7 @@ class Model:
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
         own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
+        own["lora"] = lora_scales(lora, self.engine, session)
         return Generation(Request(ids, sampler, answer, **own), self._turns)
 
     def generate_many(
@@ -318,14 +323,9 @@ class Model:
         **variables: Any,
     ) -> str:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
-        from treadle.text.messages import check_messages, render_prompt
-        from treadle.text.variables import check_own, check_variables
+        from treadle.text.prompt import chat_prompt
 
-        check_messages(messages)
-        if variables:
-            check_variables(self.template, variables, SETTINGS)
-        given = {"tools": tools, **check_own(template), **variables}
-        return render_prompt(self.template.render, messages, **given)
+        return chat_prompt(self.template, messages, tools, template, variables, SETTINGS)
 
     # -- numbers --------------------------------------------------------------------------------
 

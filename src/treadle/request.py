@@ -15,6 +15,7 @@ from treadle.speculate import MOST, Guess, Lookup, Track
 if TYPE_CHECKING:
     from treadle.answer import Answer
     from treadle.kvcache import KVCache, Sequence
+    from treadle.kvtree import Lora
     from treadle.rows import Row
     from treadle.sampling import Sampler
     from treadle.session import Session
@@ -40,11 +41,13 @@ class Request:
         client: Hashable = None,
         look_ahead: float = inf,
         speculate: bool = False,
+        lora: Lora = (),
     ) -> None:
         self.ids = list(ids)  # of the prompt and the text
         self.sampler, self.answer, self.n_top, self.session = sampler, answer, logprobs, session
         self.priority, self.client = priority, self if client is None else client
         self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
+        self.lora = lora if session is None else session.seq.lora  # adapters it is read with
         self.lookup = Lookup() if speculate else None
         self.tracks: dict[str, Track] = {}  # by source of its drafts
         self.n_accepted = 0  # of its last draft
@@ -84,7 +87,7 @@ class Request:
     def look_up(self, cache: KVCache) -> int:
         """Tokens of it that the cache has. The answer holds until ``n_known`` is -1 again."""
         if self.n_known < 0:
-            self.n_known = cache.known(self.ids)
+            self.n_known = cache.known(self.ids, self.lora)
         return self.n_known
 
     def looks(self, n_rows: int = 1) -> tuple[Look, ...]:

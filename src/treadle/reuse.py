@@ -51,7 +51,7 @@ def why_left(cache: KVCache, seq: Sequence, ids: Ids[int]) -> str:
         return "end"
     if store is not None and store.left_for:
         return store.left_for
-    parent = seq.nodes[p - 1] if p else cache.tree.root
+    parent = seq.nodes[p - 1] if p else cache.tree.root_of(seq.lora)
     node = parent.next.get(page)
     if node is not None:
         if cache.states and node.state == NONE:

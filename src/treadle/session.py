@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +14,16 @@ from treadle.engine import OUTPUTS, Engine
 from treadle.errors import TreadleError
 from treadle.runtime.threads import interrupts_held
 
+if TYPE_CHECKING:
+    from treadle.kvtree import Lora
+
 
 class Session:
     """One conversation's tokens: a sequence of the engine's cache, fed and rewound."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lora: Lora | None = None) -> None:
         self.engine = engine
-        self.seq = engine.cache.sequence()
+        self.seq = engine.cache.sequence((), lora)
         self._closed = False
 
     def __repr__(self) -> str:

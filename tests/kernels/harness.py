@@ -19,7 +19,7 @@ from tests.kernels.machine import Machine, chosen
 from treadle.isa.isa import Isa
 from treadle.kernels.attention_item import ITEM
 from treadle.kernels.merge import MERGE
-from treadle.kernels.spec import PART, Spec, numbered, run_state
+from treadle.kernels.spec import LORA, PART, Spec, numbered, run_state
 from treadle.kernels.top import SAMPLED
 
 U32 = 2.0**-24  # unit roundoff of f32
@@ -99,6 +99,11 @@ class Run:
     few: dict[int, list[tuple[Any, np.ndarray]]] = field(default_factory=dict)
     merges: dict[int, list[Any]] = field(default_factory=dict)
     picked: list[Picked] = field(default_factory=list)
+    lora: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def loras(self) -> list[tuple[int, int, np.ndarray]]:
+        return self.lora
 
     def sampled(self, n_vocab: int) -> list[tuple[int, Any, bool, bool]]:
         return [
@@ -149,6 +154,10 @@ class Run:
                 bits = np.packbits(mask, bitorder="little")
                 record["mask"] = away(np.pad(bits, (0, -len(bits) % 4)), "mask")
         made["sampled"] = away(records, "sampled")
+        records = memory.array(len(self.lora), LORA, name="loras")
+        for at, (token, n, scales) in enumerate(self.lora):
+            records[at] = token, n, away(scales, "scales", _address(records[at:]))
+        made["loras"], made["n_loras"] = _address(records) - _address(made), len(self.lora)
         for i, table in self.ropes.items():
             made[numbered("rope", i)] = away(table.astype(np.float32), "rope")
         for i, slots in self.slots.items():

@@ -17,6 +17,7 @@ from treadle.kernels.gather import PIECE, Combine, Gather
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.latent import LatentStore, PackHeads
+from treadle.kernels.lora import Down, Up
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
@@ -343,6 +344,14 @@ STATES = [
     Halves(16, 4),
     Halves(5, 3),
 ]
+LORAS = [
+    Down("F32", 172),
+    Down("F16", 2048),
+    Down("BF16", 5),
+    Up("F32", 3, 3),
+    Up("F16", 3, 1),
+    Up("BF16", 3, 2),
+]
 # Of any vocabulary: it is an argument.
 TOPS = [Top(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
 # Both kinds, sub-blocks of 16 and of 32, with importances and without.
@@ -377,6 +386,7 @@ ALL: list[Spec] = [
     *LATENTS,
     *PACK_HEADS,
     *HEADS,
+    *LORAS,
 ]
 
 

@@ -216,6 +216,15 @@ def _mib(context: click.Context, option: click.Parameter, n: int | None) -> int 
     return n and n << 20
 
 
+def adapter(text: str) -> tuple[str, float]:
+    """``FILE=SCALE``, or FILE alone for a scale of 1. A name may have a ``=`` in it."""
+    path, equals, scale = text.rpartition("=")
+    try:
+        return (path, float(scale)) if equals and path else (text, 1.0)
+    except ValueError:
+        return text, 1.0
+
+
 LOAD = (
     click.option(
         "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
@@ -232,6 +241,10 @@ LOAD = (
     click.option(
         "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
         help="Keys and values take at most N MiB of memory; the context may be longer.",
+    ),
+    click.option(
+        "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
+        help="Add an adapter (LoRA), a GGUF file or a folder of PEFT's; may be repeated.",
     ),
 )  # fmt: skip
 KEEP = (
@@ -255,7 +268,7 @@ DRAFT = click.option(
     help="A smaller model with the same vocabulary: it says what may come next, and MODEL checks "
     "it, several tokens in a step.",
 )  # fmt: skip
-OF_LOAD = ("threads", "context", "kv", "kv_bytes")
+OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora")
 load_options = packed("load", OF_LOAD, LOAD)
 OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")
 writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE, DRAFT))

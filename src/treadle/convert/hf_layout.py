@@ -30,7 +30,7 @@ def layout_of(
     ``name``: GGUF's, without the layer.
     """
     if hyper.family.by_head and name in _FUSED and shape[0] == 3 * hyper.sizes["n_q"]:
-        return partial(_by_matrix, n_head=hyper.n_head), shape
+        return partial(by_matrix, n_head=hyper.n_head), shape
     if hyper.family.transposed and len(shape) == 2 and name.startswith(_IN_LAYERS):
         return _transposed, shape[::-1]
     if hyper.n_skipped and name == "position_embd.weight":
@@ -55,7 +55,7 @@ def halves_to_pairs(rows: Rows, n_head: int) -> Rows:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _by_matrix(rows: Rows, n_head: int) -> Rows:
+def by_matrix(rows: Rows, n_head: int) -> Rows:
     """Query, key and value of head after head become all queries, all keys, all values."""
     heads = rows.reshape(n_head, 3, -1, *rows.shape[1:])
     return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(rows.shape)

@@ -306,7 +306,7 @@ class Pack(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(args.rows[:2].view(np.int64)[0] if self.counted else run["n_tokens"]) * self.per
-        rows = args.x.reshape(-1, args.stride)[:n].astype(np.float64)
+        rows = args.x.view(np.float32).reshape(-1, args.stride)[:n].astype(np.float64)
         y = rows[:, : self.k]
         if self.fn != "copy" and self.gated:
             y = gated(self.fn, y, rows[:, args.up : args.up + self.k])

@@ -38,6 +38,8 @@ FIELDS = (
     "output_rows",  # i32 [n_outputs]: which rows
     "parts",  # PART [n_parts]
     "sampled",  # SAMPLED [n_sampled]
+    "n_loras",  # tiles of rows of sequences, in plans with adapters
+    "loras",  # LORA [n_loras]
 )
 EACH = (
     "n_attn_items",  # attention: work items of parts of many tokens
@@ -54,6 +56,11 @@ EACH = (
 # from which its tokens are of the second type.
 PART_FIELDS = "token", "n_tokens", "position", "state", "next", "second"
 PART = np.dtype([(name, "i8") for name in PART_FIELDS])
+
+# In plans with adapters, rows of one sequence, at most LORA_ROWS: the first, and how many; and how
+# many bytes behind this record their scales are, f32 [n_adapters].
+LORA = np.dtype([(name, "i8") for name in ("token", "n_tokens", "scales")])
+LORA_ROWS = 16
 
 
 def run_state(n: int) -> np.dtype[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from treadle.kernels.attention_item import ITEM
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE
-from treadle.kernels.spec import PART, numbered
+from treadle.kernels.spec import LORA, PART, numbered
 from treadle.kernels.top import LOOKS, SAMPLED
 from treadle.plan import Input
 
@@ -42,6 +42,14 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
         made[numbered("rope", i)] = Input(F32, (n, 2, dims // 2))
     made["pages"] = Input(I64, (n, len(pools), -(-cache.n_ctx // PAGE)))
     return made
+
+
+def lora_inputs(n_tokens: int, n_adapters: int) -> dict[str, Input]:
+    """What says how much of which adapter rows want; ``lora_scales`` are what it points into, those
+    of a part.
+    """
+    scales = Input(F32, (n_tokens, n_adapters))
+    return {"loras": Input(LORA, (n_tokens,)), "lora_scales": scales}
 
 
 def sampled_inputs(n_outputs: int, n_vocab: int) -> dict[str, Input]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.act import Act
+from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.choice import gated
 from treadle.kernels.elementwise import Norm, Pack
 from treadle.kernels.gemm import Gemm
@@ -23,6 +24,7 @@ from treadle.lowering.values import (
     Value,
     of_outputs,
 )
+from treadle.lowering.weights import whole
 
 if TYPE_CHECKING:
     from treadle.lowering.steps import Steps
@@ -179,7 +181,8 @@ class Making:
         spec = steps.matmul(names[0], of.x.width)
         formats = {steps.weights.format(f"{name}.weight").name for name in names}
         biased = any(steps.has(f"{name}.bias") for name in names)
-        if of.y is None and len(formats) == 1 and not biased and isinstance(spec, Gemm):
+        alike = len(formats) == 1 and not biased and not self._adapted(names)
+        if of.y is None and alike and isinstance(spec, Gemm):
             fmt, n = steps.weights.format(f"{names[0]}.weight"), steps.family(steps.plan.n_tokens)
             both = gated(fmt, steps.isa, of.x.width, x.width, x.fn, act, n, steps.table)
             if both is not None:
@@ -198,11 +201,12 @@ class Making:
         for height in of.heights:
             of.columns.append(width)
             width += round_up(height, COLUMNS)
+        layouts = [steps.matmul(name, of.x.width, outputs=outputs).layout() for name in of.names]
+        rows = self._rows(of, layouts) if self._adapted(of.names) else None
         groups: dict[tuple[str, bool], list[int]] = {}
         inputs = []
         for j, name in enumerate(of.names):
-            layout = steps.matmul(name, of.x.width, outputs=outputs).layout()
-            inputs.append(self.activations(of.x, layout))
+            inputs.append(self.activations(of.x, layouts[j]))
             key = steps.weights.format(f"{name}.weight").name, steps.has(f"{name}.bias")
             groups.setdefault(key, []).append(j)
         of.y = steps.floats(of.label, width, outputs=outputs)
@@ -230,4 +234,26 @@ class Making:
                 of.y,
                 residual,
             )
+        if rows is not None:
+            from treadle.lowering.lora import emit_lora  # no plan without adapters needs it
+
+            emit_lora(steps, of, rows, of.y)
         return of.y
+
+    def _adapted(self, names: Sequence[str]) -> bool:
+        """Whether an adapter adds to one of these matrices' products."""
+        wholes = {whole(f"{name}.weight") for name in names}
+        return any(not wholes.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
+
+    def _rows(self, of: Products, layouts: Sequence[Act]) -> Buffer:
+        """The input in f32, and of this in each layout: an op before it is not done twice."""
+        x = of.x
+        assert isinstance(x, Value)
+        if isinstance(x, Floats) and not x.column and not x.width % BLOCK:
+            return x.buffer
+        rows = self.activations(x, Act("f32", x.width))
+        for i, layout in enumerate(dict.fromkeys(layouts)):
+            if layout not in x.acts:
+                label = f"{of.label}.pack{i or ''}"
+                x.acts[layout] = self._pack(label, "copy", rows, layout)
+        return rows

@@ -14,7 +14,7 @@ from treadle.kernels.choice import (
 )
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import Grid, Spec, round_up
-from treadle.lowering.inputs import inputs_of
+from treadle.lowering.inputs import inputs_of, lora_inputs
 from treadle.lowering.weights import whole
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan import ANY_PART, Buffer, Const, Plan, Step
@@ -72,6 +72,8 @@ class Steps:
         tile = max(1, rows // shared)
         self.plan = Plan(n_tokens, n_outputs, query_tile=tile, few_tokens=few)
         self.plan.inputs = inputs_of(self.plan, cache, [rope.dims for rope in config.ropes])
+        if weights.adapters:
+            self.plan.inputs |= lora_inputs(n_tokens, len(weights.adapters))
         self.plan.tensors = frozenset(weights.gguf.tensors)
         self.plan.tensors_ignored = frozenset(config.ignored)
         # In the rope tables of every run.

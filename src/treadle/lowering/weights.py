@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.files.tensor import Tensor
     from treadle.formats import Format
+    from treadle.models.lora import LowRank
 
 PART = re.compile(r"(?P<stem>.*)\[(?P<first>\d+):(?P<end>\d+)\](?P<kind>\.\w+)")
 
@@ -36,6 +38,9 @@ class Weights:
     gguf: GGUF
     storage: Storage
     consts: dict[str, tuple[Const, ...]] = field(default_factory=dict)
+    # Of each adapter what it adds, by the matrix' name; and these packed (``lowering/lora.py``).
+    adapters: Sequence[Mapping[str, LowRank]] = ()
+    packed: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> tuple[Const, ...]:
         """A constant for each array that the tensor has."""
@@ -65,6 +70,11 @@ class Weights:
             self.consts[key] = (self.storage.weights(f"{whole(name)}:f32", padded),)
         (made,) = self.consts[key]
         return made
+
+    @property
+    def met(self) -> set[str]:
+        """Matrices that some plan has adapters for."""
+        return {whole(f"{name}.weight") for names in self.packed for name in names}
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of the file, also where ``name`` names rows of it."""

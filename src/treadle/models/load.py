@@ -40,11 +40,14 @@ def load_config(gguf: GGUF) -> Config:
 
 
 def _rename(gguf: GGUF, theirs: str, name: str) -> None:
-    """Call tensors as the graph does, "blk.N." in front or not."""
-    gguf.tensors = {
-        key.removesuffix(theirs) + name if key == theirs or key.endswith(f".{theirs}") else key: at
-        for key, at in gguf.tensors.items()
-    }
+    """Call tensors as the graph does."""
+    gguf.tensors = {renamed(key, theirs, name): at for key, at in gguf.tensors.items()}
+
+
+def renamed(key: str, theirs: str, name: str) -> str:
+    """What the graph calls ``key``, "blk.N." in front or not."""
+    is_it = key == theirs or key.endswith(f".{theirs}")
+    return key.removesuffix(theirs) + name if is_it else key
 
 
 def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:

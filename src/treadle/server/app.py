@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treadle.errors import TreadleError
 from treadle.server import (
+    adapters,
     anthropic,
     embeddings,
     metrics,
@@ -70,6 +71,7 @@ POST: dict[str, Handler] = {
     "/tokenize": native.tokenize,
     "/detokenize": native.detokenize,
     "/apply-template": native.apply_template,
+    "/lora-adapters": adapters.change,
 }
 GET: dict[str, Handler] = {
     "/": ollama.root,
@@ -80,11 +82,11 @@ GET: dict[str, Handler] = {
     "/metrics": metrics.metrics,
     "/props": native.props,
     "/slots": native.slots,
+    "/lora-adapters": adapters.show,
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.one_model,
 }
 NOT_YET = (  # known to clients, and not built
-    "/lora-adapters",
     "/v1/audio/transcriptions",
     "/v1/images/generations",
     "/api/pull",

@@ -87,6 +87,20 @@ SYNONYMS = {
     "thinking_budget_tokens": "reasoning_budget",
 }
 
+_ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
+
+
+def adapters(name: str, value: Any) -> dict[int, float]:
+    """``[{"id", "scale"}]``: scales of adapters by their numbers; those not named have none."""
+    made = {}
+    for entry in array(name, value):
+        given = read_fields(mapping(name, entry), _ADAPTER)
+        if "id" not in given:
+            raise wrong(name, entry, "objects with id and scale")
+        made[given["id"]] = given.get("scale", 0.0)
+    return made
+
+
 _OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
 COMMON: Table = {
     "max_tokens": whole(-1),
@@ -108,7 +122,7 @@ COMMON: Table = {
     "guided_grammar": refused(_OTHER_ENGINES),
     "structured_outputs": refused(_OTHER_ENGINES),
     "grammar_lazy": refused("a grammar holds from the first token on", False),
-    "lora": refused("there are no adapters", []),
+    "lora": adapters,
     "post_sampling_probs": refused("log-probabilities are the model's own", False),
     "t_max_predict_ms": refused("use the header X-Request-Timeout, in seconds", 0),
     "n_indent": refused("there is no such rule", 0),
@@ -210,6 +224,8 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Ask
         "stop": _stop(given.get("stop", [])),
         "sampling": _sampling(body, given, model, defaults),
     }
+    if "lora" in given:
+        settings["lora"] = given["lora"]
     return Asked(
         [],
         settings,

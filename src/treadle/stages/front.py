@@ -5,13 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from treadle.batch import Part
 from treadle.engine import Engine
 from treadle.kvcache import KVCache, Sequence
 from treadle.runtime.threads import interrupts_held
 from treadle.stages.pipeline import Pipeline, StageLostError
+
+if TYPE_CHECKING:
+    from treadle.kvtree import Lora
 
 TRIES = 3  # of one run, before its error is its callers'
 T = TypeVar("T")
@@ -24,9 +27,9 @@ class LiveCache(KVCache):
         self.live: weakref.WeakSet[Sequence] = weakref.WeakSet()
         super().__init__(*args, **settings)
 
-    def sequence(self, ids: Ids[int] = ()) -> Sequence:
+    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
         """See ``KVCache``."""
-        made = super().sequence(ids)
+        made = super().sequence(ids, lora)
         self.live.add(made)
         return made
 

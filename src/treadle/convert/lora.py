@@ -1,0 +1,198 @@
+"""Adapters (LoRA): GGUF files as llama.cpp writes them, and PEFT's folders, for one model.
+
+GGUF: ``general.type`` adapter, ``adapter.type`` lora, ``adapter.lora.alpha``, and for a matrix
+``NAME [m, k]`` the tensors ``NAME.lora_a [rank, k]`` and ``NAME.lora_b [m, rank]``. What is added
+is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs
+from treadle.convert.peft import is_peft, open_peft
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.gguf import open_gguf
+from treadle.models.archs import ARCHS
+from treadle.models.load import ROPE_KEY, renamed
+from treadle.models.lora import Adapter, LowRank
+
+if TYPE_CHECKING:
+    from treadle.convert.peft import Peft
+    from treadle.engine import Engine
+    from treadle.files.gguf import GGUF
+    from treadle.files.tensor import Tensor
+    from treadle.models.config import Config
+
+Floats = npt.NDArray[np.float32]
+Adapters = Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]]
+SUFFIXES = (".lora_a", ".lora_b")
+REFUSED = {  # matrices that a plan reads otherwise than by a product of all rows
+    "token_embd.weight": "the token embeddings",
+    "output.weight": "the output matrix",
+}
+TURNED = (".attn_q.weight", ".attn_k.weight")
+
+
+def open_adapter(path: str | os.PathLike[str], gguf: GGUF, config: Config) -> Adapter:
+    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``.
+
+    Raises FileError for what is damaged, of another architecture or does not fit the model;
+    UnsupportedError for what treadle cannot add.
+    """
+    path = Path(os.path.expanduser(path))
+    if is_peft(path):
+        adapter = _of_peft(open_peft(path, config), gguf, config)
+    else:
+        adapter = _of_gguf(path, gguf, config)
+    for name, low in adapter.ranks.items():
+        _check(adapter, name, low, gguf)
+    return adapter
+
+
+def load_adapters(given: Adapters, engine: Engine) -> None:
+    """Open several for an engine, each a path or a path and a scale, 1 where none is given: with
+    these its new texts are read. Of two with one name the second gets a number behind it. Errors as
+    ``open_adapter``'s, and TreadleError for what is neither.
+    """
+    adapters: list[Adapter] = []
+    scales: list[float] = []
+    for one in [given] if isinstance(given, str | os.PathLike) else given:
+        path, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
+        number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if not isinstance(path, str | os.PathLike) or not number or not math.isfinite(scale):
+            raise TreadleError(f"lora: {one!r:.80}: expected a path, or a path and a scale")
+        adapter, names = open_adapter(path, engine.gguf, engine.config), {a.name for a in adapters}
+        others = (name for i in count(2) if (name := f"{adapter.name}-{i}") not in names)
+        adapters.append(replace(adapter, name=next(others)) if adapter.name in names else adapter)
+        scales.append(float(np.float32(scale)))
+    engine.adapt(adapters)
+    engine.cache.lora = tuple((i, scale) for i, scale in enumerate(scales) if scale)
+
+
+def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
+    file = open_gguf(path)
+    keys, arch = file.metadata, config.arch.name
+    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if keys.get(key) != wanted:
+            raise FileError(f"is {keys.get(key)!r:.40}", path=path, where=key, expected=wanted)
+    if keys.get("general.architecture") != arch:
+        what = f"is of a {keys.get('general.architecture')!s:.40} model"
+        expected = f"an adapter of a {arch} model"
+        raise FileError(what, path=path, where="general.architecture", expected=expected)
+    if "adapter.alora.invocation_tokens" in keys:
+        raise UnsupportedError(f"{path}: an activated LoRA, which begins within a text")
+    alpha = keys.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
+        raise FileError(f"is {alpha!r:.40}", path=path, where="adapter.lora.alpha")
+    ranks = {}
+    for name, a, b in _pairs(file):
+        named = name
+        for theirs, ours in config.arch.names:
+            named = renamed(named, theirs, ours)
+        rank = a.shape[0] if len(a.shape) == 2 else 0
+        move = _heads(named, config) if model.metadata.get(ROPE_KEY) == IN_PLACE else 0
+        ranks[named] = LowRank(
+            rank,
+            float(alpha) / rank if alpha and rank else 1.0,
+            partial(_floats, a),
+            partial(_pairs_to_halves, b, move) if move else partial(_floats, b),
+            a.shape,
+            b.shape,
+        )
+    return Adapter(path.stem, path, ranks, _mark(file.tensors, alpha))
+
+
+def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
+    """A and B of each matrix; FileError for a tensor that is no half of a pair."""
+    found = []
+    for name, tensor in file.tensors.items():
+        stem, suffix = name[: -len(SUFFIXES[0])], name[-len(SUFFIXES[0]) :]
+        if suffix not in SUFFIXES:
+            raise tensor.error("is no tensor of an adapter", "names that end in .lora_a or .lora_b")
+        other = stem + SUFFIXES[suffix == SUFFIXES[0]]
+        if other not in file.tensors:
+            raise tensor.error("is one half of a pair", other)
+        if suffix == SUFFIXES[0]:
+            found.append((stem, tensor, file.tensors[other]))
+    if not found:
+        raise FileError("has no tensors", path=file.path, expected="pairs of .lora_a and .lora_b")
+    return found
+
+
+def _of_peft(peft: Peft, model: GGUF, config: Config) -> Adapter:
+    ranks = {}
+    turned = ARCHS[config.arch.name].rope == "norm" and ROPE_KEY not in model.metadata
+    for name, low in peft.ranks.items():
+        heads = _heads(name, config) if turned and not peft.paired else 0
+        b = partial(_to_pairs, low.b, heads) if heads else low.b
+        ranks[name] = replace(low, b=b)
+    return Adapter(peft.path.resolve().name, peft.path, ranks, peft.mark)
+
+
+def _to_pairs(read: Callable[[], Floats], heads: int) -> Floats:
+    return halves_to_pairs(read(), heads)
+
+
+def _heads(name: str, config: Config) -> int:
+    """Of a matrix whose rows turn by position; 0 for all others."""
+    if not name.endswith(TURNED) or config.arch.name not in ARCHS:
+        return 0
+    if ARCHS[config.arch.name].rope != "norm":
+        return 0
+    layer = config.layers[int(name.split(".")[1])]
+    return layer.n_head if name.endswith(TURNED[0]) else layer.n_head_kv
+
+
+def _pairs_to_halves(tensor: Tensor, n_head: int) -> Floats:
+    """Rows reordered within each head, for a model that runs in place."""
+    rows = _floats(tensor)
+    pairs = rows.reshape(n_head, -1, 2, rows.shape[1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _floats(tensor: Tensor) -> Floats:
+    values = tensor.dequantize()
+    if not np.isfinite(values).all():
+        raise tensor.error("holds a value that is not a finite number")
+    return values
+
+
+def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
+    state = hashlib.sha256(repr(alpha).encode())
+    for name, tensor in tensors.items():
+        state.update(repr((name, tensor.shape, tensor.ggml_type)).encode())
+        state.update(tensor.data.tobytes())
+    return state.digest()
+
+
+def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
+    """Hold a pair against the model's matrix."""
+    where = f"{adapter.path}: {name}"
+    if name in REFUSED or name.startswith("cls"):
+        what = REFUSED.get(name, "a classifier")
+        raise UnsupportedError(f"{where}: an adapter of {what}, which treadle does not add")
+    if name not in gguf.tensors:
+        raise FileError("is no tensor of the model", path=adapter.path, where=name)
+    shape = gguf.tensors[name].shape
+    if len(shape) == 3:
+        raise UnsupportedError(f"{where}: an adapter of experts, which treadle does not add")
+    if len(shape) != 2:
+        raise UnsupportedError(f"{where}: an adapter of a vector")
+    m, k = shape
+    fits = low.rank > 0 and low.a_shape == (low.rank, k) and low.b_shape == (m, low.rank)
+    if not fits:
+        found = f"shapes {list(low.a_shape)} and {list(low.b_shape)}"
+        expected = f"[rank, {k}] and [{m}, rank], for a matrix of shape {list(shape)}"
+        raise FileError(found, path=adapter.path, where=name, expected=expected)

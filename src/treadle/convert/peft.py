@@ -1,0 +1,177 @@
+"""PEFT's folders: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.hf_families import FAMILIES
+from treadle.convert.hf_layout import by_matrix
+from treadle.convert.hf_names import NAME
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.keys import Keys
+from treadle.files.safetensors import open_safetensors, read_json
+from treadle.formats import FORMATS
+from treadle.models.lora import LowRank
+from treadle.record import dataclass
+
+if TYPE_CHECKING:
+    from treadle.convert.hf_family import Family
+    from treadle.files.safetensors import SafeTensor
+    from treadle.models.config import Config
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30}
+KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and what they stand for
+    "use_dora": "DoRA, which scales rows of the sum",
+    "modules_to_save": "modules saved whole",
+    "trainable_token_indices": "token embeddings of its own",
+    "target_parameters": "adapters of parameters without a module (experts)",
+    "layer_replication": "layers that stand twice",
+    "lora_bias": "biases of its own",
+    "alora_invocation_tokens": "an activated LoRA, which begins within a text",
+    "use_qalora": "QA-LoRA, which pools its inputs",
+}
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass
+class Peft:
+    """A folder, read for models of one architecture: rows of B as transformers has them, but for
+    matrices that GGUF has in another order whole.
+    """
+
+    path: Path
+    ranks: dict[str, LowRank]  # by GGUF's names
+    paired: bool  # neighbours in a head turn together, as in GGUF
+    mark: bytes
+    types: dict[str, tuple[str, str]] = field(default_factory=dict)  # of A and B
+
+
+def is_peft(path: Path) -> bool:
+    """Whether it is such a folder, or a file in one."""
+    return ((path if path.is_dir() else path.parent) / CONFIG).is_file() and (
+        path.is_dir() or path.suffix == ".safetensors"
+    )
+
+
+def open_peft(path: Path, config: Config) -> Peft:
+    """Read a folder for a model. Raises FileError for what is damaged; UnsupportedError for what is
+    no plain sum, and for modules that no matrix of the model stands for.
+    """
+    folder = path if path.is_dir() else path.parent
+    keys = Keys(read_json(folder / CONFIG), folder / CONFIG)
+    _refuse(keys)
+    if not (folder / WEIGHTS).is_file():
+        others = sorted(p.name for p in folder.glob("adapter_model.*"))
+        if others:
+            raise UnsupportedError(f"{folder}: weights in {others[0]}: save them as safetensors")
+        raise FileError("is not there", path=folder / WEIGHTS)
+    families = [family for family in FAMILIES.values() if family.arch == config.arch.name]
+    if not families:
+        what = f"treadle knows no names of transformers' for {config.arch.name}"
+        raise UnsupportedError(f"{folder}: {what}")
+    weights = open_safetensors(folder / WEIGHTS)
+    state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
+    pairs: dict[str, dict[str, SafeTensor]] = {}
+    for name, tensor in weights.tensors.items():
+        match = KEY.fullmatch(name)
+        if match is None:
+            raise UnsupportedError(f"{tensor.path}: {name}: {_what(name)}")
+        pairs.setdefault(match["module"], {})[match["side"]] = tensor
+        state.update(name.encode())
+        state.update(tensor.data.tobytes())
+    made = Peft(folder, {}, families[0].paired, state.digest())
+    for module, pair in pairs.items():
+        for tensor in pair.values():
+            if tensor.dtype not in GGML_TYPE:
+                raise UnsupportedError(f"{tensor.path}: {tensor.name}: is {tensor.dtype}")
+        if len(pair) < 2:
+            (tensor,) = pair.values()
+            raise tensor.error("is one half of a pair", "lora_A and lora_B")
+        a, b = pair["A"], pair["B"]
+        name, family = _named(module, families, a)
+        rank = a.shape[0] if len(a.shape) == 2 else 0
+        read: Callable[[], Floats] = partial(_floats, b)
+        if family.by_head and name.endswith("attn_qkv.weight"):
+            read = partial(_by_matrix, b, config.layers[0].n_head)
+        share = max(rank, 1)
+        factor = _alpha(keys, module) / (math.sqrt(share) if _is_root(keys) else share)
+        made.ranks[name] = LowRank(rank, factor, partial(_floats, a), read, a.shape, b.shape)
+        made.types[name] = a.dtype, b.dtype
+    if not made.ranks:
+        raise FileError("has no tensors", path=folder / WEIGHTS)
+    return made
+
+
+def _refuse(keys: Keys) -> None:
+    kind = keys.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedError(f"{keys.path}: peft_type {kind!r:.40}: treadle adds LORA alone")
+    for key, what in NOT_ADDED.items():
+        if keys.get(key):
+            raise UnsupportedError(f"{keys.path}: {key}: {what}, which treadle does not add")
+    if keys.get("bias") not in (None, "none"):
+        raise UnsupportedError(f"{keys.path}: bias {keys.get('bias')!r:.40}: trained biases")
+
+
+def _what(name: str) -> str:
+    if "lora_magnitude_vector" in name:
+        return "is of DoRA, which scales rows of the sum"
+    if "lora_embedding" in name:
+        return "an adapter of the token embeddings, which treadle does not add"
+    return "is no lora_A and no lora_B"
+
+
+def _named(module: str, families: list[Family], tensor: SafeTensor) -> tuple[str, Family]:
+    """GGUF's name of a module's matrix."""
+    match = NAME.fullmatch(f"{module}.weight")
+    for family in families:
+        stem = family.names.get(match["stem"]) if match else None
+        if match is not None and stem is not None:
+            layer = match["layer"]
+            return f"{stem}.weight" if layer is None else f"blk.{layer}.{stem}.weight", family
+    what = "experts" if ".experts." in module else "a module that no matrix of the model stands for"
+    raise UnsupportedError(f"{tensor.path}: {tensor.name}: an adapter of {what}")
+
+
+def _alpha(keys: Keys, module: str) -> float:
+    """PEFT looks a module up by the end of its name."""
+    patterns: Any = keys.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        keys.fail("alpha_pattern", f"is {patterns!r:.40}", "an object")
+    for pattern in patterns:
+        try:
+            fits = re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module)
+        except re.error as error:
+            keys.fail("alpha_pattern", f"{pattern!r:.40}: {error}", "regular expressions")
+        if fits:
+            return Keys(patterns, keys.path, prefix="alpha_pattern.").number(pattern, lo=0.0)
+    return keys.number("lora_alpha", 8.0, lo=0.0)
+
+
+def _is_root(keys: Keys) -> bool:
+    """rsLoRA: by the root of the rank."""
+    return keys.flag("use_rslora", False)
+
+
+def _floats(tensor: SafeTensor) -> Floats:
+    values = FORMATS[GGML_TYPE[tensor.dtype]].dequantize_rows(tensor.data)
+    if not np.isfinite(values).all():
+        raise tensor.error("holds a value that is not a finite number")
+    return values.reshape(tensor.shape)
+
+
+def _by_matrix(tensor: SafeTensor, n_head: int) -> Floats:
+    return np.asarray(by_matrix(_floats(tensor), n_head), np.float32)

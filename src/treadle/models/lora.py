@@ -1,0 +1,44 @@
+"""An adapter: small matrices whose product is added to some of a model's (LoRA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.errors import UnsupportedError
+from treadle.record import dataclass
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """``factor B A``, which is added to a matrix ``[m, k]``; ``a`` gives ``[rank, k]`` and ``b``
+    ``[m, rank]``, rows in the order of the model's.
+    """
+
+    rank: int
+    factor: float  # alpha / rank, or what is in its place
+    a: Callable[[], Floats]
+    b: Callable[[], Floats]
+    a_shape: tuple[int, ...]
+    b_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """What a file or folder adds, by the names of the model's tensors."""
+
+    name: str
+    path: Path
+    ranks: Mapping[str, LowRank]
+    mark: bytes  # a digest of all numbers
+
+    def check(self, met: set[str]) -> None:
+        """Raise UnsupportedError, naming one, where not all of its matrices are ``met``."""
+        if rest := self.ranks.keys() - met:
+            what = "takes part in no product that an adapter can add to"
+            raise UnsupportedError(f"{self.path}: {min(rest)} {what}")

@@ -1,0 +1,37 @@
+"""llama.cpp's ``/lora-adapters``: how much of which adapter texts have that say nothing of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from treadle.arguments import lora_scales
+from treadle.server.asked import adapters
+from treadle.server.problems import ApiError
+from treadle.server.service import service_of
+from treadle.server.wire import Json, Response
+
+
+async def show(request: Request) -> Response:
+    """``GET /lora-adapters``."""
+    engine = service_of(request).model.engine
+    scales = dict(engine.cache.lora)
+    return Json(
+        [
+            {"id": i, "name": one.name, "path": one.path.name, "scale": scales.get(i, 0.0)}
+            for i, one in enumerate(engine.adapters)
+        ]
+    )
+
+
+async def change(request: Request) -> Response:
+    """``POST /lora-adapters``: scales of texts from now on; adapters not named get 0."""
+    engine = service_of(request).model.engine
+    try:
+        body: Any = json.loads(await request.body())
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+    engine.cache.lora = lora_scales(adapters("body", body), engine)
+    return Json({"success": True})

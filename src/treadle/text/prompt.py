@@ -1,0 +1,30 @@
+"""A conversation as the text that a model goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.text.messages import check_messages, render_prompt
+from treadle.text.variables import check_own, check_variables
+
+if TYPE_CHECKING:
+    from treadle.text.template import ChatTemplate
+
+
+def chat_prompt(
+    template: ChatTemplate,
+    messages: Sequence[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    own: Mapping[str, Any] | None,
+    variables: Mapping[str, Any],
+    settings: Sequence[str],
+) -> str:
+    """What ``template`` makes of ``messages``, the last of which is gone on with where it is the
+    assistant's. ``own``: variables that it need not read; ``settings``: names that are none.
+    """
+    check_messages(messages)
+    if variables:
+        check_variables(template, variables, settings)
+    given = {"tools": tools, **check_own(own), **variables}
+    return render_prompt(template.render, messages, **given)

@@ -1,0 +1,91 @@
+"""Adapters over HTTP: the server's own scales, and those of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.loras import draw_pairs, write_gguf
+from tests.server.conftest import running, talking
+from tests.server.test_openai import post
+from treadle.convert.open import packaged_model
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[treadle.Model]:
+    """The packaged model with two adapters, the second of which texts have."""
+    folder, path = tmp_path_factory.mktemp("loras"), packaged_model()
+    given = [
+        (write_gguf(folder / f"{name}.gguf", draw_pairs(path, 4, seed, ("ffn_down",))), scale)
+        for seed, (name, scale) in enumerate((("pirate", 0.0), ("poet", 1.0)))
+    ]
+    settings: dict[str, Any] = {"threads": 2, "context": 256, "deterministic": True}
+    with treadle.load(path, lora=given, n_sequences=4, **settings) as model:
+        yield model
+
+
+@pytest.fixture
+def caller(adapted: treadle.Model) -> Iterator[TestClient]:
+    before = adapted.engine.cache.lora
+    with running(adapted) as service, talking(service) as client:
+        yield client
+    adapted.engine.cache.lora = before
+
+
+def text(model: treadle.Model, lora: Any) -> str:
+    return model.generate("def f(", temperature=0, max_tokens=8, lora=lora).finish()
+
+
+BODY: dict[str, Any] = {"prompt": "def f(", "temperature": 0, "max_tokens": 8}
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_a_call_chooses(path: str, caller: TestClient, adapted: treadle.Model) -> None:
+    """An adapter that it does not name has no part in it."""
+    said = []
+    for own in ({}, {0: 1.0}, {0: 0.5}):
+        asked = [{"id": i, "scale": scale} for i, scale in own.items()]
+        found = post(caller, path, **BODY, lora=asked)
+        said.append(found["content"] if path == "/completion" else found["choices"][0]["text"])
+        assert said[-1] == text(adapted, own)
+    found = post(caller, path, **BODY)
+    said.append(found["content"] if path == "/completion" else found["choices"][0]["text"])
+    assert said[-1] == text(adapted, {"poet": 1.0})
+    assert len({*said}) > 2
+
+
+def test_the_servers_own_scales(caller: TestClient, adapted: treadle.Model) -> None:
+    listed = caller.get("/lora-adapters").json()
+    assert [(one["id"], one["name"], one["scale"]) for one in listed] == [
+        (0, "pirate", 0.0),
+        (1, "poet", 1.0),
+    ]
+    assert all(Path(one["path"]).name == one["path"] for one in listed)  # no folder is told
+    made = caller.post("/lora-adapters", json=[{"id": 0, "scale": 2.0}])
+    assert made.json() == {"success": True}
+    assert [one["scale"] for one in caller.get("/lora-adapters").json()] == [2.0, 0.0]
+    assert post(caller, "/completion", **BODY)["content"] == text(adapted, {"pirate": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("lora", "why"),
+    [
+        ([{"id": 2, "scale": 1.0}], "no adapter 2: there are pirate, poet"),
+        ([{"scale": 1.0}], "objects with id and scale"),
+        ([{"id": 0, "scale": "much"}], "a number"),
+        ({"id": 0}, "an array"),
+    ],
+)
+def test_what_makes_no_sense(caller: TestClient, lora: Any, why: str) -> None:
+    for answer in (
+        caller.post("/completion", json={**BODY, "lora": lora}),
+        caller.post("/lora-adapters", json=lora),
+    ):
+        assert answer.status_code == 400
+        assert why in answer.json()["error"]["message"]
+    assert [one["scale"] for one in caller.get("/lora-adapters").json()] == [0.0, 1.0]

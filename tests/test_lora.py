@@ -1,0 +1,367 @@
+"""Adapters at run time, against models whose weights have them added (float64)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.loras import MATRICES, draw_pairs, merged, peft_names, write_gguf, write_peft
+from tests.tiny import rounding
+from treadle.batch import Part
+from treadle.convert.hf_layout import halves_to_pairs
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.gguf import open_gguf
+from treadle.kernels.kv import PAGE
+from treadle.model import Model
+
+IDS = [1 + 7 * i % 200 for i in range(2 * PAGE + 9)]
+WriteTiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def base(tiny: WriteTiny) -> Path:
+    return tiny("llama", "F32")
+
+
+@pytest.fixture(scope="module")
+def files(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three adapters of different ranks; one of a few matrices alone."""
+    folder = tmp_path_factory.mktemp("loras")
+    made = {"one": (5, MATRICES), "two": (16, MATRICES), "few": (3, ("attn_v", "ffn_down"))}
+    return {
+        name: write_gguf(folder / f"{name}.gguf", draw_pairs(base, rank, rank, only))
+        for name, (rank, only) in made.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def model(base: Path, files: dict[str, Path]) -> Iterator[Model]:
+    given = [(path, 0.0) for path in files.values()]
+    with treadle.load(base, lora=given, threads=2, kv="f32", n_sequences=8) as made:
+        yield made
+
+
+def expect(model: Model, files: dict[str, Path], scales: dict[str, float]) -> np.ndarray:
+    return merged(model.path, model.config, {files[n]: s for n, s in scales.items()}, IDS)
+
+
+def check(model: Model, rows: np.ndarray, expected: np.ndarray) -> None:
+    """As far from it as the model without adapters may be, and as much again for what they add:
+    a product of rank r has fewer roundings than the one beside it.
+    """
+    allowed = 2 * rounding(model.config) * np.abs(expected).max()
+    assert np.abs(rows - expected).max() <= allowed
+    assert expected.std() > 1.0
+
+
+SETS = ({"one": 1.0}, {"two": -0.5}, {"few": 1.0}, {"one": 0.5, "two": 0.25, "few": 2.0})
+
+
+@pytest.mark.parametrize("scales", SETS, ids=lambda scales: "+".join(scales))
+def test_equals_merged_weights(
+    model: Model, files: dict[str, Path], scales: dict[str, float]
+) -> None:
+    """In one go, in chunks, token by token."""
+    expected = expect(model, files, scales)
+    plain = model.logits(IDS)
+    assert np.abs(expected - plain).max() > 1.0
+    session = model.session(lora=scales)
+    check(model, session.logits(IDS), expected)
+    for size in (1, 3, 17):
+        session.reset()
+        for at in range(0, len(IDS), size):
+            last = session.feed(IDS[at : at + size])
+            check(model, last, expected[min(at + size, len(IDS)) - 1])
+    session.close()
+
+
+def test_each_row_of_a_batch_has_its_own(model: Model, files: dict[str, Path]) -> None:
+    """Four sequences, two of them with one adapter; prompts and single tokens mixed."""
+    each: list[dict[str, float]] = [{}, {"one": 1.0}, {"two": 1.0}, {"one": 1.0}]
+    expected = [expect(model, files, scales) for scales in each]
+    sessions = [model.session(lora=scales) for scales in each]
+    at = [0, 0, 0, 0]
+    for sizes in ((3, 20, 1, 7), (1, 1, 1, 1), (2, 1, 40, 1)):
+        parts = [
+            Part(session.seq, IDS[start : start + n], n)
+            for session, start, n in zip(sessions, at, sizes, strict=True)
+        ]
+        rows, row = model.engine.run(parts), 0
+        for which, n in enumerate(sizes):
+            check(model, rows[row : row + n], expected[which][at[which] : at[which] + n])
+            at[which], row = at[which] + n, row + n
+    for session in sessions:
+        session.close()
+
+
+def test_without_adapters_not_a_bit_changes(model: Model, base: Path) -> None:
+    with treadle.load(base, threads=2, kv="f32") as alone:
+        assert np.array_equal(alone.logits(IDS), model.logits(IDS))
+        assert [s.label for s in alone.plan(4)] == [s.label for s in model.plan(4)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_threads_do_not_change_a_bit(
+    tiny: WriteTiny, files: dict[str, Path], deterministic: bool
+) -> None:
+    path, rows = tiny("llama", "Q8_0"), []
+    for threads in (1, 3):
+        more: dict[str, Any] = {"threads": threads, "deterministic": deterministic}
+        with treadle.load(path, lora=[files["one"]], **more) as model:
+            rows.append(model.logits(IDS))
+            if deterministic:  # nor does the cut
+                session = model.session()
+                rows.append(np.concatenate([session.logits(IDS[:5]), session.logits(IDS[5:])]))
+    assert all(np.array_equal(rows[0], other) for other in rows[1:])
+
+
+def test_every_step_is_its_twin(model: Model) -> None:
+    """Plans with adapters hold what every plan must, and their twins give the same."""
+    session = model.session(lora={"one": 1.0, "few": -1.0})
+    parts = [Part(session.seq, IDS[:20])]
+    plan, arena = model.engine.run_reference(parts)
+    plan.check()
+    labels = [step.label for step in plan]
+    assert {"L0.attn.qkv.lora_a", "L0.attn.qkv.lora_b", "L2.ffn.down.lora_b"} <= set(labels)
+    at = plan.offsets[plan.outputs["logits"]]
+    twin = arena[at:].view(np.float32)[: model.config.n_vocab]
+    session.reset()
+    rows = session.feed(IDS[:20])
+    assert np.abs(rows - twin).max() <= rounding(model.config) * np.abs(twin).max()
+    session.close()
+
+
+def test_pages_are_of_their_adapters(model: Model, files: dict[str, Path]) -> None:
+    """The same prompt with another adapter, another scale, or none finds nothing."""
+    asked: tuple[dict[str, float], ...] = (
+        {"one": 1.0},
+        {"one": 0.5},
+        {"two": 1.0},
+        {},
+        {"one": 1.0, "two": 1.0},
+    )
+    model.engine.cache.forget()
+    for hits in (0, 2 * PAGE):
+        for scales in asked:
+            made = model.generate(IDS, max_tokens=1, temperature=0.0, lora=scales)
+            made.finish()
+            assert made.timings.n_cached == hits, (scales, hits)
+            expected = expect(model, files, scales)[-1]
+            assert made.ids == [] or made.ids[0] == int(expected.argmax())
+
+
+def test_page_files_are_of_their_adapters(
+    base: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """In another process, as it were: by what is in an adapter, not by its place in a list."""
+    folder = tmp_path / "pages"
+    for given, hits in (
+        ([files["one"]], 0),
+        ([files["two"]], 0),
+        ([files["two"], files["one"]], 2 * PAGE),
+        ([], 0),
+    ):
+        with treadle.load(base, lora=given, threads=1, cache_dir=folder) as model:
+            name = {} if not given else {given[-1].stem: 1.0}
+            made = model.generate(IDS, max_tokens=1, lora=name)
+            made.finish()
+            assert made.timings.n_cached == hits, given
+
+
+def test_requests_of_several_adapters_are_written_together(
+    model: Model, files: dict[str, Path]
+) -> None:
+    """Each as if it were alone; greedy, where no two logits are near."""
+    each: list[dict[str, float]] = [{}, {"one": 1.0}, {"two": 1.0}, {"few": 1.5}]
+    given: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+
+    async def all_of() -> list[list[int]]:
+        made = [model.generate(IDS[:11], lora=scales, **given) for scales in each]
+
+        async def read(one: Any) -> list[int]:
+            async for _ in one:
+                pass
+            return list(one.ids)
+
+        return list(await asyncio.gather(*map(read, made)))
+
+    together = asyncio.run(all_of())
+    alone = []
+    for scales in each:
+        made = model.generate(IDS[:11], lora=scales, **given)
+        made.finish()
+        alone.append(made.ids)
+    assert together == alone
+    assert len({tuple(ids) for ids in alone}) == len(each)
+
+
+def test_loaded_scales_are_the_default(base: Path, files: dict[str, Path]) -> None:
+    with treadle.load(base, lora=[(files["one"], 0.5)], threads=1, kv="f32") as model:
+        expected = expect(model, files, {"one": 0.5})
+        check(model, model.logits(IDS), expected)
+        assert model.states(IDS[:5]).shape == (5, model.config.n_embd)
+        session = model.session(lora={})
+        assert np.abs(session.feed(IDS) - expected[-1]).max() > 1.0
+        with pytest.raises(TreadleError, match="the session has other adapters"):
+            model.generate(IDS, session=session, lora={"one": 1.0})
+        other = model.session()
+        other.feed(IDS[:3])
+        with pytest.raises(UnsupportedError, match="a session with adapters"):
+            other.save(base.with_name("never.session"))
+
+
+@pytest.mark.parametrize(
+    ("lora", "why"),
+    [
+        ({"four": 1.0}, "no adapter 'four': there are one, two, few"),
+        ({3: 1.0}, "no adapter 3"),
+        ({"one": float("nan")}, "no finite number"),
+        (["one"], "expected a dict"),
+    ],
+)
+def test_scales_that_make_no_sense(model: Model, lora: Any, why: str) -> None:
+    with pytest.raises(TreadleError, match=why):
+        model.generate(IDS, lora=lora)
+
+
+def test_architectures_that_fuse_their_matrices(tiny: WriteTiny, tmp_path: Path) -> None:
+    """Rows of one tensor are several matrices in the graph: phi3's q, k, v and gate, up."""
+    path = tiny("phi3", "F32")
+    pairs = draw_pairs(path, 4, 4, ("attn_qkv", "ffn_up", "attn_output", "ffn_down"))
+    file = write_gguf(tmp_path / "phi.gguf", pairs, arch="phi3")
+    with treadle.load(path, lora=[file], threads=2, kv="f32") as model:
+        check(model, model.logits(IDS), merged(path, model.config, {file: 1.0}, IDS))
+
+
+# -- PEFT ----------------------------------------------------------------------------------------
+
+
+def test_peft_folders(base: Path, tmp_path: Path) -> None:
+    """Rows of q and k are transformers'; ranks, alphas and rsLoRA as the configuration says."""
+    pairs = draw_pairs(base, 4, 9)
+    turned = {}
+    for name, (a, b) in pairs.items():
+        heads = {"attn_q": 4, "attn_k": 2}.get(name.split(".")[2], 0)
+        turned[name] = a, halves_to_pairs(b, heads) if heads else b
+    plain = write_peft(tmp_path / "plain", peft_names(pairs))
+    root = write_peft(tmp_path / "root", peft_names(pairs), use_rslora=True)
+    own = {"alpha_pattern": {"layers.1.self_attn.q_proj": 2}}
+    some = write_peft(tmp_path / "some", peft_names(pairs), **own)
+    expected = write_gguf(tmp_path / "gguf.gguf", turned)
+    with treadle.load(base, lora=[plain, root, some], threads=1, kv="f32") as model:
+        for folder, scale in ((plain, 1.0), (root, 0.5)):
+            session = model.session(lora={folder.name: scale})
+            check(model, session.logits(IDS), merged(base, model.config, {expected: 1.0}, IDS))
+            session.close()
+        factors = {name: low.factor for name, low in model.engine.adapters[2].ranks.items()}
+        assert factors.pop("blk.1.attn_q.weight") == 0.5
+        assert set(factors.values()) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"use_dora": True}, "use_dora: DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules saved whole"),
+        ({"bias": "all"}, "trained biases"),
+        ({"peft_type": "IA3"}, "treadle adds LORA alone"),
+        ({"lora_alpha": "much"}, "lora_alpha"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_peft_configurations_that_are_refused(
+    base: Path, tmp_path: Path, config: dict[str, Any], why: str
+) -> None:
+    folder = write_peft(tmp_path / "bad", peft_names(draw_pairs(base, 4, 9)), **config)
+    with pytest.raises((UnsupportedError, FileError), match=why):
+        treadle.load(base, lora=[folder])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("model.layers.0.mlp.experts.3.gate_proj.lora_A", "an adapter of experts"),
+        ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
+        ("model.embed_tokens.lora_embedding_A", "the token embeddings"),
+        ("model.layers.0.mixer.in_proj.lora_A", "a module that no matrix"),
+    ],
+    ids=lambda value: value.rpartition(".")[2],
+)
+def test_peft_tensors_that_are_refused(base: Path, tmp_path: Path, name: str, why: str) -> None:
+    tensors = peft_names(draw_pairs(base, 4, 9))
+    tensors[f"base_model.model.{name}.weight"] = np.zeros((4, 64), np.float32)
+    tensors[f"base_model.model.{name}.weight".replace("_A", "_B")] = np.zeros((64, 4), np.float32)
+    with pytest.raises(UnsupportedError, match=why):
+        treadle.load(base, lora=[write_peft(tmp_path / "bad", tensors)])
+
+
+# -- GGUF ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"general.type": "model"}, "general.type"),
+        ({"adapter.type": "control"}, "adapter.type"),
+        ({"arch": "qwen2"}, "an adapter of a llama model"),
+        ({"adapter.alora.invocation_tokens": [1]}, "activated LoRA"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_files_of_something_else(
+    base: Path, tmp_path: Path, keys: dict[str, Any], why: str
+) -> None:
+    file = write_gguf(tmp_path / "bad.gguf", draw_pairs(base, 4, 9), **keys)
+    with pytest.raises((UnsupportedError, FileError), match=why):
+        treadle.load(base, lora=[file])
+
+
+def pair(m: int, k: int, rank: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((rank, k), np.float32), np.zeros((m, rank), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "matrices", "why"),
+    [
+        ("blk.0.attn_q.weight", pair(128, 63), r"\[rank, 64\]"),
+        ("blk.0.attn_q.weight", (pair(128, 64)[0], pair(128, 64, 5)[1]), r"\[128, rank\]"),
+        ("blk.7.attn_q.weight", pair(128, 64), "no tensor of the model"),
+        ("token_embd.weight", pair(512, 64), "the token embeddings"),
+        ("output.weight", pair(512, 64), "the output matrix"),
+        ("blk.0.attn_norm.weight", pair(1, 64), "a vector"),
+    ],
+)
+def test_pairs_that_do_not_fit(
+    base: Path, tmp_path: Path, name: str, matrices: Any, why: str
+) -> None:
+    file = write_gguf(tmp_path / "bad.gguf", {name: matrices})
+    with pytest.raises((UnsupportedError, FileError), match=why):
+        treadle.load(base, lora=[file])
+
+
+def test_adapters_of_experts_are_refused(tiny: WriteTiny, tmp_path: Path) -> None:
+    path = tiny("qwen3moe", "F32", n_expert=4, n_ff_exp=32)
+    with open_gguf(path) as gguf:
+        name = next(name for name in gguf.tensors if "_exps" in name)
+    file = write_gguf(tmp_path / "bad.gguf", {name: pair(32, 64)}, arch="qwen3moe")
+    with pytest.raises(UnsupportedError, match="an adapter of experts"):
+        treadle.load(path, lora=[file])
+
+
+def test_one_half_of_a_pair(base: Path, tmp_path: Path) -> None:
+    from treadle.files.gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "half.gguf")
+    for key, value in {"general.type": "adapter", "adapter.type": "lora"}.items():
+        writer.add(key, value)
+    writer.add("general.architecture", "llama")
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", (4, 64), "F32", np.zeros((4, 64), np.float32))
+    writer.write()
+    with pytest.raises(FileError, match="one half of a pair"):
+        treadle.load(base, lora=[tmp_path / "half.gguf"])
