@@ -379,6 +379,20 @@ _CLASSES = {
     "nemotron": "Nemotron",
     "gpt_neox": "GPTNeoX",
     "gpt2": "GPT2",
+    "mixtral": "Mixtral",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen2_moe": "Qwen2Moe",
+    "olmoe": "Olmoe",
+    "granitemoe": "GraniteMoe",
+    "ernie4_5_moe": "Ernie4_5_Moe",
+    "glm4_moe": "Glm4Moe",
+    "minimax_m2": "MiniMaxM2",
+    "gpt_oss": "GptOss",
+    "lfm2": "Lfm2",
+    "lfm2_moe": "Lfm2Moe",
+    "qwen3_5_text": "Qwen3_5Text",
+    "qwen3_5_moe_text": "Qwen3_5MoeText",
+    "qwen3_next": "Qwen3Next",
 }
 _NEEDED: dict[str, dict[str, Any]] = {"gemma3_text": {}, "gpt2": {}}
 # What transformers writes of these, and does not put in a file that leaves it out.
@@ -387,6 +401,7 @@ _SPOKEN: dict[str, tuple[str, ...]] = {
     "ministral3": ("rope_parameters",),
     "hunyuan_v1_dense": ("head_dim",),
     "cohere2": ("head_dim",),
+    "gpt_oss": ("rope_parameters",),
 }
 
 

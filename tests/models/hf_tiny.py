@@ -123,9 +123,14 @@ def build(case: Case) -> Any:
         "attn_implementation": "eager",
         **case.options,
     }
-    text = "Text" if case.family == "Gemma3" else ""
+    text = "Text" if case.family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
     kind = getattr(transformers, f"{case.family}{text}Config")
-    names = "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"  # a family knows one of them
+    names = (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "norm_eps",
+    )  # a family knows one
     config = kind(**{name: EPS for name in names if hasattr(kind(), name)} | options)
     model_class = getattr(transformers, f"{case.family}{case.head}")
     with float64_only():
@@ -136,6 +141,9 @@ def build(case: Case) -> Any:
             value = _draw(rng, name, tuple(parameter.shape), model.config.tie_word_embeddings)
             shift = 1.0 if case.family in ("Gemma", "Gemma3") and "norm" in name else 0.0
             parameter.copy_(torch.from_numpy(value.astype(np.float64) - shift))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("correction_bias", "expert_bias")):  # of experts' scores
+                buffer.copy_(torch.from_numpy(0.2 * rng.standard_normal(buffer.shape)).float())
     return model
 
 
@@ -146,7 +154,7 @@ def _draw(
     x = rng.standard_normal(shape)
     if ("norm" in name.lower() or "ln_" in name) and not name.endswith("bias"):
         x = 1.0 + 0.25 * x
-    elif name.endswith("bias"):
+    elif name.endswith("bias") or len(shape) == 1:
         x = 0.5 * x
     elif any(stem in name for stem in ("embed", "wte", "wpe")):
         x = 0.35 * x if tied else x

@@ -21,10 +21,12 @@ import numpy.typing as npt
 
 from treadle.convert.hf_config import Hyper, read_config
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
+from treadle.convert.hf_made import Made, stored
 from treadle.convert.hf_pooling import read_pooling
 from treadle.convert.hf_tensors import (
     EMBEDDINGS,
     GGML_TYPE,
+    SMALL,
     Named,
     check_named,
     layer_of,
@@ -133,7 +135,7 @@ class HFModel(GGUF):
             if _shift(named, hyper):
                 data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
                 self.tensors[name] = _in_memory(name, named.shape, _F32, data, path)
-            elif named.layout is not None:
+            elif named.layout is not None or isinstance(named.tensor, Made):
                 kind, path = named.ggml_type, named.tensor.path
                 self.tensors[name] = _in_memory(name, named.shape, kind, named.rows(), path)
             else:
@@ -191,7 +193,8 @@ def _in_memory(
 
 
 def _shift(named: Named, hyper: Hyper) -> float:
-    return hyper.family.norm_shift if named.name.endswith("norm.weight") else 0.0
+    own = named.name.endswith("norm.weight") and not named.name.endswith("ssm_norm.weight")
+    return hyper.family.norm_shift if own else 0.0
 
 
 def open_hf_source(path: str | os.PathLike[str]) -> Source:
@@ -242,12 +245,12 @@ def _source(named: Named, hyper: Hyper) -> SourceTensor:
         kind = GGML_TYPE[packed.scales.dtype]
         read = partial(unpacked, packed)
         return SourceTensor(named.name, packed.shape, _F32, read, named.origin, packed.arrays, kind)
-    is_vector = len(tensor.shape) == 1
+    is_vector = len(tensor.shape) == 1 or layer_of(named.name)[1] in SMALL
     return SourceTensor(
         named.name,
         named.shape,
         _F32 if is_vector else named.ggml_type,
         vector if is_vector else as_stored,
         named.origin,
-        (tensor,),
+        stored(tensor),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from treadle.convert.hf_families import FAMILIES, GELU_TANH, OUTER
 from treadle.convert.hf_family import Family
+from treadle.convert.hf_made import Rule
+from treadle.convert.hf_mixtures import expert_keys
 from treadle.convert.hf_rope import f32, read_rope
 from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
@@ -43,6 +45,8 @@ class Hyper:
     nested: bool = False  # the text part of a model of text and images
     scores: bool = False  # it has a head that scores pairs of texts
     n_skipped: int = 0  # rows of learned positions before the first that is used
+    rules: Sequence[Rule] = ()  # for tensors that lie otherwise than GGUF's
+    n_extra: int = 0  # layers behind the last, which are left out
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
@@ -87,6 +91,9 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         rope, factors = read_rope(keys, family, head_dim)
         made.update(rope)
     made.update(_window(keys, family, n_layer))
+    if family.experts:
+        made.update(expert_keys(keys, family, n_layer))
+    made.update(family.more(keys, n_layer))
     if arch.graph == "encoder":
         made["attention.causal"] = False
     n_skipped = 0
@@ -118,6 +125,8 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         nested,
         _kinds(whole, _SCORING),
         n_skipped,
+        family.made(keys),
+        keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
     )
 
 
@@ -153,8 +162,11 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
         whole.refuse(
             "architectures", f"{', '.join(whole.get('architectures'))} is no model that {does}"
         )
+    if packing and (family.experts or family.made(keys)):
+        whole.refuse(KEYS[0], f"treadle has MLX's packed weights of no {family.arch}")
     for key in () if packing else KEYS:
-        if (packed := whole.within(key)) is not None:
+        packed = whole.within(key)
+        if packed is not None and packed.get("quant_method") not in (family.packed or None,):
             name = packed.get("quant_method") or f"{packed.get('bits')} bits"
             whole.refuse(key, f"treadle does not read weights quantised so ({name})")
     for key in (family.word("hidden_act"), "hidden_activation"):

@@ -6,10 +6,10 @@ takes for keys that config.json leaves out, and how its weights lie otherwise th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from treadle.convert.hf_encoders import ENCODERS, GEMMA_EMBEDDING
-from treadle.convert.hf_family import Family, Windowed
+from treadle.convert.hf_family import Family
+from treadle.convert.hf_hybrids import HYBRIDS
+from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
     GLM4,
     GPT2,
@@ -21,43 +21,10 @@ from treadle.convert.hf_names import (
     SEED_OSS,
     STARCODER2,
 )
-from treadle.files.keys import Keys
+from treadle.convert.hf_windows import all_but_every, every_layer, in_use, upper_layers
 
 GELU_TANH = "gelu_pytorch_tanh"
 
-
-# -- which layers have the window -------------------------------------------------------------
-
-
-def _every_layer(keys: Keys, n_layer: int) -> Windowed:
-    return [True] * n_layer
-
-
-def _upper_layers(keys: Keys, n_layer: int) -> Windowed:
-    if not keys.flag("use_sliding_window", False):
-        return None
-    first = keys.integer("max_window_layers", lo=0)
-    return [i >= first for i in range(n_layer)]
-
-
-def _all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
-    """All layers but every ``usual``-th, or as ``sliding_window_pattern`` says."""
-
-    def windowed(keys: Keys, n_layer: int) -> Windowed:
-        period = usual
-        if isinstance(keys.get("sliding_window_pattern"), int):
-            period = keys.integer("sliding_window_pattern", lo=0)
-        return [period > 0 and (i + 1) % period != 0 for i in range(n_layer)]
-
-    return windowed
-
-
-def _in_use(keys: Keys, n_layer: int) -> Windowed:
-    """SmolLM 3: ``layer_types`` says which, if the window is in use at all."""
-    return [False] * n_layer if keys.flag("use_sliding_window", False) else None
-
-
-# -- the rows ---------------------------------------------------------------------------------
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 _COMMON_5 = {**_COMMON, "rms_norm_eps": 1e-5}
@@ -120,7 +87,7 @@ FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
         },
-        windowed=_every_layer,
+        windowed=every_layer,
     ),
     "ministral3": Family(
         "mistral3",
@@ -133,8 +100,8 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 1e6,
         },
     ),
-    "qwen2": Family("qwen2", _QWEN, windowed=_upper_layers),
-    "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=_upper_layers, score_names=SCORE),
+    "qwen2": Family("qwen2", _QWEN, windowed=upper_layers),
+    "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=upper_layers, score_names=SCORE),
     "gemma": Family("gemma", _GEMMA1, activation=GELU_TANH, norm_shift=1.0),
     "gemma2": Family(
         "gemma2",
@@ -142,7 +109,7 @@ FAMILIES: dict[str, Family] = {
         POST_NORMS,
         activation=GELU_TANH,
         norm_shift=1.0,
-        windowed=_all_but_every(2),
+        windowed=all_but_every(2),
     ),
     "gemma3_text": Family(
         "gemma3",
@@ -150,7 +117,7 @@ FAMILIES: dict[str, Family] = {
         POST_NORMS,
         activation=GELU_TANH,
         norm_shift=1.0,
-        windowed=_all_but_every(6),
+        windowed=all_but_every(6),
         own_local_rope=True,
         both_ways=GEMMA_EMBEDDING,
     ),
@@ -164,7 +131,7 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 2e6,
             "tie_word_embeddings": True,
         },
-        windowed=_in_use,
+        windowed=in_use,
         only={"no_rope_layer_interval": 4},
     ),
     "granite": Family(
@@ -200,7 +167,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 4096,
         },
         POST_NORMS,
-        windowed=_all_but_every(4),
+        windowed=all_but_every(4),
         own_local_rope=True,
     ),
     "exaone4": Family(
@@ -213,7 +180,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 4096,
         },
         POST_NORMS,
-        windowed=_all_but_every(4),
+        windowed=all_but_every(4),
     ),
     "seed_oss": Family(
         "seed_oss",
@@ -240,7 +207,7 @@ FAMILIES: dict[str, Family] = {
             "original_max_position_embeddings": 4096,
         },
         PHI3,
-        windowed=_every_layer,
+        windowed=every_layer,
     ),
     "glm4": Family(
         "glm4",
@@ -285,7 +252,7 @@ FAMILIES: dict[str, Family] = {
         "cohere2",
         {**_COHERE, "rope_theta": 10000.0, "sliding_window": 4096},
         words=_LAYER_NORM,
-        windowed=_all_but_every(4),
+        windowed=all_but_every(4),
         paired=True,
         copied={"logit_scale": "logit_scale"},
     ),
@@ -318,7 +285,7 @@ FAMILIES: dict[str, Family] = {
         STARCODER2,
         {"rms_norm_eps": "norm_epsilon"},
         activation=GELU_TANH,
-        windowed=_every_layer,
+        windowed=every_layer,
     ),
     "nemotron": Family(
         "nemotron",
@@ -382,6 +349,11 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= ENCODERS
+FAMILIES |= MIXTURES | HYBRIDS | ENCODERS
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
-OUTER = {"gemma3": ("text_config", "gemma3_text"), "mistral3": ("text_config", "mistral")}
+OUTER = {
+    "gemma3": ("text_config", "gemma3_text"),
+    "mistral3": ("text_config", "mistral"),
+    "qwen3_5": ("text_config", "qwen3_5_text"),
+    "qwen3_5_moe": ("text_config", "qwen3_5_moe_text"),
+}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
+from treadle.convert.hf_made import Rule
 from treadle.convert.hf_names import LLAMA, Names
 from treadle.files.keys import Keys
 from treadle.record import dataclass
@@ -36,6 +37,12 @@ class Family:
     positions_behind_pad: learned positions begin behind that of ``pad_token_id``.
     both_ways: what it is with ``use_bidirectional_attention``.
     n_ff_default: ``intermediate_size`` where it is null, in units of ``hidden_size``.
+    experts: it has some.
+    made: rules for tensors that lie otherwise than GGUF's; see ``hf_made``.
+    packed: the ``quant_method`` of packed weights that ``made`` knows.
+    extra_layers: the key that counts layers behind the last, which predict further tokens and are
+        left out.
+    more: further keys of GGUF, behind those that all families have.
     """
 
     arch: str
@@ -56,6 +63,11 @@ class Family:
     positions_behind_pad: bool = False
     both_ways: Family | None = None
     n_ff_default: int = 0
+    experts: bool = False
+    made: Callable[[Keys], Sequence[Rule]] = lambda keys: ()
+    packed: str = ""
+    extra_layers: str = ""
+    more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
 
     def word(self, key: str) -> str:
         """What this family calls Llama's ``key``."""

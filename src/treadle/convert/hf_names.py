@@ -26,6 +26,15 @@ LLAMA: Names = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+LLAMA_EXPERTS: Names = {
+    **LLAMA,
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.score": "exp_probs_b",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.experts.{one}_proj": f"ffn_{one}_exps" for one in ("gate", "up", "down")},
+    **{f"mlp.shared_expert.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
+}
 POST_NORMS: Names = {  # with four norms a layer, the same words stand in other places
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -133,11 +142,24 @@ _LAYER = r"(?P<layers>(?:encoder\.)?layers?|h)\.(?P<layer>0|[1-9]\d{0,5})\."
 NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.(?P<kind>weight|bias)")
 # What the configuration says anyway, and GPT's masks.
 NOT_WEIGHTS = re.compile(r".*(?:\.rotary_emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)")
+# Layers that predict further tokens: behind the last one, or in a part of their own.
+FURTHER = re.compile(r"(?:mtp\.|model\.layers\.(?P<layer>\d+)\.)")
 # Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
 )
-NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model)\..*")
+NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual)\..*")
+
+
+def experts_123(at: str) -> Names:
+    """Of experts whose matrices have numbers, as Llama's first code had them."""
+    return {
+        f"{at}gate": "ffn_gate_inp",
+        f"{at}score": "exp_probs_b",
+        f"{at}experts.w1": "ffn_gate_exps",
+        f"{at}experts.w2": "ffn_down_exps",
+        f"{at}experts.w3": "ffn_up_exps",
+    }
 
 
 def spelt_as(name: str, sibling: str, layer: int) -> str:

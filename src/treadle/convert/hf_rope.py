@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from treadle.convert.hf_family import Family
 from treadle.files.keys import POSITION_MAX, Keys
-from treadle.models.archs import ARCHS
+from treadle.models.archs import ARCHS, YARN_TRUNCATE
 from treadle.models.rope import FACTORS, LONG, SHORT
 
 Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
@@ -30,7 +30,8 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
     full = full or keys.within("rope_scaling") or Keys({}, keys.path, prefix=keys.prefix)
     theta = full.number("rope_theta", keys.number(family.word("rope_theta"), lo=1.001), lo=1.001)
     share_key = family.word("partial_rotary_factor")
-    share = keys.number(share_key, 1.0, lo=0.0, hi=1.0)
+    turned = keys.integer("rotary_dim", head_dim, hi=head_dim)  # MiniMax's word
+    share = keys.number(share_key, turned / head_dim, lo=0.0, hi=1.0)
     share = full.number("partial_rotary_factor", share, lo=0.0, hi=1.0)
     dims = int(head_dim * share)
     if share != 1.0 and not family.paired and ARCHS[family.arch].rope == "norm":
@@ -47,6 +48,10 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
     kind = _kind(full)
     if kind not in _SCALINGS:
         full.refuse("rope_type", f"{kind!r:.60}: treadle has {', '.join(_SCALINGS)}")
+    whole = bool(dict(ARCHS[family.arch].keys).get(YARN_TRUNCATE, True))
+    if kind == "yarn" and full.flag("truncate", True) != whole:
+        rounds = "rounds" if whole else "does not round"
+        full.refuse("truncate", f"treadle {rounds} YaRN's range to whole pairs in {family.arch}")
     scaling, factors = _SCALINGS[kind](full, keys, made["rope.freq_base"], dims)
     if temperature := full.number("llama_4_scaling_beta", 0.0, lo=0.0, hi=1e6):
         scaling["attention.temperature_scale"] = f32(temperature)
@@ -93,8 +98,6 @@ def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     )
     stretched = keys.integer("max_position_embeddings", hi=POSITION_MAX) / n_ctx
     factor = rope.number("factor", stretched, lo=1e-3, hi=1e6)
-    if not rope.flag("truncate", True):
-        rope.refuse("truncate", "treadle rounds YaRN's range to whole pairs")
 
     def usual(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_layout import Layout, layout_of
+from treadle.convert.hf_made import MXFP4, make_tensors
 from treadle.convert.hf_names import (
+    FURTHER,
     HEADS,
     NAME,
     NOT_STATES,
@@ -38,7 +40,16 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor, SafeTensors
 
+# Matrices that GGUF has in F32 whatever the others are in.
+SMALL = {
+    *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
+    *(f"ffn_{one}_exps.bias" for one in ("gate", "up", "down")),
+    "ssm_a",
+    "ssm_d",
+}
+BARE = ("ssm_a", "ssm_d")  # names without "weight" behind them
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
+_TYPES = {**GGML_TYPE, MXFP4: 39}
 
 _SUBLAYERS = (*MIXERS.every(), *FFNS.every())
 _WIDTHS = {  # the word of a row's length, by tensor
@@ -100,6 +111,8 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     """
     found: dict[str, Named] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(n, hyper)}
+    if hyper.family.experts or hyper.rules:
+        tensors = make_tensors(tensors, hyper.rules)
     packed: dict[str, Packed] = {}
     if (packing := hyper.packing) is not None:
         # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
@@ -123,12 +136,12 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
             at = packed[tensor.name]
             found[name] = Named(name, tensor, NO_GGML, at.shape, at)
             continue
-        if tensor.dtype not in GGML_TYPE:
+        if tensor.dtype not in _TYPES:
             raise UnsupportedError(
                 f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
                 f"treadle reads {', '.join(GGML_TYPE)} from safetensors"
             )
-        found[name] = Named(name, tensor, GGML_TYPE[tensor.dtype], shape, None, layout)
+        found[name] = Named(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     if not (hyper.tied or hyper.scores or ARCHS[hyper.family.arch].graph == "encoder"):
         _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
@@ -160,7 +173,16 @@ def check_named(
             order[name] = -1, len(order)
         if name not in order:
             raise named.tensor.error(f"is no tensor of {_model(hyper)}")
-    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
+    ordered = sorted(found.items(), key=lambda item: order[item[0]])
+    return dict(_renamed(name, named, arch.names) for name, named in ordered)
+
+
+def _renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[str, Named]:
+    """As files of the architecture call it, where that is not the graph's name."""
+    for theirs, ours in names:
+        if layer_of(name)[1] == ours:
+            name = name.removesuffix(ours) + theirs
+    return name, replace(named, name=name)
 
 
 def layer_of(name: str) -> tuple[int, str]:
@@ -174,6 +196,9 @@ def layer_of(name: str) -> tuple[int, str]:
 def _is_other(name: str, hyper: Hyper) -> bool:
     """Whether the tensor is no weight of the model."""
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
+        return True
+    match = FURTHER.match(name)
+    if match and (not match["layer"] or 0 <= int(match["layer"]) - hyper.n_layer < hyper.n_extra):
         return True
     if ARCHS[hyper.family.arch].graph != "encoder" or not NOT_STATES.fullmatch(name):
         return False
@@ -190,7 +215,7 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
         close = difflib.get_close_matches(match["stem"] if match else tensor.name, names, 1, 0.7)
         hint = f" (the closest is {close[0]})" if close and stem is None else ""
         raise tensor.error(f"is no tensor of {_model(hyper)}{hint}")
-    row = f"{stem}.{match['kind']}"
+    row = stem if stem in BARE else f"{stem}.{match['kind']}"
     if row == OUTPUT and hyper.tied:
         return None  # transformers puts the embeddings in its place, whatever it holds
     return row if layer is None else f"blk.{layer}.{row}"

@@ -1,0 +1,195 @@
+"""Tensors that GGUF has and a checkpoint has otherwise: experts that lie one by one, two matrices
+in one, logarithms.
+
+A ``Rule`` says what is made of which tensors of a layer. What is made has a name as the checkpoint
+would spell it, and goes through the tables of names like any other; its bytes are put together when
+they are asked for, and a converter holds one such tensor at a time. What runs in place has them in
+memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.files.safetensors import DTYPES, SafeTensor
+from treadle.formats import by_name
+from treadle.record import dataclass
+
+Rows = npt.NDArray[Any]
+Make = Callable[..., Rows]  # of the arrays of its sources
+
+MXFP4 = "MXFP4"
+_IN_LAYER = re.compile(r"(?P<layer>.*\blayers\.\d+\.)(?P<rest>.+)")
+_EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """of: names behind "layers.N.", all there or none. gives: what becomes of them, by name.
+    floats: arrays are given, and made, as float32; else elements are moved as they are stored.
+    dtype: what is made is in this, bytes [.., n]; "": in that of the first.
+    """
+
+    of: tuple[str, ...]
+    gives: Mapping[str, Make]
+    floats: bool = False
+    dtype: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Made(SafeTensor):
+    """What ``make`` gives of its sources. It says that it is where the first of them is."""
+
+    sources: tuple[SafeTensor, ...] = ()
+    make: Make = field(default=np.stack, repr=False)
+    floats: bool = False
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """uint8 [n_bytes], in memory."""
+        rows = self.make(*(_array(each, self.floats) for each in self.sources))
+        return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+
+
+def stored(tensor: SafeTensor) -> tuple[SafeTensor, ...]:
+    """The tensors of files that one is made of: itself, mostly."""
+    if not isinstance(tensor, Made):
+        return (tensor,)
+    return tuple(part for each in tensor.sources for part in stored(each))
+
+
+def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> dict[str, SafeTensor]:
+    """The same with experts in one tensor, and what the rules say done. FileError for experts that
+    are missing or not alike, and for a part of what a rule needs.
+    """
+    made, by_name_ = _stacked(tensors), {rule.of[0]: rule for rule in rules}
+    for name, first in list(made.items()):
+        match = _IN_LAYER.fullmatch(name)
+        if match is None or (rule := by_name_.get(match["rest"])) is None:
+            continue
+        sources = []
+        for rest in rule.of:
+            if match["layer"] + rest not in made:
+                raise first.error(f"is there without {match['layer']}{rest}")
+            sources.append(made.pop(match["layer"] + rest))
+        for rest, make in rule.gives.items():
+            made[match["layer"] + rest] = _made(match["layer"] + rest, tuple(sources), make, rule)
+    return made
+
+
+def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
+    """Experts' matrices, [E, ..] in place of E tensors."""
+    made: dict[str, SafeTensor] = {}
+    experts: dict[str, dict[int, SafeTensor]] = {}
+    for name, tensor in tensors.items():
+        if match := _EXPERT.fullmatch(name):
+            experts.setdefault(match["before"] + match["rest"], {})[int(match["i"])] = tensor
+        else:
+            made[name] = tensor
+    for name, found in experts.items():
+        first = found[min(found)]
+        missing = next((i for i in range(len(found)) if i not in found), None)
+        if missing is not None:
+            raise first.error(f"is there, and expert {missing} has none such")
+        for other in found.values():
+            if (other.shape, other.dtype) != (first.shape, first.dtype):
+                what = f"shape {list(other.shape)} in {other.dtype}"
+                raise other.error(what, f"{list(first.shape)} in {first.dtype}, as {first.name}")
+        sources = tuple(found[i] for i in range(len(found)))
+        made[name] = Made(
+            name, first.dtype, (len(found), *first.shape), len(found) * first.n_bytes, first.path,
+            first.offset, first.file, sources, lambda *rows: np.stack(rows),
+        )  # fmt: skip
+    return made
+
+
+def _made(name: str, sources: tuple[SafeTensor, ...], make: Make, rule: Rule) -> Made:
+    first = sources[0]
+    dtype = "F32" if rule.floats else rule.dtype or first.dtype
+    try:
+        shape = _shape_of(make, sources, rule.floats)
+    except (ValueError, IndexError) as error:
+        shapes = ", ".join(str(list(each.shape)) for each in sources)
+        raise first.error(f"shape {shapes}: nothing that {name} can be made of") from error
+    n_bytes = math.prod(shape) * DTYPES.get(dtype, 8) // 8
+    if dtype == MXFP4:
+        shape = (*shape[:-1], shape[-1] // 17 * 32)  # weights of its blocks
+    at = first.path, first.offset, first.file
+    return Made(name, dtype, shape, n_bytes, *at, sources, make, rule.floats)
+
+
+def _shape_of(make: Make, sources: Sequence[SafeTensor], floats: bool) -> tuple[int, ...]:
+    """What ``make`` would give; of many matrices one is tried, for they are alike."""
+    kind = np.dtype(np.float32 if floats else np.uint8)
+    shapes = [each.shape for each in sources]
+    if many := len(shapes[0]) > 2:
+        shapes = [(1, *shape[1:]) for shape in shapes]
+    made = make(*(np.broadcast_to(np.zeros((), kind), shape) for shape in shapes))
+    return (sources[0].shape[0], *made.shape[1:]) if many else tuple(made.shape)
+
+
+def _array(tensor: SafeTensor, floats: bool) -> Rows:
+    """[*shape]: elements as they are, without a meaning, or as float32."""
+    if floats:
+        values: Rows = by_name(tensor.dtype).dequantize_rows(tensor.data)
+        return values.reshape(tensor.shape)
+    size = tensor.n_bytes // max(1, math.prod(tensor.shape))
+    kind: Any = np.uint8 if size == 1 else f"V{size}"
+    elements: Rows = tensor.data.view(kind)
+    return elements.reshape(tensor.shape)
+
+
+# -- what rules make --------------------------------------------------------------------------
+
+
+def same(rows: Rows) -> Rows:
+    """For a name that has no "weight" or "bias" behind it."""
+    return rows
+
+
+def flat(rows: Rows) -> Rows:
+    """Without the ones of a shape, or all in one row."""
+    return rows.reshape(-1)
+
+
+def taps(rows: Rows) -> Rows:
+    """A convolution's [channels, 1, taps], of each channel by itself."""
+    return rows[:, 0]
+
+
+def upper(rows: Rows) -> Rows:
+    """The first half of the rows of each matrix."""
+    return rows[..., : rows.shape[-2] // 2, :]
+
+
+def lower(rows: Rows) -> Rows:
+    """The second half."""
+    return rows[..., rows.shape[-2] // 2 :, :]
+
+
+def turned(rows: Rows) -> Rows:
+    """Matrices [in, out] as [out, in]."""
+    return rows.swapaxes(-1, -2)
+
+
+def decay(rows: Rows) -> Rows:
+    """A of its logarithm, as states decay by it."""
+    return -np.exp(rows)
+
+
+def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
+    """OpenAI's blocks [.., K / 32, 16], weights 2i and 2i + 1 in byte i, as ggml's [.., K / 32 *
+    17]: the scale's exponent, then weights i and i + 16 in byte i.
+    """
+    low, high = codes & 15, codes >> 4
+    each = np.stack([low, high], -1).reshape(*codes.shape[:-1], 32)
+    joined = each[..., :16] | (each[..., 16:] << 4)
+    blocks = np.concatenate([scales[..., None], joined], -1)
+    return blocks.reshape(*blocks.shape[:-2], -1)

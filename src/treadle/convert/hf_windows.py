@@ -1,0 +1,38 @@
+"""Which layers of a family see a window only, where config.json does not list them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from treadle.convert.hf_family import Windowed
+from treadle.files.keys import Keys
+
+
+def every_layer(keys: Keys, n_layer: int) -> Windowed:
+    """Mistral."""
+    return [True] * n_layer
+
+
+def upper_layers(keys: Keys, n_layer: int) -> Windowed:
+    """Qwen 2 and 3: those from ``max_window_layers`` on, if the window is in use at all."""
+    if not keys.flag("use_sliding_window", False):
+        return None
+    first = keys.integer("max_window_layers", lo=0)
+    return [i >= first for i in range(n_layer)]
+
+
+def all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
+    """All layers but every ``usual``-th, or as ``sliding_window_pattern`` says."""
+
+    def windowed(keys: Keys, n_layer: int) -> Windowed:
+        period = usual
+        if isinstance(keys.get("sliding_window_pattern"), int):
+            period = keys.integer("sliding_window_pattern", lo=0)
+        return [period > 0 and (i + 1) % period != 0 for i in range(n_layer)]
+
+    return windowed
+
+
+def in_use(keys: Keys, n_layer: int) -> Windowed:
+    """SmolLM 3: ``layer_types`` says which, if the window is in use at all."""
+    return [False] * n_layer if keys.flag("use_sliding_window", False) else None

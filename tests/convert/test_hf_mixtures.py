@@ -1,0 +1,226 @@
+"""Families with experts: Hugging Face folders, run in place and converted, against transformers,
+and against what llama.cpp's converter wrote of models of the same sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.convert.test_hf import convert, prompt, worst
+from tests.convert.test_hf_encoders import save
+from tests.models.hf_cases import Case
+from tests.models.hf_tiny import compute_logits
+from tests.tiny import rounding
+from treadle.convert.hf import open_hf
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import GGUF, open_gguf
+
+_QWEN = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_OWN = {"experts_implementation": "eager", "num_hidden_layers": 4, "pad_token_id": 0}
+_WINDOW = {"sliding_window": 16, "head_dim": 32}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
+
+# By the name of the file that llama.cpp's converter wrote of such a one.
+CASES: dict[str, Case] = {
+    "qwen3moe": Case("Qwen3Moe", "qwen3moe", {**_QWEN, "head_dim": 32, "norm_topk_prob": False}),
+    "mixtral": Case("Mixtral", "llama", {"num_local_experts": 4, "sliding_window": None}),
+    "gpt-oss": Case(
+        "GptOss",
+        "gpt-oss",
+        {
+            **_WINDOW,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        },
+    ),
+    "qwen2moe": Case("Qwen2Moe", "qwen2moe", {**_QWEN, "shared_expert_intermediate_size": 64}),
+    "olmoe": Case(
+        "Olmoe",
+        "olmoe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+    ),
+    "granitemoe": Case(
+        "GraniteMoe",
+        "granitemoe",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "ernie45moe": Case(
+        "Ernie4_5_Moe",
+        "ernie4_5-moe",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 1,
+        },
+    ),
+    "glm4moe": Case(
+        "Glm4Moe",
+        "glm4moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "head_dim": 32,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "minimaxm2": Case(
+        "MiniMaxM2",
+        "minimax-m2",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+}
+
+
+def own(case: Case, **more: Any) -> Case:
+    options: Mapping[str, Any] = {**_OWN, **case.options, **more}
+    return Case(case.family, case.arch, options, case.head)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_place_and_converted(name: str, tmp_path: Path, data: Path) -> None:
+    check(name, own(CASES[name]), tmp_path, data)
+
+
+def check(name: str, case: Case, tmp_path: Path, data: Path) -> None:
+    """Both ways to use a folder, and that its tensors become those of file ``name``."""
+    model, ids = save(case, tmp_path / "hf"), prompt()
+    expected, made = compute_logits(model, ids), convert(tmp_path / "hf", tmp_path / "made.gguf")
+    for path in (tmp_path / "hf", made):
+        with treadle.load(path, threads=2, kv="f32") as loaded:
+            assert loaded.config.ignored == ()
+            error = worst(loaded.logits(ids), expected)
+            assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
+    with open_gguf(made) as ours, open_gguf(data / "arch" / f"{name}.gguf") as theirs:
+        assert shapes(ours) == shapes(theirs)
+
+
+def shapes(file: GGUF) -> dict[str, tuple[Any, str]]:
+    """Without ones, of which some converters write more; nor layers behind the last."""
+    return {
+        name: (tuple(n for n in tensor.shape if n > 1), tensor.type_name)
+        for name, tensor in file.tensors.items()
+    }
+
+
+# -- weights in MXFP4 ---------------------------------------------------------------------------
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+E2M1 = np.concatenate([E2M1, -E2M1])
+
+
+def test_mxfp4_stays_mxfp4(tmp_path: Path) -> None:
+    """As OpenAI has gpt-oss: the very weights, in place and converted, and the same bits."""
+    from safetensors.numpy import load_file, save_file
+
+    save(own(CASES["gpt-oss"]), tmp_path / "hf")
+    path, rng = tmp_path / "hf" / "model.safetensors", np.random.default_rng(3)
+    tensors, exact = load_file(path), {}
+    for name in [name for name in tensors if name.endswith("experts.down_proj")]:
+        for stem, rows, k in (("gate_up", 192, 64), ("down", 64, 96)):
+            at = name.replace("down", stem)
+            del tensors[at]
+            codes = rng.integers(0, 256, (8, rows, k // 32, 16), np.uint8)
+            scales = rng.integers(118, 123, (8, rows, k // 32), np.uint8)
+            tensors[f"{at}_blocks"], tensors[f"{at}_scales"] = codes, scales
+            pairs = E2M1[np.stack([codes & 15, codes >> 4], -1)].reshape(8, rows, k // 32, 32)
+            scale = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+            layer = name.split(".")[2]
+            weights = (pairs * scale[..., None]).reshape(8, rows, k)
+            parts = {"gate": weights[:, ::2], "up": weights[:, 1::2]}
+            for one, values in (parts if stem == "gate_up" else {"down": weights}).items():
+                exact[f"blk.{layer}.ffn_{one}_exps.weight"] = values
+    save_file(tensors, path)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    found = []
+    for made in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(made, threads=2) as loaded:
+            for name, values in exact.items():
+                assert loaded.gguf.tensors[name].type_name == "MXFP4"
+                assert np.array_equal(loaded.gguf.tensors[name].dequantize(), values), name
+            found.append(loaded.logits(prompt()))
+    assert len(exact) == 12
+    assert np.array_equal(found[0], found[1])
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+def _drop(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    del tensors["model.layers.1.mlp.experts.3.up_proj.weight"]
+
+
+def _cut(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    tensors[name] = tensors[name][:16]
+
+
+def _dense(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    config["mlp_only_layers"] = [2]
+
+
+def _fewer(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    config["num_local_experts"] = config["num_experts"] = 4
+
+
+def _packed(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    config["quantization"] = {"group_size": 64, "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_drop, r"experts\.\d\.up_proj.*expert 3 has none such"),
+        (_cut, r"experts\.3\.up_proj.*shape \[16, 64\].*\[32, 64\]"),
+        (_dense, r"mlp_only_layers: is \[2\]"),
+        (_fewer, r"mlp\.gate\.weight: shape \[8, 64\]"),
+        (_packed, "MLX's packed weights of no qwen3moe"),
+    ],
+)
+def test_what_is_at_odds(change: Any, why: str, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    save(own(CASES["qwen3moe"]), tmp_path)
+    weights, said = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors, config = load_file(weights), json.loads(said.read_text())
+    change(tensors, config)
+    save_file(tensors, weights)
+    said.write_text(json.dumps(config))
+    with pytest.raises((FileError, UnsupportedError), match=why):
+        open_hf(tmp_path)
