@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from treadle.models.config import Config
 Array = npt.NDArray[np.float64]
 Tensors = Callable[[str], Array]
 Sublayer = Callable[[Config, int, Array, Tensors], Array]
+Kept = dict[int, tuple[Array, Array]]  # keys and values, by layer
 
 
 def forward(
@@ -47,14 +49,22 @@ def states(
     x = tensor("token_embd.weight")[np.asarray(ids)] * config.embd_scale
     if config.n_positions:
         x = x + tensor("position_embd.weight")[: len(ids)]
+    kept: Kept = {}
     for i in range(config.n_layer):
+        has_mixer = bool(config.layers[i].mixer)
         if config.parallel:
             maps = Layer(config, i, tensor)
             h = maps.norm(x, "attn_norm")
             x = x + attended(maps, h) + gated(maps, maps.norm(x, config.ffn_norm, h))
         else:
-            x = (mix or mixed)(config, i, x, tensor) if config.layers[i].mixer else x
+            x = (mix or partial(mixed, kept=kept))(config, i, x, tensor) if has_mixer else x
             x = (feed or fed)(config, i, x, tensor)
+        if config.layers[i].n_own:
+            from tests.reference_gemma import given_its_own
+
+            x = given_its_own(Layer(config, i, tensor), x, ids)
+        if "layer_output_scale.weight" in config.optional:
+            x = x * tensor(f"blk.{i}.layer_output_scale.weight")
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
     return np.asarray(normed(x, tensor("output_norm.weight"), config) + bias)
 
@@ -153,6 +163,14 @@ class Layer:
     def has(self, name: str) -> bool:
         return name in self.config.optional
 
+    def lacks(self, name: str) -> bool:
+        """Whether this layer has none, where others may have it."""
+        try:
+            self.tensor(f"blk.{self.i}.{name}")
+        except KeyError:
+            return True
+        return False
+
     def linear(self, x: Array, stem: str, rows: slice | None = None) -> Array:
         """With its bias, if the file has one; ``rows`` of the matrix alone."""
         weight = self.tensor(f"blk.{self.i}.{stem}.weight")
@@ -180,12 +198,13 @@ OPTIONAL_NORMS = (
 )
 
 
-def mixed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
+def mixed(config: Config, i: int, x: Array, tensor: Tensors, kept: Kept | None = None) -> Array:
     """x [n_tokens, n_embd] through the attention of layer i."""
     from tests.reference_states import MIXED
 
     maps = Layer(config, i, tensor)
-    h = MIXED.get(maps.at.mixer, attended)(maps, maps.norm(x, "attn_norm"))
+    mix = MIXED.get(maps.at.mixer) or partial(attended, kept=kept)
+    h = mix(maps, maps.norm(x, "attn_norm"))
     return x + (h if config.ffn_norm == POST else maps.norm(h, POST))
 
 
@@ -194,6 +213,10 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
     if not config.layers[i].ffn:
         return x
     maps = Layer(config, i, tensor)
+    if maps.at.ffn.endswith("_beside"):
+        from tests.reference_gemma import beside
+
+        return x + maps.norm(beside(maps, x), "post_ffw_norm")
     before = config.ffn_norm if maps.at.mixer else "attn_norm"  # a layer of one half
     return x + maps.norm(gated(maps, maps.norm(x, before)), "post_ffw_norm")
 
@@ -201,12 +224,19 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
 POST = "post_attention_norm"
 
 
-def attended(maps: Layer, h: Array) -> Array:
-    """What attention makes of normed states."""
+def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
+    """What attention makes of normed states. Keys and values are kept for layers that have none of
+    their own.
+    """
     config, at = maps.config, maps.at
     sizes = [at.n_head * at.head_dim, at.n_head_kv * at.head_dim, at.n_head_kv * at.head_dim_v]
     ends = np.cumsum(sizes)
-    if at.mixer != "attention_qkv":
+    if at.mixer == "attention_shared":
+        qkv = [maps.linear(h, "attn_q")]
+    elif at.mixer == "attention" and maps.lacks("attn_v.weight"):
+        q, k = (maps.linear(h, f"attn_{name}") for name in "qk")
+        qkv = [q, k, k]
+    elif at.mixer != "attention_qkv":
         qkv = [maps.linear(h, f"attn_{name}") for name in "qkv"]
     else:
         parts = zip(ends - sizes, ends, strict=True)
@@ -233,16 +263,25 @@ def attended(maps: Layer, h: Array) -> Array:
         x = x.reshape(len(x), n_head, -1)
         return norm(turn(x)) if config.arch.norm_last else turn(norm(x))
 
-    q, k = placed(qkv[0], "attn_q_norm", at.n_head), placed(qkv[1], "attn_k_norm", at.n_head_kv)
-    v = qkv[2].reshape(len(h), at.n_head_kv, -1)
+    q = placed(qkv[0], "attn_q_norm", at.n_head)
+    if kept is not None and at.kv_from != maps.i:
+        k, v = kept[at.kv_from]
+    else:
+        k = placed(qkv[1], "attn_k_norm", at.n_head_kv)
+        v = qkv[2].reshape(len(h), at.n_head_kv, -1)
+        v = rms_norm(v, np.ones(1), config.norm_eps) if at.v_norm else v
+    if kept is not None:
+        kept[maps.i] = k, v
     name = "attn_sinks.weight"
     sinks = maps.tensor(f"blk.{maps.i}.{name}") if maps.has(name) else None
     a = attention(q, k, v, config.attn_scale, config.attn_softcap, at.window, sinks)
     return maps.linear(a.reshape(len(h), -1) * gate, "attn_output")
 
 
-def mixture(maps: Layer, h: Array) -> Array:
-    """What experts make of normed states, a token after the other."""
+def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
+    """What experts make of normed states, a token after the other; ``routed``: the states that the
+    router sees, if others.
+    """
     at, fn = maps.at.experts, maps.config.arch.activation
     assert at is not None
 
@@ -256,13 +295,13 @@ def mixture(maps: Layer, h: Array) -> Array:
     def answer(x: Array, e: int) -> Array:
         if maps.at.ffn in ("experts_plain", "experts_latent"):
             return product(activate(product(x, "ffn_up_exps", e), fn), "ffn_down_exps", e)
-        if maps.at.ffn == "experts":
+        if maps.at.ffn in ("experts", "experts_beside"):
             gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
         else:
             gate, up = np.split(product(x, "ffn_gate_up_exps", e), 2)
         return product(gate_of(gate, up, fn), "ffn_down_exps", e)
 
-    scores = maps.linear(h, "ffn_gate_inp")
+    scores = maps.linear(h if routed is None else routed, "ffn_gate_inp")
     p = 1 / (1 + np.exp(-scores)) if at.gating == "sigmoid" else np.exp(log_softmax(scores))
     bias = "exp_probs_b.bias"
     rank = p + maps.tensor(f"blk.{maps.i}.{bias}").ravel() if maps.has(bias) else p
@@ -277,6 +316,8 @@ def mixture(maps: Layer, h: Array) -> Array:
         hidden[kept] = groups[kept]
         chosen = np.argsort(-hidden.ravel(), kind="stable")[: at.n_used]
         weights = p[n][chosen] / (p[n][chosen].sum() if at.norm else 1.0) * at.scale
+        if maps.has("ffn_down_exps.scale"):
+            weights = weights * maps.tensor(f"blk.{maps.i}.ffn_down_exps.scale")[chosen]
         for e, weight in zip(chosen, weights, strict=True):
             out[n] += weight * answer(x, e)
     out = maps.linear(out, "ffn_latent_up") if latent else out

@@ -13,6 +13,7 @@ import numpy as np
 from treadle.batch import Part, Run
 from treadle.engine import Engine
 from treadle.kernels.attention import Attention
+from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Combine, Gather
@@ -23,6 +24,7 @@ from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
 from treadle.kernels.softcap import Softcap
+from treadle.kernels.sums import Add
 from treadle.kernels.top import JoinTop, Top
 from treadle.plan import Buffer, Plan, Step
 
@@ -105,7 +107,9 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         n_tiles, n_rows = int(args.tiles[0]), int(args.rows[:2].view(np.int64)[0]) * spec.block
         sorted_ = args.tiles[: 1 + 3 * n_tiles], args.rows[: 2 + n_rows]
         return [("whole", np.array(a)) for a in (*sorted_, args.places[: n * spec.n_used])]
-    if isinstance(spec, Combine):
+    if isinstance(spec, ColumnNorm):
+        return [("f32", rows(step.writes[0], slice(args.column, None))[:n, : spec.heads * spec.k])]
+    if isinstance(spec, (Add, Combine)):
         return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
     if isinstance(spec, Gather) or (isinstance(spec, Pack) and spec.counted):
         per = spec.block if isinstance(spec, Gather) else spec.per

@@ -167,6 +167,10 @@ def rounding(config: Config) -> float:
     n = config.n_embd
     for layer in config.layers:
         n += 2 * config.n_embd + layer.n_head * layer.head_dim + layer.n_ff
+        n += layer.n_own and 2 * config.n_embd + layer.n_own
+        if layer.n_head:
+            # Scores larger than usual: what they are off by is a factor of what a softmax gives.
+            n += int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))
         if layer.state is not None:
             n += layer.state.n_inner + layer.state.n_state + layer.state.n_conv
     return 4 * math.sqrt(n) * 2.0**-24

@@ -82,6 +82,7 @@ NORMS = [
     Norm("f32", 33, 1, EPS, add=True, centred=True, bias=True),
     Norm("f32", 172, 6, EPS, weight=False, bias=True),
     Norm("f32", 33, 1, EPS, centred=True, bias=True, rows=True),
+    Norm("f32", 172, 1, EPS, add=True, gain=True),
 ]
 PACKS = [
     Pack("copy", "q8", 32, 1),
@@ -104,6 +105,9 @@ PACKS = [
     Pack("relu2", "bf16", SLICE + 172, 32, gated=False),
     Pack("gelu", "f32", 172, 1, gated=False),
     Pack("gelu_erf", "f32", 172, 6, gated=False),
+    # What is gated in rows of its own.
+    Pack("gelu", "q8", 352, 6, apart=True),
+    Pack("gelu", "f32", SLICE + 172, 1, apart=True),
 ]
 ROPES = [
     RopeStore("norm", "f16", 4, 2, 8, 8, 8**-0.5),
@@ -126,8 +130,15 @@ ROPES = [
     RopeStore("neox", "f16", 6, 2, 80, 32, 0.3, eps=EPS, norm_last=True),
     RopeStore("norm", "bf16", 3, 3, 20, 20, 0.5, eps=EPS, norm_last=True),
     RopeStore("neox", "q8_0", 4, 4, 32, 0, 0.25, eps=EPS, norm_last=True),
+    # Values with a norm.
+    RopeStore("neox", "f16", 4, 2, 512, 512, 1.0, eps=EPS, v_eps=EPS),
+    RopeStore("neox", "q8_0", 4, 2, 32, 32, 1.0, eps=EPS, head_dim_v=96, v_eps=EPS),
 ]
-COLUMN_NORMS = [ColumnNorm(k, EPS) for k in (5, 64, 1041)]
+COLUMN_NORMS = [
+    *(ColumnNorm(k, EPS) for k in (5, 64, 1041)),
+    ColumnNorm(7, EPS, heads=3),
+    ColumnNorm(256, EPS, heads=2),
+]
 SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
     *(AddRows(k, by) for by in ("position", "type", "first") for k in (7, 64)),
@@ -156,6 +167,9 @@ ATTENTIONS = [
     Attention("q8_0", 16, 1, 96, 1, pool=1, head_dim_v=64, latent=True),
     Attention("bf16", 3, 1, 24, 2, 40, head_dim_v=16, latent=True),
     Attention("f32", 4, 1, 40, 2, head_dim_v=32, latent=True),
+    # Gemma 4's wide heads.
+    Attention("f16", 4, 1, 512, 2),
+    Attention("q8_0", 2, 1, 512, 1),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [
@@ -280,6 +294,7 @@ ROUTES = [
     Route(10, 3, "sigmoid", n_groups=5, n_groups_used=2),
     Route(12, 2, "softmax", scale=16.0, n_groups=3, n_groups_used=1),
     Route(4, 4, "softmax"),
+    Route(8, 3, "softmax", True, own=True),
 ]
 SORTS = [Sort(8, 2, 4, 8), Sort(5, 1, 6, 6), Sort(128, 8, 24, 504)]
 GATHERS = [

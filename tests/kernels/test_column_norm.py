@@ -18,16 +18,17 @@ from treadle.kernels.column_norm import ColumnNorm
 def test_column_norm(spec: ColumnNorm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """In place; what lies before and behind the columns stays."""
     n, column = 4, 6
-    stride = column + spec.k + 3
+    width = spec.heads * spec.k
+    stride = column + width + 3
     x = 3 * rng.standard_normal((n, stride)).astype(np.float32)
     x[1] = 0
     w = rng.standard_normal(spec.k).astype(np.float32)
     expected, strides = x.astype(np.float64), {"stride": stride, "column": column}
     spec.run_ref(spec.args(x=expected, w=w, **strides), Run(n))
     tolerance = np.abs(expected) * (norm_error(spec.k, isa.lanes) + U32)
-    tolerance[:, :column] = tolerance[:, column + spec.k :] = 0
+    tolerance[:, :column] = tolerance[:, column + width :] = 0
     for front in (False, True):
         out = memory.copy(x, name="x", front=front)
         args = {"x": out, "w": memory.copy(w, front=front), **strides}
-        call(spec, isa, memory, args, Run(n), n)
+        call(spec, isa, memory, args, Run(n), n * spec.heads)
         assert_close(out, expected, tolerance, spec.name)

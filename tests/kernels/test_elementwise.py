@@ -131,6 +131,8 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         vectors["w"] = rng.standard_normal(spec.k).astype(np.float32)
     if spec.bias:
         vectors["bias"] = rng.standard_normal(spec.k).astype(np.float32)
+    if spec.gain:
+        vectors["gain"] = np.array([0.625], np.float32)  # exact: no error of its own but one
     residual = rng.standard_normal((n_tokens, stride)).astype(np.float32)
     x[:, spec.k :] = residual[:, spec.k :] = np.nan
     act = spec.layout()
@@ -163,7 +165,8 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         off = off + relative * np.abs(vectors.get("bias", np.zeros(spec.k)))
         if as_rows:
             before = residual[:n, : spec.k].astype(np.float64) * spec.add
-            tolerance = off + np.abs(exact - before) * relative + U32 * np.abs(exact)
+            before = before * vectors.get("gain", 1.0)
+            tolerance = off + np.abs(exact - before) * relative + 2 * U32 * np.abs(exact)
             assert_close(out[:, : spec.k], exact, tolerance, spec.name)
             assert np.isnan(out[:, spec.k :]).all()
         else:
@@ -198,7 +201,11 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     act = spec.layout()
     plain = replace(spec, act="f32", group=1)
     exact_out = np.empty(plain.layout().n_bytes(n), np.uint8)
-    plain.run_ref(plain.args(x=x, out=exact_out, stride=stride, up=up), run)
+    others: dict[str, Any] = {"apart_stride": stride + 7} if spec.apart else {}
+    apart = rng.standard_normal((n, stride + 7)).astype(np.float32)
+    ups = apart if spec.apart else x
+    given = {"stride": stride, "up": up, **others, "apart": apart if spec.apart else None}
+    plain.run_ref(plain.args(x=x, out=exact_out, **given), run)
     exact = plain.layout().read_ref(exact_out, n)
     # e**y is good to 2 u of its own plus, where the machine has no FMA, the reduction's; then 1
     # +, 1 /, and two products. GELU's inner polynomial is rounded before the exponential: |y| <=
@@ -211,13 +218,15 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         "relu2": U32,
     }[spec.fn] + 2 * U32
     # The twin's 1 + tanh cancels for negative y, where the kernel's sigmoid does not.
-    gate = x[:, up : up + spec.k] if spec.gated else 1.0
+    gate = ups[:, up : up + spec.k] if spec.gated else 1.0
     absolute = np.abs(x[:, : spec.k] * gate) * 2.0**-53 + 1e-37
     for front in (False, True):
         rows_ = memory.copy(x, name="x", front=front)
         out = memory.array(act.n_bytes(n), name="out", front=front)
         n_items = act.grid(spec.slices, "n_tokens").items(run)
-        args = {"x": rows_, "out": out, "stride": stride, "up": up}
+        args = {**given, "x": rows_, "out": out}
+        if spec.apart:
+            args["apart"] = memory.copy(apart, name="apart", front=front)
         call(spec, isa, memory, args, run, n_items)
         check_act(out, act, exact, relative, spec.name, absolute)
 

@@ -37,7 +37,12 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
     scores = rng.standard_normal((n, stride)).astype(np.float32)
     scores[::2] = rng.integers(-2, 3, scores[::2].shape)
     bias = np.round(rng.standard_normal(spec.n + 16), 1).astype(np.float32)
-    given: dict[str, Any] = {"scores": scores, "bias": bias if spec.bias else None}
+    scales = rng.standard_normal(spec.n + 16).astype(np.float32)
+    given: dict[str, Any] = {
+        "scores": scores,
+        "bias": bias if spec.bias else None,
+        "scales": scales if spec.own else None,
+    }
     chosen, weights = np.zeros(n * spec.n_used, np.int32), np.zeros(n * spec.n_used)
     args = spec.args(**given, chosen=chosen, weights=weights, stride=stride)
     spec.run_ref(args, Run(n))

@@ -57,6 +57,9 @@ NAMES = (
     "nemotronh",
     "deepseek3",
     "glm4moelite",
+    "gemma4-dense",
+    "gemma4-e",
+    "gemma4-moe",
 )
 CHUNKS = (1, 3, 64)
 

@@ -72,12 +72,12 @@ class Norm(Spec):
     """RMS norm: ``out = x * w / sqrt(mean(x**2) + eps)``, written as activations of kind ``act``.
 
     With ``centred`` LayerNorm (Ba and others, 2016): of ``x - mean(x)``. With ``add`` the result is
-    added to the residual stream instead: ``out = residual + norm(x)``, f32. With ``outputs`` the
-    rows are the run's outputs. Items: rows.
+    added to the residual stream instead: ``out = residual + norm(x)``, f32, and with ``gain`` that
+    is multiplied by its one value. With ``outputs`` the rows are the run's outputs. Items: rows.
     """
 
     op: ClassVar[str] = "norm"
-    args = Args("x:in w:const? out:out residual:in? stride bias:const?")
+    args = Args("x:in w:const? out:out residual:in? stride bias:const? gain:const?")
     act: str
     k: int
     group: int
@@ -90,10 +90,11 @@ class Norm(Spec):
     bias: bool = False  # is added at the end
     rows: bool = False  # f32 rows of x's own stride are written
     unit: int = DWORD  # of the activations
+    gain: bool = False
 
     @property
     def needs(self) -> set[str]:
-        asked = {"w": self.weight, "bias": self.bias, "residual": self.add}
+        asked = {"w": self.weight, "bias": self.bias, "residual": self.add, "gain": self.gain}
         return self.args.required | {name for name, on in asked.items() if on}
 
     def layout(self) -> Act:
@@ -155,6 +156,8 @@ class Norm(Spec):
                         place = first * stride * 4 + (at + i * lanes * 4)
                         if self.add:
                             v = k.load_first(residual + place, f32 * lanes, have) + v
+                        if self.gain:
+                            v = v * k.splat(k.load(frame.gain, f32), v.ty)
                         k.store_first(out + place, v, have)
 
             k.runs(self.k, BLOCK, block)
@@ -173,7 +176,8 @@ class Norm(Spec):
             args.out.reshape(-1, args.stride)[: len(y), : self.k] = y
         elif self.add:
             out, residual = (a.reshape(-1, args.stride)[:n] for a in (args.out, args.residual))
-            out[:, : self.k] = residual[:, : self.k] + y
+            gain = float(args.gain[0]) if self.gain else 1.0
+            out[:, : self.k] = (residual[:, : self.k] + y) * gain
         else:
             self.layout().write_ref(args.out, y)
 
@@ -232,12 +236,12 @@ class Pack(Spec):
     """f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out = f(gate) *
     up``.
 
-    ``fn`` is "copy" or of ACTIVATIONS; ``up`` is the column where up begins. Items: rows times
-    slices of SLICE values.
+    ``fn`` is "copy" or of ACTIVATIONS; ``up`` is the column where up begins, in the rows of
+    ``apart`` if it is in others. Items: rows times slices of SLICE values.
     """
 
     op: ClassVar[str] = "pack"
-    args = Args("x:in out:out stride up rows:in?")
+    args = Args("x:in out:out stride up rows:in? apart:in? apart_stride:?")
     fn: str
     act: str
     k: int
@@ -247,10 +251,12 @@ class Pack(Spec):
     per: int = 1  # rows of a token, or where ``rows`` counts them, of what it counts
     counted: bool = False
     unit: int = DWORD  # of the activations
+    apart: bool = False
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | ({"rows"} if self.counted else set())
+        asked = {"rows"} if self.counted else set()
+        return self.args.required | asked | ({"apart", "apart_stride"} if self.apart else set())
 
     def layout(self) -> Act:
         return Act(self.act, self.k, self.group, self.sub, self.unit)
@@ -277,17 +283,21 @@ class Pack(Spec):
 
             def block(b: Val, count: int, first: Val = first) -> None:
                 def values_of(n: Val) -> list[Val]:
-                    row, values = x + k.min(n, n_rows - 1) * stride * 4, []  # see Act.grid
+                    n = k.min(n, n_rows - 1)  # see Act.grid
+                    row, values = x + n * stride * 4, []
+                    if self.apart:
+                        ups = frame.apart + n * frame.apart_stride * 4
                     for i in range(0, BLOCK, lanes):
                         at = row + (b * (BLOCK * 4) + i * 4)
                         have = min(max(count - i, 0), lanes)
                         if self.group > 1:  # the next token's: too short a run for the hardware
                             k.prefetch(at + stride * 4)
-                            if gated:
+                            if gated and not self.apart:
                                 k.prefetch(at + (up + stride) * 4)
                         v = k.load_first(at, f32 * lanes, have)
                         if gated:
-                            other = k.load_first(at + up * 4, f32 * lanes, have)
+                            there = ups + (b * (BLOCK * 4) + i * 4) if self.apart else at
+                            other = k.load_first(there + up * 4, f32 * lanes, have)
                             v = ACTIVATIONS[self.fn].gate(k, v, other)
                         elif self.fn != "copy":
                             v = ACTIVATIONS[self.fn].emit(k, v)
@@ -309,6 +319,8 @@ class Pack(Spec):
         rows = args.x.view(np.float32).reshape(-1, args.stride)[:n].astype(np.float64)
         y = rows[:, : self.k]
         if self.fn != "copy" and self.gated:
+            if self.apart:
+                rows = args.apart.reshape(-1, args.apart_stride)[:n].astype(np.float64)
             y = gated(self.fn, y, rows[:, args.up : args.up + self.k])
         elif self.fn != "copy":
             y = activated(self.fn, y)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.act import BLOCK
-from treadle.kernels.elementwise import mean_square
+from treadle.kernels.elementwise import map_row, mean_square
 from treadle.kernels.kv import PAGE, Paged, PageLayout
 from treadle.kernels.spec import Args, Frame, numbered, widest
 from treadle.record import dataclass
@@ -27,8 +27,9 @@ class RopeStore(Paged):
     Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair;
     pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
     ``scale`` and stay, f32, where they were. With ``queries_only`` nothing else is done: the layer
-    uses another one's keys and values. With ``norm_last`` the norm is of the rotated values. Items:
-    tokens x n_head_kv.
+    uses another one's keys and values. With ``norm_last`` the norm is of the rotated values. Values
+    have a norm of their own, without weight, if ``v_eps`` is given, and may be the keys as they
+    came: ``v_column`` is ``k_column``. Items: tokens x n_head_kv.
     """
 
     op: ClassVar[str] = "rope"
@@ -50,6 +51,7 @@ class RopeStore(Paged):
     queries_only: bool = False
     norm_last: bool = False
     q_table: int = -1  # of queries; -1: that of keys
+    v_eps: float | None = None
 
     @property
     def needs(self) -> set[str]:
@@ -63,7 +65,7 @@ class RopeStore(Paged):
         return self.table if self.q_table < 0 else self.q_table
 
     def scratch(self, lanes: int) -> int:
-        return 2 * 4 * (self.head_dim + 64)
+        return 2 * 4 * (max(self.head_dim, self.dims_v) + 64)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         qkv, q_norm, k_norm, pool = frame.qkv, frame.q_norm, frame.k_norm, frame.pool
@@ -88,6 +90,11 @@ class RopeStore(Paged):
                 home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
                 store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
                 value, home = row + (v_column + head * self.dims_v) * 4, home + self.page.v_off
+                if self.v_eps is not None:
+                    square = mean_square(k, value, self.dims_v, isa.lanes)
+                    gain = 1.0 / k.sqrt(square + self.v_eps)
+                    map_row(k, self.dims_v, tmp, lambda v, g=gain: v * k.splat(g, v.ty), value)
+                    value = tmp  # the key is in its page
                 store_head(k, self.page, value, home, slot % PAGE, self.dims_v, transposed=False)
 
     def _rotate(
@@ -141,6 +148,9 @@ class RopeStore(Paged):
             return
         keys = rotate(heads(args.k_column, self.n_head_kv, dims), args.k_norm, self.table)
         value = heads(args.v_column, self.n_head_kv, self.dims_v)
+        if self.v_eps is not None:
+            value = value.astype(np.float64)
+            value = value / np.sqrt((value**2).mean(-1, keepdims=True) + self.v_eps)
         for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
             page = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off
             for head in range(self.n_head_kv):

@@ -27,14 +27,15 @@ class Route(Spec):
     the largest first, of equal ones the first; a softmax without bias is not needed for that, and
     scores themselves decide. With groups (neighbours) only experts of the best groups are, where a
     group is as good as its best expert, or with a sigmoid as its two best together. An expert
-    weighs ``scale * p``; with ``norm`` those of a token are divided by their sum first.
+    weighs ``scale * p``; with ``norm`` those of a token are divided by their sum first. With
+    ``own`` that is multiplied by what ``scales`` has for the expert.
 
     ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``. Items:
     tokens.
     """
 
     op: ClassVar[str] = "route"
-    args = Args("scores:in bias:const? chosen:out weights:out stride")
+    args = Args("scores:in bias:const? scales:const? chosen:out weights:out stride")
     n: int
     n_used: int
     gating: str
@@ -43,10 +44,12 @@ class Route(Spec):
     bias: bool = False
     n_groups: int = 1
     n_groups_used: int = 1
+    own: bool = False
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | ({"bias"} if self.bias else set())
+        asked = {"bias": self.bias, "scales": self.own}
+        return self.args.required | {name for name, on in asked.items() if on}
 
     @property
     def by_p(self) -> bool:
@@ -87,7 +90,11 @@ class Route(Spec):
                 factor = factor / k.max(total.v, LEAST)
             with k.loop(self.n_used) as s:
                 at = frame.weights + place + s * 4
-                k.store(at, k.load(at, f32) * factor)
+                weight = k.load(at, f32) * factor
+                if self.own:
+                    expert = k.load(frame.chosen + place, i32, offset=s * 4).to(i64)
+                    weight = weight * k.load(frame.scales + expert * 4, f32)
+                k.store(at, weight)
 
     def _probabilities(self, k: Builder, row: Val, p: Val) -> None:
         lanes = k.isa.lanes
@@ -150,6 +157,8 @@ class Route(Spec):
         weights = np.take_along_axis(p, chosen, -1)
         if self.norm:
             weights = weights / np.maximum(weights.sum(-1, keepdims=True), LEAST)
+        if self.own:
+            weights = weights * args.scales[chosen]
         args.chosen[: chosen.size] = chosen.ravel()
         args.weights[: chosen.size] = (weights * self.scale).ravel()
 

@@ -110,6 +110,7 @@ class CpuOps(Making, Ops):
 
     def __init__(self, steps: Steps) -> None:
         self.config, self.steps = steps.config, steps
+        self.made: dict[str, Rows] = {}
 
     def has(self, name: str) -> bool:
         return self.steps.has(name)
@@ -118,7 +119,8 @@ class CpuOps(Making, Ops):
 
     def embed(self, label: str, weight: str, scale: float) -> Rows:
         steps = self.steps
-        fmt, width = steps.weights.format(f"{weight}.weight"), self.config.n_embd
+        fmt = steps.weights.format(f"{weight}.weight")
+        width = steps.weights.tensor(f"{weight}.weight").shape[-1]
         x = steps.floats("x", width)
         steps.emit(
             label,
@@ -211,7 +213,16 @@ class CpuOps(Making, Ops):
     def result(self, name: str, x: Rows) -> None:
         emit_result(self.steps, name, x, self.floats(x))
 
-    def add(self, x: Rows, h: Rows) -> Rows:
+    def columns(self, x: Rows, first: int, n: int) -> Rows:
+        rows, column = self.place(x)
+        return Floats(x.label, n, rows, column + first)
+
+    def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
+        if label not in self.made:
+            self.made[label] = make(self)
+        return self.made[label]
+
+    def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
         """A product adds ``x`` by itself, and so does a norm behind one; what else there is takes a
         step.
         """
@@ -220,13 +231,16 @@ class CpuOps(Making, Ops):
             raise UnsupportedError(
                 f"{x.label}: a sum of rows of {x.width}, no multiple of {COLUMNS}"
             )
+        if gain and not (isinstance(h, Normed) and h.heads == 1):
+            raise UnsupportedError(f"{h.label}: a sum that is scaled, of what is no norm")
         if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
             return Floats(h.label, h.width, self._multiply(h.of, residual))
         if isinstance(h, Mixed):
             return Floats(h.label, h.width, self.combine(h, residual))
         out = steps.floats(h.label, h.width)
         if isinstance(h, Normed) and h.heads == 1:
-            self._norm_step(h.label, h, Act("f32", h.width), self.floats(h.x), out, residual)
+            act = Act("f32", h.width)
+            self._norm_step(h.label, h, act, self.floats(h.x), out, residual, gain=gain)
             return Floats(h.label, h.width, out)
         rows, stride = self.floats(h), out.row_bytes // 4
         if rows.row_bytes != out.row_bytes:
@@ -321,10 +335,14 @@ class CpuOps(Making, Ops):
         """
         steps, config, at = self.steps, self.config, self.config.layers[layer]
         ways = [unwrap(x) for x in (q, k) if x is not None]
+        v_norm = v if isinstance(v, Normed) else None
+        v = v_norm.x if v_norm else v
         places = [self.place(x) for x in (*(way.source for way in ways), v) if x is not None]
         (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
         if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
             raise UnsupportedError(f"L{layer}: queries, keys and values that do not lie together")
+        if v_norm is not None and (v_norm.weight or v_norm.centred or v_norm.heads != at.n_head_kv):
+            raise UnsupportedError(f"{v_norm.label}: with a weight, or not of each head")
         norms = [way.norm for way in ways]
         if any(x.centred or steps.has(f"{x.weight}.bias") for x in norms if x):
             raise UnsupportedError(f"L{layer}: LayerNorm or a bias of queries or keys")
@@ -332,7 +350,8 @@ class CpuOps(Making, Ops):
             if q_way.norm_last:
                 raise UnsupportedError(f"{norms[0].label}: of all heads, behind the rope")
             for norm, (_, column) in zip(norms, places, strict=False):
-                self._column_norm(norm, qkv, column)
+                assert norm is not None
+                self.column_norm(norm, qkv, column)
             norms = [None] * len(norms)
         rope = None if k_way.table is None else config.ropes[k_way.table]
         if rope is not None and config.ropes[q_way.table or 0].dims != rope.dims:
@@ -366,6 +385,7 @@ class CpuOps(Making, Ops):
                 queries_only=k is None,
                 norm_last=q_way.norm_last,
                 q_table=-1 if q_way.table is None or q_way.table == k_way.table else q_way.table,
+                v_eps=v_norm.eps if v_norm else None,
             ),
             Grid(at.n_head_kv, "n_tokens"),
             qkv=qkv,
@@ -374,17 +394,3 @@ class CpuOps(Making, Ops):
             **kept,
         )
         return qkv
-
-    def _column_norm(self, x: Normed | None, rows: Buffer, column: int) -> None:
-        from treadle.kernels.column_norm import ColumnNorm
-
-        assert x is not None
-        self.steps.emit(
-            x.label,
-            ColumnNorm(x.width, x.eps),
-            Grid(1, "n_tokens"),
-            x=rows,
-            w=self.steps.vector(f"{x.weight}.weight", x.scale),
-            stride=rows.row_bytes // 4,
-            column=column,
-        )

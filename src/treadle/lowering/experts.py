@@ -92,7 +92,8 @@ class _Mixture:
         at, rows = self.at, self.ops.floats(scores)
         # What is chosen by alone: see ``exp_probs_b`` in models/ffns/experts.py.
         bias = f"{self.blk.rpartition('.')[0]}.exp_probs_b.bias"
-        has_bias = self.steps.has(bias)
+        has_bias, scales = self.steps.has(bias), f"{self.blk}_down_exps.scale"
+        own = self.steps.has(scales)
         chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
         weights = Buffer(f"{self.label}.weights", self.n_slots, 4)
         spec = Route(
@@ -104,6 +105,7 @@ class _Mixture:
             bias=has_bias,
             n_groups=at.n_groups,
             n_groups_used=at.n_groups_used,
+            own=own,
         )
         self.steps.emit(
             f"{self.label}.route",
@@ -111,6 +113,7 @@ class _Mixture:
             Grid(1, "n_tokens"),
             scores=rows,
             bias=self.steps.vector(bias) if has_bias else None,
+            scales=self.steps.vector(scales) if own else None,
             chosen=chosen,
             weights=weights,
             stride=rows.row_bytes // 4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.act import BLOCK, Act
@@ -56,7 +56,25 @@ class Making:
             return self.activations(x, Act("f32", x.width)), 0
         if isinstance(x, Mixed):
             return self.combine(x), 0
+        if isinstance(x, Normed) and not x.centred:
+            rows, column = self.place(x.x)
+            self.column_norm(x, rows, column)
+            return rows, column
         raise UnsupportedError(f"{x.label}: its rows as plain floats")
+
+    def column_norm(self, x: Normed, rows: Buffer, column: int) -> None:
+        """The norm in place: of ``x.heads`` parts of each row, from a column on."""
+        from treadle.kernels.column_norm import ColumnNorm
+
+        self.steps.emit(
+            x.label,
+            ColumnNorm(x.width // x.heads, x.eps, x.heads),
+            Grid(x.heads, "n_tokens"),
+            x=rows,
+            w=self.steps.vector(f"{x.weight}.weight", x.scale),
+            stride=rows.row_bytes // 4,
+            column=column,
+        )
 
     def combine(self, x: Mixed, residual: Buffer | None = None) -> Buffer:
         """The sum, on top of ``residual`` if given."""
@@ -129,6 +147,7 @@ class Making:
         residual: Buffer | None = None,
         *,
         rows_out: bool = False,
+        gain: str = "",
     ) -> None:
         steps, bias = self.steps, f"{x.weight}.bias"
         biased = steps.has(bias)
@@ -144,6 +163,7 @@ class Making:
             bias=biased,
             rows=rows_out,
             unit=act.unit,
+            gain=bool(gain),
         )
         steps.emit(
             label,
@@ -155,19 +175,32 @@ class Making:
             residual=residual,
             stride=rows.row_bytes // 4,
             bias=steps.vector(bias, x.scale) if biased else None,
+            gain=steps.vector(f"{gain}.weight") if gain else None,
         )
 
-    def _pack(self, label: str, fn: str, x: Buffer, act: Act, up: int | None = None) -> Buffer:
-        """``up``: the column where begins what the activation gates."""
+    def _pack(
+        self,
+        label: str,
+        fn: str,
+        x: Buffer,
+        act: Act,
+        up: int | None = None,
+        apart: Buffer | None = None,
+    ) -> Buffer:
+        """``up``: the column where begins what the activation gates, of ``apart`` if given."""
         out, gated = self.steps.activations(label, act), up is not None or fn == "copy"
-        spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated, unit=act.unit)
+        more: dict[str, Any] = {"unit": act.unit, "apart": apart is not None}
+        spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated, **more)
+        given: dict[str, Any] = {"x": x, "out": out, "up": up or 0, "apart": apart}
+        if apart is not None:
+            given["apart_stride"] = apart.row_bytes // 4
         grid = act.grid(spec.slices, "n_tokens")
-        self.steps.emit(label, spec, grid, x=x, out=out, stride=x.row_bytes // 4, up=up or 0)
+        self.steps.emit(label, spec, grid, stride=x.row_bytes // 4, **given)
         return out
 
     def _gate(self, x: GateUp, act: Act) -> Buffer:
         """Both products and the activation in one step, where tokens are many and the two matrices
-        alike; else one more step.
+        alike; else one more step. What is gated may be any rows.
         """
         steps, gate, up = self.steps, x.gate, x.up
         if not (
@@ -176,7 +209,8 @@ class Making:
             and gate.of is up.of
             and (gate.index, up.index) == (0, 1)
         ):
-            raise UnsupportedError(f"{x.label}: gate and up that are no products of one input")
+            apart, column = self.place(up)
+            return self._pack(x.label, x.fn, self.floats(gate), act, column, apart)
         of, names = gate.of, gate.of.names
         spec = steps.matmul(names[0], of.x.width)
         formats = {steps.weights.format(f"{name}.weight").name for name in names}

@@ -108,6 +108,16 @@ ARCHS: dict[str, Arch] = {
             embd_scale=True,
             width_scaled=frozenset({62}),
         ),
+        Arch(
+            "gemma4",
+            graph="gemma4",
+            activation="gelu",
+            needs=QK_NORM | POST_NORM,
+            lacks=frozenset({"attn_v.weight"}),  # values are keys where it is absent
+            keys=(("attention.scale", 1.0), (EXPERTS_NORM, True)),
+            embd_scale=True,
+            names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
+        ),
         Arch("smollm3", rope="norm", nope="fourth"),
         Arch("granite", rope="norm", divide_logits=True),
         Arch("granitemoe", rope="norm", keys=((EXPERTS_NORM, True),), divide_logits=True),
@@ -284,7 +294,7 @@ REFUSED: dict[str, str] = {
         "attention with ALiBi, adapters or cross attention": (
             "jina-bert-v2 jina-bert-v3 t5 t5encoder"
         ),
-        "embeddings for each layer, or layers that share keys and values": "gemma3n gemma4",
+        "several streams of states (AltUp)": "gemma3n",
     }.items()
     for name in names.split()
 }

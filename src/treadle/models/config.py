@@ -92,6 +92,8 @@ class Layer:
     ffn: str = "gated"
     experts: Experts | None = None  # of an FFN that has some
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
+    v_norm: bool = False  # values have a norm without weight
+    n_own: int = 0  # values of a token that are this layer's own; 0: there are none
     state: Recurrence | None = None
     latent: Latent | None = None
 

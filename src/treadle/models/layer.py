@@ -6,8 +6,8 @@
     x = x + after(ffn(before(x)))               or, in parallel, both of the same x:
     x = x + mixer(before(x)) + ffn(before(x))
 
-Some layers have one half alone. A norm that the file lacks is none. One that stands behind the sum,
-as BERT's do, is the stream from there on.
+Some layers have one half alone, others a third one. A norm that the file lacks is none. One that
+stands behind the sum, as BERT's do, is the stream from there on. The last sum may be scaled.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
     """What becomes of the states ``x`` in layer ``i``."""
     if not g.config.parallel:
+        gain = f"blk.{i}.layer_output_scale"
         for half in halves:
             h = half.build(g, i, _before(g, i, x, half))
             if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
                 h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}")
-            x = g.add(x, h)
+            last = half is halves[-1] and g.has(f"{gain}.weight")
+            x = g.add(x, h, gain=gain if last else "")
             if g.has(f"blk.{i}.{half.behind}.weight"):
                 x = _norm(g, f"L{i}.{half.label}.sum_norm", x, f"blk.{i}.{half.behind}")
         return x

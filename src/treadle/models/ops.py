@@ -8,7 +8,7 @@ its result is used, and become one step with others. ``docs/graph-vocabulary.md`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.record import dataclass
@@ -68,8 +68,9 @@ class Ops(ABC):
         scale: float = 1.0,
         eps: float | None = None,
     ) -> Rows:
-        """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight`` and
-        ``scale``; ``centred``: LayerNorm; ``eps``: the model's, if not given.
+        """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight`` ("":
+        there is none) and ``scale``; ``centred``: LayerNorm; ``eps``: the model's, if not given.
+        With several heads ``x`` is used up.
         """
 
     @abstractmethod
@@ -118,8 +119,16 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def add(self, x: Rows, h: Rows) -> Rows:
-        """``x + h``."""
+    def columns(self, x: Rows, first: int, n: int) -> Rows:
+        """``n`` values of each row of ``x`` from ``first`` on."""
+
+    @abstractmethod
+    def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
+        """``x + h``, times the one value of ``gain``."""
+
+    @abstractmethod
+    def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
+        """Rows that several layers use, made for the first."""
 
     @abstractmethod
     def outputs(self, x: Rows) -> Rows:

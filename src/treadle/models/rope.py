@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import LOCAL_BASE, YARN_TRUNCATE
 from treadle.record import dataclass
 
@@ -127,7 +128,11 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
     )
     if keys.get(LOCAL_BASE) is None:
         return (full,)
-    return full, Rope(rope_dims, keys.number(LOCAL_BASE, lo=1.001))
+    head_dim = keys.integer("attention.key_length_swa", head_dim, lo=2, hi=SIZE_MAX)
+    dims = keys.integer("rope.dimension_count_swa", min(rope_dims, head_dim), lo=2, hi=head_dim)
+    if dims % 2:
+        keys.fail("rope.dimension_count_swa", f"{dims} is odd", "pairs")
+    return full, Rope(dims, keys.number(LOCAL_BASE, lo=1.001))
 
 
 def _rope_factors(gguf: GGUF, name: str) -> tuple[float, ...] | None:

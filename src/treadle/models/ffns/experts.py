@@ -78,7 +78,11 @@ _SHARED = (
     TensorRow("ffn_down_shexp.weight", ("n_embd", "n_ff_shexp"), optional=True),
     *NORMS_AFTER,
 )
-_BEHIND = (*_of_each("ffn_down_exps", "n_embd", "n_ff_exp"), *_SHARED)
+_BEHIND = (
+    *_of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
+    TensorRow("ffn_down_exps.scale", ("n_expert",), optional=True),  # of what an expert weighs
+    *_SHARED,
+)
 EXPERTS = replace(
     GATED,
     build=build,

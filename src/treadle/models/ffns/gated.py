@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """``down(act(gate(h)) * up(h))``."""
-    layer, at, blk = g.config.layers[i], f"L{i}.ffn", f"blk.{i}.ffn"
+    return feed(g, i, h, f"L{i}.ffn")
+
+
+def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
+    """The same; ``at``: what its steps are called."""
+    layer, blk = g.config.layers[i], f"blk.{i}.ffn"
     fn, names = g.config.arch.activation, [f"{blk}_gate", f"{blk}_up"]
     if layer.ffn == FUSED:
         names = [part(f"{blk}_up", first, layer.n_ff) for first in (0, layer.n_ff)]
@@ -27,6 +32,7 @@ NORMS_BEFORE = with_bias("ffn_norm", "n_embd")
 NORMS_AFTER = (
     TensorRow("post_ffw_norm.weight", ("n_embd",), optional=True),  # before the add
     *with_bias("layer_output_norm", "n_embd", optional=True),  # behind it
+    TensorRow("layer_output_scale.weight", ("one",), optional=True),  # of the layer's last sum
 )
 DOWN_AND_NORMS = (*with_bias("ffn_down", "n_embd", "n_ff"), *NORMS_AFTER)
 GATED = Sublayer(

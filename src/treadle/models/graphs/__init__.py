@@ -9,5 +9,5 @@ from treadle.models.structure import Graph, Late
 GRAPHS = Late[Graph](
     __name__,
     {"decoder": DECODER, "encoder": ENCODER},
-    late={"halves": "halves.HALVES"},
+    late={"halves": "halves.HALVES", "gemma4": "gemma4.GEMMA4"},
 )

@@ -102,6 +102,7 @@ DECODER = Graph(
     outputs={"logits": logits, "embedding": embedding, "states": states, "stream": stream},
     rows=MODEL_ROWS,
     sizes=lambda config: {
+        "one": 1,
         "n_vocab": config.n_vocab,
         "n_embd": config.n_embd,
         "n_rope_freq": config.ropes[0].dims // 2 if config.ropes else 0,

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """``output(attention(h))``, times the sigmoid of a gate where queries come with one."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
-    q, k, v = g.linears(f"{at}.qkv", h, _matrices(layer, f"{blk}_"))
-    gate = None
+    q, k, v, gate = *_products(g, i, h), None
     if layer.mixer == GATE:
         q, gate = g.halves(f"{at}.halves", q, layer.n_head)
 
@@ -28,21 +27,37 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         heads = 1 if layer.wide_norm else heads
         return g.norm(f"{at}.{name}_norm", x, f"{blk}_{name}_norm", heads=heads)
 
-    def turned(x: Rows, table: int | None = layer.rope) -> Rows:
+    def turned(x: Rows, table: int | None) -> Rows:
         return x if table is None else g.rope(f"{at}.rope", x, table)
 
-    q_rope = layer.rope if layer.q_rope is None else layer.q_rope
-    if g.config.arch.norm_last:
-        q = normed(turned(q, q_rope), "q", layer.n_head)
-        k = normed(turned(k), "k", layer.n_head_kv)
-    else:
-        q = turned(normed(q, "q", layer.n_head), q_rope)
-        k = turned(normed(k, "k", layer.n_head_kv))
+    def placed(x: Rows, name: str, heads: int, table: int | None) -> Rows:
+        if g.config.arch.norm_last:
+            return normed(turned(x, table), name, heads)
+        return turned(normed(x, name, heads), table)
+
+    q = placed(q, "q", layer.n_head, layer.rope if layer.q_rope is None else layer.q_rope)
+    k = placed(k, "k", layer.n_head_kv, layer.rope) if k else None
+    v = g.norm(f"{at}.v_norm", v, "", heads=layer.n_head_kv) if v and layer.v_norm else v
     sinks = f"{blk}_sinks" if g.has(f"{blk}_sinks.weight") else ""
     y = g.attend(at, i, q, k, v, sinks=sinks)
     if gate is not None:
         y = g.call("sigmoid_gate", f"{at}.gate", y, gate)
     return g.linear(f"{at}.output", y, f"{blk}_output")
+
+
+def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None]:
+    """Queries, keys and values. A layer that reads another one's has no keys and values; where
+    there is no matrix for values they are the keys, before norm and rope.
+    """
+    layer, at, stem = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn_"
+    if layer.kv_from != i:
+        return g.linear(f"{at}.q", h, f"{stem}q"), None, None
+    names = _matrices(layer, stem)
+    if layer.mixer != FUSED and not g.has(f"{stem}v.weight"):
+        q, k = g.linears(f"{at}.qk", h, names[:2])
+        return q, k, k
+    q, k, v = g.linears(f"{at}.qkv", h, names)
+    return q, k, v
 
 
 def _matrices(layer: Layer, stem: str) -> list[str]:
@@ -84,6 +99,7 @@ def _memory(layer: Layer) -> tuple[PoolSpec]:
 
 
 FUSED = "attention_qkv"  # queries, keys and values are one matrix
+SHARED = "attention_shared"  # keys and values are another layer's
 GATE = "attention_gate"  # behind each head's queries there is a gate of its output
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (
@@ -119,4 +135,12 @@ ATTENTION_QKV = replace(
 ATTENTION_GATE = replace(
     ATTENTION,
     rows=(*_BEFORE, *with_bias("attn_q", "n_q_gate", "n_embd"), *_KV, *_AFTER),
+)
+ATTENTION_SHARED = replace(
+    ATTENTION,
+    rows=(
+        *_BEFORE,
+        *with_bias("attn_q", "n_q", "n_embd"),
+        *(row for row in _AFTER if row.name != "attn_k_norm.weight"),
+    ),
 )

@@ -1,0 +1,46 @@
+"""What a layer makes of values of its own that each token has: Gemma's per-layer embeddings."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from treadle.models.structure import Sublayer, TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, x: Rows) -> Rows:
+    """``proj(act(gate(x)) * own)``."""
+    at, blk, fn, n = f"L{i}.own", f"blk.{i}", g.config.arch.activation, g.config.layers[i].n_own
+    own = g.columns(g.once("own", owns), i * n, n)
+    h = g.gated(f"{at}.{fn}", g.linear(f"{at}.gate", x, f"{blk}.inp_gate"), own, fn)
+    return g.linear(f"{at}.proj", h, f"{blk}.proj")
+
+
+def owns(g: Ops) -> Rows:
+    """Those of all layers side by side, ``[N, n_layer * n_own]``: half is looked up by the token,
+    half made of its embedding.
+    """
+    n, half = g.config.layers[0].n_own, math.sqrt(0.5)
+    x = g.embed("own.embd", "token_embd", 1.0)
+    x = g.linear("own.proj", x, "per_layer_model_proj")
+    x = g.norm("own.norm", x, "per_layer_proj_norm", heads=g.config.n_layer, scale=half)
+    looked_up = g.embed("own.token_embd", "per_layer_token_embd", half * math.sqrt(n))
+    return g.add(looked_up, x)
+
+
+OWN = Sublayer(
+    label="own",
+    before="",
+    after="post_norm",
+    behind="",
+    build=build,
+    rows=(
+        TensorRow("inp_gate.weight", ("n_own", "n_embd")),
+        TensorRow("proj.weight", ("n_embd", "n_own")),
+        TensorRow("post_norm.weight", ("n_embd",)),
+    ),
+    sizes=lambda layer: {},
+)

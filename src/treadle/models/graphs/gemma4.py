@@ -1,0 +1,89 @@
+"""Gemma 4: a decoder whose kinds of layers have heads of their own widths, and some of whose sizes
+give each layer values of the token itself, or let the last layers read others' keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.errors import FileError
+from treadle.files.keys import SIZE_MAX
+from treadle.models.ffns.beside import BESIDE
+from treadle.models.ffns.own import OWN
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER, build, halves_of
+from treadle.models.mixers.attention import SHARED
+from treadle.models.structure import Sizes, Sublayer, TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import Keys
+
+N_OWN, N_SHARED = "embedding_length_per_layer_input", "attention.shared_kv_layers"
+ROWS = (
+    TensorRow("per_layer_token_embd.weight", ("n_vocab", "n_owns"), optional=True),
+    TensorRow("per_layer_model_proj.weight", ("n_owns", "n_embd"), optional=True),
+    TensorRow("per_layer_proj_norm.weight", ("n_own",), optional=True),
+)
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """As a decoder's, and what differs from layer to layer."""
+    config = reading.read(keys, arch)
+    n_own = keys.integer(N_OWN, 0, lo=0, hi=SIZE_MAX)
+    for row in ROWS if n_own else ():
+        if row.name not in keys.gguf.tensors:
+            raise FileError("the tensor is missing", path=keys.gguf.path, where=row.name)
+    head_dim, head_dim_v = (
+        keys.integer(f"attention.{name}_length_swa", most, lo=1, hi=SIZE_MAX)
+        for name, most in (
+            ("key", config.layers[0].head_dim),
+            ("value", config.layers[0].head_dim_v),
+        )
+    )
+    layers: list[Layer] = []
+    for i, source in enumerate(_sources(keys, config)):
+        at = replace(config.layers[i], v_norm=True, n_own=n_own, kv_from=source)
+        if at.window:
+            at = replace(at, head_dim=head_dim, head_dim_v=head_dim_v)
+        if at.experts is not None:
+            at = replace(at, ffn=BESIDE[at.ffn])
+        layers.append(at if source == i else replace(at, mixer=SHARED))
+    return replace(config, layers=tuple(layers))
+
+
+def _sources(keys: Keys, config: Config) -> list[int]:
+    """Whose keys and values each layer reads: the last layers those of the last one before them
+    that has some and is of their kind.
+    """
+    n_own = config.n_layer - keys.integer(N_SHARED, 0, lo=0, hi=config.n_layer)
+    last, sources = dict[int, int](), list[int]()
+    for i, at in enumerate(config.layers):
+        if i < n_own:
+            last[at.window] = i
+        elif at.window not in last:
+            keys.fail(N_SHARED, f"leaves layer {i} without keys and values", "a layer like it")
+        sources.append(last[at.window])
+    return sources
+
+
+def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
+    """A decoder's, and what a layer makes of values of its own."""
+    return *halves_of(layer), *((OWN,) if layer.n_own else ())
+
+
+def _sizes(config: Config) -> Sizes:
+    n_own = config.layers[0].n_own
+    return {**DECODER.sizes(config), "n_own": n_own, "n_owns": n_own * config.n_layer}
+
+
+GEMMA4 = replace(
+    DECODER,
+    build=lambda g: build(g, parts_of),
+    rows=(*DECODER.rows, *ROWS),
+    sizes=_sizes,
+    sublayers=parts_of,
+    read=read,
+)

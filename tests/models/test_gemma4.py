@@ -1,0 +1,120 @@
+"""Gemma 4: who keeps keys and values, texts that go back and share a beginning, every step against
+its twin, and what tools make of the new tensors. Its logits: test_arch_truth.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.stepwise import walk
+from treadle.batch import Part
+from treadle.errors import FileError
+from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.kernels.kv import PAGE
+from treadle.models.graphs import GRAPHS
+from treadle.models.pools import PoolSpec
+
+LONG = 3 * PAGE + 12  # six windows
+
+
+def text(n: int, seed: int = 7) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, 300, n).tolist()
+    return ids
+
+
+@pytest.fixture(scope="module", params=["gemma4-e", "gemma4-moe"])
+def model(request: pytest.FixtureRequest, data: Path) -> Iterator[treadle.Model]:
+    """Deterministic: then bits depend on nothing but the text."""
+    path = data / "arch" / f"{request.param}.gguf"
+    with treadle.load(path, threads=2, context=256, deterministic=True, n_sequences=3) as made:
+        yield made
+
+
+def test_texts_that_begin_alike(model: treadle.Model) -> None:
+    """Found in pages, taken back, forked: the bits are those of one go."""
+    engine, ids, other = model.engine, text(LONG), [*text(2 * PAGE), *text(30, 8)]
+    truth, others = model.logits(ids), model.logits(other)
+    engine.cache.forget()
+    with closing(model.session()) as first, closing(model.session()) as second:
+        assert np.array_equal(first.prefill(ids), truth[-1])
+        assert second.match(other) == 2 * PAGE
+        assert np.array_equal(second.prefill(other), others[-1])
+        first.truncate(LONG - 5)
+        assert np.array_equal(first.feed(ids[LONG - 5 :]), truth[-1])
+        with closing(engine.cache.fork(second.seq)) as fork:
+            rows = [engine.run([Part(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
+        assert np.array_equal(*rows)
+
+
+def test_every_step_agrees_with_its_twin(data: Path) -> None:
+    for name in ("gemma4-e", "gemma4-moe"):
+        path = data / "arch" / f"{name}.gguf"
+        with treadle.load(path, threads=2, kv="f32", n_sequences=2, context=256) as model:
+            engine, ids = model.engine, text(100)
+            with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
+                engine.run([Part(long, ids[:60], 0)])
+                for batch in ([Part(long, ids[60:]), Part(one, ids[:3])], [Part(long, [6])]):
+                    worst = max(walk(engine, batch), key=lambda compared: compared.error)
+                    assert worst.error <= 1, (name, worst.label, worst.kind, worst.error)
+
+
+def test_who_keeps_keys_and_values(data: Path, tmp_path: Path) -> None:
+    """The last six of twelve layers read the last ones of their kind, and keys that a file has for
+    them all the same are left out.
+    """
+    path = data / "arch" / "gemma4-e.gguf"
+    with treadle.load(path, threads=1) as model:
+        sources = [layer.kv_from for layer in model.config.layers]
+        assert sources == [0, 1, 2, 3, 4, 5, 4, 4, 4, 4, 4, 5]
+        pools = GRAPHS["gemma4"].pools(model.config)
+        found = [(p.layers, p.window, p.head_dim) for p in pools if isinstance(p, PoolSpec)]
+        assert found == [((5,), 0, 64), ((0, 1, 2, 3, 4), 16, 32)]
+        expected = model.logits(text(20))
+    more = "blk.6.attn_k.weight"
+    rewrite(path, tmp_path / "more.gguf", {}, {more: np.zeros((64, 64), np.float32)})
+    with treadle.load(tmp_path / "more.gguf", threads=1) as model:
+        assert model.config.ignored == (more,)
+        assert np.array_equal(model.logits(text(20)), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost", "message"),
+    [
+        ({}, "per_layer_proj_norm.weight", "per_layer_proj_norm.weight: the tensor is missing"),
+        ({}, "blk.3.inp_gate.weight", r"blk\.3\.inp_gate\.weight: the tensor is missing"),
+        ({"attention.shared_kv_layers": 10}, "", "leaves layer 5 without keys and values"),
+        ({"rope.dimension_count_swa": 31}, "", "31 is odd"),
+    ],
+)
+def test_files_that_are_not_whole(
+    changes: dict[str, int], lost: str, message: str, data: Path, tmp_path: Path
+) -> None:
+    rewrite(data / "arch" / "gemma4-e.gguf", tmp_path / "bad.gguf", changes, {}, lost)
+    with pytest.raises(FileError, match=message):
+        treadle.load(tmp_path / "bad.gguf")
+
+
+def rewrite(
+    source: Path,
+    to: Path,
+    changes: dict[str, int],
+    more: dict[str, np.ndarray],
+    lost: str = "",
+) -> None:
+    """The file with other keys, and more tensors or one less."""
+    with open_gguf(source) as gguf:
+        writer = GGUFWriter(to)
+        keys = {f"gemma4.{key}": value for key, value in changes.items()}
+        for key, value in {**gguf.metadata, **keys}.items():
+            writer.add(key, value)
+        tensors = {name: tensor.dequantize() for name, tensor in gguf.tensors.items()} | more
+        for name, values in tensors.items():
+            if name != lost:
+                writer.add_tensor(name, values.shape, "F32", values)
+        writer.write()
