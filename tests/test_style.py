@@ -94,7 +94,7 @@ MAY_IMPORT = {
     "speech": "errors answer text",
     "reply": "errors generation speech",
     "server": "errors arguments logprobs version answer card engine sampling text speech"
-    " kernels.choice model models.graphs rerank embedding",
+    " kernels.choice model models.graphs rerank embedding session",
     "batchfile": "errors server",
     "bundle": "errors words files",
     "stages": "errors convert.open devices isa jit models kvcache lowering plan runtime batch"

@@ -140,6 +140,27 @@ class PageTree:
             pool.give_up(node.pages[which])
             node.pages[which] = GONE
             return True
+        self._remove(node)
+        return True
+
+    def erase(self, ids: Ids[int], lora: Lora = ()) -> None:
+        """Free the pages of a text, from its end up to one that other texts go on from, or hold."""
+        node, p = self.root_of(lora), 0
+        while (after := node.next.get(tuple(ids[p * PAGE : (p + 1) * PAGE]))) is not None:
+            node, p = after, p + 1
+        while node.parent is not None and not node.next and self._is_idle(node):
+            self.leaves.pop(node)
+            self._remove(node)
+            node = node.parent
+
+    def _is_idle(self, node: Node) -> bool:
+        return all(
+            page == GONE or pool.is_idle(page)
+            for pool, page in zip(self.pools, node.pages, strict=True)
+        )
+
+    def _remove(self, node: Node) -> None:
+        """Forget a node that is no leaf any more, nor has one behind it."""
         for kept in self.kept.values():
             kept.pop(node, None)
         for each, page in zip(self.pools, node.pages, strict=True):
@@ -155,7 +176,6 @@ class PageTree:
         if parent.parent is not None and not parent.next:
             self.leaves[parent] = None
             self.leaves.move_to_end(parent, last=False)
-        return True
 
     def has_evicted(self, parent: Node, ids: tuple[int, ...]) -> bool:
         """Whether a page of these tokens behind ``parent`` was held and gave way."""

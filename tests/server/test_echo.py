@@ -91,8 +91,3 @@ def test_how_many_tokens(client: TestClient, model: treadle.Model) -> None:
     told = post(client, "/v1/chat/completions/input_tokens", messages=talk)["input_tokens"]
     used = post(client, "/v1/chat/completions", messages=talk, max_tokens=1)["usage"]
     assert told == used["prompt_tokens"]
-
-
-def test_slots_are_refused_with_the_reason(client: TestClient) -> None:
-    error = post(client, "/slots/0?action=save", 501, filename="x")["error"]
-    assert "there are no slots" in error["message"]

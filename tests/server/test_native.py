@@ -111,5 +111,7 @@ def test_props(client: TestClient, model: treadle.Model) -> None:
     assert found["modalities"] == {"vision": False, "audio": False}
 
 
-def test_slots_are_empty_when_nothing_runs(client: TestClient) -> None:
-    assert client.get("/slots").json() == []
+def test_slots_are_free_when_nothing_runs(client: TestClient, model: treadle.Model) -> None:
+    slots = client.get("/slots").json()
+    assert [slot["id"] for slot in slots] == list(range(model.engine.cache.n_sequences))
+    assert not any(slot["is_processing"] for slot in slots)

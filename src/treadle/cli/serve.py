@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -57,6 +58,11 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 )
 @click.option("--log-text", is_flag=True, help="Prompts and texts in the log too.")
 @click.option("--page/--no-page", default=True, help="Show a page to talk with the model at /.")
+@click.option(
+    "--slot-save-path", metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Let clients save texts to files of DIR and restore them (llama.cpp's /slots).",
+)  # fmt: skip
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
     help="A name that clients may use for this machine; may be repeated.",

@@ -36,6 +36,7 @@ from treadle.server import (
     openai_completions,
     openai_responses,
     rerank,
+    slots,
     static,
 )
 from treadle.server.call import Call, GoneError
@@ -81,8 +82,8 @@ GET: dict[str, Handler] = {
     "/health": native.health,
     "/metrics": metrics.metrics,
     "/props": native.props,
-    "/slots": native.slots,
     "/lora-adapters": adapters.show,
+    "/slots": slots.slots,
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.one_model,
 }
@@ -112,7 +113,7 @@ def build_app(service: Service) -> Starlette:
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
     routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
-    routes += [Route("/slots/{id}", native.no_slots, methods=methods)]
+    routes += [Route("/slots/{id}", slots.act, methods=["POST"])]
     middleware = [Middleware(Guard, service=service, page=page)]
     if service.settings.allow_origins:
         middleware.insert(

@@ -26,6 +26,7 @@ from treadle.server.fields import (
     wrong,
 )
 from treadle.server.problems import ApiError, too_long
+from treadle.server.texts import NONE
 from treadle.speech.manner import Manner
 from treadle.speech.planned import Planned, Wanted, plan_answer
 
@@ -151,6 +152,7 @@ class Asked:
     client: str | None = None  # whose turn its prompts are read in
     priority: int = 0
     timeout_s: float | None = None
+    slot: int = NONE  # that the text is to be in
     progress: bool = False  # whether a stream tells how far its prompt is
     more: dict[str, Any] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from treadle.record import dataclass
 from treadle.server.problems import ApiError, problem_of
+from treadle.server.texts import NONE
 from treadle.speech.scanner import merged
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Text:
         self.n_told = 0  # ids that were given out
         self.n_thought = 0  # ids of reasoning, and of the mark that ends it: see ``said``
         self.told: Progress | None = None  # that was given out last
+        self.slot = NONE  # that it is in, or has been in
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
         self.counted = False  # in the tally, as one that has ended

@@ -20,6 +20,7 @@ from treadle.engine import OUTPUTS
 from treadle.errors import FileError
 from treadle.kernels.choice import batch_sizes
 from treadle.models.graphs import GRAPHS
+from treadle.server.texts import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +48,7 @@ class EngineThread:
         self.state, self.why = "loading", ""
         self.warmed: Future[None] = Future()
         self.texts: dict[Request, Text] = {}  # in hand
+        self.slots = Slots(model.engine.cache.n_sequences)
         self._jobs: deque[_Job] = deque()
         self._bell, self._stopping = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
@@ -73,12 +75,16 @@ class EngineThread:
                 text.call.bell.ring()
             else:
                 self.texts[text.request] = text
+                self.slots.take(text, text.call.asked.slot)
                 self.scheduler.add(text.request)
         self._bell.set()
 
     def drop(self, text: Text) -> None:
         """Forget a text; cancel it, if it is not done."""
-        if self.texts.pop(text.request, None) is not None and not text.answer.done:
+        if self.texts.pop(text.request, None) is None:
+            return
+        self.slots.leave(text)
+        if not text.answer.done:
             self.scheduler.cancel(text.request)
             self.tally.n_cancelled += 1
             self._bell.set()

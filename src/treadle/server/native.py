@@ -29,6 +29,7 @@ from treadle.server.openai_answer import error_event, timings, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
+from treadle.server.texts import NONE
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.text.infill import infill_ids
 
@@ -40,6 +41,7 @@ COMPLETION: Table = {
     "return_progress": flag,
     "response_fields": refused("all fields are sent", []),
     "n_cmpl": whole(1),
+    "id_slot": whole(-1),
 }
 
 
@@ -55,6 +57,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(service.model)
     asked.more = {"timings_per_token": given.get("timings_per_token", False)}
+    asked.slot = given.get("id_slot", NONE)
     return asked
 
 
@@ -109,7 +112,7 @@ def _said(piece: Piece) -> dict[str, Any]:
         "content": piece.content,
         "tokens": piece.ids,
         "stop": piece.finish_reason is not None,
-        "id_slot": -1,
+        "id_slot": piece.text.slot,
         "tokens_predicted": len(piece.text.answer.ids),
         "tokens_evaluated": piece.text.answer.timings.n_prompt,
     }
@@ -259,30 +262,3 @@ async def props(request: Request) -> Response:
             "treadle": {"builtin_template": template.builtin},
         }
     )
-
-
-async def slots(request: Request) -> Response:
-    """``GET /slots``: the texts in hand; treadle has no slots. Nothing of what they say."""
-    service = service_of(request)
-    texts = list(service.engine.texts.values())
-    return Json(
-        [
-            {
-                "id": i,
-                "n_ctx": room(service.model),
-                "is_processing": item.request.seq is not None,
-                "n_prompt_tokens": item.answer.timings.n_prompt,
-                "n_prompt_tokens_processed": item.request.n_read,
-                "n_decoded": len(item.answer.ids),
-            }
-            for i, item in enumerate(texts)
-        ]
-    )
-
-
-async def no_slots(request: Request) -> Response:
-    """``POST /slots/{id}``: save, restore, erase."""
-    raise ApiError(
-        501, "/slots/{id}: there are no slots to save, restore or erase: the beginnings of all "
-        "texts are kept together, and found by their tokens", code="not_implemented",
-    )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.card import card
@@ -46,6 +47,7 @@ class Settings:
     log_text: bool = False  # prompts and texts too
     page: bool = True  # at /
     host: str = "127.0.0.1"
+    slot_save_path: Path | None = None  # the folder of slots that are saved
 
 
 @dataclass

@@ -1,0 +1,165 @@
+"""llama.cpp's slots: texts saved to files, restored and erased."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import running, talking
+from treadle.server.service import Service
+from treadle.server.texts import NONE, Slots, alike
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\n" * 8
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def service(model: treadle.Model, folder: Path) -> Iterator[Service]:
+    with model.engine.lock:
+        model.engine.cache.forget()  # what other tests have said
+    with running(model, slot_save_path=folder) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[TestClient]:
+    with talking(service) as client:
+        yield client
+
+
+def write(client: TestClient, **more: Any) -> dict[str, Any]:
+    body = {"prompt": PROMPT, "n_predict": 6, "temperature": 0, **more}
+    made: dict[str, Any] = client.post("/completion", json=body).json()
+    return made
+
+
+def act(client: TestClient, slot: object, action: str, name: str | None = None) -> Any:
+    body = {} if name is None else {"filename": name}
+    return client.post(f"/slots/{slot}?action={action}", json=body)
+
+
+def test_a_text_is_saved_erased_and_restored(
+    client: TestClient, model: treadle.Model, folder: Path
+) -> None:
+    first = write(client, id_slot=2)
+    assert (first["id_slot"], first["tokens_cached"]) == (2, 0)
+    n = first["tokens_evaluated"] + first["tokens_predicted"]
+    assert [slot["n_tokens"] for slot in client.get("/slots").json()] == [0, 0, n, 0]
+
+    saved = act(client, 2, "save", "mine.bin").json()
+    size = (folder / "mine.bin").stat().st_size
+    assert (saved["id_slot"], saved["n_saved"], saved["n_written"]) == (2, n, size)
+    assert saved["filename"] == "mine.bin"
+
+    assert act(client, 2, "erase").json() == {"id_slot": 2, "n_erased": n}
+    assert act(client, 2, "save", "none.bin").status_code == 400  # it is empty
+    assert model.engine.cache.known(model.tokenize(PROMPT)) == 0
+    assert write(client, id_slot=1)["tokens_cached"] == 0
+    act(client, 1, "erase")
+
+    restored = act(client, 3, "restore", "mine.bin").json()
+    assert (restored["id_slot"], restored["n_restored"], restored["n_read"]) == (3, n, size)
+    again = write(client)
+    assert again["id_slot"] == 3  # where a text that begins so was
+    assert again["tokens_cached"] == first["tokens_evaluated"] - 1
+    assert again["content"] == first["content"]
+
+
+def test_what_other_texts_go_on_from_is_not_erased(
+    client: TestClient, model: treadle.Model
+) -> None:
+    write(client, id_slot=0)
+    write(client, id_slot=1, prompt=PROMPT + PROMPT)
+    act(client, 0, "erase")
+    assert model.engine.cache.known(model.tokenize(PROMPT + PROMPT)) > 0
+    act(client, 1, "erase")
+    assert model.engine.cache.known(model.tokenize(PROMPT + PROMPT)) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "/etc/passwd", "a/b", "a\\b", "..", ".hidden", "", "x\0y", "x" * 256, "é" * 200, "x."],
+)
+def test_names_lead_nowhere_else(client: TestClient, folder: Path, name: str) -> None:
+    write(client, id_slot=0)
+    for action in ("save", "restore"):
+        told = act(client, 0, action, name)
+        assert (told.status_code, told.json()["error"]["param"]) == (400, "filename")
+    assert list(folder.iterdir()) == []
+
+
+def test_files_that_are_none_of_ours(client: TestClient, folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path.parent / "outside"
+    outside.write_text("secret")
+    (folder / "link").symlink_to(outside)
+    (folder / "folder").mkdir()
+    (folder / "text").write_text("no session")
+    write(client, id_slot=0)
+    for name, words in (("link", "no plain file"), ("folder", "no plain file"), ("text", "")):
+        told = act(client, 0, "restore", name)
+        assert told.status_code == 400
+        assert words in told.json()["error"]["message"]
+    assert act(client, 0, "restore", "missing").status_code == 400
+    assert act(client, 0, "save", "link").status_code == 400
+    assert outside.read_text() == "secret"
+
+
+@pytest.mark.parametrize("slot", ["4", "-1", "x", "99999999999", "٣"])
+def test_slots_that_are_not_there(client: TestClient, slot: str) -> None:
+    assert act(client, slot, "erase").status_code == 400
+    assert act(client, 0, "look").status_code == 400
+
+
+def test_without_a_folder_nothing_is_saved(model: treadle.Model) -> None:
+    with running(model) as service, talking(service) as client:
+        for action in ("save", "restore"):
+            told = act(client, 0, action, "x")
+            assert told.status_code == 501
+            assert "--slot-save-path" in told.json()["error"]["message"]
+        assert act(client, 0, "erase").json()["n_erased"] == 0
+
+
+class Request:
+    lora = ()
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+
+class Text:
+    slot = NONE
+
+    def __init__(self, *ids: int) -> None:
+        self.request = Request(list(ids))
+
+
+def test_which_place_a_text_takes() -> None:
+    places: Any = Slots(2)
+    a, b, c = (Text(i, 2, 3, 4) for i in (1, 5, 9))
+    for text in (a, b, c):
+        places.take(text)
+    assert [text.slot for text in (a, b, c)] == [0, 1, NONE]
+    places.leave(c)
+    places.leave(b)
+    places.leave(a)
+    assert [slot.ids for slot in places] == [[1, 2, 3, 4], [5, 2, 3, 4]]
+    like_b, other, wanted = Text(5, 2, 3, 7), Text(8), Text(1, 2, 3)
+    places.take(like_b)
+    assert like_b.slot == 1
+    places.leave(like_b)
+    places.take(other)
+    assert other.slot == 0  # where none was for longest
+    places.leave(other)
+    places.take(wanted, 1)
+    assert wanted.slot == 1
+    assert alike([1, 2, 3], [1, 9]) == 0
+    assert alike([1, 2, 3], [1, 2, 9]) == 2
