@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -123,18 +124,20 @@ def test_what_does_not_end_in_time_is_told_so(process: Served, slow: Path) -> No
 def test_who_calls_while_it_stops_is_told_so(process: Served) -> None:
     """It waits for a call whose body is not whole; others are told 503 meanwhile."""
     server = process("--grace", "100", "--no-log")
-    slow = connect(server.url)
-    slow.putrequest("POST", "/v1/completions")
-    slow.putheader("content-length", "15")
-    slow.endheaders()
-    slow.send(b'{"prompt"')
-    server.popen.send_signal(signal.SIGTERM)
-    until(lambda: ask(server.url, "/health")[0] != 200)
-    assert ask(server.url, "/health")[0] == 503
-    status, text = ask(server.url, "/v1/completions", {"prompt": "x"})
-    assert (status, "stopping" in text) == (503, True)
-    slow.send(b': "x" ')
-    slow.close()  # it will not come: that call is over
+    with closing(connect(server.url)) as slow:
+        slow.putrequest("POST", "/v1/completions")
+        slow.putheader("content-length", "15")
+        slow.putheader("expect", "100-continue")
+        slow.endheaders()
+        assert slow.sock.recv(100).startswith(b"HTTP/1.1 100")  # it waits for the body
+        slow.send(b'{"prompt"')
+        server.popen.send_signal(signal.SIGTERM)
+        until(lambda: ask(server.url, "/health")[0] != 200)
+        assert ask(server.url, "/health")[0] == 503
+        status, text = ask(server.url, "/v1/completions", {"prompt": "x"})
+        assert (status, "stopping" in text) == (503, True)
+        slow.send(b': "x" ')
+    # The rest will not come: that call is over.
     assert server.end()[0] == 0
 
 

@@ -15,11 +15,12 @@ from treadle.cli.table import remark
 from treadle.errors import FileError
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import is_hf, missing
-from treadle.words import listed
+from treadle.words import listed, n_bytes
 
 if TYPE_CHECKING:
     from treadle.model import Model
 
+WORTH_ASKING = 1 << 28  # bytes of a model from which on memory may not hold it
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
 
 
@@ -115,4 +116,29 @@ def load_model(
             f"warning: a context of {context} tokens: {model.path.name} was trained for {trained}; "
             "expect nonsense behind them"
         )
+    if model.gguf.n_bytes >= WORTH_ASKING and (text := from_disk(model)):
+        progress.close()
+        remark(text)
     return model
+
+
+def from_disk(model: Model) -> str:
+    """What it costs that memory does not hold the model; empty where it does."""
+    from treadle.runtime.residence import shortage
+
+    short = shortage(model.gguf.paths)
+    if short is None:
+        return ""
+    has, room = n_bytes(short.n_bytes), f"{n_bytes(short.for_it)} for it ({short.bound.what})"
+    text = f"warning: {model.path.name} has {has}, and memory {room}: "
+    chosen = 0.0  # bytes of a token's experts
+    for i, layer in enumerate(model.config.layers):
+        if layer.experts:
+            share = layer.experts.n_used / layer.experts.n
+            stems = tuple(f"blk.{i}.ffn_{name}_exps." for name in ("gate", "up", "gate_up", "down"))
+            tensors = model.gguf.tensors.items()
+            chosen += share * sum(at.n_bytes for name, at in tensors if name.startswith(stems))
+    if chosen:
+        cost = f"at most {n_bytes(chosen)} a token"
+        return f"{text}experts are read from disk as tokens choose them, {cost}"
+    return f"{text}each token reads from disk; {short.bound.cure}, or take a smaller format"

@@ -21,6 +21,7 @@ def report(model: Model, turn: Turn) -> str:
         "text": wrote([turn]),
         "context": f"{turn.n_context} of {turn.n_ctx} tokens",
         "memory": memory(model),
+        "disk": disk(model),
     }
     return "\n".join(f"{name:<8} {text}" for name, text in lines.items() if text)
 
@@ -52,6 +53,14 @@ def kernels(model: Model) -> str:
 def brief(seconds: float) -> str:
     """Two digits: ``0.031``, ``1.7``; all of larger numbers, ``104``."""
     return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
+
+
+def disk(model: Model) -> str:
+    """What the process has read from it, where memory does not hold the model."""
+    from treadle.runtime.residence import read_bytes, shortage
+
+    n_read = read_bytes() if shortage(model.gguf.paths) else None
+    return "" if n_read is None else f"{n_bytes(n_read)} read"
 
 
 def memory(model: Model) -> str:

@@ -17,6 +17,7 @@ from treadle.runtime.threads import Memory, Team, step_times
 from treadle.runtime.tuned import tuned_row
 
 if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
     from treadle.isa.isa import Isa
     from treadle.kvcache import KVCache
     from treadle.lowering.weights import Weights
@@ -60,6 +61,7 @@ class Cpu:
         self.isa, self.n_threads, self._progress = isa, n_threads, progress
         self.table, self.kernels = tuned_row(isa).table, Tally()
         self._team: Team | None = None
+        self._scarce: bool | None = None
         # Kept until the team is gone: a late thread may look at a table whose run is long over, and
         # at the counts that it names, before it discards what it read.
         self._programs: list[Program] = []
@@ -99,7 +101,16 @@ class Cpu:
             deterministic=deterministic,
             table=self.table,
             output=output,
+            scarce=any(at.experts for at in config.layers) and self._is_scarce(weights.gguf),
         )
+
+    def _is_scarce(self, gguf: GGUF) -> bool:
+        """Whether memory does not hold all of the file; asked for once."""
+        if self._scarce is None:
+            from treadle.runtime.residence import shortage
+
+            self._scarce = shortage(gguf.paths) is not None
+        return self._scarce
 
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
         kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)

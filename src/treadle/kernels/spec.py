@@ -132,7 +132,8 @@ class Args:
         self.required = {name for name, _, kind in words if not kind.endswith("?")}
         self.reads = tuple(name for name in kinds if "in" in kinds[name])
         self.writes = tuple(name for name in kinds if "out" in kinds[name])
-        self.buffers, self.tensors = (*self.reads, *self.writes), "tensor" in kinds.values()
+        self.buffers = (*self.reads, *self.writes)
+        self._plain = not self.each and "tensor" not in kinds.values()  # a value is a slot
 
     def __call__(self, **given: Any) -> SimpleNamespace:
         """What is given, as the numpy twin takes it; None for what is left out."""
@@ -142,7 +143,7 @@ class Args:
         """What is given by name, a value for each slot; None for what is left out."""
         whole = {**self.left_out, **given}
         assert len(whole) == len(self.kinds), given
-        if not self.tensors:
+        if self._plain:
             return list(whole.values())
         each = zip(*[whole.pop(name) or repeat(None) for name in self.each], strict=False)
         out: list[Any] = []

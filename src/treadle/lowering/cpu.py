@@ -62,12 +62,14 @@ def build_plan(
     deterministic: bool = False,
     table: Table = SHIPPED,
     output: str = "logits",
+    scarce: bool = False,
 ) -> Plan:
     """The plan for batches of up to ``n_tokens`` tokens that want ``output`` of up to
-    ``n_outputs``; ``table``: this machine's own tiles.
+    ``n_outputs``; ``table``: this machine's own tiles; ``scarce``: memory does not hold the model.
     """
     graph = GRAPHS[config.arch.graph]
     steps = Steps(config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic, table)
+    steps.scarce = scarce
     ops = CpuOps(steps)
     if output not in graph.outputs:
         have = f"a model of the graph {config.arch.graph!r} has {', '.join(graph.outputs)}"

@@ -5,6 +5,7 @@ rows that want it::
 
     route      which experts each token has, and what they weigh
     sort       rows by expert, in tiles: how many is known as the run goes, and later grids read it
+    fetch      the system is asked for what is needed, if memory does not hold the model
     gather     the tokens' activations into these rows
     gate_up    both products of a tile and the activation
     down       f32 rows
@@ -15,6 +16,7 @@ For few tokens each row of a token is by itself: a gemv that reads the experts c
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +25,7 @@ from treadle.errors import UnsupportedError
 from treadle.kernels.act import DWORD, Act
 from treadle.kernels.choice import GEMV_TOKENS, gated, matmul
 from treadle.kernels.elementwise import Pack
+from treadle.kernels.fetch import Fetch
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Gather
 from treadle.kernels.matmul import COLUMNS, TILE, Matmul
@@ -31,6 +34,7 @@ from treadle.kernels.spec import Grid, round_up
 from treadle.lowering.values import Mixed, of_outputs
 from treadle.models.ops import part
 from treadle.plan import Buffer
+from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.lowering.making import Making
@@ -127,6 +131,7 @@ class _Mixture:
     ) -> tuple[Buffer, None]:
         """f32 rows ``[N * n_used, n_embd]``."""
         label, n_used, pitch = self.label, self.at.n_used, round_up(self.at.n_ff, COLUMNS)
+        self._fetch([*both, down], Grid(n_used, "n_tokens"), chosen=chosen)
         made = Buffer(f"{label}.gate_up", self.n_slots, len(both) * pitch * 4)
         for name, some in self._alike(both):
             spec = self._matmul(some, h.width, 1)
@@ -154,6 +159,7 @@ class _Mixture:
         block = lcm(*(spec.layout().group for spec in (last, *(spec for *_, spec in firsts))))
         n_rows = blocks_most(self.n_slots, at.n, block) * block
         tiles, rows, places = self._sort(chosen, block, n_rows)
+        self._fetch(both, Grid(1, "tiles"), tiles=tiles)
         alike = self.gated and len(firsts) == 1
         fused = self._fused(both, h.width, last.layout(), n) if alike else None
         if fused is not None:
@@ -170,6 +176,7 @@ class _Mixture:
                 self._multiply(name, spec, some, columns, x, made, tiles)
             packed = self._pack(made, pitch, last.layout(), n_rows, per=block, rows=rows)
         y = Buffer(f"{label}.down", n_rows, round_up(h.width, COLUMNS) * 4)
+        self._fetch([down], Grid(1, "tiles"), ".down", tiles=tiles)
         self._multiply(f"{label}.down", last, [down], [0], packed, y, tiles)
         return y, places
 
@@ -209,6 +216,46 @@ class _Mixture:
         return replace(made, bias=steps.has(f"{name}.bias"), experts=self.at.n_used)
 
     # -- both -------------------------------------------------------------------------------------
+
+    def _fetch(
+        self,
+        matrices: list[Matrix],
+        grid: Grid,
+        of: str = "",
+        *,
+        chosen: Buffer | None = None,
+        tiles: Buffer | None = None,
+    ) -> None:
+        """Ask for the experts' matrices, all at once, where memory does not hold all of a model.
+
+        For many tokens those of one product at a time: they may be most of what memory holds.
+        """
+        told = SYSTEM.fetch_call() if self.steps.scarce else None
+        if told is None:
+            return
+        arrays, length, pitch = [], [], []
+        for each in matrices:
+            n_rows = self.steps.weights.n_rows(f"{each.name}.weight")
+            for const in self.steps.weight(f"{each.name}.weight"):
+                row = const.array.nbytes // n_rows
+                arrays.append(const)
+                length.append(each.height * row)
+                pitch.append(each.pitch * row)
+                SYSTEM.expect_random(const.array)
+        call, advice = told
+        self.steps.emit(
+            f"{self.label}{of}.fetch",
+            Fetch(len(arrays), tiled=tiles is not None),
+            grid,
+            call=call,
+            advice=advice,
+            page=mmap.PAGESIZE,
+            w=arrays,
+            length=length,
+            pitch=pitch,
+            chosen=chosen,
+            tiles=tiles,
+        )
 
     def _alike(self, both: list[Matrix]) -> list[tuple[str, list[Matrix]]]:
         """Matrices of one format as one step, with its label."""

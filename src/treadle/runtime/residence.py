@@ -12,10 +12,12 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from treadle.files.mapping import MappedFile, map_file, resident_pages
+from treadle.runtime.memory import MemoryBound, usable_memory
 from treadle.runtime.sigbus import guard_mappings
 from treadle.system import SYSTEM
 
@@ -31,6 +33,27 @@ def resident_bytes(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         return min(n_bytes, int(resident_pages(_map(path)).sum()) * mmap.PAGESIZE)
     return None
+
+
+class Shortage(NamedTuple):
+    """A model's bytes, those of memory that there are for it, and what bounds these."""
+
+    n_bytes: int
+    for_it: int
+    bound: MemoryBound
+
+
+def shortage(paths: Iterable[Path]) -> Shortage | None:
+    """What memory lacks for a model's files; None where it holds all of them, or nobody says.
+
+    What they have of it already counts as theirs.
+    """
+    paths, bound = list(paths), usable_memory()
+    size = sum(path.stat().st_size for path in paths)
+    if bound is None or size <= bound.free_bytes:
+        return None
+    for_it = bound.free_bytes + sum(resident_bytes(path) or 0 for path in paths)
+    return Shortage(size, for_it, bound) if size > for_it else None
 
 
 def huge_bytes(path: Path) -> int | None:
@@ -84,6 +107,15 @@ def peak_bytes(proc: Path = PROC) -> int | None:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) << 10
     return SYSTEM.peak_bytes()
+
+
+def read_bytes(proc: Path = PROC) -> int | None:
+    """Bytes that this process had read from disks; None where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/io").read_text().splitlines():
+            if line.startswith("read_bytes:"):
+                return int(line.split()[1])
+    return None
 
 
 def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:

@@ -9,10 +9,14 @@ import mmap
 import os
 import platform
 import sys
+from typing import TYPE_CHECKING
 
 assert sys.platform == "linux"  # the type checker passes over the rest elsewhere
 
-from treadle.system.posix import LIBC, Posix, address_of
+from treadle.system.posix import LIBC, Posix, address_of, advise
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX_WAIT_PRIVATE = 128
@@ -64,6 +68,10 @@ class Linux(Posix):
         with contextlib.suppress(OSError, AttributeError):  # a kernel, a Python without them
             mapped.madvise(mmap.MADV_HUGEPAGE)
 
+    def expect_random(self, array: np.ndarray) -> None:
+        super().expect_random(array)
+        advise(array.ctypes.data, array.nbytes, mmap.MADV_NOHUGEPAGE)  # 2 MB at a time otherwise
+
     def fetch_pages(self, fd: int, offset: int, n_bytes: int) -> None:
         os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
@@ -82,8 +90,7 @@ class Linux(Posix):
             start = int(fields[2], 16)  # in the file
             lo, hi = max(begin, start), min(end, start + high - low)
             if lo < hi:
-                address, n_bytes = ctypes.c_void_p(low + lo - start), ctypes.c_size_t(hi - lo)
-                LIBC.madvise(address, n_bytes, ctypes.c_int(mmap.MADV_DONTNEED))
+                advise(low + lo - start, hi - lo, mmap.MADV_DONTNEED)
 
     def memory_file(self) -> int | None:
         if not hasattr(os, "memfd_create"):

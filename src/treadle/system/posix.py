@@ -6,6 +6,7 @@ import _signal  # type: ignore[import-not-found]  # what the module signal wraps
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import sys
 import time
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 assert sys.platform != "win32"  # the type checker passes over the rest there
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable
+
+    import numpy as np
 
     from treadle.system.protocol import Terminal
 
@@ -27,6 +29,14 @@ WRITABLE = 0o022  # by the file's group, and by others
 def address_of(function: Any) -> int:
     """Of a C function, or of a Python one that ctypes made into one."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def advise(address: int, n_bytes: int, advice: int) -> None:
+    """Tell the system of memory, from the page on that it begins in."""
+    early = address % mmap.PAGESIZE
+    LIBC.madvise(
+        ctypes.c_void_p(address - early), ctypes.c_size_t(n_bytes + early), ctypes.c_int(advice)
+    )
 
 
 class Posix:
@@ -128,6 +138,12 @@ class Posix:
 
     def want_huge_pages(self, mapped: mmap.mmap) -> None:
         pass
+
+    def expect_random(self, array: np.ndarray) -> None:
+        advise(array.ctypes.data, array.nbytes, mmap.MADV_RANDOM)
+
+    def fetch_call(self) -> tuple[int, int] | None:
+        return address_of(LIBC.madvise), mmap.MADV_WILLNEED
 
     def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
         mincore = ctypes.CDLL(None, use_errno=True).mincore

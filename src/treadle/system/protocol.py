@@ -6,7 +6,10 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Terminal(Protocol):
@@ -107,6 +110,16 @@ class System(Protocol):
 
     def want_huge_pages(self, mapped: mmap.mmap) -> None:
         """Have pages that are read from now on come 2 MB at a time, where the system can."""
+
+    def expect_random(self, array: np.ndarray) -> None:
+        """Parts of this part of a mapped file, more than memory holds, will be read as they are
+        asked for, and nothing around them.
+        """
+
+    def fetch_call(self) -> tuple[int, int] | None:
+        """A C function, ``f(address, bytes, number)``, and the number with which it asks for pages
+        of a mapped file that are read next, without waiting for them.
+        """
 
     def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
         """Write a byte for each page of a mapping to ``flags``, its bit 0: is it in memory?

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mmap
 
+    import numpy as np
+
 FOREVER = 0xFFFF_FFFF  # milliseconds
 LOCKED_BYTE = 1 << 40  # beyond every file: a locked byte can be read by nobody else
 INPUT, ECHO, BY_LINES = -10, 4, 2  # GetStdHandle's, and a console's modes
@@ -187,6 +189,12 @@ class Windows:
 
     def want_huge_pages(self, mapped: mmap.mmap) -> None:
         pass
+
+    def expect_random(self, array: np.ndarray) -> None:
+        pass
+
+    def fetch_call(self) -> tuple[int, int] | None:
+        return None  # PrefetchVirtualMemory takes a list of ranges
 
     def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
         raise OSError("Windows does not say which pages of a file are in memory")

@@ -1,0 +1,165 @@
+"""Models that memory does not hold: experts are asked for as chosen, and users are told."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.conftest import WriteTiny
+from tests.kernels.asked import ADVICE, Asked
+from treadle.batch import Part
+from treadle.cli import load
+from treadle.cli.stats import disk
+from treadle.model import Model
+from treadle.runtime import residence
+from treadle.runtime.memory import MemoryBound
+from treadle.runtime.residence import Shortage
+from treadle.system import SYSTEM
+
+BOUND = MemoryBound(1000, 5000, "the limit of a test", "raise it")
+SHORT = Shortage(3 << 30, 1 << 30, BOUND)
+SIZES = {"n_expert": 7, "n_ff_exp": 64}
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residence, "shortage", lambda paths: SHORT)
+
+
+def run(model: Model, n_tokens: int) -> np.ndarray:
+    seq = model.engine.cache.sequence()
+    try:
+        return model.engine.run([Part(seq, list(range(3, 3 + n_tokens)))])
+    finally:
+        seq.close()
+
+
+def chosen(model: Model, n_tokens: int) -> dict[int, set[int]]:
+    """Each layer's experts, by the numpy twins."""
+    found = {}
+    for i in range(len(model.config.layers)):
+        label, seq = f"L{i}.ffn.route", model.engine.cache.sequence()
+        parts = [Part(seq, list(range(3, 3 + n_tokens)))]
+        plan, arena = model.engine.run_reference(parts, until=label)
+        seq.close()
+        (step,) = plan.match(label)
+        spec: Any = step.spec
+        at = plan.offsets[step.args["chosen"]]
+        found[i] = set(arena[at : at + 4 * n_tokens * spec.n_used].view(np.int32).tolist())
+    return found
+
+
+@pytest.mark.parametrize("n_tokens", [1, 40])
+@pytest.mark.parametrize(
+    ("arch", "fmt", "matrices"),
+    [("qwen3moe", "Q8_0", ("gate", "up", "down")), ("gpt-oss", "BF16", ("gate", "up", "down"))],
+)
+def test_experts_are_asked_for(
+    arch: str,
+    fmt: str,
+    matrices: tuple[str, ...],
+    n_tokens: int,
+    tiny: WriteTiny,
+    short: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that are chosen, all of their matrices, before the products; no others."""
+    path, asked = tiny(arch, fmt, **SIZES), Asked()
+    monkeypatch.setattr(SYSTEM, "fetch_call", lambda: (asked.address, ADVICE))
+    with treadle.load(path, threads=2, context=640) as model:
+        layers = chosen(model, n_tokens)
+        asked.clear()
+        run(model, n_tokens)
+        expected = set()
+        for i, experts in layers.items():
+            for name in matrices:
+                tensor = model.gguf.tensors[f"blk.{i}.ffn_{name}_exps.weight"]
+                (array,) = tensor.arrays
+                each = array.nbytes // tensor.shape[0]
+                for expert in experts:
+                    begin = array.ctypes.data + expert * each
+                    early = begin % mmap.PAGESIZE
+                    expected.add((begin - early, each + early, ADVICE))
+        assert set(asked) == expected
+
+
+def test_the_same_bits(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the system's own calls."""
+    path = tiny("qwen3moe", "Q8_0", **SIZES)
+    made = []
+    for _ in range(2):
+        with treadle.load(path, threads=2, context=640) as model:
+            made.append([run(model, n) for n in (1, 40)])
+            assert bool(model.engine.plan(1).match("*.fetch")) == (len(made) == 2)
+        monkeypatch.setattr(residence, "shortage", lambda paths: SHORT)
+    for a, b in zip(*made, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file has of memory already is there for it."""
+    path = tmp_path / "model"
+    path.write_bytes(os.urandom(10 * mmap.PAGESIZE))
+    size = path.stat().st_size
+
+    def usable(n_bytes: int) -> None:
+        bound = MemoryBound(n_bytes, 1 << 30, "a limit", "raise it")
+        monkeypatch.setattr(residence, "usable_memory", lambda: bound)
+
+    usable(size)
+    assert residence.shortage([path]) is None
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 3 * mmap.PAGESIZE)
+    usable(size - 3 * mmap.PAGESIZE)
+    assert residence.shortage([path]) is None
+    usable(size - 3 * mmap.PAGESIZE - 1)
+    short = residence.shortage([path])
+    assert short is not None
+    assert (short.n_bytes, short.for_it) == (size, size - 1)
+    assert residence.shortage([path, path]) is not None
+    monkeypatch.setattr(residence, "usable_memory", lambda: None)
+    assert residence.shortage([path]) is None
+
+
+def test_users_are_told(
+    tiny: WriteTiny,
+    short: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress: Any = SimpleNamespace(close=lambda: None)
+    for arch, cost in (
+        ("qwen3moe", "experts are read from disk as"),
+        ("llama", "each token reads"),
+    ):
+        sizes = SIZES if arch == "qwen3moe" else {}
+        path = tiny(arch, "Q8_0", **sizes)
+        with treadle.load(path) as model:
+            text = load.from_disk(model)
+            assert (
+                f"{path.name} has 3.0 GiB, and memory 1.0 GiB for it (the limit of a test)" in text
+            )
+            assert cost in text
+            monkeypatch.setattr(residence, "read_bytes", lambda: 5 << 20)
+            assert disk(model) == "5.0 MiB read"
+            monkeypatch.setattr(residence, "read_bytes", lambda: None)
+            assert disk(model) == ""
+        load.load_model(str(path), progress).close()
+        assert capsys.readouterr().err == ""  # so small ones fit
+        monkeypatch.setattr(load, "WORTH_ASKING", 0)
+        load.load_model(str(path), progress).close()
+        assert text in capsys.readouterr().err.replace("\n", " ")
+        monkeypatch.setattr(load, "WORTH_ASKING", 1 << 28)
+
+
+def test_what_was_read(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    assert residence.read_bytes(tmp_path) is None
+    (tmp_path / "self" / "io").write_text("rchar: 9\nread_bytes: 4096\nwrite_bytes: 7\n")
+    assert residence.read_bytes(tmp_path) == 4096
