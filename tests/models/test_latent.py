@@ -189,8 +189,8 @@ def model(data: Path) -> Any:
         yield made
 
 
-def test_texts_that_share_pages(model: treadle.Model) -> None:
-    """Found again, taken back and forked: the bits are those of one go."""
+def test_texts_that_share_pages(model: treadle.Model, tmp_path: Path) -> None:
+    """Found again, saved, taken back and forked: the bits are those of one go."""
     ids = ids_of(3 * PAGE + 9)
     truth = model.logits(ids)
     model.engine.cache.forget()
@@ -198,6 +198,11 @@ def test_texts_that_share_pages(model: treadle.Model) -> None:
         assert np.array_equal(first.prefill(ids), truth[-1])
         assert second.match(ids) == 3 * PAGE
         assert np.array_equal(second.prefill(ids), truth[-1])
+        first.truncate(len(ids) - 1)
+        first.save(tmp_path / "saved")  # with an unfilled page
+        model.engine.cache.forget()
+        with closing(model.load_session(tmp_path / "saved")) as again:
+            assert np.array_equal(again.feed(ids[-1:]), truth[-1])
         for n in (len(ids) - 1, 2 * PAGE, 5):
             first.truncate(n)
             assert np.array_equal(first.feed(ids[n : n + 1]), truth[n])

@@ -291,6 +291,7 @@ REFUSED: dict[str, str] = {
         "a recurrent state beside attention or in its place": (
             "mamba jamba rwkv6 rwkv7 kimi-linear"
         ),
+        "attention to tokens that an indexer chooses": "deepseek32 deepseek4 glm-dsa",
         "attention with ALiBi, adapters or cross attention": (
             "jina-bert-v2 jina-bert-v3 t5 t5encoder"
         ),
