@@ -14,11 +14,15 @@ import treadle
 from tests.loras import MATRICES, draw_pairs, merged, peft_names, write_gguf, write_peft
 from tests.tiny import rounding
 from treadle.batch import Part
+from treadle.cli import main
+from treadle.cli.options import adapter
 from treadle.convert.hf_layout import halves_to_pairs
+from treadle.convert.lora import open_adapter
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.kv import PAGE
 from treadle.model import Model
+from treadle.models.load import load_config
 
 IDS = [1 + 7 * i % 200 for i in range(2 * PAGE + 9)]
 WriteTiny = Callable[..., Path]
@@ -365,3 +369,82 @@ def test_one_half_of_a_pair(base: Path, tmp_path: Path) -> None:
     writer.write()
     with pytest.raises(FileError, match="one half of a pair"):
         treadle.load(base, lora=[tmp_path / "half.gguf"])
+
+
+# -- written: as GGUF, and into the weights ----------------------------------------------------
+
+
+def test_peft_folders_become_gguf(base: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    """One file's alpha, though modules have several; to the rounding of B times their ratio."""
+    own = {"alpha_pattern": {"layers.1.self_attn.q_proj": 3}, "use_rslora": True}
+    folder = write_peft(tmp_path / "folder", peft_names(draw_pairs(base, 4, 9)), **own)
+    target = tmp_path / "made.gguf"
+    assert main(["convert", str(folder), str(target), "--base", str(base)]) == 0
+    with open_gguf(base) as gguf:
+        config = load_config(gguf)
+        made, read = (open_adapter(path, gguf, config) for path in (target, folder))
+        assert made.ranks.keys() == read.ranks.keys()
+        for name, low in made.ranks.items():
+            other = read.ranks[name]
+            assert np.array_equal(low.a(), other.a())
+            np.testing.assert_allclose(low.factor * low.b(), other.factor * other.b(), rtol=1e-6)
+
+
+def test_a_folder_needs_its_base(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_peft(tmp_path / "folder", peft_names(draw_pairs(base, 4, 9)))
+    for words, why in (
+        ([str(folder), "x.gguf"], "--base MODEL says what it is for"),
+        ([str(folder), "x.gguf", "--base", str(base), "--set", "a=b"], "no --tokenizer"),
+        ([str(base), "x.gguf", "--base", str(base)], "is no folder with adapter_config.json"),
+    ):
+        assert main(["convert", *words]) == 2
+        assert why in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("mix", ["F32", "Q8_0"])
+def test_quantize_merges(base: Path, files: dict[str, Path], tmp_path: Path, mix: str) -> None:
+    """What is written is the sum in float32, in the format that was asked for."""
+    target = tmp_path / "merged.gguf"
+    words = ["quantize", str(base), str(target), mix, "--lora", f"{files['few']}=0.5"]
+    assert main([*words, "--lora", str(files["one"])]) == 0
+    with open_gguf(base) as gguf, open_gguf(target) as made:
+        config = load_config(gguf)
+        adapters = [(open_adapter(files["few"], gguf, config), 0.5)]
+        adapters.append((open_adapter(files["one"], gguf, config), 1.0))
+        for name, tensor in gguf.tensors.items():
+            w: np.ndarray = tensor.dequantize()
+            for one, scale in adapters:
+                if (low := one.ranks.get(name)) is not None:
+                    w = w + scale * low.factor * low.b() @ low.a()
+            fmt = made.tensors[name].format
+            assert fmt is not None
+            step = np.abs(w).max() * (1 / 127 if fmt.name == "Q8_0" else 1e-6)
+            assert np.abs(made.tensors[name].dequantize() - w).max() <= step, name
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a.gguf", ("a.gguf", 1.0)),
+        ("a.gguf=-0.5", ("a.gguf", -0.5)),
+        ("r=16/a.gguf", ("r=16/a.gguf", 1.0)),
+        ("r=16=2", ("r=16", 2.0)),
+    ],
+)
+def test_how_adapters_are_typed(text: str, found: tuple[str, float]) -> None:
+    assert adapter(text) == found
+
+
+def test_encoders_have_adapters_too(tiny: WriteTiny, tmp_path: Path) -> None:
+    path = tiny("bert", "F32")
+    pairs = draw_pairs(path, 4, 4, ("attn_q", "attn_output", "ffn_up", "ffn_down"))
+    file = write_gguf(tmp_path / "bert.gguf", pairs, arch="bert")
+    with treadle.load(path, lora=[file], threads=1, kv="f32") as model:
+        added = model.engine.embed([IDS[:9]], unit=False)
+        model.engine.cache.lora = ()
+        plain = model.engine.embed([IDS[:9]], unit=False)
+    with treadle.load(path, threads=1, kv="f32") as alone:
+        assert np.array_equal(plain, alone.engine.embed([IDS[:9]], unit=False))
+    assert np.abs(added - plain).max() > 0.1

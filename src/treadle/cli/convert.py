@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from treadle.cli.load import find_model
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, print_json, printable, remark
 from treadle.cli.usage import as_usage
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.target import check_not_read, files_of
 
+if TYPE_CHECKING:
+    from treadle.convert.recipe import Options as OptionsOf
+
+ADAPTER = "adapter_config.json"  # of PEFT's folders
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # what a model of text has
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
 
@@ -66,6 +73,12 @@ def size(text: str) -> int:
     metavar="KEY=VALUE",
     help="Set a key of the metadata, such as llama.context_length=4096; may be repeated.",
 )
+@click.option(
+    "--base",
+    type=click.Path(readable=False),
+    metavar="MODEL",
+    help="For a folder of PEFT's, an adapter: a model that it is for.",
+)
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
 @click.option(
     "--resume/--no-resume",
@@ -76,13 +89,14 @@ def size(text: str) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     src: str, dst: str, fmt: str | None, align: int, split_max_size: int | None,
-    tokenizer: str | None, settings: tuple[str, ...], force: bool, resume: bool,
+    tokenizer: str | None, settings: tuple[str, ...], base: str | None, force: bool, resume: bool,
     allow_nonfinite: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the checkpoint SRC as the GGUF file DST.
 
     SRC is told by its content: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
-    checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards become one file).
+    checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards become one file). PEFT's
+    folder of an adapter becomes a GGUF adapter.
     """
     for text in settings:
         if text.find("=") < 1:
@@ -104,6 +118,16 @@ def command(
     path, target = Path(src).expanduser(), Path(dst).expanduser()
     if not target.parent.is_dir():
         raise FileError("there is no such folder", path=target.parent)
+    if (path / ADAPTER).is_file():
+        if base is None:
+            raise click.UsageError(f"{path} is an adapter: --base MODEL says what it is for")
+        if tokenizer or settings or split_max_size:
+            raise click.UsageError("an adapter: no --tokenizer, --set, --split-max-size")
+        return show_written(
+            path, "an adapter of PEFT's", [adapted(path, base, target, options)], as_json
+        )
+    if base is not None:
+        raise click.UsageError(f"--base: {path} is no folder with {ADAPTER}")
     cache = before_opening(path)
     source = None
     try:
@@ -123,10 +147,25 @@ def command(
         if source is not None:
             source.close()
         cache.close()
+    return show_written(path, kind.name, written, as_json, remarks)
+
+
+def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
+    """Write an adapter."""
+    from treadle.convert.lora import write_adapter
+
+    write_adapter(folder, find_model(base), target, options.type, force=options.force)
+    return target
+
+
+def show_written(
+    path: Path, kind: str, written: list[Path], as_json: bool, remarks: Sequence[str] = ()
+) -> None:
+    """Tell which files were written of ``path``."""
     sizes = [made.stat().st_size for made in written]
     if as_json:
         paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]
-        print_json({"source": str(path), "kind": kind.name, "files": paths, "notes": remarks})
+        print_json({"source": str(path), "kind": kind, "files": paths, "notes": list(remarks)})
     else:
         for made, size in zip(written, sizes, strict=True):
             print(f"{printable(str(made))}  {n_bytes(size)}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treadle.cli.load import find_model
+from treadle.cli.options import adapter
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, print_table, printable, remark, scaled, show
 from treadle.cli.usage import as_usage
@@ -18,6 +20,7 @@ from treadle.words import listed
 
 if TYPE_CHECKING:
     from treadle.convert.recipe import Shard
+    from treadle.models.lora import Adapter
     from treadle.quantize.plan import Recipe
 
 SHOWN = 6  # names of tensors in a remark
@@ -38,6 +41,10 @@ SHOWN = 6  # names of tensors in a remark
     "--imatrix", metavar="FILE", type=click.Path(readable=False),
     help="Importances: treadle imatrix.",
 )  # fmt: skip
+@click.option(
+    "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
+    help="Add an adapter (LoRA) to the weights; may be repeated.",
+)  # fmt: skip
 @click.option("--pure", is_flag=True, help="TYPE's own format for every matrix, no mix.")
 @click.option("--allow-requantize", is_flag=True, help="Take weights that were quantized before.")
 @click.option("--dry-run", is_flag=True, help="Print what would become of every tensor, no more.")
@@ -46,8 +53,8 @@ SHOWN = 6  # names of tensors in a remark
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     src: str, dst: str, mix: str, rules: tuple[str, ...], output_type: str | None,
-    embd_type: str | None, imatrix: str | None, pure: bool, allow_requantize: bool, dry_run: bool,
-    force: bool, threads: int | None, as_json: bool,
+    embd_type: str | None, imatrix: str | None, lora: tuple[tuple[str, float], ...], pure: bool,
+    allow_requantize: bool, dry_run: bool, force: bool, threads: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write the model SRC as DST, its matrices in TYPE: a format, or a mix such as Q4_K_M.
 
@@ -73,6 +80,7 @@ def command(
                 gguf, wanted, rules=asked, output_type=output_type, embd_type=embd_type,
                 pure=pure, imatrix=matrix,
             )  # fmt: skip
+            merged = adapters_of(gguf.path, lora)
             began = time.perf_counter()
             if not dry_run:
                 check_target(gguf, Path(dst), force, matrix)
@@ -80,7 +88,8 @@ def command(
                     remark(text)
                 write(
                     gguf, recipe, dst, n_threads=threads or usable_threads()[0], imatrix=matrix,
-                    overwrite=force, allow_requantize=allow_requantize, progress=meter, say=remark,
+                    overwrite=force, allow_requantize=allow_requantize, merged=merged,
+                    progress=meter, say=remark,
                 )  # fmt: skip
             seconds = time.perf_counter() - began
             (made,) = plan_shards(gguf, recipe, Path(dst), matrix)
@@ -89,6 +98,19 @@ def command(
         finally:
             gguf.close()
     show(report, as_json, print_report)
+
+
+def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Adapter, float]]:
+    """The adapters that are to be added to a model's weights."""
+    if not given:
+        return []
+    from treadle.convert.lora import open_adapter
+    from treadle.files.gguf import open_gguf
+    from treadle.models.load import load_config
+
+    with open_gguf(path) as gguf:  # its tensors get the graph's names: not for writing
+        config = load_config(gguf)
+        return [(open_adapter(file, gguf, config), scale) for file, scale in given]
 
 
 def gguf_of(src: str, meter: ProgressBar) -> Path:

@@ -21,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs
+from treadle.convert.open import open_model
 from treadle.convert.peft import is_peft, open_peft
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.gguf import open_gguf
+from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.files.target import check_target, files_of
+from treadle.formats import by_name
 from treadle.models.archs import ARCHS
-from treadle.models.load import ROPE_KEY, renamed
+from treadle.models.load import ROPE_KEY, load_config, renamed
 from treadle.models.lora import Adapter, LowRank
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from treadle.engine import Engine
     from treadle.files.gguf import GGUF
     from treadle.files.tensor import Tensor
+    from treadle.formats import Format
     from treadle.models.config import Config
 
 Floats = npt.NDArray[np.float32]
@@ -53,7 +57,7 @@ def open_adapter(path: str | os.PathLike[str], gguf: GGUF, config: Config) -> Ad
     """
     path = Path(os.path.expanduser(path))
     if is_peft(path):
-        adapter = _of_peft(open_peft(path, config), gguf, config)
+        adapter = _of_peft(open_peft(path, config), config, pairs=ROPE_KEY not in gguf.metadata)
     else:
         adapter = _of_gguf(path, gguf, config)
     for name, low in adapter.ranks.items():
@@ -131,9 +135,43 @@ def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
     return found
 
 
-def _of_peft(peft: Peft, model: GGUF, config: Config) -> Adapter:
+def write_adapter(
+    folder: Path, base: Path, target: Path, fmt: Format | None = None, *, force: bool = False
+) -> int:
+    """Write a PEFT folder as a GGUF adapter for models like ``base``, whole or not at all: in
+    ``fmt``, None for the types it has. The bytes of the file.
+
+    A GGUF file has one alpha: where factors differ, the rest of them goes into B. Errors as
+    ``open_adapter``'s; FileError where ``target`` exists and not ``force``.
+    """
+    check_target(target, files_of(folder, base), force=force)
+    with open_model(base) as gguf:
+        config = load_config(gguf)
+        peft = open_peft(folder, config)
+        adapter = _of_peft(peft, config, pairs=True)
+        for name, low in adapter.ranks.items():
+            _check(adapter, name, low, gguf)
+    alpha = next(low.factor * low.rank for low in adapter.ranks.values())
+    writer = GGUFWriter(target)
+    said = {"general.type": "adapter", "general.architecture": config.arch.name}
+    said |= {"general.name": adapter.name, "adapter.type": "lora"}
+    for key, value in {**said, "adapter.lora.alpha": float(alpha)}.items():
+        writer.add(key, value)
+    for name, low in adapter.ranks.items():
+        rest = low.factor * low.rank / alpha if alpha else 1.0
+        a, b = (by_name(own) if fmt is None else fmt for own in peft.types[name])
+        writer.add_tensor(f"{name}.lora_a", low.a_shape, a, a.quantize_rows(low.a()))
+        writer.add_tensor(
+            f"{name}.lora_b", low.b_shape, b, b.quantize_rows(low.b() * np.float32(rest))
+        )
+    writer.write()
+    return target.stat().st_size
+
+
+def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
+    """``pairs``: rows that turn together are neighbours, as in a GGUF model."""
     ranks = {}
-    turned = ARCHS[config.arch.name].rope == "norm" and ROPE_KEY not in model.metadata
+    turned = ARCHS[config.arch.name].rope == "norm" and pairs
     for name, low in peft.ranks.items():
         heads = _heads(name, config) if turned and not peft.paired else 0
         b = partial(_to_pairs, low.b, heads) if heads else low.b

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.imatrix.matrix import Entry as Importances
     from treadle.imatrix.matrix import ImportanceMatrix
+    from treadle.models.lora import Adapter
     from treadle.quantize.plan import Recipe
 
 STAGE = "quantizing"
+Merged: TypeAlias = "Sequence[tuple[Adapter, float]]"
 MAX_STRING = 4096  # characters of a name that is noted in the file
 
 Floats = npt.NDArray[np.float32]
@@ -47,6 +50,7 @@ def write(
     imatrix: ImportanceMatrix | None = None,
     overwrite: bool = False,
     allow_requantize: bool = False,
+    merged: Merged = (),
     progress: output.Progress = lambda stage, done, total: None,
     say: output.Say = lambda text: None,
 ) -> None:
@@ -54,7 +58,7 @@ def write(
 
     A run that was stopped leaves its part beside ``path``, and the same call continues it; ``say``
     is told. ``progress(stage, done, total)`` counts bytes read. Memory is bounded by a few strips a
-    thread.
+    thread. ``merged``: adapters that are added to the weights, and how much of each.
 
     Raises FileError (``path`` exists and ``overwrite`` is false; a weight that is not finite, or
     too large for its format; importances of another shape; a disk that is full; a file that shrank
@@ -64,6 +68,7 @@ def write(
     """
     path = Path(path)
     guard_mappings()
+    recipe = with_merged(recipe, merged)
     check_target(gguf, path, overwrite, imatrix)
     check_sources(gguf, recipe, allow_requantize)
     if imatrix is not None:
@@ -73,9 +78,9 @@ def write(
     work = output.Work(
         source,
         plan_shards(gguf, recipe, path, imatrix),
-        _encode(known),
+        _encode(known, merged),
         lambda entry, rows, begin: None,
-        _digest(known),
+        _digest(known, merged),
         n_threads,
         STAGE,
     )
@@ -96,8 +101,26 @@ def plan_shards(
     return lay_out(path, metadata, list(recipe.targets), gguf.alignment)
 
 
-def _encode(entries: Mapping[str, Importances]) -> output.Change:
+def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
+    """What adapters are added to is written anew, in its own format where no other is asked for."""
+    names = {name for adapter, _ in merged for name in adapter.ranks}
+
+    def anew(entry: Entry) -> Entry:
+        if entry.encode is not None or entry.tensor.name not in names:
+            return entry
+        return replace(entry, encode=FORMATS[entry.tensor.ggml_type])
+
+    return replace(recipe, targets=tuple(map(anew, recipe.targets)))
+
+
+def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> output.Change:
     """A quantiser of rows, by the importances of their columns where there are some."""
+
+    @lru_cache(maxsize=2)
+    def added(name: str) -> list[tuple[Floats, Floats]]:
+        """A of each adapter, and B times what it is scaled by."""
+        ranks = [(low, scale) for one, scale in merged if (low := one.ranks.get(name)) is not None]
+        return [(low.a(), low.b() * np.float32(low.factor * scale)) for low, scale in ranks]
 
     @lru_cache(maxsize=2)  # of a tensor and the next: with experts a table is large
     def table(name: str) -> Floats | None:
@@ -109,6 +132,8 @@ def _encode(entries: Mapping[str, Importances]) -> output.Change:
         x = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
         at = begin // tensor.row_bytes
         end = at + len(x)
+        for a, b in added(tensor.name):
+            x = x + b[at:end] @ a
         weights = table(tensor.name)
         if weights is not None:
             per = tensor.n_rows // len(weights)  # rows of one expert's matrix
@@ -124,9 +149,11 @@ def _encode(entries: Mapping[str, Importances]) -> output.Change:
     return encode
 
 
-def _digest(entries: Mapping[str, Importances]) -> bytes:
-    """Of the importances, which no header tells."""
+def _digest(entries: Mapping[str, Importances], merged: Merged = ()) -> bytes:
+    """Of the importances and adapters, which no header tells."""
     state = hashlib.sha256(b"quantize")
+    for adapter, scale in merged:
+        state.update(adapter.mark + repr(scale).encode())
     for name, entry in entries.items():
         state.update(name.encode("utf-8", "surrogateescape"))
         state.update(entry.sums.tobytes() + entry.counts.tobytes())
