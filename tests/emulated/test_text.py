@@ -15,10 +15,14 @@ import pytest
 
 from tests.emulated.device import GuestCpu
 from tests.emulated.rows import EMULATED
+from tests.reference import kl_divergence
+from tests.tiny import write_model
 from treadle.batch import Part
 from treadle.cli import main
+from treadle.devices.cpu import Cpu
 from treadle.engine import Engine
 from treadle.files.gguf import open_gguf
+from treadle.isa import ROWS
 from treadle.models.load import load_config
 
 # Of these tokens each is the largest logit by 0.13 at least in F32, by 0.8 in the other files, and
@@ -43,7 +47,11 @@ CASES = [
 
 def logits(row: str, path: Path, ids: list[int], theirs: list[int], threads: int) -> np.ndarray:
     """f32 ``[len(theirs), n_vocab]``: behind the prompt, and behind each of their tokens."""
-    device = GuestCpu(EMULATED[row], threads)
+    return logits_of(GuestCpu(EMULATED[row], threads), path, ids, theirs)
+
+
+def logits_of(device: Cpu, path: Path, ids: list[int], theirs: list[int]) -> np.ndarray:
+    """The same on any device."""
     with open_gguf(path) as gguf:
         engine = Engine(gguf, load_config(gguf), device, n_ctx=128, kv="f32", n_sequences=1)
         sequence, rows = engine.cache.sequence(), []
@@ -79,3 +87,16 @@ def test_files_that_treadle_quantizes(row: str, kind: str, data: Path, tmp_path:
     assert main(["quantize", str(source), str(made), kind]) == 0
     ids, theirs = known(data, "babyllama105pad256-F32")
     assert logits(row, made, ids, theirs, 2).argmax(-1).tolist() == theirs
+
+
+@pytest.mark.parametrize("row", list(EMULATED) if EVERY else ["neon_i8mm"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "deepseek2"])
+def test_rows_of_experts_and_heads_lie_as_products_read_them(
+    arch: str, row: str, tmp_path: Path
+) -> None:
+    """A prompt of many tokens, sorted by expert: what this machine makes of it."""
+    path = tmp_path / "made.gguf"
+    write_model(path, arch, "Q8_0", n_expert=8, n_ff_exp=64)
+    ids = np.random.default_rng(0).integers(1, 200, 50).tolist()
+    here = logits_of(Cpu(ROWS["portable"], 1), path, ids, [5, 7])
+    assert kl_divergence(here, logits(row, path, ids, [5, 7], 2)) < 0.001
