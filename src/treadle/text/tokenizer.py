@@ -22,6 +22,7 @@ MODELS = {
     "gpt2": ("bpe", "BpeTokenizer"),
     "bert": ("wordpiece", "WordPieceTokenizer"),
     "t5": ("unigram", "UnigramTokenizer"),
+    "gemma4": ("merged", "MergedTokenizer"),
 }
 
 

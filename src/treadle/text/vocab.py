@@ -226,24 +226,26 @@ _NAMES = {
 }
 
 
-def joined(array: GGUFArray) -> npt.NDArray[np.uint8]:
-    """All strings of an array with a newline between each two, as bytes."""
+def joined(array: GGUFArray, mark: str = "\n") -> npt.NDArray[np.uint8]:
+    """All strings of an array with a newline, or ``mark``, between each two, as bytes."""
     if len(array) == 0:
         return np.empty(0, np.uint8)
     payload = array.payload.copy()
     heads = array.offsets()[0] - 8
     heads -= heads[0]
-    # The eight length bytes before each string are cut down to one newline.
-    payload[heads + 7] = ord("\n")
+    # The eight length bytes before each string are cut down to one mark.
+    payload[heads + 7] = ord(mark)
     keep = np.ones(len(payload), np.uint8)
     windows(keep, 8)[heads] = np.array([0, 0, 0, 0, 0, 0, 0, 1], np.uint8).view("V8")[0]
     kept: npt.NDArray[np.uint8] = payload[keep.view(np.bool_)]
     return kept[1:]
 
 
-def texts(array: GGUFArray) -> list[str]:
-    """All strings of an array as text, fast; U+FFFD for what is not UTF-8."""
-    lines = joined(array).tobytes().decode("utf-8", "replace").split("\n")
+def texts(array: GGUFArray, mark: str = "\n") -> list[str]:
+    """All strings of an array as text, fast where none has the ``mark`` in it; U+FFFD for what is
+    not UTF-8.
+    """
+    lines = joined(array, mark).tobytes().decode("utf-8", "replace").split(mark)
     if len(lines) == len(array):
         return lines
     return [array.raw(i).decode("utf-8", "replace") for i in range(len(array))]
