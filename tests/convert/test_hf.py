@@ -393,6 +393,7 @@ _CLASSES = {
     "qwen3_5_text": "Qwen3_5Text",
     "qwen3_5_moe_text": "Qwen3_5MoeText",
     "qwen3_next": "Qwen3Next",
+    "granitemoehybrid": "GraniteMoeHybrid",
 }
 _NEEDED: dict[str, dict[str, Any]] = {"gemma3_text": {}, "gpt2": {}}
 # What transformers writes of these, and does not put in a file that leaves it out.
@@ -402,6 +403,7 @@ _SPOKEN: dict[str, tuple[str, ...]] = {
     "hunyuan_v1_dense": ("head_dim",),
     "cohere2": ("head_dim",),
     "gpt_oss": ("rope_parameters",),
+    "granitemoehybrid": ("layer_types",),
 }
 
 
@@ -483,9 +485,17 @@ def test_gemma_27b_says_its_scale_in_no_key() -> None:
     assert keys_of({**big, "query_pre_attn_scalar": 100})[key] == pytest.approx(0.1)
 
 
+def test_what_gemmas_first_files_say() -> None:
+    """transformers takes "gelu" for the approximation by tanh there, and there alone."""
+    said = {"model_type": "gemma", **_SIZES}
+    assert keys_of({**said, "hidden_act": "gelu"}) == keys_of(said)
+    with pytest.raises(UnsupportedError, match="hidden_activation"):
+        keys_of({"model_type": "gemma2", **_SIZES, "hidden_activation": "gelu"})
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "model_type 'mamba'"),
-    ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+    ({"model_type": "falcon_h1"}, "model_type 'falcon_h1'"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),

@@ -32,6 +32,23 @@ CASES: dict[str, Case] = {
     ),
     "qwen35": Case("Qwen3_5", "qwen35", _DELTA),
     "qwen35moe": Case("Qwen3_5Moe", "qwen35moe", {**_DELTA, **_SHARED}),
+    "granitehybrid": Case(
+        "GraniteMoeHybrid",
+        "granitehybrid",
+        {
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_d_state": 32,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+    ),
     "qwen3next": Case("Qwen3Next", "qwen3next", {**_DELTA, **_SHARED}),
 }
 

@@ -171,6 +171,7 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
             whole.refuse(key, f"treadle does not read weights quantised so ({name})")
     for key in (family.word("hidden_act"), "hidden_activation"):
         found = keys.text(key, family.activation)
+        found = family.activation if found == family.older_activation else found
         if _SAME.get(found, found) != _SAME.get(family.activation, family.activation):
             keys.refuse(key, f"{found!r:.60}: treadle has {family.activation} in this architecture")
     if keys.flag("use_bidirectional_attention", False) and not encodes:

@@ -102,7 +102,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": Family("qwen2", _QWEN, windowed=upper_layers),
     "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=upper_layers, score_names=SCORE),
-    "gemma": Family("gemma", _GEMMA1, activation=GELU_TANH, norm_shift=1.0),
+    "gemma": Family(
+        "gemma", _GEMMA1, activation=GELU_TANH, older_activation="gelu", norm_shift=1.0
+    ),
     "gemma2": Family(
         "gemma2",
         _GEMMA2,

@@ -24,6 +24,7 @@ class Family:
     older_words: those of files that use one of them.
     activation: what ``hidden_act`` (or ``hidden_activation``) must be: the one that GGUF's
         architecture of this name has.
+    older_activation: what its first files say, and transformers takes for ``activation``.
     norm_shift: what GGUF's norm weights are larger by (Gemma multiplies by 1 + weight).
     windowed: which layers see ``sliding_window`` tokens only, where ``layer_types`` is not given;
         None where the window is not in use.
@@ -51,6 +52,7 @@ class Family:
     words: Mapping[str, str] = field(default_factory=dict)
     older_words: Mapping[str, str] = field(default_factory=dict)
     activation: str = "silu"
+    older_activation: str = ""
     norm_shift: float = 0.0
     windowed: Callable[[Keys, int], Windowed] = lambda keys, n_layer: None
     own_local_rope: bool = False

@@ -10,6 +10,13 @@ import numpy as np
 
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_made import Rows, Rule, decay, flat, same, taps
+from treadle.convert.hf_mixtures import (
+    GRANITE,
+    GRANITE_DEFAULTS,
+    GRANITE_EXPERTS,
+    GRANITE_SCALES,
+    gate_and_up,
+)
 from treadle.convert.hf_names import LLAMA, LLAMA_EXPERTS, Names, experts_123
 from treadle.files.keys import Keys
 from treadle.models.graphs.recurrence import FLAGS, INTERVAL
@@ -203,6 +210,72 @@ def _next_rules(keys: Keys) -> Sequence[Rule]:
     )
 
 
+# -- Granite 4: Mamba-2 -----------------------------------------------------------------------
+
+
+def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    if not keys.get("num_local_experts"):
+        keys.refuse("num_local_experts", "is 0: treadle has this family's folders with experts")
+    if keys.get("layer_types") is None:
+        keys.refuse("layer_types", "is missing: treadle has layers of both kinds in this family")
+    flags, n_head_kv = _has_attention(keys, n_layer), keys.integer("num_key_value_heads", 0, lo=0)
+    n_head_kv = n_head_kv or keys.integer("num_attention_heads")
+    if all(flags):
+        keys.refuse("layer_types", "all have attention: treadle has layers of both kinds here")
+    made: dict[str, Any] = {
+        "attention.head_count_kv": [n_head_kv if flag else 0 for flag in flags],
+        "ssm.conv_kernel": keys.integer("mamba_d_conv", 4),
+        "ssm.state_size": keys.integer("mamba_d_state", 256),
+        "ssm.group_count": keys.integer("mamba_n_groups", 1),
+        "ssm.time_step_rank": keys.integer("mamba_n_heads", 128),
+        "ssm.inner_size": keys.integer("mamba_expand", 2) * keys.integer("hidden_size"),
+    }
+    if keys.get("position_embedding_type") != "rope":
+        made["rope.scaling.finetuned"] = False  # llama.cpp's way to say that there is none
+    return made
+
+
+def _each_head(rows: Rows) -> Rows:
+    return rows[:, None]
+
+
+def _decay_of_heads(rows: Rows) -> Rows:
+    return decay(rows)[:, None]
+
+
+def _in_groups(rows: Rows, n: int) -> Rows:
+    return rows.reshape(n, -1)
+
+
+def _granite_rules(keys: Keys) -> Sequence[Rule]:
+    groups = partial(_in_groups, n=keys.integer("mamba_n_groups", 1))
+    return (
+        GRANITE_EXPERTS,
+        gate_and_up("shared_mlp.input_linear", "shared_mlp.gate", "shared_mlp.up"),
+        Rule(("mamba.conv1d.weight",), {"mamba.conv1d.weight": taps}),
+        Rule(("mamba.dt_bias",), {"mamba.dt.bias": flat}),
+        Rule(("mamba.norm.weight",), {"mamba.norm.weight": groups}),
+        Rule(("mamba.A_log",), {"mamba.decay.weight": _decay_of_heads}, floats=True),
+        Rule(("mamba.D",), {"mamba.through.weight": _each_head}, floats=True),
+    )
+
+
+_GRANITE: Names = {
+    **GRANITE,
+    "shared_mlp.gate": "ffn_gate_shexp",
+    "shared_mlp.up": "ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.dt": "ssm_dt",
+    "mamba.norm": "ssm_norm",
+    "mamba.decay": "ssm_a",
+    "mamba.through": "ssm_d",
+    "mamba.out_proj": "ssm_out",
+}
+
+# -- the rows ---------------------------------------------------------------------------------
+
 _QWEN_DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
@@ -286,5 +359,14 @@ HYBRIDS: dict[str, Family] = {
         experts=True,
         made=_next_rules,
         more=_qwen_keys,
+    ),
+    "granitemoehybrid": Family(
+        "granitehybrid",
+        {**GRANITE_DEFAULTS, "shared_intermediate_size": 1024},
+        _GRANITE,
+        copied=GRANITE_SCALES,
+        experts=True,
+        made=_granite_rules,
+        more=_granite_keys,
     ),
 }

@@ -140,7 +140,7 @@ def _always(*rules: Rule) -> Any:
     return made
 
 
-_GRANITE: Names = {
+GRANITE: Names = {
     **LLAMA,
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_exps",
@@ -152,6 +152,23 @@ _GRANITE: Names = {
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 _COMMON_5 = {**_COMMON, "rms_norm_eps": 1e-5}
+GRANITE_DEFAULTS = {
+    **_COMMON,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+GRANITE_SCALES = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 _EVERY = {"decoder_sparse_step": 1, "mlp_only_layers": []}  # layers have experts
 _QWEN = {
     **_COMMON,
@@ -225,24 +242,9 @@ MIXTURES: dict[str, Family] = {
     ),
     "granitemoe": Family(
         "granitemoe",
-        {
-            **_COMMON,
-            "vocab_size": 32000,
-            "max_position_embeddings": 2048,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "attention_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-        _GRANITE,
-        copied={
-            "attention_multiplier": "attention.scale",
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
+        GRANITE_DEFAULTS,
+        GRANITE,
+        copied=GRANITE_SCALES,
         experts=True,
         made=_always(GRANITE_EXPERTS),
     ),

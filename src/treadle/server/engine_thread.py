@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.engine import OUTPUTS
+from treadle.engine import CHUNK, OUTPUTS
 from treadle.errors import FileError
 from treadle.kernels.choice import batch_sizes
 from treadle.models.graphs import GRAPHS
@@ -128,8 +128,9 @@ class EngineThread:
 
     def _warm_engine(self, engine: Engine) -> None:
         sizes = [n for n in batch_sizes(engine.device.isa) if n < engine.max_tokens]
-        if "logits" not in GRAPHS[engine.config.arch.graph].outputs:
-            for n_tokens in (*sizes, engine.max_tokens):
+        config = engine.config
+        if config.scores or "logits" not in GRAPHS[config.arch.graph].outputs:
+            for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer texts are rare
                 engine.plan(n_tokens, 1, "embedding")
             return
         for n_tokens in (*sizes, engine.max_tokens):

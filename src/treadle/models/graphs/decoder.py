@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treadle.errors import UnsupportedError
 from treadle.models.ffns import FFNS
 from treadle.models.graphs.reading import POSITIONS, read
 from treadle.models.layer import build_layer
@@ -63,6 +64,8 @@ def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
 
 def logits(g: Ops, x: Rows) -> None:
     """Logits of the rows that they are wanted of."""
+    if g.config.scores:
+        raise UnsupportedError("no logits: the file's head scores texts, and it writes none")
     h = _normed(g, g.outputs(x), g.config.logit_scale)
     name = "token_embd" if g.config.tied else "output"
     g.result("logits", g.linear("output", h, name))

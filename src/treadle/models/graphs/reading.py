@@ -99,6 +99,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),
         pooling=pooling_of(keys, arch),
+        scores=n_rows(keys, "cls.output.weight") == 1,
         ropes=ropes,
         layers=layers,
         parallel=not ffn_norm or keys.flag("use_parallel_residual", False),
