@@ -34,8 +34,7 @@ def write_adapter(model: str, path: Path, rank: int, seed: int) -> Path:
     """As llama.cpp writes them; what is added is about a tenth of each product."""
     rng, writer = np.random.default_rng(seed), GGUFWriter(path)
     with open_gguf(model) as gguf:
-        for key in ("general.architecture",):
-            writer.add(key, gguf.metadata[key])
+        writer.add("general.architecture", gguf.metadata["general.architecture"])
         said = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 0.1 * rank}
         for key, value in said.items():
             writer.add(key, value)
@@ -51,7 +50,8 @@ def write_adapter(model: str, path: Path, rank: int, seed: int) -> Path:
 
 def seconds(model: Model, loras: list[Lora]) -> tuple[float, float]:
     """Of one token of each text, the median; and of a prompt with the last one's adapters."""
-    engine, ids, times = model.engine, list(range(1, PROMPT + 1)), []
+    engine, times = model.engine, []
+    ids = [i % model.config.n_vocab for i in range(PROMPT)]
     seqs = [engine.cache.sequence((), lora) for lora in loras]
     engine.run([Part(seq, ids[:16]) for seq in seqs])
     for token in ids[:TOKENS]:
