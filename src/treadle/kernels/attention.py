@@ -25,9 +25,6 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
 from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries
-from treadle.kernels.attention_latent import LatentTile
-from treadle.kernels.attention_matrix import MatrixTile, matrix_scratch
-from treadle.kernels.attention_vector import VectorTile
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import Args, Frame, numbered, run_offset
 from treadle.record import dataclass
@@ -54,6 +51,8 @@ class Attention(Queries):
 
     def scratch(self, lanes: int) -> int:
         if self.matrix:
+            from treadle.kernels.attention_matrix import matrix_scratch
+
             return matrix_scratch(self)
         o_rows = self.row_lanes if self.latent else self.rows
         return 4 * (self.rows * (self.head_dim + SPAN * PAGE) + o_rows * self.dims_v) + 256
@@ -73,8 +72,7 @@ class Attention(Queries):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         items = frame.block + self._of_run(frame, "attn_items", "attn_few")
         n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
-        vectors = LatentTile if self.latent else VectorTile
-        tile = MatrixTile if self.matrix else vectors
+        tile = self._tile()
         if self.matrix:
             assert isa.matrix is not None, isa.name
             isa.matrix.begin(k, frame.scratch)
@@ -84,6 +82,20 @@ class Attention(Queries):
             tile(k, isa, self, frame, item, index // n_items).run()
         if isa.matrix and self.matrix:
             isa.matrix.end(k)
+
+    def _tile(self) -> Any:
+        """How an item is built; imported here, for most runs find their kernels built."""
+        if self.matrix:
+            from treadle.kernels.attention_matrix import MatrixTile
+
+            return MatrixTile
+        if self.latent:
+            from treadle.kernels.attention_latent import LatentTile
+
+            return LatentTile
+        from treadle.kernels.attention_vector import VectorTile
+
+        return VectorTile
 
     def _of_run(self, frame: Frame, field: str, few: str) -> Val:
         """A field of the pool's, or where items of few tokens are meant the other one."""

@@ -19,7 +19,6 @@ from treadle.kernels.choice import SHIPPED, Table
 from treadle.kernels.elementwise import Embed
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.merge import Merge
-from treadle.kernels.pooling import Pooling
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Grid, numbered
 from treadle.kernels.sums import Add, AddRows
@@ -184,6 +183,8 @@ class CpuOps(Making, Ops):
         return Outputs(x.label, x.width, x, outputs=True)
 
     def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
+        from treadle.kernels.pooling import Pooling  # of vectors of texts alone
+
         rows, out = self.floats(x), self.steps.floats(label, x.width, outputs=True)
         self.steps.emit(
             label,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.graphs.encoder import ENCODER
 from treadle.models.structure import Graph, Late
 
 GRAPHS = Late[Graph](
     __name__,
-    {"decoder": DECODER, "encoder": ENCODER},
-    late={"halves": "halves.HALVES", "gemma4": "gemma4.GEMMA4"},
+    {"decoder": DECODER},
+    late={"encoder": "encoder.ENCODER", "halves": "halves.HALVES", "gemma4": "gemma4.GEMMA4"},
 )
