@@ -394,8 +394,15 @@ _CLASSES = {
     "qwen3_5_moe_text": "Qwen3_5MoeText",
     "qwen3_next": "Qwen3Next",
     "granitemoehybrid": "GraniteMoeHybrid",
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
+    "glm4_moe_lite": "Glm4MoeLite",
 }
-_NEEDED: dict[str, dict[str, Any]] = {"gemma3_text": {}, "gpt2": {}}
+_NEEDED: dict[str, dict[str, Any]] = {
+    "gemma3_text": {},
+    "gpt2": {},
+    "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
+}
 # What transformers writes of these, and does not put in a file that leaves it out.
 _SPOKEN: dict[str, tuple[str, ...]] = {
     "mistral": ("sliding_window",),

@@ -118,6 +118,13 @@ def test_in_place_and_converted(name: str, tmp_path: Path, data: Path) -> None:
 
 def check(name: str, case: Case, tmp_path: Path, data: Path) -> None:
     """Both ways to use a folder, and that its tensors become those of file ``name``."""
+    made = check_both(case, tmp_path)
+    with open_gguf(made) as ours, open_gguf(data / "arch" / f"{name}.gguf") as theirs:
+        assert shapes(ours) == shapes(theirs)
+
+
+def check_both(case: Case, tmp_path: Path) -> Path:
+    """A folder in place and converted gives transformers' logits; the file that was made."""
     model, ids = save(case, tmp_path / "hf"), prompt()
     expected, made = compute_logits(model, ids), convert(tmp_path / "hf", tmp_path / "made.gguf")
     for path in (tmp_path / "hf", made):
@@ -125,8 +132,7 @@ def check(name: str, case: Case, tmp_path: Path, data: Path) -> None:
             assert loaded.config.ignored == ()
             error = worst(loaded.logits(ids), expected)
             assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
-    with open_gguf(made) as ours, open_gguf(data / "arch" / f"{name}.gguf") as theirs:
-        assert shapes(ours) == shapes(theirs)
+    return made
 
 
 def shapes(file: GGUF) -> dict[str, tuple[Any, str]]:

@@ -65,7 +65,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     n_head_kv = n_head  # what null stands for; a key that is not there, for the model's default
     if keys.values.get("num_key_value_heads", 0) is not None:
         n_head_kv = keys.integer("num_key_value_heads", n_head)
-    head_dim = keys.integer("head_dim", max(1, n_embd // n_head))
+    head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
     n_ff = keys.integer(word("intermediate_size"), family.n_ff_default * n_embd or None)
     n_vocab = keys.integer("vocab_size")
     norm = "layer_norm" if arch.norm == "layer" else "layer_norm_rms"

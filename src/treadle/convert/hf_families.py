@@ -9,6 +9,7 @@ from __future__ import annotations
 from treadle.convert.hf_encoders import ENCODERS, GEMMA_EMBEDDING
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_hybrids import HYBRIDS
+from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
     GLM4,
@@ -351,7 +352,7 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= MIXTURES | HYBRIDS | ENCODERS
+FAMILIES |= MIXTURES | HYBRIDS | LATENTS | ENCODERS
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),

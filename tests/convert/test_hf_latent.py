@@ -1,0 +1,90 @@
+"""Families with latent attention: as ``test_hf_mixtures`` has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.convert.test_hf_encoders import save
+from tests.convert.test_hf_mixtures import check, check_both, own
+from tests.models.hf_cases import Case
+from tests.models.test_latent import LITE
+from treadle.convert.hf import open_hf
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import open_gguf
+
+_V3 = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_GLM = {**_V3, "n_group": 1, "mlp_layer_types": ["dense", *["sparse"] * 3]}
+del _GLM["first_k_dense_replace"]
+
+CASES: dict[str, Case] = {
+    "deepseek3": Case("DeepseekV3", "deepseek2", _V3),
+    "glm4moelite": Case("Glm4MoeLite", "deepseek2", _GLM),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_place_and_converted(name: str, tmp_path: Path, data: Path) -> None:
+    check(name, own(CASES[name], max_position_embeddings=256), tmp_path, data)
+    file = data / "arch" / f"{name}.gguf"
+    with open_gguf(tmp_path / "made.gguf") as ours, open_gguf(file) as theirs:
+        for key, value in theirs.metadata.items():
+            if isinstance(value, int) and key.startswith("deepseek2."):
+                assert ours.metadata.get(key) == value, key
+
+
+@pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
+def test_v2(method: str, tmp_path: Path) -> None:
+    """V2 Lite's shape (queries made at once, YaRN), and the larger one's groups of experts."""
+    options = {**LITE, "topk_method": method}
+    if method != "greedy":
+        options |= {"n_group": 2, "topk_group": 1, "n_routed_experts": 8, "q_lora_rank": 32}
+    check_both(own(Case("DeepseekV2", "deepseek2", options)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0}}, "mscale: is 1: "),
+        ({"rope_scaling": {"type": "yarn", "attention_factor": 1.0}}, "attention_factor: treadle"),
+        ({"rope_interleave": False}, "rope_interleave: is False"),
+        ({"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "mlp_layer_types: is "),
+        ({"v_head_dim": 64}, r"kv_b_proj.*shape \[256, 32\]"),
+        ({"v_head_dim": 48}, r"k_b\.weight: shape \[4, 32, 16\] \(expected \[4, 32, 32\]"),
+        ({"q_lora_rank": None}, r"q_proj\.weight: the tensor is missing"),
+    ],
+)
+def test_what_is_at_odds(change: dict[str, Any], why: str, folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    if "rope_scaling" in change:
+        del config["rope_parameters"]
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises((FileError, UnsupportedError), match=why):
+        open_hf(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("glm")
+    save(own(CASES["glm4moelite"]), path)
+    return path
