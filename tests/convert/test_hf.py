@@ -397,10 +397,12 @@ _CLASSES = {
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
     "glm4_moe_lite": "Glm4MoeLite",
+    "gemma4_text": "Gemma4Text",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
     "gpt2": {},
+    "gemma4_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
 }
 # What transformers writes of these, and does not put in a file that leaves it out.

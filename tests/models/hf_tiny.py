@@ -123,7 +123,7 @@ def build(case: Case) -> Any:
         "attn_implementation": "eager",
         **case.options,
     }
-    text = "Text" if case.family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = "Text" if case.family in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     kind = getattr(transformers, f"{case.family}{text}Config")
     names = (
         "rms_norm_eps",
@@ -144,6 +144,8 @@ def build(case: Case) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith(("correction_bias", "expert_bias")):  # of experts' scores
                 buffer.copy_(torch.from_numpy(0.2 * rng.standard_normal(buffer.shape)).float())
+            if name.endswith("layer_scalar"):  # of a layer's sum
+                buffer.copy_(torch.from_numpy(1 + 0.2 * rng.standard_normal(buffer.shape)).float())
     return model
 
 

@@ -174,7 +174,9 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
         found = family.activation if found == family.older_activation else found
         if _SAME.get(found, found) != _SAME.get(family.activation, family.activation):
             keys.refuse(key, f"{found!r:.60}: treadle has {family.activation} in this architecture")
-    if keys.flag("use_bidirectional_attention", False) and not encodes:
+    both_ways = keys.get("use_bidirectional_attention")
+    # "vision": between the tokens of an image, which a text has none of.
+    if both_ways not in (None, False, "vision") and not encodes:
         keys.refuse("use_bidirectional_attention", f"treadle's {family.arch} is a decoder")
     for key, value in family.only.items():
         if (given := keys.get(key)) is not None and given != value:

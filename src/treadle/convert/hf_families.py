@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from treadle.convert.hf_encoders import ENCODERS, GEMMA_EMBEDDING
 from treadle.convert.hf_family import Family
+from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_mixtures import MIXTURES
@@ -352,10 +353,11 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= MIXTURES | HYBRIDS | LATENTS | ENCODERS
+FAMILIES |= MIXTURES | HYBRIDS | LATENTS | GEMMA4 | ENCODERS
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),
+    "gemma4": ("text_config", "gemma4_text"),
     "mistral3": ("text_config", "mistral"),
     "qwen3_5": ("text_config", "qwen3_5_text"),
     "qwen3_5_moe": ("text_config", "qwen3_5_moe_text"),

@@ -26,7 +26,7 @@ Rows = npt.NDArray[Any]
 Make = Callable[..., Rows]  # of the arrays of its sources
 
 MXFP4 = "MXFP4"
-_IN_LAYER = re.compile(r"(?P<layer>.*\blayers\.\d+\.)(?P<rest>.+)")
+_IN_LAYER = re.compile(r"(?P<layer>.*\blayers\.(?P<i>\d+)\.)(?P<rest>.+)")
 _EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 
 
@@ -35,12 +35,14 @@ class Rule:
     """of: names behind "layers.N.", all there or none. gives: what becomes of them, by name.
     floats: arrays are given, and made, as float32; else elements are moved as they are stored.
     dtype: what is made is in this, bytes [.., n]; "": in that of the first.
+    first_layer: it is for this one and those behind it.
     """
 
     of: tuple[str, ...]
     gives: Mapping[str, Make]
     floats: bool = False
     dtype: str = ""
+    first_layer: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,8 @@ def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> di
     for name, first in list(made.items()):
         match = _IN_LAYER.fullmatch(name)
         if match is None or (rule := by_name_.get(match["rest"])) is None:
+            continue
+        if int(match["i"]) < rule.first_layer:
             continue
         sources = []
         for rest in rule.of:

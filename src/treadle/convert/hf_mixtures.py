@@ -26,7 +26,7 @@ from treadle.models.archs import ARCHS, EXPERTS_GATING, EXPERTS_NORM
 # GGUF's keys, and what families call them.
 _COUNTS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k", "top_k_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",

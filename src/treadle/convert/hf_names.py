@@ -148,7 +148,10 @@ FURTHER = re.compile(r"(?:mtp\.|model\.layers\.(?P<layer>\d+)\.)")
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
 )
-NOT_TEXT = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual)\..*")
+NOT_TEXT = re.compile(
+    r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual"
+    r"|audio_tower|embed_vision|embed_audio)\..*"
+)
 
 
 def experts_123(at: str) -> Names:

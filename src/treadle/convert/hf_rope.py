@@ -63,6 +63,8 @@ def _kind(rope: Keys) -> str:
 
 
 Scaled = tuple[dict[str, Any], Factors]
+_WIDE = "global_head_dim"
+_STILL = 1e30  # divides what turns pairs that do not; llama.cpp's converter writes it
 
 
 def _unscaled(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
@@ -154,6 +156,41 @@ def _dynamic(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     return {"rope.freq_base": f32(base * alpha ** (dims / (dims - 2)))}, {}
 
 
+def _proportional(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Gemma 4's: the first pairs turn as fast as if all did, the others do not turn."""
+    if keys.get(_WIDE) is None:
+        rope.refuse("rope_type", f"'proportional', without {_WIDE}: treadle has it in Gemma 4")
+    head_dim, _ = wide_heads(keys)
+    n_turned = int(rope.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) * head_dim // 2)
+    factors = np.full(head_dim // 2, _STILL, np.float32)
+    factors[:n_turned] = rope.number("factor", 1.0, lo=1e-3, hi=1e6)
+    return {}, {FACTORS: factors}
+
+
+def wide_heads(keys: Keys) -> tuple[int, int]:
+    """Width of a head, and heads of keys, where layers without a window have their own. Given by
+    two keys, or layer by layer, where transformers wrote the file.
+    """
+    n_kv = keys.integer("num_key_value_heads")
+    if (layers := keys.within("per_layer_config")) is not None:
+        each = [layers.within(i) for i in layers.values]
+        sizes = {
+            (
+                of.integer("head_dim", keys.integer("head_dim")),
+                of.integer("num_key_value_heads", n_kv),
+            )
+            for of in each
+            if of is not None
+        }
+        if len(sizes) != 1:
+            keys.refuse("per_layer_config", "treadle has two kinds of layers in this architecture")
+        return sizes.pop()
+    head_dim = keys.integer(_WIDE)
+    if keys.flag("attention_k_eq_v", False):
+        n_kv = keys.integer("num_global_key_value_heads", n_kv)
+    return head_dim, n_kv
+
+
 _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
     "default": _unscaled,
     "linear": _linear,
@@ -162,6 +199,7 @@ _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
     "longrope": _longrope,
     "su": _longrope,  # Phi 3's first name for it
     "dynamic": _dynamic,
+    "proportional": _proportional,
 }
 
 

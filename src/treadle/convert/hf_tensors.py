@@ -47,7 +47,7 @@ SMALL = {
     "ssm_a",
     "ssm_d",
 }
-BARE = ("ssm_a", "ssm_d")  # names without "weight" behind them
+BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without "weight" behind them
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
 _TYPES = {**GGML_TYPE, MXFP4: 39}
 
