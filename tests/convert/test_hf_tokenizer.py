@@ -236,6 +236,25 @@ def test_merges_left_out_are_refused(data: Path, tmp_path: Path) -> None:
         read(tmp_path, len(pieces))
 
 
+def test_gemma4_keeps_its_merges(data: Path, tmp_path: Path) -> None:
+    """The same vocabulary with a merge left out, which no scores can say."""
+    pieces, scores = spm_arrays(data)
+    save(spm_tokenizer(pieces, scores, prefix=False), tmp_path, bos_token="<s>", unk_token="<unk>")
+    merges = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))["model"]["merges"]
+    edit(tmp_path / "tokenizer.json", model__merges=merges[:100] + merges[101:])
+    theirs = HFTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ours = read(tmp_path, len(pieces), model_type="gemma4")
+    assert (ours.model, ours.bos, ours.unk) == ("gemma4", 1, 0)
+    for text, _ in read_pairs(data, "llama-spm"):
+        if text:
+            assert ours.encode(text) == theirs.encode(text).ids, text
+    left, right = merges[100]
+    assert len(ours.encode(left + right, bos=False)) > 1
+    save(spm_tokenizer(pieces, scores), tmp_path)
+    with pytest.raises(UnsupportedError, match="a space before a text"):
+        read(tmp_path, len(pieces), model_type="gemma4_text")
+
+
 @pytest.mark.parametrize("prefix", [True, False])
 def test_metaspace_and_prefix(prefix: bool, data: Path, tmp_path: Path) -> None:
     pieces, scores = spm_arrays(data)

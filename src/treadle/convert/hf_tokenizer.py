@@ -59,6 +59,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         model, read = kind
         texts, types, scores, keys = read(spec, folder / JSON, n_vocab)
         pieces = Pieces(folder / JSON, model, texts, types, scores, keys)
+    elif spec is not None and config.get("model_type") in _MERGED:
+        pieces = _with_merges(spec, folder / JSON, n_vocab)
     elif os.path.lexists(folder / SPM):
         pieces = _from_model(folder / SPM)
     elif spec is not None:
@@ -82,6 +84,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     return {**found, **read_templates(folder, settings)}
 
 
+_MERGED = ("gemma4", "gemma4_text")  # whose vocabulary GGUF has with its merges, without scores
 # tokenizer.json's kinds beside BPE: GGUF's name of them, and what reads them.
 _ENCODERS = {"WordPiece": ("bert", read_wordpiece), "Unigram": ("t5", read_unigram)}
 
@@ -178,6 +181,21 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     keys = {"pre": "default", "add_space_prefix": adds_space, "remove_extra_whitespaces": False}
     raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
     return Pieces(path, "llama", raws, types, scores, keys)
+
+
+def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
+    """Gemma 4's: merges are kept as they are."""
+    texts, merges = _vocabulary(spec, path, n_vocab)
+    if _space_rule(spec, path):
+        raise UnsupportedError(f"{path}: a space before a text: GGUF has none in this vocabulary")
+    types = [int(TokenType.BYTE if t and _BYTE.fullmatch(t) else TokenType.NORMAL) for t in texts]
+    unknown = spec["model"].get("unk_token")
+    if unknown in texts:
+        types[texts.index(unknown)] = int(TokenType.UNKNOWN)
+    lines = [" ".join(pair).encode("utf-8", "surrogatepass") for pair in merges]
+    keys = {"pre": "gemma4", "add_space_prefix": False, "merges": string_array(lines)}
+    raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
+    return Pieces(path, "gemma4", raws, types, None, keys, {}, (True, False))
 
 
 def _space_rule(spec: dict[str, Any], path: Path) -> bool:
