@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from tests.cli.conftest import Run
 from treadle.cli import doctor
 from treadle.cli.progress import ProgressBar
+from treadle.text import template
+from treadle.text.template import ChatTemplate
 
 REPORT = {
     "cpu": {"name": "A Processor\x1b", "features": ["avx2", "fma"], "missing": {}, "hybrid": False},
@@ -161,3 +164,51 @@ def test_a_model_that_is_not_there(run: Run, tmp_path: Path) -> None:
     ran = run("doctor", str(tmp_path / "absent.gguf"))
     assert (ran.code, ran.out) == (1, "")
     assert "no such file" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", (None, "by the template", "hermes: <tool_call>", False)),
+        ("llama-cpp-deepseek-r1", (
+            "<think> ... </think>", "by a sentence in the prompt",
+            "deepseek-r1: <｜tool▁calls▁begin｜>", False,
+        )),
+        ("CohereForAI-c4ai-command-r-plus-tool_use", (
+            None, "by a sentence in the prompt", "hermes: <tool_call>", True,
+        )),
+        ("google-gemma-2-2b-it", (
+            None, "by a sentence in the prompt", "hermes: <tool_call>", False,
+        )),
+    ],
+)  # fmt: skip
+def test_what_a_chat_template_says(
+    name: str, expected: tuple[Any, ...], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its answers are read for; and where its calls are not found again."""
+    source = (data / "templates" / f"{name}.jinja").read_text("utf-8")
+    given = ChatTemplate(source, bos="<s>", eos="</s>")
+    monkeypatch.setattr(template, "load_template", lambda gguf: given)
+    told = doctor.chat_of(cast(Any, None))
+    assert told is not None
+    assert (told["reasoning"], told["tools"], told["calls"], bool(told["problem"])) == expected
+    if told["problem"]:
+        assert "read as hermes's" in told["problem"]
+
+
+def test_a_chat_template_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    for source in ("{{ raise_exception('no') }}", "{% if %}"):
+        given = ChatTemplate(source, bos="", eos="")
+        monkeypatch.setattr(template, "load_template", lambda gguf, given=given: given)
+        told = doctor.chat_of(cast(Any, None))
+        assert told is not None
+        assert (told["problem"] or "").startswith("the chat template cannot be used: ")
+
+
+def test_no_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the file's own: those that are built in say nothing of the model."""
+    model = write_model(tmp_path / "m.gguf", "llama", 1, (4, 8), 64)
+    assert doctor.look_at(model, ProgressBar()).chat is None
+    plain = ChatTemplate("{{ messages }}", bos="", eos="", builtin="plain")
+    monkeypatch.setattr(template, "load_template", lambda gguf: plain)
+    assert doctor.chat_of(cast(Any, None)) is None

@@ -478,6 +478,15 @@ def test_a_model(there: Describe, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert there({f"{GROUP}/memory.max": "max"}, *parts)["warnings"] == []
 
 
+def test_a_chat_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residence, "huge_bytes", lambda path: 0)
+    for problem in (None, "its calls are not found again"):
+        chat = {"reasoning": None, "tools": "by the template", "calls": "x", "problem": problem}
+        report = describe(Here(ModelFile([], chat=chat)))
+        assert report["model"]["chat"] == chat
+        assert (problem in report["warnings"]) == (problem is not None)
+
+
 def test_a_cold_page_cache(
     there: Describe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, printable, say, scaled, show
 
 if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
     from treadle.runtime.facts import ModelFile
 
 # How numbers are written whose name ends so; the ending is no part of what people read.
@@ -95,7 +97,35 @@ def look_at(model: str, progress: ProgressBar) -> ModelFile:
             acts={t.format.act for t in tensors if t.format and len(t.shape) > 1},
             instead=[row.name for row in FORMATS.values()],
             problem=problem,
+            chat=None if problem else chat_of(gguf),
         )
+
+
+def chat_of(gguf: GGUF) -> dict[str, str | None] | None:
+    """What answers of the file's own chat template are read for; None: it has none."""
+    from treadle.errors import TreadleError
+    from treadle.speech import find_manner
+    from treadle.text.template import load_template
+
+    told: dict[str, str | None] = dict.fromkeys(("reasoning", "tools", "calls", "problem"))
+    try:
+        template = load_template(gguf)
+        if template.builtin:
+            return None
+        template.render([{"role": "user", "content": "hi"}])
+        manner = find_manner(template)
+    except TreadleError as error:
+        return {**told, "problem": f"the chat template cannot be used: {error}"}
+    if manner.thought:
+        told["reasoning"] = f"{manner.thought.open.strip()} ... {manner.thought.close.strip()}"
+    told["tools"] = "by the template" if manner.shows_tools else "by a sentence in the prompt"
+    told["calls"] = f"{manner.row.name}: {manner.row.trigger or 'JSON'}"
+    if not manner.writes_calls and re.search(r"\btools\b", template.source):
+        told["problem"] = (
+            "the chat template speaks of tools, but a call it writes is not found again: tools "
+            f"are described by a sentence in the prompt, and calls read as {manner.row.name}'s"
+        )
+    return told
 
 
 def print_report(report: Mapping[str, object]) -> None:

@@ -122,6 +122,10 @@ def of_model(here: Here) -> Iterator[Told]:
     yield "formats", list(model.formats)
     yield "without_kernel", list(model.without_kernel)
     yield "problem", model.problem
+    if model.chat is not None:
+        yield "chat", dict(model.chat)
+        if problem := model.chat["problem"]:
+            yield problem
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:

@@ -7,7 +7,7 @@ the folders that it names, so that tests can hand over another machine's.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +66,8 @@ class ModelFile:
     acts: Set[str] = frozenset()  # "q8", "bf16", "f32": what its weights are multiplied by
     instead: Sequence[str] = ()  # the formats that treadle has kernels for
     problem: str | None = None  # why treadle cannot run it at all
+    # What is found in the answers of its chat template, and what is not; None: it has no template.
+    chat: Mapping[str, str | None] | None = None
 
 
 @dataclass(frozen=True)
