@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -422,6 +423,24 @@ def test_quantize_merges(base: Path, files: dict[str, Path], tmp_path: Path, mix
             assert fmt is not None
             step = np.abs(w).max() * (1 / 127 if fmt.name == "Q8_0" else 1e-6)
             assert np.abs(made.tensors[name].dequantize() - w).max() <= step, name
+
+
+def test_perplexity_is_that_of_the_merged_weights(
+    base: Path, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And without the adapter another one."""
+    text, target, few = tmp_path / "text", tmp_path / "merged.gguf", f"{files['few']}=0.5"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 4)
+    assert main(["quantize", str(base), str(target), "F32", "--lora", few]) == 0
+    found = []
+    for words in ([str(base), str(text), "--lora", few], [str(target), str(text)]):
+        capsys.readouterr()
+        assert main(["perplexity", *words, "-c", "16", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["perplexity"]["value"])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert main(["perplexity", str(base), str(text), "-c", "16", "--json"]) == 0
+    bare = json.loads(capsys.readouterr().out)["perplexity"]["value"]
+    assert bare != pytest.approx(found[1], rel=1e-2)
 
 
 @pytest.mark.parametrize(

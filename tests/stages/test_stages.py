@@ -218,3 +218,9 @@ def test_a_mask_that_comes_late_holds(tiny: WriteTiny, staged: Staged) -> None:
     assert found[0] == found[1]
     assert {token % 7 for token in found[1]} == {3}
     assert chain.n_runs == 1
+
+
+def test_adapters_are_refused(tiny: WriteTiny, staged: Staged) -> None:
+    engine, _ = staged(tiny(), 2)
+    with pytest.raises(UnsupportedError, match="takes no adapters"):
+        engine.adapt([])

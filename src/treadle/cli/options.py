@@ -225,6 +225,10 @@ def adapter(text: str) -> tuple[str, float]:
         return text, 1.0
 
 
+LORA = click.option(
+    "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
+    help="Add an adapter (LoRA), a GGUF file or a folder of PEFT's; may be repeated.",
+)  # fmt: skip
 LOAD = (
     click.option(
         "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
@@ -242,10 +246,7 @@ LOAD = (
         "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
         help="Keys and values take at most N MiB of memory; the context may be longer.",
     ),
-    click.option(
-        "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
-        help="Add an adapter (LoRA), a GGUF file or a folder of PEFT's; may be repeated.",
-    ),
+    LORA,
 )  # fmt: skip
 KEEP = (
     click.option(

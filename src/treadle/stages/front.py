@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from treadle.batch import Part
 from treadle.engine import Engine
+from treadle.errors import UnsupportedError
 from treadle.kvcache import KVCache, Sequence
 from treadle.runtime.threads import interrupts_held
 from treadle.stages.pipeline import Pipeline, StageLostError
 
 if TYPE_CHECKING:
     from treadle.kvtree import Lora
+    from treadle.models.lora import Adapter
 
 TRIES = 3  # of one run, before its error is its callers'
 T = TypeVar("T")
@@ -64,6 +66,10 @@ class FrontEngine(Engine):
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._owed: list[tuple[Sequence, list[int], int]] = []  # to be read again
         super().__init__(*args, **settings)
+
+    def adapt(self, adapters: Ids[Adapter]) -> None:
+        """Stages have no adapters. Raises UnsupportedError."""
+        raise UnsupportedError("a model whose layers are split among processes takes no adapters")
 
     def _run(
         self,
