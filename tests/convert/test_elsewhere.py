@@ -106,3 +106,20 @@ def test_the_betas_of_yarn(tmp_path: Path) -> None:
 def test_biases(tmp_path: Path) -> None:
     (note,) = said_of(tmp_path, "Qwen3", "qwen3", head_dim=32, attention_bias=True)
     assert note == "it refuses qwen3 with attn_output.bias ('wrong number of tensors')"
+
+
+@pytest.mark.parametrize(
+    ("arch", "norm", "said"),
+    [
+        ("qwen3moe", False, "in qwen3moe it makes weights of experts add up to 1, whatever"),
+        ("olmoe", True, "in olmoe it takes weights of experts as they are, whatever"),
+        ("qwen3moe", True, ""),
+        ("qwen2moe", False, ""),
+        ("glm4moe", False, ""),  # it asks the file
+        ("qwen3moe", "yes", ""),
+    ],
+)
+def test_weights_of_experts(arch: str, norm: Any, said: str) -> None:
+    keys = {"general.architecture": arch, f"{arch}.expert_weights_norm": norm}
+    found = read_otherwise(keys, [])
+    assert [said in note for note in found] == ([True] if said else [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from treadle.models.archs import ARCHS, PATTERN, QKV_BIAS, Arch
+from treadle.models.archs import ARCHS, EXPERTS_NORM, PATTERN, QKV_BIAS, Arch
 from treadle.record import dataclass
 
 BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN's, where llama.cpp is not told on its command line
@@ -18,6 +18,8 @@ ANY_BIAS = frozenset(
 )
 BIASES = {"llama": ANY_BIAS}  # that it takes, by architecture; in all others:
 FEW_BIASES = QKV_BIAS
+# Whether it makes the weights of a token's experts add up to 1, where it does not ask the file.
+NORMED = {"llama": True, "qwen3moe": True, "qwen2moe": False, "olmoe": False}
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,19 @@ def _biases(file: Written) -> str:
     return f"it refuses {file.arch.name} with {', '.join(found)} ('wrong number of tensors')"
 
 
+def _experts(file: Written) -> str:
+    here, there = file.keys.get(EXPERTS_NORM), NORMED.get(file.arch.name)
+    if not isinstance(here, bool) or there in (None, here):
+        return ""
+    so = "makes weights of experts add up to 1" if there else "takes weights of experts as they are"
+    return f"in {file.arch.name} it {so}, whatever the file's {EXPERTS_NORM} says"
+
+
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _attention_scale,
     _softcap,
     _yarn,
     _biases,
+    _experts,
 )
