@@ -131,6 +131,8 @@ class Admission:
     def _start(self, request: Request) -> bool:
         """Give it a sequence with what is known of it, and reserve pages for the rest."""
         session = request.session
+        if session is None:  # what it saw was another sequence's: counts of changes may be equal
+            request.seen = min(request.seen, 0)
         request.seq = seq = (
             self.engine.cache.revive(request.lora) if session is None else session.seq
         )

@@ -102,7 +102,7 @@ def test_several_models(run: Run, model: FakeModel, tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"GGUF")
     names = [str(path) for path in paths]
-    model.gguf = SimpleNamespace(tensors={"w": FakeTensor("Q4_0", 9)})
+    model.gguf = SimpleNamespace(n_bytes=9, tensors={"w": FakeTensor("Q4_0", 9)})
     ran = run("bench", *names, "-p", "6", "-n", "0", "-r", "1", "--json")
     assert [call[1] for call in model.calls if call[0] == "load"] == names
     assert [r["model"] for r in json.loads(ran.out)] == names  # two files of one name

@@ -13,7 +13,7 @@ from treadle.files.bundled import Bundled, read_bundled
 # These take a MODEL first.
 OF_MODELS = {
     "run", "chat", "serve", "bench", "inspect", "plan", "doctor", "tokenize", "perplexity",
-    "imatrix", "rerank",
+    "imatrix", "rerank", "embed",
 }  # fmt: skip
 MODES = {"--cli": "run", "--chat": "chat", "--server": "serve"}  # llamafile's
 GENERAL = {"-h", "--help", "--version"}

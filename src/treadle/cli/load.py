@@ -106,7 +106,7 @@ def load_model(
     settings["context"] = context or room or None
     if settings.get("draft") is not None:
         settings["draft"] = find_model(settings["draft"], progress)
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value not in (None, ())}
     with garbage_kept():
         model = treadle.load(path, progress=progress, **given)
     trained = model.config.n_ctx_train
