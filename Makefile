@@ -33,6 +33,7 @@ lint: $(VENV)/.stamp-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin src/treadle
 	$(VENV)/bin/mypy --platform win32 --cache-dir .mypy_cache/win32 src/treadle
+	$(VENV)/bin/mypy --platform freebsd14 --cache-dir .mypy_cache/freebsd src/treadle
 
 format: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check --fix

@@ -1,9 +1,9 @@
 """A program that finds macOS or Windows where it runs.
 
 ``python -m tests.system.elsewhere NAME ...`` runs ``treadle ...`` on Linux with what the other
-system lacks taken away, and its calls faked: those of ``system/macos.py`` and
-``system/windows.py``, by the vendors' documents. The name of each fake that was called goes, once,
-into the file that ``TREADLE_CALLS`` names.
+system lacks taken away, and its calls faked: those of ``system/macos.py``,
+``system/windows.py`` and ``system/freebsd.py``, by the vendors' documents. The name of each fake
+that was called goes, once, into the file that ``TREADLE_CALLS`` names.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ PRELOADED += ("prompt_toolkit", "rich", "subprocess", "tempfile", "uvicorn", "uv
 LACKING = {
     "darwin": {"os": ("O_PATH", "copy_file_range", "memfd_create", "posix_fadvise"),
                "modules": ()},
+    "freebsd": {"os": ("O_PATH", "copy_file_range", "memfd_create"), "modules": ()},
     "win32": {"os": ("SEEK_DATA", "SEEK_HOLE", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "chown",
                      "copy_file_range", "fchmod", "fork", "getloadavg", "getpgrp", "geteuid",
                      "getuid", "killpg", "major", "memfd_create", "minor", "posix_fadvise",
@@ -49,7 +50,10 @@ GIB = 1 << 30
 FUTEX, WAIT, WAKE, EVERYONE = 202, 128, 129, 1 << 30
 SYSCTLS = {
     "hw.physicalcpu": 6, "hw.perflevel0.physicalcpu": 2, "hw.memsize": 8 * GIB,
-    "kern.memorystatus_level": 25, "hw.l2cachesize": 4 << 20, "hw.perflevel0.l2cachesize": 12 << 20,
+    "kern.memorystatus_level": 25, "kern.smp.cores": 6, "hw.physmem": 8 * GIB,
+    "hw.pagesize": 4096, "vm.stats.vm.v_free_count": 0x60000,
+    "vm.stats.vm.v_inactive_count": 0x20000,
+    "hw.l2cachesize": 4 << 20, "hw.perflevel0.l2cachesize": 12 << 20,
 }  # fmt: skip
 CORES = (1, 0, 1, 0, 0, 0)  # a class for each of Windows' cores: two are of the faster kind
 real_libc = ctypes.CDLL(None)
@@ -106,7 +110,7 @@ def os_sync_wake_by_address_all(word: int, n_bytes: int, flags: int) -> int:
 
 def sysctlbyname(name: bytes, value: Any, size: Any, new: object, n_new: object) -> int:
     text = name.decode()
-    data = b"Apple M0\0" if text == "machdep.cpu.brand_string" else b""
+    data = b"Apple M0\0" if text in ("machdep.cpu.brand_string", "hw.model") else b""
     if text in SYSCTLS:
         data = struct.pack("=q" if "mem" in text and "level" not in text else "=i", SYSCTLS[text])
     value[: len(data)] = data
@@ -114,17 +118,55 @@ def sysctlbyname(name: bytes, value: Any, size: Any, new: object, n_new: object)
     return 0 if data else -1
 
 
-class MacLibrary:
-    """libSystem: what the C library here has under the same name, but for what is Linux's."""
+class Library:
+    """libc: what the C library here has under the same name, but for what is Linux's."""
 
-    os_sync_wait_on_address = staticmethod(noting(os_sync_wait_on_address))
-    os_sync_wake_by_address_all = os_sync_wake_by_address_all
     sysctlbyname = staticmethod(noting(sysctlbyname))
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("clock_gettime", "mincore", "sched_yield"):
             raise AttributeError(name)
         return getattr(real_libc, name)
+
+
+class MacLibrary(Library):
+    """libSystem."""
+
+    os_sync_wait_on_address = staticmethod(noting(os_sync_wait_on_address))
+    os_sync_wake_by_address_all = os_sync_wake_by_address_all
+
+
+# -- FreeBSD --------------------------------------------------------------------------------------
+
+
+def _umtx_op(word: Any, operation: Any, value: Any, *rest: Any) -> int:
+    assert (operation.value, [each.value for each in rest]) == (15, [None, None])
+    return futex(word.value, WAIT, ctypes.c_int32(value.value).value)
+
+
+@cfunction(*[ctypes.c_long] * 5)
+def syscall(number: int, word: int, operation: int, most: int) -> int:
+    note("syscall")
+    assert (number, operation) == (454, 16)
+    assert 0 < most < 1 << 31
+    wake_all(word)
+    return 0
+
+
+def cpuset_getaffinity(level: Any, which: Any, one: Any, n_bytes: Any, found: Any) -> int:
+    assert (level.value, which.value, one.value, len(found)) == (3, 2, -1, n_bytes.value)
+    if n_bytes.value != 32:  # what a kernel for 256 processors says
+        return -1
+    found[0] = 0b101101
+    return 0
+
+
+class FreeBSDLibrary(Library):
+    """libc."""
+
+    _umtx_op = staticmethod(noting(_umtx_op))
+    syscall = syscall
+    cpuset_getaffinity = staticmethod(noting(cpuset_getaffinity))
 
 
 # -- Windows --------------------------------------------------------------------------------------
@@ -274,7 +316,7 @@ def become(name: str) -> None:
             return real_cdll(path, *args, **more)
         if name == "win32":
             raise TypeError("LoadLibrary() argument 1 must be str, not None")
-        return MacLibrary()
+        return FreeBSDLibrary() if name == "freebsd" else MacLibrary()
 
     def find(module: str, globals: Any = None, *args: Any, **more: Any) -> Any:
         ours = (globals or {}).get("__name__", "").startswith("treadle")

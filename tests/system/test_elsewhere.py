@@ -1,4 +1,5 @@
-"""treadle where what Linux has is gone, and macOS' or Windows' calls are fakes (``elsewhere.py``).
+"""treadle where what Linux has is gone, and macOS', Windows' or FreeBSD's calls are fakes
+(``elsewhere.py``).
 
 Shown is that the files for these systems run, and that nothing else needs Linux. Whether the
 systems do as their documents say, only they can tell.
@@ -19,7 +20,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-SYSTEMS = ["darwin", "win32"]
+SYSTEMS = ["darwin", "win32", "freebsd"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fakes stand on Linux' calls")
 
 
@@ -71,8 +72,9 @@ def test_the_shipped_model_writes_the_same_text(system: str, calls: Path, text: 
     assert treadle(calls, system, *RUN) == text
 
 
-NAMES = {"darwin": "Apple M0", "win32": "x86_64"}  # there is no registry
-CACHES = {"darwin": 12 << 20, "win32": 24 << 20}
+NAMES = {"darwin": "Apple M0", "win32": "x86_64", "freebsd": "Apple M0"}  # there is no registry
+CACHES = {"darwin": 12 << 20, "win32": 24 << 20, "freebsd": 0}
+FAST = {"darwin": 2, "win32": 2, "freebsd": 6}  # cores: FreeBSD does not tell them apart
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -80,7 +82,7 @@ def test_doctor_tells_what_the_system_told(system: str, calls: Path) -> None:
     report = json.loads(treadle(calls, system, "doctor", "--json"))
     assert (report["cpu"]["name"], report["cpu"]["architecture"]) == (NAMES[system], "x86_64")
     counts = list(report["threads"]["bounds"].values())
-    assert counts[1:] == [6, 2]  # cores, and those of the faster kind
+    assert counts[1:] == [6, FAST[system]]  # cores, and those of the faster kind
     assert counts[0] == 4 or system == "darwin"
     memory = report["memory"]
     assert (memory["total_bytes"], memory["available_bytes"]) == (8 << 30, 2 << 30)
@@ -135,7 +137,11 @@ for _ in range(3):
         time.sleep(0.001)
 team.close()
 """
-WAKES = {"darwin": "os_sync_wake_by_address_all", "win32": "WakeByAddressAll"}
+WAKES = {
+    "darwin": "os_sync_wake_by_address_all",
+    "win32": "WakeByAddressAll",
+    "freebsd": "syscall",
+}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -173,7 +179,7 @@ def test_steps_are_timed(system: str, calls: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("system", ["darwin", "win32", "posix"])
+@pytest.mark.parametrize("system", [*SYSTEMS, "posix"])
 def test_without_the_systems_calls_there_are_fallbacks(system: str, calls: Path, text: str) -> None:
     """``TREADLE_SYSTEM`` alone, with nothing faked: naps for wake-ups."""
     command = [sys.executable, "-m", "treadle", *RUN]

@@ -48,6 +48,7 @@ JOB_FIELDS = (
     # What ``system/`` has for them; 0 for none.
     "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): end their sleep
     "futex",  # the system call that ``wake`` makes; 0: it is (*)(i32 *generation, i64 size, i64 0)
+    "how",  # what that call is to do
     "offer",  # void (*)(): offer the processor to somebody else
     "clock",  # int (*)(int clock_number, timespec *)
     "clock_number",
@@ -60,7 +61,7 @@ TEAM_BYTES = NEXT + 8 * len(NEXT_FIELDS)
 # was the same before and after (a seqlock).
 CLOSED = -2
 WORKER, CALLER, STOP = range(3)  # what ``Work`` is called for
-FUTEX_WAKE_PRIVATE, EVERYONE = 129, 1 << 30
+EVERYONE = 1 << 30
 OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
 TIMESPEC = 16  # bytes
 
@@ -176,10 +177,9 @@ class _Loop:
         sleepers = k.atomic_load(self.team + SLEEPERS, i64)
         with k.if_((sleepers > 0) & (self._job("wake") > 0)):
             futex, generation = self._job("futex"), self.team + GENERATION
-            how, most = k.i64(FUTEX_WAKE_PRIVATE), k.i64(EVERYONE)
             with k.if_else(futex > 0) as (by_number, by_address):
                 with by_number:
-                    self._call("wake", [futex, generation, how, most])
+                    self._call("wake", [futex, generation, self._job("how"), k.i64(EVERYONE)])
                 with by_address:
                     self._call("wake", [generation, k.i64(i32.n_bytes), k.i64(0)])
 

@@ -1,10 +1,12 @@
-"""The operating system: what Linux, macOS and Windows each do in their own way, a file for each.
+"""The operating system: what Linux, macOS, Windows and FreeBSD each do in their own way, a
+file for each.
 
 ``SYSTEM`` is the one in use, with all that ``System`` (``protocol.py``) lists. The rest of treadle
 asks it, and never ``sys.platform`` or a module that some system lacks.
 
-``TREADLE_SYSTEM`` (linux, darwin, win32, posix) takes another system's file. Calls that are not
-there are then replaced by what works everywhere, such as naps for wake-ups; tests fake them.
+``TREADLE_SYSTEM`` (linux, darwin, win32, freebsd, posix) takes another system's file. Calls that
+are not there are then replaced by what works everywhere, such as naps for wake-ups; tests fake
+them.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ elif sys.platform == "darwin" or NAME == "darwin":
     from treadle.system.macos import MacOS
 
     SYSTEM = MacOS()
+elif sys.platform.startswith("freebsd") or NAME.startswith("freebsd"):  # its version follows
+    from treadle.system.freebsd import FreeBSD
+
+    SYSTEM = FreeBSD()
 elif sys.platform == "linux" and NAME == "linux":
     from treadle.system.linux import Linux
 

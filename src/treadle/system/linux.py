@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
-FUTEX_WAIT_PRIVATE = 128
+FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
 SYS_ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 
 
@@ -32,7 +32,8 @@ class Linux(Posix):
     def calls(self) -> dict[str, int]:
         if not self.FUTEX:
             return super().calls()
-        return {**super().calls(), "wake": address_of(LIBC.syscall), "futex": self.FUTEX}
+        wake = {"wake": address_of(LIBC.syscall), "futex": self.FUTEX, "how": FUTEX_WAKE_PRIVATE}
+        return super().calls() | wake
 
     def sleep(self, word: int, seen: int) -> None:
         if not self.FUTEX:

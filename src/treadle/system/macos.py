@@ -14,6 +14,7 @@ from pathlib import Path
 assert sys.platform != "win32"
 
 from treadle.system.posix import LIBC, Posix, address_of
+from treadle.system.sysctl import sysctl_number, sysctl_text
 
 WORD = 4  # bytes of the word that is slept on
 # Each of Arm's features by the architecture's own word; every such Mac has NEON.
@@ -24,23 +25,6 @@ ARM_FEATURES = {
     "bf16": "hw.optional.arm.FEAT_BF16",
     "sme": "hw.optional.arm.FEAT_SME",
 }
-
-
-def sysctl(name: str) -> bytes:
-    """What the kernel says under this name; empty where it says nothing."""
-    ask = getattr(LIBC, "sysctlbyname", None)
-    value = ctypes.create_string_buffer(256)
-    size = ctypes.c_size_t(len(value))
-    if ask is None or ask(
-        name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)
-    ):  # fmt: skip
-        return b""
-    return value.raw[: size.value]
-
-
-def sysctl_number(name: str) -> int:
-    """The same as a number, of 4 or 8 bytes; 0 where it says nothing."""
-    return int.from_bytes(sysctl(name), "little")
 
 
 class MacOS(Posix):
@@ -83,7 +67,7 @@ class MacOS(Posix):
         return max(map(sysctl_number, names))
 
     def cpu_name(self) -> str:
-        return sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode("utf-8", "replace")
+        return sysctl_text("machdep.cpu.brand_string")
 
     def cpu_features(self) -> set[str]:
         if platform.machine() != "arm64":

@@ -113,9 +113,10 @@ class Posix:
         return os.pwrite(fd, data, at)
 
     def next_data(self, fd: int, offset: int, end: int) -> tuple[int, int]:
+        here: Any = os  # the type checker knows these two on Linux and macOS alone
         try:
-            begin = os.lseek(fd, offset, os.SEEK_DATA)
-            stop = os.lseek(fd, begin, os.SEEK_HOLE)
+            begin = os.lseek(fd, offset, here.SEEK_DATA)
+            stop = os.lseek(fd, begin, here.SEEK_HOLE)
         except OSError as e:
             return (end, end) if e.errno == errno.ENXIO else (offset, end)
         return min(begin, end), min(stop, end)
