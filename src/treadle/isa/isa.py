@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Op: TypeAlias = "Callable[..., Val]"
 Effect: TypeAlias = "Callable[..., None]"
+Several: TypeAlias = "Callable[..., list[Val]]"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,49 @@ class Matrix:
     vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
     panel_rows: int = 128  # of weights, at most
     panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache
+
+
+@dataclass(frozen=True)
+class Simt:
+    """What one thread of a block may do, where threads run in blocks that share memory: a GPU's.
+
+    Every thread of a block (a warp, for those marked so) must come by each of them at the same
+    place. ``tid(k)``: the thread's number in its block, ``cta(k)``: the block's, ``n_ctas(k)``: how
+    many blocks there are; i64. ``shared(k)``: where the memory begins that the block's threads
+    share, aligned to 128 bytes. ``barrier(k)``: waits for the block's other threads; what they
+    wrote before can be read after.
+
+    ``copy_async(k, to, frm, n_bytes=16)``: shared memory at ``to`` will be what is at ``frm``, 4, 8
+    or 16 bytes, both aligned to as many. ``commit(k)``: the thread's copies since the last commit
+    are one group. ``wait(k, n)``: all but its last ``n`` groups are there, for this thread; for
+    others after a barrier.
+
+    By warp, of 32 threads (lanes) with neighbouring numbers: ``shuffle(k, v, lanes)``: the ``v`` of
+    32 bits that the thread whose lane is this one's exclusive-or ``lanes`` gave.
+    ``load_matrix(k, p)``: four matrices of 8 rows of 8 values of 16 bits; lane 8 i + j says where
+    row j of matrix i is in shared memory, 16 bytes aligned to 16; result i, u32, is the two values
+    of row ``lane // 4`` from column ``2 (lane % 4)`` on. ``load_matrix_t``: of the matrices
+    transposed. ``mma_f16(k, c, a, b)`` and ``mma_bf16``: four f32 of ``C += A B``, summed in f32 in
+    any order; A is 16 by 16, B 16 by 8, C 16 by 8. With ``g, t = lane // 4, lane % 4``: ``a``, four
+    u32 of two values, is rows g, g + 8, g, g + 8 of A, from column 2 t, 2 t, 2 t + 8, 2 t + 8 on;
+    ``b``, two u32, is column g of B, from row 2 t and 2 t + 8 on; ``c`` is row g, then g + 8 of C,
+    columns 2 t and 2 t + 1.
+    """
+
+    tid: Op
+    cta: Op
+    n_ctas: Op
+    shared: Op
+    barrier: Effect
+    copy_async: Effect
+    commit: Effect
+    wait: Effect
+    shuffle: Op
+    load_matrix: Several
+    load_matrix_t: Several
+    mma_f16: Several
+    mma_bf16: Several
+    warp: int = 32
 
 
 @dataclass(frozen=True)
@@ -81,6 +125,7 @@ class Isa:
     bits of the nearest bf16, ``i16 * n``, ties to even; for |x| < 2**-126 perhaps zero.
     ``reciprocal(k, x)``: ``1 / x`` in f32 to 2 units in the last place, for 2**-126 <= |x| <=
     2**126, and NaN for NaN. ``matrix``: matrix registers, or None.
+    ``simt``: what threads of blocks may do, or None.
     """
 
     name: str
@@ -103,6 +148,7 @@ class Isa:
     multishift: Op
     bit_spread: Op
     matrix: Matrix | None = None
+    simt: Simt | None = None
     tiles: Tiles = Tiles()
     fused: bool = False  # multiply-add rounds once, in hardware
     dot4_least: int = 0  # the smallest w that dot4 takes: -128 where it multiplies signed bytes

@@ -130,6 +130,9 @@ def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     _passes().run(module, llvm.create_pass_builder(machine, llvm.PipelineTuningOptions()))
+    if "llvm.coro." in ir_text:  # LLVM's pipeline for -O0 splits coroutines, and does little else
+        lowest = llvm.create_pass_builder(machine, llvm.PipelineTuningOptions(speed_level=0))
+        lowest.getModulePassManager().run(module, lowest)
     return module
 
 

@@ -1,0 +1,1 @@
+"""Graphics processors: plans of the CPU's lowering, whose kernels run in blocks of threads."""
