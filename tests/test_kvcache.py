@@ -42,7 +42,8 @@ def lists(seq: Sequence) -> list[list[int]]:
 def check_pages(cache: KVCache, live: list[Sequence]) -> None:
     """Every page's holders are counted, and a page is free exactly when it has none."""
     live = [*live, *([cache._retired] if cache._retired is not None else [])]
-    nodes, waiting = [], [cache.tree.root]
+    nodes, waiting = [], list(cache.tree.roots.values())
+    assert all(root.next for root in waiting if root is not cache.tree.root)
     while waiting:
         children = list(waiting.pop().next.values())
         nodes += children
@@ -66,7 +67,7 @@ def check_pages(cache: KVCache, live: list[Sequence]) -> None:
             assert node.ids == tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
             which = cache._whole.index
             assert node.pages[which] == seq.pages[which][p]
-            assert node.parent is (seq.nodes[p - 1] if p else cache.tree.root)
+            assert node.parent is (seq.nodes[p - 1] if p else cache.tree.root_of(seq.lora))
     assert set(cache.tree.leaves) == {node for node in nodes if not node.next}
     for pool in cache.windows:
         kept = {node for node in nodes if node.pages[pool.index] != GONE}
@@ -369,6 +370,24 @@ def test_the_least_recently_used_text_goes_first_and_from_its_end() -> None:
     filled(cache, range(2000, 2000 + 3 * PAGE + 1)).close()
     assert known(cache, range(4 * PAGE)) == 3 * PAGE
     assert known(cache, range(1000, 1000 + 4 * PAGE)) == 1 * PAGE
+
+
+def test_beginnings_with_adapters_go_with_their_pages() -> None:
+    """A client may ask for any scale: each is a beginning of its own."""
+    cache = KVCache(SEEN, CPU, N_CTX)
+    cache.tree.marks = (b"an adapter",)
+    roots = cache.tree.roots
+    for n, most in ((3, 0), (PAGE + 1, len(cache.pools[0].holders))):
+        for i in range(20):
+            seq = cache.sequence((), ((0, i + 1.0),))
+            cache.extend(seq, range(n))
+            cache.commit(seq)
+            check_pages(cache, [seq])
+            seq.close()
+            assert len(cache.tree.roots) <= 1 + most
+    assert len(cache.tree.roots) > 1
+    cache.forget()
+    assert cache.tree.roots == {(): roots[()]}
 
 
 def test_a_fork_shares_all_and_copies_what_it_writes() -> None:

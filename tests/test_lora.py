@@ -226,13 +226,54 @@ def test_loaded_scales_are_the_default(base: Path, files: dict[str, Path]) -> No
     [
         ({"four": 1.0}, "no adapter 'four': there are one, two, few"),
         ({3: 1.0}, "no adapter 3"),
-        ({"one": float("nan")}, "no finite number"),
+        ({-1: 1.0}, "no adapter -1"),
+        ({True: 1.0}, "no adapter True"),
+        *(
+            ({"one": scale}, r"adapter 'one': the scale .*expected a number from -1e\+06 to 1e\+06")
+            for scale in (float("nan"), float("inf"), 1.1e6, 10**400, "1", True, None)
+        ),
         (["one"], "expected a dict"),
     ],
 )
 def test_scales_that_make_no_sense(model: Model, lora: Any, why: str) -> None:
     with pytest.raises(TreadleError, match=why):
         model.generate(IDS, lora=lora)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ([("{one}", 1e7)], "the scale 10000000.0: expected a number from"),
+        ({"{one}": "much"}, "the scale 'much'"),
+        ([5], "lora: 5: expected a path, or a path and a scale"),
+        ([("{one}", 1.0, 2.0)], "expected a path, or a path and a scale"),
+        (5, "lora: expected a list"),
+    ],
+    ids=str,
+)
+def test_adapters_that_make_no_sense(
+    base: Path, files: dict[str, Path], given: Any, why: str
+) -> None:
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {named(key): scale for key, scale in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(named, value))
+        return files["one"] if value == "{one}" else value
+
+    with pytest.raises(TreadleError, match=why):
+        treadle.load(base, lora=named(given))
+
+
+def test_adapters_by_their_scales(base: Path, files: dict[str, Path]) -> None:
+    """A dict says what a list of pairs does; numpy's numbers are as good as Python's."""
+    pairs = [(files["one"], 0.5), (files["two"], np.float32(0.25))]
+    given: Any
+    for given in (pairs, dict(pairs), {str(path): scale for path, scale in pairs}):
+        with treadle.load(base, lora=given, threads=1) as model:
+            assert [adapter.name for adapter in model.engine.adapters] == ["one", "two"]
+            assert model.engine.cache.lora == ((0, 0.5), (1, 0.25))
+            assert model.session(lora={np.int64(1): 2}).seq.lora == ((1, 2.0),)
 
 
 def test_architectures_that_fuse_their_matrices(tiny: WriteTiny, tmp_path: Path) -> None:
@@ -277,6 +318,9 @@ def test_peft_folders(base: Path, tmp_path: Path) -> None:
         ({"bias": "all"}, "trained biases"),
         ({"peft_type": "IA3"}, "treadle adds LORA alone"),
         ({"lora_alpha": "much"}, "lora_alpha"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights pissa_niter_16"),
+        ({"init_lora_weights": "olora"}, "taken off the model's weights"),
+        ({"init_lora_weights": "corda"}, "taken off the model's weights"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
@@ -304,6 +348,17 @@ def test_peft_tensors_that_are_refused(base: Path, tmp_path: Path, name: str, wh
     tensors[f"base_model.model.{name}.weight".replace("_A", "_B")] = np.zeros((64, 4), np.float32)
     with pytest.raises(UnsupportedError, match=why):
         treadle.load(base, lora=[write_peft(tmp_path / "bad", tensors)])
+
+
+def test_an_adapter_of_a_deeper_model(base: Path, tmp_path: Path) -> None:
+    tensors = peft_names(draw_pairs(base, 4, 9))
+    deeper = "base_model.model.model.layers.7.self_attn.q_proj.lora_"
+    tensors |= {
+        f"{deeper}A.weight": np.zeros((4, 64), np.float32),
+        f"{deeper}B.weight": np.zeros((128, 4), np.float32),
+    }
+    with pytest.raises(FileError, match=r"blk.7.attn_q.weight: is no tensor of the model"):
+        treadle.load(base, lora=[write_peft(tmp_path / "deeper", tensors)])
 
 
 # -- GGUF ----------------------------------------------------------------------------------------
@@ -389,6 +444,20 @@ def test_peft_folders_become_gguf(base: Path, files: dict[str, Path], tmp_path: 
             other = read.ranks[name]
             assert np.array_equal(low.a(), other.a())
             np.testing.assert_allclose(low.factor * low.b(), other.factor * other.b(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("own", [{"layers.0.self_attn.q_proj": 0}, {"": 0}], ids=["one", "all"])
+def test_an_alpha_of_zero_adds_nothing(base: Path, tmp_path: Path, own: dict[str, int]) -> None:
+    """In a GGUF file an alpha of 0 stands for factors of 1."""
+    alphas: dict[str, Any] = {"lora_alpha": 0} if "" in own else {"alpha_pattern": own}
+    folder = write_peft(tmp_path / "folder", peft_names(draw_pairs(base, 4, 9)), **alphas)
+    target = tmp_path / "made.gguf"
+    assert main(["convert", str(folder), str(target), "--base", str(base)]) == 0
+    with open_gguf(base) as gguf:
+        ranks = open_adapter(target, gguf, load_config(gguf)).ranks
+    sizes = {name: np.abs(low.factor * low.b() @ low.a()).max() for name, low in ranks.items()}
+    assert sizes.pop("blk.0.attn_q.weight") == 0
+    assert all((size == 0) == ("" in own) for size in sizes.values())
 
 
 def test_a_folder_needs_its_base(

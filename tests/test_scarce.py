@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,27 +106,29 @@ def test_the_same_bits(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file has of memory already is there for it."""
-    path = tmp_path / "model"
-    path.write_bytes(os.urandom(10 * mmap.PAGESIZE))
+    """What a file has of memory already is there for it, where it counts as taken."""
+    path, page = tmp_path / "model", mmap.PAGESIZE
+    path.write_bytes(os.urandom(10 * page))
     size = path.stat().st_size
 
-    def usable(n_bytes: int) -> None:
-        bound = MemoryBound(n_bytes, 1 << 30, "a limit", "raise it")
-        monkeypatch.setattr(residence, "usable_memory", lambda: bound)
+    def given(free: int, of_files: int = 0) -> Shortage | None:
+        bounds = [MemoryBound(1 << 30, 1 << 30, "a", "b"), MemoryBound(free, 0, "c", "d", of_files)]
+        monkeypatch.setattr(residence, "page_bounds", lambda *where: bounds)
+        return residence.shortage([path])
 
-    usable(size)
-    assert residence.shortage([path]) is None
-    monkeypatch.setattr(residence, "resident_bytes", lambda path: 3 * mmap.PAGESIZE)
-    usable(size - 3 * mmap.PAGESIZE)
-    assert residence.shortage([path]) is None
-    usable(size - 3 * mmap.PAGESIZE - 1)
-    short = residence.shortage([path])
+    assert given(size) is None
+    monkeypatch.setattr(residence, "resident_bytes", lambda path: 3 * page)
+    assert given(size - 3 * page, 5 * page) is None
+    short = given(size - 3 * page - 1, 5 * page)
     assert short is not None
-    assert (short.n_bytes, short.for_it) == (size, size - 1)
-    assert residence.shortage([path, path]) is not None
-    monkeypatch.setattr(residence, "usable_memory", lambda: None)
-    assert residence.shortage([path]) is None
+    assert (short.n_bytes, short.for_it, short.bound.what) == (size, size - 1, "c")
+    short = given(size - 3 * page)  # of free memory pages of files are a part
+    assert short is not None
+    assert short.for_it == size - 3 * page
+    path.unlink()
+    assert given(0) is None
+    monkeypatch.setattr(residence, "page_bounds", lambda *where: [])
+    assert residence.shortage([tmp_path]) is None
 
 
 def test_users_are_told(
@@ -163,3 +167,38 @@ def test_what_was_read(tmp_path: Path) -> None:
     assert residence.read_bytes(tmp_path) is None
     (tmp_path / "self" / "io").write_text("rchar: 9\nread_bytes: 4096\nwrite_bytes: 7\n")
     assert residence.read_bytes(tmp_path) == 4096
+
+
+def test_a_file_without_its_name(tiny: WriteTiny, tmp_path: Path) -> None:
+    """It is gone before the first plan asks how large it is."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny("qwen3moe", "Q8_0", **SIZES).read_bytes())
+    with treadle.load(path, threads=1, context=640) as model:
+        path.unlink()
+        assert np.isfinite(run(model, 4)).all()
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from treadle.runtime import residence
+from treadle.runtime.memory import MemoryBound
+path = Path(sys.argv[1])
+residence.page_bounds = lambda *where: [MemoryBound(1 << 20, 1 << 20, "a limit", "raise it")]
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+assert residence.resident_bytes(path) is None
+assert residence.huge_bytes(path) is None
+short = residence.shortage([path])
+assert (short.n_bytes, short.for_it) == (8 << 30, 1 << 20), short
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS, and a file of holes")
+def test_a_model_that_a_process_may_not_map(tmp_path: Path) -> None:
+    """``ulimit -v``: nobody can say how much of it is in memory."""
+    path = tmp_path / "model.gguf"
+    path.touch()
+    os.truncate(path, 8 << 30)
+    command = [sys.executable, "-W", "error", "-c", LIMITED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -322,6 +322,22 @@ def test_no_room_lets_the_last_wait_and_read_again() -> None:
     assert sum(map(sum, world.engine.batches)) > 5 * N_CTX - 5  # some of it twice
 
 
+def test_what_gave_way_looks_at_its_new_sequence() -> None:
+    """Though that one has changed as often as the one it had."""
+    world = World()
+    request, cache = world.add(40, 30), world.engine.cache
+    while len(request.answer.ids) < 3:
+        world.scheduler.step()
+    assert world.scheduler.admission.take_pages(lambda other: True)
+    other = cache.sequence()
+    while other.n_changes < request.seen:
+        world.engine.run([Part(other, [199])])
+    assert len(other) < len(request.ids)
+    cache.retire(other)
+    world.run()
+    whole(request)
+
+
 def test_what_cannot_run_beside_a_session_is_told_so() -> None:
     world = World(n_sequences=1)
     session = world.session()

@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "rows": "kernels.top",
     "engine": "errors kernels lowering.weights models runtime.threads batch kvcache plan ready"
     " rows",
-    "rerank": "errors batch engine files models text",
+    "rerank": "arguments errors batch engine files models text",
     "embedding": "arguments engine models",
     "session": "errors runtime.threads batch engine kvcache kvfile",
     "sampling": "errors kernels.top",
@@ -80,7 +80,7 @@ MAY_IMPORT = {
     "scheduler": "errors runtime.threads admission batch budget composer engine request rows",
     "turns": "runtime.threads",
     "generation": "",
-    "arguments": "errors sampling convert.lora",
+    "arguments": "errors sampling convert.lora models.lora",
     "card": "words",
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
@@ -95,7 +95,7 @@ MAY_IMPORT = {
     "speech": "errors answer text",
     "reply": "errors generation speech",
     "server": "errors arguments logprobs version answer card engine sampling text speech"
-    " kernels.choice model models.graphs rerank embedding session",
+    " kernels.choice model models.graphs rerank embedding session kvfile",
     "batchfile": "errors server",
     "bundle": "errors words files",
     "stages": "errors convert.open devices isa jit models kvcache lowering plan runtime batch"
@@ -104,7 +104,7 @@ MAY_IMPORT = {
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
-    " study bundle cluster",
+    " study bundle cluster rerank embedding",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }

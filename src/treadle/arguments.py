@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from treadle.errors import SamplingError, TreadleError
+from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError
 from treadle.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.session import Session
 
+T = TypeVar("T")
 Scales = Mapping[Any, float] | None  # of adapters, by their names or numbers
 USUAL_CONTEXT = 4096
 WHOLE_TEXT = 8192  # the same of models that read a text at once
@@ -66,6 +67,22 @@ def listed(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
+def read_each(
+    texts: Sequence[str], read: Callable[[str], T], name: Callable[[int], str]
+) -> list[T]:
+    """What ``read`` makes of each text. Where one of several is wrong, the error has its name."""
+    made = []
+    for i, text in enumerate(texts):
+        try:
+            made.append(read(text))
+        except TreadleError as error:
+            if len(texts) == 1 or isinstance(error, FileError):
+                raise
+            kind = ContextFullError if isinstance(error, ContextFullError) else TreadleError
+            raise kind(f"{name(i)}: {error}") from error
+    return made
+
+
 def token_ids(values: Any) -> list[int]:
     """``values`` as a list of token ids."""
     return [integer("a token id", value) for value in listed("token ids", values)]
@@ -103,28 +120,33 @@ def add_adapters(given: Adapters, engine: Engine) -> None:
     if given:
         from treadle.convert.lora import load_adapters
 
-        load_adapters(given, engine)
+        if isinstance(given, str | os.PathLike):
+            given = [given]
+        load_adapters(
+            given.items() if isinstance(given, Mapping) else listed("lora", given), engine
+        )
 
 
 def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -> Lora:
     """How much of each adapter of an engine's is wanted, by its name or its number; None: what a
     ``session`` or new texts have. Raises TreadleError for one that was not loaded, for a scale that
-    is no finite number, and where the session has others.
+    is no number or too large, and where the session has others.
     """
     names = [adapter.name for adapter in engine.adapters]
     if given is None:
         return engine.cache.lora if session is None else session.seq.lora
     if not isinstance(given, Mapping):
         raise TreadleError(f"lora={given!r:.60}: expected a dict of adapters and their scales")
+    from treadle.models.lora import lora_scale  # which few texts need
+
     found: dict[int, float] = {}
     for key, scale in given.items():
         at = names.index(key) if isinstance(key, str) and key in names else key
-        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(names):
+        whole = isinstance(at, int | np.integer) and not isinstance(at, bool)
+        if not whole or not 0 <= at < len(names):
             have = ", ".join(names) or "none: load them with lora="
             raise TreadleError(f"no adapter {key!r:.60}: there are {have}")
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale):
-            raise TreadleError(f"adapter {key!r:.60}: the scale {scale!r:.40} is no finite number")
-        found[at] = float(np.float32(scale))
+        found[int(at)] = lora_scale(f"adapter {key!r:.60}", scale)
     lora = tuple((at, found[at]) for at in sorted(found) if found[at])
     if session is not None and lora != session.seq.lora:
         raise TreadleError("the session has other adapters: model.session(lora=...) chooses them")

@@ -7,13 +7,13 @@ False.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from treadle.arguments import positive
+from treadle.arguments import listed, positive, read_each
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -31,6 +31,8 @@ class Model(Protocol):
     config: Config
     engine: Engine
 
+    def _read(self, text: str) -> list[int]: ...
+
     def _room_for(self, n_tokens: int) -> AbstractContextManager[Any]: ...
 
 
@@ -41,6 +43,20 @@ class Embedder:
         width = model.config.n_embd
         self._model, self._normalize = model, normalize
         self.n = width if dimensions is None else positive("dimensions", dimensions, width)
+
+    def read(
+        self, texts: str | Sequence[str], name: Callable[[int], str] = "texts[{}]".format
+    ) -> list[list[int]]:
+        """The ids of a text, or of several. Raises TreadleError for one without tokens,
+        ContextFullError for one that is too long; of several with its ``name``.
+        """
+        given = [texts] if isinstance(texts, str) else listed("texts", texts)
+        return read_each(given, self._read, name)
+
+    def _read(self, text: str) -> list[int]:
+        ids = self._model._read(text)
+        self._model.engine.cache.check_context(len(ids))
+        return ids
 
     def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
         """Float32 ``[n_texts, n]`` of texts of any number, as ids. Raises ContextFullError."""

@@ -85,7 +85,7 @@ class Engine:
         """The plan that serves batches of this size, and gives ``output`` of the model's graph;
         with adapters, where new texts have some.
         """
-        return self._plan_for(n_tokens, n_outputs, output, bool(self.cache.lora)).plan
+        return self.plan_for(n_tokens, n_outputs, output, bool(self.cache.lora)).plan
 
     def adapt(self, adapters: Ids[Adapter]) -> None:
         """Let sequences be read with these (``Sequence.lora``); before anything is run. Batches
@@ -107,7 +107,8 @@ class Engine:
                 return size
         return most
 
-    def _plan_for(self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False) -> Ready:
+    def plan_for(self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False) -> Ready:
+        """The same, ready to run, with adapters or without."""
         ready = self._ready.get((n_tokens, n_outputs, output, adapted))
         if ready is None:
             sizes = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)
@@ -318,9 +319,8 @@ class Engine:
         """The plan for a batch, once its sizes and ids are known to be sound."""
         if self._closed:
             raise TreadleError("the model is closed")
-        n_tokens = n_outputs = 0
+        n_tokens, n_outputs, seqs = 0, 0, set()
         adapted = self.deterministic and self._adapted is not None  # then always: its bits
-        seqs = set()
         for seq, ids, n_wanted, *_ in parts:
             n = len(ids)
             if not n:
@@ -339,7 +339,7 @@ class Engine:
                 f"at most {self.max_tokens} and {OUTPUTS}"
             )
         n_outputs = n_outputs if output == "logits" else len(parts)
-        return self._plan_for(n_tokens, n_outputs, output, adapted)
+        return self.plan_for(n_tokens, n_outputs, output, adapted)
 
     def check_ids(self, ids: Ids[int]) -> None:
         """Raise TreadleError where one is no token of the model."""

@@ -64,8 +64,11 @@ class Tensor:
         return state.hexdigest()
 
 
-def save_session(path: str | os.PathLike[str], engine: Engine, seq: Sequence) -> None:
-    """Write the file, beside its place first, so that it is there whole or not at all.
+def save_session(
+    path: str | os.PathLike[str], engine: Engine, seq: Sequence, mode: int = 0o666
+) -> None:
+    """Write the file, beside its place first, so that it is there whole or not at all; ``mode``:
+    who may read and write it, as far as the process' own mask lets them.
 
     Raises FileError where it cannot be written, or would replace a file of the model;
     UnsupportedError for a text that is read with adapters.
@@ -74,7 +77,7 @@ def save_session(path: str | os.PathLike[str], engine: Engine, seq: Sequence) ->
         raise UnsupportedError("a session with adapters cannot be saved: its file names none")
     path = file_name(path)
     check_target(path, engine.gguf.paths, force=True)
-    with engine.lock, new_file(path) as file:
+    with engine.lock, new_file(path, mode=mode) as file:
         tensors = _tensors_of(seq)
         file.write(build_header(about_of(engine), tensors))
         for tensor in tensors.values():

@@ -70,14 +70,13 @@ class PageTree:
         self._evicted: OrderedDict[int, None] = OrderedDict()  # keys, the last one at the end
 
     def root_of(self, lora: Lora) -> Node:
-        """Where texts begin that are read with these adapters."""
+        """Where texts begin that are read with these adapters; kept once a page is behind it."""
         root = self.roots.get(lora)
         if root is None:
             from hashlib import sha256
 
             marks = repr([(self.marks[i], scale) for i, scale in lora]).encode()
             root = Node(None, (), [], key=hash(lora), chain=sha256(marks).digest())
-            self.roots[lora] = root
         return root
 
     def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[Node]:
@@ -109,7 +108,7 @@ class PageTree:
 
     def enter(self, parent: Node | None, ids: tuple[int, ...], lora: Lora = ()) -> Node:
         """The node of a page's tokens behind ``parent``'s; None: at the beginning."""
-        parent = parent or self.root_of(lora)
+        parent = parent or self.roots.setdefault(lora, self.root_of(lora))
         node = parent.next.get(ids)
         if node is None:
             key = hash((parent.key, ids))
@@ -173,7 +172,11 @@ class PageTree:
         self._evicted[node.key] = None
         if len(self._evicted) > EVICTED:
             self._evicted.popitem(last=False)
-        if parent.parent is not None and not parent.next:
+        if parent.next or parent is self.root:
+            return
+        if parent.parent is None:
+            self.roots = {lora: root for lora, root in self.roots.items() if root is not parent}
+        else:
             self.leaves[parent] = None
             self.leaves.move_to_end(parent, last=False)
 

@@ -345,8 +345,8 @@ class Model:
         """A vector for each text, float32 ``[n_texts, dimensions]``; see ``embedding.py``."""
         from treadle.embedding import Embedder
 
-        given = [texts] if isinstance(texts, str) else listed("texts", texts)
-        return Embedder(self, normalize, dimensions).vectors([self._read(text) for text in given])
+        embedder = Embedder(self, normalize, dimensions)
+        return embedder.vectors(embedder.read(texts))
 
     def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
         """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``."""

@@ -8,13 +8,14 @@ or ``cls.output`` alone, of one row, or of two for "yes" and "no" (Qwen3).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from treadle.arguments import read_each
 from treadle.batch import NEVER
 from treadle.errors import FileError, UnsupportedError
 
@@ -105,11 +106,22 @@ class Reranker:
                 ids += tokenizer.encode(document.join(sides), bos=False)
         return ids
 
-    def scores(self, query: str, documents: Sequence[str]) -> Floats:
+    def scores(
+        self,
+        query: str,
+        documents: Sequence[str],
+        name: Callable[[int], str] = "documents[{}]".format,
+    ) -> Floats:
         """A number for each document, float32 ``[n]``, larger for what answers better. Raises
-        ContextFullError for a pair that is too long.
+        ContextFullError for a pair that is too long; of several with the document's ``name``.
         """
-        pairs = [self.pair(query, document) for document in documents]
+
+        def read(document: str) -> Pair:
+            pair = self.pair(query, document)
+            self._model.engine.cache.check_context(len(pair[0]))
+            return pair
+
+        pairs = read_each(documents, read, name)
         made = [np.zeros(0, np.float32), *(self.run(batch) for batch in self.together(pairs))]
         return np.concatenate(made)
 

@@ -28,11 +28,28 @@ def test_a_line_of_numbers_each(run: Run, model: str) -> None:
     assert ran.code == 0, ran.err
     rows = [line.split() for line in ran.out.splitlines()]
     assert np.array_equal(np.array(rows, np.float32), expected)
-    lines = "\n\n".join(TEXTS)
+    lines = "\r\n".join([*TEXTS, " ", ""])
     options = ("--json", "--dimensions", "5", "--no-normalize", "-t", "2")
     found = json.loads(run("embed", model, *options, stdin=lines).out)
     assert [row["index"] for row in found] == [0, 1]
     assert np.allclose([row["embedding"] for row in found], cut, rtol=1e-6)
+
+
+def test_lines_that_are_wrong_are_named(run: Run, model: str) -> None:
+    """No vector would be that of its line if one were left out."""
+    ran = run("embed", model, stdin="one\n \ntwo\n")
+    assert ran.code == 1
+    assert "standard input: line 2: is blank (expected a text)" in ran.err
+    assert ran.out == ""
+    long = "word " * 20
+    ran = run("embed", model, "-c", "8", stdin=f"a\n{long}\n")
+    assert ran.code == 1
+    assert "line 2: " in ran.err
+    assert "do not fit the context of 8" in ran.err
+    assert "text 3: " in run("embed", model, "-c", "8", "a", "b", long).err
+    alone = run("embed", model, "-c", "8", long).err
+    assert "do not fit the context of 8" in alone
+    assert "text 1" not in alone
 
 
 def test_wrong_usage(run: Run, model: str) -> None:

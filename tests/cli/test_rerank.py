@@ -17,7 +17,7 @@ def test_the_best_come_first(run: Run, tmp_path: Path) -> None:
     ran = run("rerank", model, QUERY, *DOCUMENTS, "--json", "-t", "2")
     assert ran.code == 0, ran.err
     assert [row["index"] for row in json.loads(ran.out)] == best
-    given = "\n".join(DOCUMENTS)
+    given = "\n".join([*DOCUMENTS, "", ""])
     lines = run("rerank", model, QUERY, "-n", "2", "-t", "2", stdin=given).out.splitlines()
     assert [line.split(maxsplit=1)[1].strip() for line in lines[-2:]] == [
         DOCUMENTS[i] for i in best[:2]
@@ -25,3 +25,9 @@ def test_the_best_come_first(run: Run, tmp_path: Path) -> None:
     ran = run("rerank", model, QUERY, stdin="\n")
     assert ran.code == 2
     assert "no documents" in ran.err
+    ran = run("rerank", model, QUERY, stdin="\none\n")
+    assert ran.code == 1
+    assert "standard input: line 1: is blank" in ran.err
+    ran = run("rerank", model, QUERY, stdin=f"one\n{'word ' * 600}\n")
+    assert ran.code == 1
+    assert "line 2: " in ran.err

@@ -8,7 +8,8 @@ import pytest
 
 from tests.convert.test_hf_mixtures import check, own
 from tests.models.hf_cases import Case
-from treadle.convert.hf_hybrids import _lfm2_width
+from treadle.convert.hf_hybrids import _conv_keys, _granite_keys, _lfm2_width
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import Keys
 
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -64,3 +65,35 @@ def test_the_width_of_lfm2() -> None:
     assert _lfm2_width(Keys(given, Path("config.json"))) == 8192
     assert _lfm2_width(Keys({**given, "block_auto_adjust_ff_dim": False}, Path("x"))) == 12288
     assert _lfm2_width(Keys({**given, "block_ff_dim": 7000}, Path("x"))) == 4864
+
+
+def test_which_layers_of_lfm2_have_attention() -> None:
+    """Older files list them by number; where nothing is said, all have it."""
+
+    def heads(**given: object) -> list[int]:
+        keys = Keys({"num_key_value_heads": 2, **given}, Path("config.json"))
+        found: list[int] = _conv_keys(keys, 4)["attention.head_count_kv"]
+        return found
+
+    assert heads(full_attn_idxs=[0, 2]) == [2, 0, 2, 0]
+    assert heads() == [2] * 4
+    for key, wrong in (("full_attn_idxs", 3), ("full_attn_idxs", ["0"]), ("layer_types", [])):
+        with pytest.raises(FileError, match=key):
+            heads(**{key: wrong})
+
+
+@pytest.mark.parametrize("limit", [float("inf"), {"__float__": "Infinity"}, 0.5], ids=str)
+def test_bounds_of_time_steps(limit: object) -> None:
+    given = {
+        "num_local_experts": 8,
+        "num_attention_heads": 4,
+        "hidden_size": 64,
+        "layer_types": ["mamba", "attention"],
+        "time_step_limit": [0.0, limit],
+    }
+    keys = Keys(given, Path("config.json"))
+    if limit == 0.5:
+        with pytest.raises(UnsupportedError, match=r"time_step_limit: is .*treadle bounds no time"):
+            _granite_keys(keys, 2)
+    else:
+        assert _granite_keys(keys, 2)["ssm.inner_size"] == 128

@@ -532,11 +532,13 @@ def test_a_model_larger_than_memory(
     small = "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"
     (warning,) = there({"proc/meminfo": small}, path)["warnings"]
     assert warning == (
-        "the model (4.0 GiB) is larger than the memory there is for it (3.0 GiB, for the machine's "
+        "the model (4.0 GiB) is larger than the memory there is for it (2.0 GiB, for the machine's "
         "free memory), so each token reads from disk: stop other programs, or take a smaller format"
     )
-    (warning,) = there({"proc/meminfo": DESKTOP["proc/meminfo"],
-                        f"{GROUP}/memory.max": str(1 << 30)}, path)["warnings"]  # fmt: skip
+    group = {"memory.max": str(1 << 30), "memory.stat": f"active_file {5 << 30}"}
+    files = {"proc/meminfo": DESKTOP["proc/meminfo"]}
+    files |= {f"{GROUP}/{name}": text for name, text in group.items()}
+    (warning,) = there(files, path)["warnings"]
     assert "(2.0 GiB, for the control group's limit of 1.0 GiB), so each token reads" in warning
     assert "raise it (docker --memory, Kubernetes limits.memory), or take" in warning
 

@@ -14,6 +14,7 @@ from tests.loras import draw_pairs, write_gguf
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from treadle.convert.open import packaged_model
+from treadle.server import wire
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +90,31 @@ def test_what_makes_no_sense(caller: TestClient, lora: Any, why: str) -> None:
         assert answer.status_code == 400
         assert why in answer.json()["error"]["message"]
     assert [one["scale"] for one in caller.get("/lora-adapters").json()] == [0.0, 1.0]
+
+
+def test_scales_of_any_size_and_shape(caller: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for body, status in ((b"[" * 100_000, 400), (b"\xff", 400), (b'[{"id": NaN}]', 400)):
+        assert caller.post("/lora-adapters", content=body).status_code == status
+    monkeypatch.setattr(wire, "MAX_BODY", 100)
+    grows = (b" " * 60 for _ in range(3))
+    assert caller.post("/lora-adapters", content=grows).status_code == 413
+
+
+def test_a_text_with_adapters_is_not_saved(adapted: treadle.Model, tmp_path: Path) -> None:
+    with running(adapted, slot_save_path=tmp_path) as service, talking(service) as client:
+        post(client, "/completion", **BODY, id_slot=1)
+        told = client.post("/slots/1?action=save", json={"filename": "x"})
+        assert told.status_code == 400
+        assert "a text with adapters cannot be saved" in told.json()["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plans_with_and_without_are_there_before_it_is_healthy(adapted: treadle.Model) -> None:
+    given: dict[str, Any] = {"threads": 2, "context": 64, "n_sequences": 2}
+    lora = {adapter.path: 0.0 for adapter in adapted.engine.adapters}
+    with treadle.load(packaged_model(), lora=lora, **given) as model, running(model) as service:
+        ready = set(map(id, model.engine._ready.values()))
+        with talking(service) as client:
+            for scale in (0.0, 1.0):
+                post(client, "/completion", **BODY, lora=[{"id": 1, "scale": scale}])
+        assert set(map(id, model.engine._ready.values())) == ready

@@ -54,7 +54,7 @@ def test_plans_that_do_not_compile(model: treadle.Model, monkeypatch: pytest.Mon
     def fails(*_: object) -> None:
         raise CompileError("LLVM says no")
 
-    monkeypatch.setattr(model.engine, "plan", fails)
+    monkeypatch.setattr(model.engine, "plan_for", fails)
     service = Service(model, Settings(log=False))
     service.engine.start()
     with pytest.raises(CompileError, match="no"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
+from tests.server.conftest import N_CTX
 from tests.server.test_openai import post
+from treadle.server.embeddings import _ids as texts_ids
 
 HI = [{"role": "user", "content": "hi"}]
 OPTIONS = {"temperature": 0, "num_predict": 8}
@@ -81,6 +84,36 @@ def test_embeddings(client: TestClient, model: treadle.Model) -> None:
     assert post(client, "/api/embed", input=[])["embeddings"] == []
     cut = post(client, "/api/embed", input=["a"], dimensions=5)
     assert np.allclose(cut["embeddings"], model.embed("a", dimensions=5), atol=1e-6)
+
+
+def test_texts_that_are_too_long_are_cut(client: TestClient, model: treadle.Model) -> None:
+    """Unless the call says ``truncate: false``: then it is told which one that is."""
+    long = "x = 1\n" * 4 * N_CTX
+    ids = model.tokenize(long)[:N_CTX]
+    found = post(client, "/api/embed", input=["a", long])
+    assert found["prompt_eval_count"] == len(model.tokenize("a")) + N_CTX
+    (expected,) = model.engine.embed([ids])
+    assert np.array_equal(np.array(found["embeddings"][1], np.float32), expected)
+    assert post(client, "/api/embed", input=long * 300)["prompt_eval_count"] == N_CTX
+    refused = post(client, "/api/embed", 400, input=["a", long], truncate=False)["error"]
+    assert refused.startswith("input[1]: the prompt has ")
+
+
+def test_a_cut_text_still_ends_as_the_model_wants() -> None:
+    def tokenize(text: str) -> list[int]:
+        return [1, *map(ord, text), 2]
+
+    model: Any = SimpleNamespace(
+        n_ctx=6,
+        tokenize=tokenize,
+        engine=SimpleNamespace(cache=SimpleNamespace(n_tokens=64)),
+        tokenizer=SimpleNamespace(add_eos=False, add_sep=True),
+    )
+    assert texts_ids("abcdefgh", model, cut=True) == [1, *b"abcd", 2]
+    assert texts_ids("abcd", model, cut=True) == [1, *b"abcd", 2]
+    assert texts_ids([7] * 9, model, cut=True) == [7] * 6
+    model.tokenizer.add_sep = False
+    assert texts_ids("abcdefgh", model, cut=True) == [1, *b"abcde"]
 
 
 def test_what_is_served(client: TestClient) -> None:

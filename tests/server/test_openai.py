@@ -359,6 +359,20 @@ def test_refused_embeddings(body: dict[str, Any], client: TestClient) -> None:
     assert post(client, "/v1/embeddings", 400, **body)["error"]["message"]
 
 
+def test_which_text_is_wrong_is_said(client: TestClient, model: treadle.Model) -> None:
+    for given, where, what in (
+        (["x", [10**6]], "input[1]", "a token id outside"),
+        ([[5], []], "input[1]", "the prompt is empty"),
+        (["x", "a b " * N_CTX], "input[1]", "tokens, the context"),
+        ("a b " * N_CTX, "input", "tokens, the context"),
+        ([], "input", "expected 1 to 2048 texts"),
+    ):
+        error = post(client, "/v1/embeddings", 400, input=given)["error"]
+        assert error["message"].startswith(f"{where}: ")
+        assert what in error["message"]
+        assert error["param"] == where
+
+
 def test_models(client: TestClient) -> None:
     found = client.get("/v1/models").json()
     assert [entry["id"] for entry in found["data"]] == ["demo"]

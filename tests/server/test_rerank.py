@@ -52,6 +52,9 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
                 {"query": QUERY, "documents": ["a " * 200]},
             ):
                 assert client.post("/v1/rerank", json=wrong).status_code == 400
+            wrong = {"query": QUERY, "documents": ["a", "a " * 200]}
+            error = client.post("/v1/rerank", json=wrong).json()["error"]
+            assert error["message"].startswith("documents[1]: the prompt has ")
             # An encoder writes no text, says so, and goes on.
             said = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert said.status_code >= 400

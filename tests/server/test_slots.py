@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import running, talking
+from tests.server.conftest import N_CTX, running, talking
 from treadle.server.service import Service
 from treadle.server.texts import NONE, Slots, alike
 
@@ -59,6 +60,8 @@ def test_a_text_is_saved_erased_and_restored(
     size = (folder / "mine.bin").stat().st_size
     assert (saved["id_slot"], saved["n_saved"], saved["n_written"]) == (2, n, size)
     assert saved["filename"] == "mine.bin"
+    if os.name == "posix":  # what users said is not for others on the machine
+        assert (folder / "mine.bin").stat().st_mode & 0o777 == 0o600
 
     assert act(client, 2, "erase").json() == {"id_slot": 2, "n_erased": n}
     assert act(client, 2, "save", "none.bin").status_code == 400  # it is empty
@@ -87,7 +90,7 @@ def test_what_other_texts_go_on_from_is_not_erased(
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "/etc/passwd", "a/b", "a\\b", "..", ".hidden", "", "x\0y", "x" * 256, "é" * 200, "x."],
+    ["../x", "/etc/passwd", "a/b", "a\\b", "..", ".hidden", "", "x\0y", "x" * 241, "é" * 200, "x."],
 )
 def test_names_lead_nowhere_else(client: TestClient, folder: Path, name: str) -> None:
     write(client, id_slot=0)
@@ -108,15 +111,37 @@ def test_files_that_are_none_of_ours(client: TestClient, folder: Path, tmp_path:
         told = act(client, 0, "restore", name)
         assert told.status_code == 400
         assert words in told.json()["error"]["message"]
+        assert str(folder) not in told.text
     assert act(client, 0, "restore", "missing").status_code == 400
     assert act(client, 0, "save", "link").status_code == 400
     assert outside.read_text() == "secret"
 
 
-@pytest.mark.parametrize("slot", ["4", "-1", "x", "99999999999", "٣"])
+@pytest.mark.parametrize("slot", ["4", "-1", "x", "99999999999", "0000000009", "٣"])
 def test_slots_that_are_not_there(client: TestClient, slot: str) -> None:
     assert act(client, slot, "erase").status_code == 400
     assert act(client, 0, "look").status_code == 400
+
+
+def test_a_slot_that_the_context_has_filled(client: TestClient, folder: Path) -> None:
+    """Its last token was never read. The longest name that there may be is one."""
+    made = write(client, id_slot=3, prompt=[5] * (N_CTX - 3), n_predict=20, ignore_eos=True)
+    assert made["tokens_predicted"] == 4
+    name = "x" * 240
+    assert act(client, 3, "save", name).json()["n_saved"] == N_CTX
+    assert act(client, 1, "restore", name).json()["n_restored"] == N_CTX
+    assert act(client, 1, "save", "again").json()["n_saved"] == N_CTX
+
+
+def test_a_slot_at_work(service: Service, client: TestClient) -> None:
+    write(client, id_slot=0)
+    at_work: Any = object()
+    service.engine.slots[0].text = at_work
+    for action in ("save", "restore", "erase"):
+        told = act(client, 0, action, "x")
+        assert (told.status_code, told.json()["error"]["message"]) == (503, "slot 0 is at work")
+    service.engine.slots[0].text = None
+    assert act(client, 0, "erase").json()["n_erased"] > 0
 
 
 def test_without_a_folder_nothing_is_saved(model: treadle.Model) -> None:

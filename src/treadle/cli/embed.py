@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from treadle.cli.load import load_model
+from treadle.cli.load import counted, load_model, read_lines
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json
 
@@ -34,14 +32,18 @@ def command(
 
     MODEL is an encoder, or any other model: its last states, pooled as the file says.
     """
-    given = list(texts) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    from treadle.embedding import Embedder
+
+    given = list(texts) or read_lines()
     if not given:
         raise click.UsageError("no texts: name some, or write one a line on standard input")
     with (
         ProgressBar() as progress,
         load_model(model, progress, context=context, threads=threads) as loaded,
     ):
-        vectors = loaded.embed(given, normalize=normalize, dimensions=dimensions)
+        embedder = Embedder(loaded, normalize, dimensions)
+        name = counted("text" if texts else "line")
+        vectors = embedder.vectors(embedder.read(given, name))
     if as_json:
         print_json([{"index": i, "embedding": row} for i, row in enumerate(vectors.tolist())])
         return

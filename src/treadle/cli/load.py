@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,23 @@ def read_text(file: str) -> str:
         return octets.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileError("is not UTF-8", path=file, offset=error.start, expected="a text") from error
+
+
+def read_lines() -> list[str]:
+    """The lines of standard input, without blank ones at its end. Raises FileError for others."""
+    lines = [line.removesuffix("\r") for line in read_text("-").split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for i, line in enumerate(lines):
+        if not line.strip():
+            where = counted("line")(i)
+            raise FileError("is blank", path="standard input", where=where, expected="a text")
+    return lines
+
+
+def counted(what: str) -> Callable[[int], str]:
+    """What the i-th of these, from 0 on, is called: "line 1"."""
+    return lambda i: f"{what} {i + 1}"
 
 
 def near_names(path: Path) -> str:

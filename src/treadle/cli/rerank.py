@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from treadle.cli.load import load_model
+from treadle.cli.load import counted, load_model, read_lines
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, print_table
 
@@ -26,11 +24,14 @@ def command(
 
     MODEL is a reranker: a cross-encoder's folder of safetensors, or a GGUF that has its whole head.
     """
-    texts = list(documents) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    from treadle.rerank import Reranker
+
+    texts = list(documents) or read_lines()
     if not texts:
         raise click.UsageError("no documents: name some, or write one a line on standard input")
     with ProgressBar() as progress, load_model(model, progress, threads=threads) as loaded:
-        scores = loaded.rerank(query, texts).tolist()
+        name = counted("document" if documents else "line")
+        scores = Reranker(loaded).scores(query, texts, name).tolist()
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[:top]
     if as_json:
         print_json([{"index": i, "score": scores[i], "document": texts[i]} for i in best])

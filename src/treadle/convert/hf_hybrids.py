@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,8 @@ from treadle.files.keys import Keys
 from treadle.models.graphs.recurrence import FLAGS, INTERVAL
 
 ATTENTION = ("full_attention", "attention")  # words for layers with keys and values
+# Bounds of time steps that bound none, as transformers 4 and 5 write them.
+UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 _EVERY = 4  # Qwen's layers with keys and values, where config.json lists none
 
 
@@ -41,8 +44,15 @@ def _has_attention(keys: Keys, n_layer: int) -> list[bool]:
 
 def _conv_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     kinds = keys.get("layer_types")
-    given = keys.get("full_attn_idxs") or range(n_layer)
-    flags = _has_attention(keys, n_layer) if kinds else [i in given for i in range(n_layer)]
+    given = keys.get("full_attn_idxs")
+    whole = isinstance(given, list) and all(type(i) is int for i in given)
+    if given is not None and not whole:
+        keys.fail("full_attn_idxs", f"is {given!r:.60}", "a list of layers")
+    flags = (
+        _has_attention(keys, n_layer)
+        if kinds is not None
+        else [i in (given or range(n_layer)) for i in range(n_layer)]
+    )
     n_head_kv = keys.integer("num_key_value_heads", 8)
     return {
         "attention.head_count_kv": [n_head_kv if flag else 0 for flag in flags],
@@ -218,6 +228,9 @@ def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
         keys.refuse("num_local_experts", "is 0: treadle has this family's folders with experts")
     if keys.get("layer_types") is None:
         keys.refuse("layer_types", "is missing: treadle has layers of both kinds in this family")
+    limits = keys.get("time_step_limit")
+    if limits is not None and limits not in UNLIMITED:
+        keys.refuse("time_step_limit", f"is {limits!r:.60}: treadle bounds no time steps")
     flags, n_head_kv = _has_attention(keys, n_layer), keys.integer("num_key_value_heads", 0, lo=0)
     n_head_kv = n_head_kv or keys.integer("num_attention_heads")
     if all(flags):

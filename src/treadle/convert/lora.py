@@ -8,14 +8,13 @@ is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from treadle.files.target import check_target, files_of
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY, load_config, renamed
-from treadle.models.lora import Adapter, LowRank
+from treadle.models.lora import Adapter, LowRank, lora_scale
 
 if TYPE_CHECKING:
     from treadle.convert.peft import Peft
@@ -40,7 +39,9 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 Floats = npt.NDArray[np.float32]
-Adapters = Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]]
+Name = str | os.PathLike[str]
+Scaled = Name | tuple[Name, float]
+Adapters = Sequence[Scaled] | Mapping[Any, float]
 SUFFIXES = (".lora_a", ".lora_b")
 REFUSED = {  # matrices that a plan reads otherwise than by a product of all rows
     "token_embd.weight": "the token embeddings",
@@ -65,22 +66,22 @@ def open_adapter(path: str | os.PathLike[str], gguf: GGUF, config: Config) -> Ad
     return adapter
 
 
-def load_adapters(given: Adapters, engine: Engine) -> None:
+def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
     """Open several for an engine, each a path or a path and a scale, 1 where none is given: with
     these its new texts are read. Of two with one name the second gets a number behind it. Errors as
     ``open_adapter``'s, and TreadleError for what is neither.
     """
     adapters: list[Adapter] = []
     scales: list[float] = []
-    for one in [given] if isinstance(given, str | os.PathLike) else given:
+    for one in given:
         path, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
-        number = isinstance(scale, int | float) and not isinstance(scale, bool)
-        if not isinstance(path, str | os.PathLike) or not number or not math.isfinite(scale):
+        if not isinstance(path, str | os.PathLike):
             raise TreadleError(f"lora: {one!r:.80}: expected a path, or a path and a scale")
+        scale = lora_scale(f"lora: {one!r:.80}", scale)
         adapter, names = open_adapter(path, engine.gguf, engine.config), {a.name for a in adapters}
         others = (name for i in count(2) if (name := f"{adapter.name}-{i}") not in names)
         adapters.append(replace(adapter, name=next(others)) if adapter.name in names else adapter)
-        scales.append(float(np.float32(scale)))
+        scales.append(scale)
     engine.adapt(adapters)
     engine.cache.lora = tuple((i, scale) for i, scale in enumerate(scales) if scale)
 
@@ -151,14 +152,15 @@ def write_adapter(
         adapter = _of_peft(peft, config, pairs=True)
         for name, low in adapter.ranks.items():
             _check(adapter, name, low, gguf)
-    alpha = next(low.factor * low.rank for low in adapter.ranks.values())
+    # Not 0, which in such a file stands for factors of 1.
+    alpha = next((low.factor * low.rank for low in adapter.ranks.values() if low.factor), 1.0)
     writer = GGUFWriter(target)
     said = {"general.type": "adapter", "general.architecture": config.arch.name}
     said |= {"general.name": adapter.name, "adapter.type": "lora"}
     for key, value in {**said, "adapter.lora.alpha": float(alpha)}.items():
         writer.add(key, value)
     for name, low in adapter.ranks.items():
-        rest = low.factor * low.rank / alpha if alpha else 1.0
+        rest = low.factor * low.rank / alpha
         a, b = (by_name(own) if fmt is None else fmt for own in peft.types[name])
         writer.add_tensor(f"{name}.lora_a", low.a_shape, a, a.quantize_rows(low.a()))
         writer.add_tensor(
@@ -189,7 +191,10 @@ def _heads(name: str, config: Config) -> int:
         return 0
     if ARCHS[config.arch.name].rope != "norm":
         return 0
-    layer = config.layers[int(name.split(".")[1])]
+    number = name.split(".")[1]
+    if not number.isdecimal() or int(number) >= len(config.layers):
+        return 0  # it will be found to be no tensor of the model
+    layer = config.layers[int(number)]
     return layer.n_head if name.endswith(TURNED[0]) else layer.n_head_kv
 
 

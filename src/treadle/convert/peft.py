@@ -42,6 +42,8 @@ NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and wha
     "alora_invocation_tokens": "an activated LoRA, which begins within a text",
     "use_qalora": "QA-LoRA, which pools its inputs",
 }
+# Ways to begin for which PEFT takes B A off the model's weights, whenever it loads the adapter.
+TAKEN_OFF = ("pissa", "olora", "corda")
 
 Floats = npt.NDArray[np.float32]
 
@@ -122,6 +124,10 @@ def _refuse(keys: Keys) -> None:
     for key, what in NOT_ADDED.items():
         if keys.get(key):
             raise UnsupportedError(f"{keys.path}: {key}: {what}, which treadle does not add")
+    begun = keys.get("init_lora_weights")
+    if isinstance(begun, str) and begun.startswith(TAKEN_OFF):
+        what = f"init_lora_weights {begun:.40}: what was taken off the model's weights"
+        raise UnsupportedError(f"{keys.path}: {what}: save it converted to a plain LoRA")
     if keys.get("bias") not in (None, "none"):
         raise UnsupportedError(f"{keys.path}: bias {keys.get('bias')!r:.40}: trained biases")
 

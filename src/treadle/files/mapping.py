@@ -44,7 +44,7 @@ class MappedFile(mmap.mmap):
     start: int  # byte of the file that is the first here
     _found: tuple[int, ...]  # what the file was when it was mapped
     _begin: int  # address of the first byte
-    _row: int | None
+    _row: int | None = None
 
     def __new__(cls, fd: int, path: Path, start: int = 0, n_bytes: int = 0) -> MappedFile:
         """Map the open file ``fd``, or ``n_bytes`` of it from ``start`` on, a multiple of

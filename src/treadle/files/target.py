@@ -79,18 +79,18 @@ def room(path: Name, need: int) -> str:
 
 
 @contextmanager
-def new_file(path: Name, need: int = 0) -> Iterator[IO[bytes]]:
+def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file that takes the place of ``path`` when ``with`` ends: whole, or not at all.
 
     It is written beside it. Raises FileError where the system refuses; ``need`` is then how many
-    bytes it was to have, for a disk that is full.
+    bytes it was to have, for a disk that is full; ``mode``: who may read and write it.
     """
     import secrets  # brings OpenSSL along, and readers of files need none of it
 
     path = Path(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("xb") as file:
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

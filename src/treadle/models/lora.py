@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import UnsupportedError
+from treadle.errors import TreadleError, UnsupportedError
 from treadle.record import dataclass
 
 Floats = npt.NDArray[np.float32]
+MOST_SCALE = 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,3 +44,12 @@ class Adapter:
         if rest := self.ranks.keys() - met:
             what = "takes part in no product that an adapter can add to"
             raise UnsupportedError(f"{self.path}: {min(rest)} {what}")
+
+
+def lora_scale(of: str, scale: Any) -> float:
+    """A scale as float32 has it. Raises TreadleError, which names what it is ``of``."""
+    number = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
+    if not number or not abs(scale) <= MOST_SCALE:
+        expected = f"a number from -{MOST_SCALE:g} to {MOST_SCALE:g}"
+        raise TreadleError(f"{of}: the scale {scale!r:.40}: expected {expected}")
+    return float(np.float32(scale))

@@ -101,11 +101,11 @@ def of_model(here: Here) -> Iterator[Told]:
     yield "in_memory_bytes", in_memory
     yield "in_huge_pages_bytes", huge
     resident, files = in_memory or 0, " ".join(shlex.quote(str(path)) for path in model.files)
-    if here.usable and size > here.usable.free_bytes + resident:
+    if short := residence.shortage(model.files, here.cgroup, here.proc):
         yield (
             f"the model ({size / 2**30:.1f} GiB) is larger than the memory there is for it "
-            f"({(here.usable.free_bytes + resident) / 2**30:.1f} GiB, for {here.usable.what}), so "
-            f"each token reads from disk: {here.usable.cure}, or take a smaller format"
+            f"({short.for_it / 2**30:.1f} GiB, for {short.bound.what}), so each token reads from "
+            f"disk: {short.bound.cure}, or take a smaller format"
         )
     elif in_memory is not None and resident < machine.ENOUGH * size:
         yield (

@@ -24,12 +24,15 @@ OWN_LIMITS = (
 
 
 class MemoryBound(NamedTuple):
-    """One limit: bytes that it still leaves, bytes that it allows in all, its name and its cure."""
+    """One limit: bytes that it still leaves, bytes that it allows in all, its name and its cure;
+    and bytes of files in use, which it counts as taken though they could be given up.
+    """
 
     free_bytes: int
     limit_bytes: int
     what: str
     cure: str
+    file_bytes: int = 0
 
 
 def usable_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> MemoryBound | None:
@@ -42,10 +45,14 @@ def usable_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> MemoryBound | Non
 
 def memory_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
     """The host's free memory, then all that limits this process further."""
+    return [*page_bounds(cgroup, proc), *_of_process(proc)]
+
+
+def page_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
+    """Those that pages of files count for: not the process's own, of what it may map."""
     total, available = host_memory(proc)
     host = MemoryBound(available, total, "the machine's free memory", "stop other programs")
-    limits = [*_of_groups(cgroup, proc), *_of_process(proc)]
-    return [host, *limits] if available else limits
+    return [*([host] if available else ()), *_of_groups(cgroup, proc)]
 
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
@@ -67,23 +74,25 @@ def _of_groups(root: Path, proc: Path) -> Iterator[MemoryBound]:
 
     Above ``memory.high`` nobody is killed, but the kernel holds the process up to get memory back.
     """
-    places = [("", "memory.max", "memory.current", "inactive_file")]
-    places += [("", "memory.high", "memory.current", "inactive_file")]
-    places += [("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")]
-    for controller, limit_name, used_name, idle_name in places:
+    places = [("", "memory.max", "memory.current", "")]
+    places += [("", "memory.high", "memory.current", "")]
+    places += [("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")]
+    for controller, limit_name, used_name, prefix in places:
         for folder in machine.groups(controller, root, proc):
             limit = machine.read_text(folder / limit_name)
             if not limit.isdigit() or int(limit) >= NO_LIMIT:
                 continue
             used = machine.read_text(folder / used_name)
             # Pages of files that nobody uses are given up when room is needed.
-            idle = _fields(folder / "memory.stat").get(idle_name, 0)
+            stat = _fields(folder / "memory.stat")
+            idle = stat.get(f"{prefix}inactive_file", 0)
             in_use = max(0, int(used) - idle) if used.isdigit() else 0
             yield MemoryBound(
                 max(0, int(limit) - in_use),
                 int(limit),
                 f"the control group's limit of {_mib(int(limit))}",
                 "raise it (docker --memory, Kubernetes limits.memory)",
+                stat.get(f"{prefix}active_file", 0),
             )
 
 

@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treadle.errors import FileError
 from treadle.files.mapping import MappedFile, map_file, resident_pages
-from treadle.runtime.memory import MemoryBound, usable_memory
+from treadle.runtime.machine import CGROUP, PROC
+from treadle.runtime.memory import MemoryBound, page_bounds
 from treadle.runtime.sigbus import guard_mappings
 from treadle.system import SYSTEM
 
 HUGE = 2 << 20  # bytes
-PROC = Path("/proc")
 
 
 def resident_bytes(path: Path) -> int | None:
@@ -30,7 +31,7 @@ def resident_bytes(path: Path) -> int | None:
     n_bytes = path.stat().st_size
     if not n_bytes:
         return 0
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, FileError):
         return min(n_bytes, int(resident_pages(_map(path)).sum()) * mmap.PAGESIZE)
     return None
 
@@ -43,16 +44,21 @@ class Shortage(NamedTuple):
     bound: MemoryBound
 
 
-def shortage(paths: Iterable[Path]) -> Shortage | None:
+def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) -> Shortage | None:
     """What memory lacks for a model's files; None where it holds all of them, or nobody says.
 
     What they have of it already counts as theirs.
     """
-    paths, bound = list(paths), usable_memory()
-    size = sum(path.stat().st_size for path in paths)
-    if bound is None or size <= bound.free_bytes:
+    paths, bounds = list(paths), page_bounds(cgroup, proc)
+    try:
+        size = sum(path.stat().st_size for path in paths)
+    except OSError:  # named from another folder, or gone
         return None
-    for_it = bound.free_bytes + sum(resident_bytes(path) or 0 for path in paths)
+    if all(size <= bound.free_bytes for bound in bounds):
+        return None
+    resident = sum(resident_bytes(path) or 0 for path in paths)
+    rooms = [(bound.free_bytes + min(resident, bound.file_bytes), bound) for bound in bounds]
+    for_it, bound = min(rooms, key=lambda room: room[0])
     return Shortage(size, for_it, bound) if size > for_it else None
 
 
@@ -63,7 +69,7 @@ def huge_bytes(path: Path) -> int | None:
     """
     if not path.stat().st_size or not PROC.exists():
         return None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, FileError):
         mapped, per = _map(path), HUGE // mmap.PAGESIZE
         present = resident_pages(mapped)
         for page in range(0, len(present), per):

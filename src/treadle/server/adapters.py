@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from starlette.requests import Request
 
 from treadle.arguments import lora_scales
 from treadle.server.asked import adapters
-from treadle.server.problems import ApiError
 from treadle.server.service import service_of
-from treadle.server.wire import Json, Response
+from treadle.server.wire import Json, Response, parse_any, read_body
 
 
 async def show(request: Request) -> Response:
@@ -29,9 +25,6 @@ async def show(request: Request) -> Response:
 async def change(request: Request) -> Response:
     """``POST /lora-adapters``: scales of texts from now on; adapters not named get 0."""
     engine = service_of(request).model.engine
-    try:
-        body: Any = json.loads(await request.body())
-    except ValueError as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from None
+    body = parse_any(await read_body(request))
     engine.cache.lora = lora_scales(adapters("body", body), engine)
     return Json({"success": True})

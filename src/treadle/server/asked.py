@@ -372,5 +372,10 @@ def check_text(said: str, model: Model) -> None:
     takes a second for some megabytes. A token of ordinary text has 4 characters, one of blanks
     up to some hundred.
     """
-    if len(said) > 512 * model.n_ctx + 4096:
+    if len(said) > most_characters(model):
         raise too_long(len(said) // 512, room(model), at_least=True)
+
+
+def most_characters(model: Model) -> int:
+    """Of a text that is worth tokenizing."""
+    return 512 * model.n_ctx + 4096

@@ -11,9 +11,9 @@ import numpy as np
 
 from treadle.embedding import EUCLIDEAN, NOTHING, Embedder, scaled
 from treadle.errors import TreadleError
-from treadle.server.asked import check_length, check_text, is_ids
+from treadle.server.asked import check_length, check_text, is_ids, most_characters, room
 from treadle.server.fields import Table, one_of, read_fields, whole, wrong
-from treadle.server.problems import ApiError
+from treadle.server.problems import ApiError, within
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, read_json, result
 
@@ -78,12 +78,13 @@ def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
 
 
 async def embed(
-    service: Service, value: Any, embedder: Embedder, name: str = "input"
+    service: Service, value: Any, embedder: Embedder, name: str = "input", *, cut: bool = False
 ) -> tuple[np.ndarray, int]:
     """Vectors float32 ``[n_texts, n]``, and how many tokens were read. Batches and steps of texts
-    take turns. Raises ApiError, TreadleError.
+    take turns. ``cut``: read of a text that is too long what there is room for. Raises ApiError,
+    TreadleError.
     """
-    texts = await service.prepare(_read, value, service.model, name)
+    texts = await service.prepare(_read, value, service.model, name, cut)
     made = [np.zeros((0, embedder.n), np.float32)]
     for batch in service.model.engine.together(texts):
         job = service.engine.submit(lambda ids=batch: embedder.run(ids))  # type: ignore[misc]
@@ -93,21 +94,31 @@ async def embed(
     return np.concatenate(made), n_tokens
 
 
-def _read(value: Any, model: Model, name: str) -> list[list[int]]:
+def _read(value: Any, model: Model, name: str, cut: bool) -> list[list[int]]:
     """A text, ids, or a list of either."""
-    several = isinstance(value, list) and not is_ids(value)
+    several = isinstance(value, list) and not (value and is_ids(value))
     items = value if several else [value]
     if value is None or not items or len(items) > MAX_INPUTS:
         raise ApiError(400, f"{name}: expected 1 to {MAX_INPUTS} texts", param=name)
     made = []
-    for item in items:
-        if isinstance(item, str):
-            check_text(item, model)
-            item = model.tokenize(item)
-        elif not is_ids(item):
+    for i, item in enumerate(items):
+        if not isinstance(item, str) and not is_ids(item):
             raise wrong(name, item, "texts, or lists of token ids")
-        made.append(check_length(item, model))
+        with within(f"{name}[{i}]" if several else name):
+            made.append(check_length(_ids(item, model, cut), model))
     return made
+
+
+def _ids(item: str | list[int], model: Model, cut: bool) -> list[int]:
+    """Where some are cut off, a text still ends with the token that ends it."""
+    if isinstance(item, list):
+        return item[: room(model)] if cut else item
+    if not cut:
+        check_text(item, model)
+        return model.tokenize(item)
+    ids, most = model.tokenize(item[: most_characters(model)]), room(model)
+    ends = model.tokenizer.add_eos or model.tokenizer.add_sep
+    return [*ids[: most - 1], ids[-1]] if ends and len(ids) > most else ids[:most]
 
 
 def _base64(vector: np.ndarray) -> str:

@@ -124,20 +124,22 @@ class EngineThread:
         """Compile the plans of every size of batch, so that nobody's first token waits for it."""
         drafter = self.scheduler.drafting.drafter
         for engine in (self.model.engine, *((drafter.engine,) if drafter else ())):
-            self._warm_engine(engine)
+            adapted = bool(engine.adapters)  # a deterministic engine runs no other plans then
+            for lora in {adapted, adapted and engine.deterministic}:
+                self._warm_engine(engine, lora)
 
-    def _warm_engine(self, engine: Engine) -> None:
+    def _warm_engine(self, engine: Engine, lora: bool) -> None:
         sizes = [n for n in batch_sizes(engine.device.isa) if n < engine.max_tokens]
         config = engine.config
         if config.scores or "logits" not in GRAPHS[config.arch.graph].outputs:
             for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer texts are rare
-                engine.plan(n_tokens, 1, "embedding")
+                engine.plan_for(n_tokens, 1, "embedding", lora)
             return
         for n_tokens in (*sizes, engine.max_tokens):
             for n_outputs in (*sizes, OUTPUTS):
                 large = n_tokens == engine.max_tokens
                 if (large or n_outputs <= n_tokens) and not self._stopping:
-                    engine.plan(n_tokens, n_outputs)
+                    engine.plan_for(n_tokens, n_outputs, "logits", lora)
 
     def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():

@@ -199,10 +199,12 @@ def _ns(seconds: float) -> int:
 async def embed_texts(request: Request) -> Response:
     """``POST /api/embed``."""
     service, body = service_of(request), await read_json(request)
-    embedder = embedder_of(service.model, read_fields(body, CUT))
+    given = read_fields(body, {**CUT, "truncate": flag})
+    embedder = embedder_of(service.model, given)
     if body.get("input") == []:
         return Json({"model": service.name, "embeddings": []})
-    vectors, n_tokens = await result(request, embed(service, body.get("input"), embedder))
+    work = embed(service, body.get("input"), embedder, cut=given.get("truncate", True))
+    vectors, n_tokens = await result(request, work)
     return Json(
         {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import ceil
 from typing import Any
 
@@ -70,6 +72,17 @@ def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
         n_prompt_tokens=n_prompt,
         n_ctx=n_ctx,
     )
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """What goes wrong is said of this part of a body."""
+    try:
+        yield
+    except (ApiError, TreadleError) as error:
+        problem = problem_of(error)
+        problem.message, problem.param = f"{where}: {problem.message}", where
+        raise problem from error
 
 
 def busy(message: str, retry_s: float = RETRY_S) -> ApiError:

@@ -10,7 +10,7 @@ from treadle.rerank import Pair, Reranker
 from treadle.server.asked import check_length, check_text
 from treadle.server.embeddings import MAX_INPUTS
 from treadle.server.fields import Table, flag, read_fields, text, whole, wrong
-from treadle.server.problems import ApiError
+from treadle.server.problems import ApiError, within
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, read_json, result
 
@@ -70,9 +70,10 @@ def _read(model: Model, query: str, documents: list[str]) -> tuple[Reranker, lis
     except UnsupportedError as error:
         raise ApiError(501, str(error), code="unsupported") from error
     pairs = []
-    for document in documents:
-        check_text(query, model)
-        check_text(document, model)
-        ids, second = reranker.pair(query, document)
-        pairs.append((check_length(ids, model), second))
+    check_text(query, model)
+    for i, document in enumerate(documents):
+        with within(f"documents[{i}]"):
+            check_text(document, model)
+            ids, second = reranker.pair(query, document)
+            pairs.append((check_length(ids, model), second))
     return reranker, pairs

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from treadle.errors import FileError
+from treadle.kvfile import save_session
 from treadle.server.asked import room
 from treadle.server.fields import Table, read_fields, text
 from treadle.server.problems import ApiError, busy
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 Act = Callable[["Model", Slot, Path], dict[str, Any]]
 FILE: Table = {"filename": text}
-MOST_BYTES = 255  # of a file's name
+MOST_BYTES = 240  # of a file's name, beside which it is written under a longer one
 
 
 async def slots(request: Request) -> Response:
@@ -71,21 +72,20 @@ async def act(request: Request) -> Response:
     service.check_ready()
     slot = _slot(service, request.path_params["id"])
     path = Path() if action == "erase" else _path(service, await read_json(request))
-    job = partial(acts[action], service.model, slot, path)
+    job = partial(_act, acts[action], service.model, slot, path)
     try:
         return Json(await asyncio.wrap_future(service.engine.submit(job)))
     except FileError as error:
-        raise ApiError(400, f"filename: {error}", param="filename") from None
+        said = str(error).replace(str(path), path.name)  # the folder is the operator's
+        raise ApiError(400, f"filename: {said}", param="filename") from None
 
 
 def _slot(service: Service, word: str) -> Slot:
     found = service.engine.slots
-    if not word.isascii() or not word.isdecimal() or int(word[:9]) >= len(found):
+    number = word.isascii() and word.isdecimal() and len(word) <= 9
+    if not number or int(word) >= len(found):
         raise ApiError(400, f"id: expected a slot from 0 to {len(found) - 1}", param="id")
-    slot = found[int(word)]
-    if slot.text is not None:
-        raise busy(f"slot {slot.id} is at work")
-    return slot
+    return found[int(word)]
 
 
 def _path(service: Service, body: dict[str, Any]) -> Path:
@@ -112,17 +112,25 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
 # -- in the engine's thread -----------------------------------------------------------------------
 
 
+def _act(act: Act, model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+    if slot.text is not None:
+        raise busy(f"slot {slot.id} is at work")
+    return act(model, slot, path)
+
+
 def _save(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
     """Write what the slot's text has; pages that have given way to others are read again."""
-    began, ids = time.perf_counter(), slot.ids
+    began, ids = time.perf_counter(), slot.ids[: model.n_ctx]  # the last may never have been read
     if not ids:
         raise ApiError(400, f"slot {slot.id} is empty", param="id")
+    if slot.lora:
+        raise ApiError(400, f"slot {slot.id}: a text with adapters cannot be saved", param="id")
     with model.engine.lock:
         model._turns.scheduler.make_room(len(ids))
         session = Session(model.engine, slot.lora)
         try:
             session.prefill(ids)
-            session.save(path)
+            save_session(path, model.engine, session.seq, mode=0o600)  # it says what users said
         finally:
             session.close()
     return {

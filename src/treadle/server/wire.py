@@ -121,17 +121,22 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def parse(raw: bytes) -> dict[str, Any]:
     """An object of JSON. Raises ApiError that says where it is broken."""
+    found = parse_any(raw)
+    if not isinstance(found, dict):
+        raise ApiError(400, f"the body is {type(found).__name__}: expected an object")
+    return found
+
+
+def parse_any(raw: bytes) -> Any:
+    """A value of JSON. Raises ApiError as ``parse`` does."""
     try:
-        found = json.loads(raw.decode("utf-8"), parse_constant=_no_number)
+        return json.loads(raw.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deep") from None
     except ValueError as error:  # JSONDecodeError, and numbers of 5000 digits
         raise ApiError(400, f"the body is no JSON: {str(error)[:200]}") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, f"the body is {type(found).__name__}: expected an object")
-    return found
 
 
 def _no_number(name: str) -> None:

@@ -78,7 +78,7 @@ class Stage(Engine):
         with self.lock:
             self._copy(batch.copies)
             output = batch.output if self.is_last else "stream"
-            ready = self._last = self._plan_for(batch.n_tokens, batch.n_outputs, output)
+            ready = self._last = self.plan_for(batch.n_tokens, batch.n_outputs, output)
             block = ready.run.block
             block[:] = np.frombuffer(batch.inputs, np.uint8, len(block))
             for name, buffer in ready.plan.takes.items():
