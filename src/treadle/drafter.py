@@ -24,6 +24,7 @@ from treadle.text.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
+    from treadle.rows import Rows
 
 LEAST = 32  # tokens of a text that it reads at a time, at least; and before anything was measured
 STEP_S = 0.06  # that it reads for at a time: others wait for it
@@ -32,7 +33,7 @@ FIRST_LOOK = Look(first=True)
 K = TypeVar("K", bound=Hashable)
 
 
-class _Text:
+class Text:
     """What it has of one text: ``seq`` holds ids from ``start`` on, ``n`` of which are the text's;
     what is behind them was drafted.
     """
@@ -61,9 +62,9 @@ class Drafter:
     def __init__(
         self, engine: Engine, n_vocab: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._clock = clock
+        self._clock, self._before = clock, BEFORE
         self.engine, self._n_vocab = engine, min(n_vocab, engine.config.n_vocab)
-        self._texts: dict[Hashable, _Text] = {}
+        self._texts: dict[Hashable, Text] = {}
         self._steps = Times()  # of texts that go on by one token
         self._token_s = 0.0  # of what it reads
 
@@ -77,7 +78,7 @@ class Drafter:
         ``step_s``.
         """
         if not self._steps:
-            return n_ids * BEFORE * step_s
+            return n_ids * self._before * step_s
         return n_ids * self._steps.predicted(n_texts)
 
     def knows(self, owner: Hashable, ids: Ids[int]) -> bool:
@@ -102,7 +103,7 @@ class Drafter:
                 return
             if text is not None:
                 text.seq.close()
-            text = _Text(self.engine.cache.sequence(), max(len(ids) - may, 0))
+            text = Text(self.engine.cache.sequence(), max(len(ids) - may, self._first(owner)))
             self._texts[owner] = text
         step = max(int(STEP_S / self._token_s), LEAST) if self._token_s else LEAST
         at = text.start + text.n
@@ -111,7 +112,7 @@ class Drafter:
             return
         began = self._now()
         try:
-            self.engine.run([Part(text.seq, part, 0)])
+            self._read(owner, text, part)
         except ContextFullError:  # others hold its pages
             self._texts.pop(owner).seq.close()
         else:
@@ -130,7 +131,7 @@ class Drafter:
                 break
             began = self._now()
             try:
-                rows = self.engine.sample(parts)
+                rows = self._sample(going, parts)
             except ContextFullError:  # others hold its pages
                 break
             if all(len(part.ids) == 1 for part in parts):
@@ -141,6 +142,18 @@ class Drafter:
                 if 0 <= token < self._n_vocab:
                     made[owner].append(token)
         return made
+
+    def _first(self, owner: Hashable) -> int:
+        """Where in a text it may begin to read."""
+        return 0
+
+    def _read(self, owner: Hashable, text: Text, ids: Ids[int]) -> None:
+        """Read what comes next in a text."""
+        self.engine.run([Part(text.seq, ids, 0)])
+
+    def _sample(self, owners: Ids[Hashable], parts: list[Part]) -> Rows:
+        """What comes behind each of these texts' parts."""
+        return self.engine.sample(parts)
 
     def _part(self, owner: Hashable, ids: Ids[int], behind: list[int]) -> Part:
         text = self._texts[owner]

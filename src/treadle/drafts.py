@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from treadle.errors import TreadleError
+from treadle.errors import FileError, TreadleError
 from treadle.speculate import Gate
 
 if TYPE_CHECKING:
@@ -33,12 +33,20 @@ class Drafting:
         self._opened: Drafter | None = None  # kept where it has failed
         self.cost = 0.0
 
-    def open(self, path: str | os.PathLike[str] | None, engine: Engine) -> None:
-        """Take the model at ``path``, if there is one, for a second one beside that of ``engine``.
+    def open(
+        self,
+        path: str | os.PathLike[str] | None,
+        engine: Engine,
+        speculate: bool | None,
+    ) -> bool:
+        """Take the model at ``path``, if there is one, for a second one beside that of ``engine``;
+        else a layer of its own file that predicts further tokens, unless ``speculate`` is False.
+        Whether texts are to have drafts: None leaves that to the file.
+
         Raises FileError, UnsupportedError.
         """
         if path is None:
-            return
+            return self._open_own(engine, speculate)
         from treadle.convert.open import open_model  # few have a second model
         from treadle.drafter import open_drafter
         from treadle.files.target import file_name
@@ -49,6 +57,22 @@ class Drafting:
         except BaseException:
             gguf.close()
             raise
+        return True
+
+    def _open_own(self, engine: Engine, speculate: bool | None) -> bool:
+        if engine.cache.states:  # no way back
+            return False
+        if speculate is not False and engine.config.arch.nextn and engine.has_states:
+            from treadle.models.graphs.nextn import has_nextn
+
+            if has_nextn(engine.gguf, engine.config):
+                from treadle.nextn import open_nextn  # few files have one
+
+                try:
+                    self.drafter = self._opened = open_nextn(engine)
+                except FileError as error:
+                    warnings.warn(f"no drafts by the file's own layer: {error}", stacklevel=4)
+        return bool(speculate) or self.drafter is not None
 
     def close(self) -> None:
         """Let go of the second model."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CHUNK = N_BATCH  # tokens of a prefill, or of short texts, that one run takes
 OUTPUTS = 128  # rows of logits that one run gives at most
+OF_ROWS = "logits", "ahead"  # outputs with a row for each that is wanted; others have texts'
 T = TypeVar("T")
 
 
@@ -46,6 +47,7 @@ class Engine:
     """
 
     cache_type: ClassVar[type[KVCache]] = KVCache
+    has_states: ClassVar[bool] = True  # a run leaves its tokens' states where they can be read
 
     def __init__(
         self,
@@ -73,7 +75,8 @@ class Engine:
         self._ready: dict[tuple[int, int, str, bool], Ready] = {}
         self._arena, self._arena_bytes = device.memory(0), 0
         self._rows: weakref.ref[Rows] | None = None  # of the last run, for samplers
-        self._closed = False
+        self._closed, self.sampled = False, "logits"  # the output that ``sample`` runs
+        self.watch: Callable[[Ids[Part], Ready], None] | None = None  # sees each run of it
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, GEMV_TOKENS[-1] + 1)
@@ -147,7 +150,7 @@ class Engine:
 
     def sample(self, parts: Ids[Part]) -> Rows:
         """The same for samplers: of each output the largest logits, as its part's looks say."""
-        return self._run(parts, partial(self._read_rows, parts))
+        return self._run(parts, partial(self._read_rows, parts), None, self.sampled)
 
     def run_timed(self, parts: Ids[Part]) -> list[tuple[str, float]]:
         """The same, giving each step's label and seconds instead of logits."""
@@ -192,7 +195,7 @@ class Engine:
                 seqs += (self.cache.sequence() for _ in texts)
                 each = zip(seqs, texts, seconds, strict=True)
                 parts = [Part(seq, ids, 0, (), second) for seq, ids, second in each]
-                read = partial(self._read_vectors, "embedding" if unit else "pooled")
+                read = partial(self._read, "embedding" if unit else "pooled", "n_parts")
                 return self._run(parts, read, None, "embedding")
             except ContextFullError:
                 if len(texts) == 1:
@@ -210,12 +213,13 @@ class Engine:
         """
         if not len(ids):
             raise TreadleError("no tokens")
+        read = partial(self._read, "states", "n_tokens")
         with self.lock:
-            return np.concatenate(self._in_runs(ids, self._read_states, "states"))
+            return np.concatenate(self._in_runs(ids, read, "states"))
 
     def _embed_long(self, ids: Ids[int], unit: bool) -> np.ndarray:
         """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
-        pooled = self._in_runs(ids, partial(self._read_vectors, "pooled"), "embedding")
+        pooled = self._in_runs(ids, partial(self._read, "pooled", "n_parts"), "embedding")
         pooled = [row.astype(np.float64) for row in pooled]
         n, step = len(ids), self.max_tokens
         mean = np.average(pooled, 0, [min(step, n - at) for at in range(0, n, step)])
@@ -338,7 +342,7 @@ class Engine:
                 f"a batch of {n_tokens} tokens and {n_outputs} outputs; "
                 f"at most {self.max_tokens} and {OUTPUTS}"
             )
-        n_outputs = n_outputs if output == "logits" else len(parts)
+        n_outputs = n_outputs if output in OF_ROWS else len(parts)
         return self.plan_for(n_tokens, n_outputs, output, adapted)
 
     def check_ids(self, ids: Ids[int]) -> None:
@@ -368,10 +372,11 @@ class Engine:
 
     def _logits(self, ready: Ready) -> Callable[[], np.ndarray]:
         """Reads the logits of the last run, float32 ``[n_outputs, n_vocab]``."""
-        buffer = ready.plan.outputs["logits"]
-        return ready.reader(buffer, ready.run.n_outputs, self.config.n_vocab)
+        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
 
     def _read_rows(self, parts: Ids[Part], ready: Ready) -> Rows:
+        if self.watch is not None:
+            self.watch(parts, ready)
         at, n = ready.plan.offsets[ready.plan.outputs["top"]], ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()
         looks = [part.looks for part in parts for _ in range(part.n_outputs)]
@@ -379,14 +384,9 @@ class Engine:
         self._rows = weakref.ref(rows)
         return rows
 
-    def _read_vectors(self, name: str, ready: Ready) -> np.ndarray:
-        """An output with a row of ``n_embd`` values for each part."""
-        buffer, n = ready.plan.outputs[name], ready.run["n_parts"]
-        return ready.rows(buffer, n, self.config.n_embd).copy()
-
-    def _read_states(self, ready: Ready) -> np.ndarray:
-        buffer, n = ready.plan.outputs["states"], ready.run["n_tokens"]
-        return ready.rows(buffer, n, self.config.n_embd).copy()
+    def _read(self, name: str, count: str, ready: Ready) -> np.ndarray:
+        """An output with a row of ``n_embd`` values for each of the run's ``count``."""
+        return ready.rows(ready.plan.outputs[name], ready.run[count], self.config.n_embd).copy()
 
     def close(self) -> None:
         """Stop the threads and let go of the weights. The engine may not run again."""

@@ -67,7 +67,7 @@ def load(
     kv_bytes: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int = CACHE_BYTES,
-    speculate: bool = False,
+    speculate: bool | None = None,
     draft: str | os.PathLike[str] | None = None,
     lora: Adapters = (),
     isa: str | None = None,
@@ -83,10 +83,10 @@ def load(
     ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys and values take
     at most, of all of them together, None for no other limit; ``cache_dir``: a folder where they
     outlive the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come
-    next in the text itself, and check it in the same step; ``draft``: a smaller model with the same
-    tokens, to guess it; ``lora``: adapters, each a path or a path and a scale; ``isa``: an
-    instruction set's name, None for the best here; ``progress(stage, done, total)`` is called
-    during long work.
+    next in the text itself, and check it in the same step, None for models with layers of their own
+    that predict further tokens; ``draft``: a smaller model with the same tokens, to guess it;
+    ``lora``: adapters, each a path or a path and a scale; ``isa``: an instruction set's name, None
+    for the best here; ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, and TreadleError for settings out of range.
     """
@@ -122,7 +122,7 @@ class Model:
         kv_bytes: int | None,
         cache_dir: str | os.PathLike[str] | None,
         cache_bytes: int,
-        speculate: bool,
+        speculate: bool | None,
         draft: str | os.PathLike[str] | None,
         lora: Adapters,
         isa: str | None,
@@ -151,8 +151,7 @@ class Model:
 
             self.engine.cache.store = PageStore(self.engine, file_name(cache_dir), cache_bytes)
         self._turns = Turns(Scheduler(self.engine))
-        self._turns.scheduler.drafting.open(draft, self.engine)
-        self.speculate = bool(speculate or draft) and not self.engine.cache.states  # no way back
+        self.speculate = self._turns.scheduler.drafting.open(draft, self.engine, speculate)
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:

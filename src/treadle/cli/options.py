@@ -262,7 +262,8 @@ KEEP = (
 SPECULATE = click.option(
     "--speculate/--no-speculate", default=None,
     help="Look up what may come next in the text itself and check it in the same step: quicker "
-    "where a text repeats much of its prompt. Off by default.",
+    "where a text repeats much of its prompt. Off by default, but for models with layers that "
+    "predict further tokens (MTP), which then draft too.",
 )  # fmt: skip
 DRAFT = click.option(
     "--draft", metavar="MODEL",

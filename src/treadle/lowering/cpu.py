@@ -103,6 +103,7 @@ ELSEWHERE = {
     "experts": "treadle.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.lowering.latent"),
     **dict.fromkeys(_STATES, "treadle.lowering.states"),
+    "embedded_beside": "treadle.lowering.beside",
 }
 
 

@@ -55,6 +55,8 @@ class Arch:
     mixer: of layers with keys and values, a name in ``models.mixers.MIXERS``.
     state: of those that have none and keep a state instead.
     names: tensors that files call otherwise, "blk.N." cut off: their name, and that of the graph.
+    nextn: which states the layers read that predict further tokens: those behind the last layer,
+        ``plain`` or ``normed``; "": treadle has none of this architecture's.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Arch:
     mixer: str = "attention"
     state: str = ""
     names: tuple[tuple[str, str], ...] = ()
+    nextn: Literal["", "plain", "normed"] = ""
 
 
 ARCHS: dict[str, Arch] = {
@@ -139,9 +142,10 @@ ARCHS: dict[str, Arch] = {
             needs=POST_ATTENTION,
             lacks=FFN_NORM,
             keys=((EXPERTS_GATING, 2),),
+            nextn="plain",
         ),
         # DeepSeek V2 and V3, GLM-4.7-Flash
-        Arch("deepseek2", rope="norm", mixer="latent"),
+        Arch("deepseek2", rope="norm", mixer="latent", nextn="plain"),
         Arch(
             "minimax-m2",
             needs=QK_NORM,

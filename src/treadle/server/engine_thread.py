@@ -139,7 +139,7 @@ class EngineThread:
             for n_outputs in (*sizes, OUTPUTS):
                 large = n_tokens == engine.max_tokens
                 if (large or n_outputs <= n_tokens) and not self._stopping:
-                    engine.plan_for(n_tokens, n_outputs, "logits", lora)
+                    engine.plan_for(n_tokens, n_outputs, engine.sampled, lora)
 
     def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():

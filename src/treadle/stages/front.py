@@ -61,6 +61,7 @@ class FrontEngine(Engine):
     """
 
     cache_type: ClassVar[type[KVCache]] = LiveCache
+    has_states: ClassVar[bool] = False
     n_lost = 0  # times that a stage was lost
 
     def __init__(self, *args: Any, **settings: Any) -> None:

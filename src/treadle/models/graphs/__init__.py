@@ -8,5 +8,10 @@ from treadle.models.structure import Graph, Late
 GRAPHS = Late[Graph](
     __name__,
     {"decoder": DECODER},
-    late={"encoder": "encoder.ENCODER", "halves": "halves.HALVES", "gemma4": "gemma4.GEMMA4"},
+    late={
+        "encoder": "encoder.ENCODER",
+        "halves": "halves.HALVES",
+        "gemma4": "gemma4.GEMMA4",
+        "nextn": "nextn.NEXTN",
+    },
 )

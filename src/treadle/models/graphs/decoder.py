@@ -71,6 +71,14 @@ def logits(g: Ops, x: Rows) -> None:
     g.result("logits", g.linear("output", h, name))
 
 
+def ahead(g: Ops, x: Rows) -> None:
+    """Logits, and of all tokens the states that a nextn layer reads (``nextn.py``)."""
+    logits(g, x)
+    if g.config.arch.nextn == "normed":
+        x = g.norm("output_norm.all", x, "output_norm", centred=g.config.centred)
+    g.result("ahead", x)
+
+
 def embedding(g: Ops, x: Rows) -> None:
     """A vector for each text, and the same of length 1."""
     h, how = _normed(g, x), g.config.pooling
@@ -102,7 +110,13 @@ LAYER_ROWS = (*MIXERS["attention"].rows, *FFNS["gated"].rows)  # of most decoder
 
 DECODER = Graph(
     build=build,
-    outputs={"logits": logits, "embedding": embedding, "states": states, "stream": stream},
+    outputs={
+        "logits": logits,
+        "embedding": embedding,
+        "states": states,
+        "stream": stream,
+        "ahead": ahead,
+    },
     rows=MODEL_ROWS,
     sizes=lambda config: {
         "one": 1,

@@ -1,0 +1,230 @@
+"""A file's own drafts: the layer that predicts further tokens says what it should, and the text is
+that without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.reference import fed, normed, tensor_of
+from tests.reference import mixed as attended
+from tests.test_drafter import Always
+from tests.tiny import rounding, write_model
+from treadle.batch import Part
+from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.formats import by_name
+from treadle.kernels.top import Look
+from treadle.nextn import KEPT, NextnDrafter, States
+
+LAYERS = 3  # of the model; the one behind them predicts
+STEM = f"blk.{LAYERS}.nextn."
+SIZES: dict[str, dict[str, int]] = {
+    "glm4moe": {"n_expert": 4, "n_ff_exp": 64, "n_expert_shared": 1},
+    "deepseek2": {},
+}
+Change = Callable[[dict[str, Any]], None]
+
+
+def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **sizes: Any) -> Path:
+    """A small random model with such a layer; ``change`` is given all tensors."""
+    write_model(path, arch, n_layer=LAYERS + 1, tied=0, **{**SIZES.get(arch, {}), **sizes})
+    rng = np.random.default_rng(3)
+    with open_gguf(path) as file:
+        tensors: dict[str, Any] = {
+            name: tensor.dequantize() for name, tensor in file.tensors.items()
+        }
+        metadata = {key: (file.metadata[key], file.types.get(key)) for key in file.metadata}
+    n_embd = tensors["token_embd.weight"].shape[1]
+    tensors[f"{STEM}eh_proj.weight"] = rng.standard_normal((n_embd, 2 * n_embd)) / np.sqrt(n_embd)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        tensors[f"{STEM}{name}.weight"] = 1.0 + 0.2 * rng.standard_normal(n_embd)
+    change(tensors)
+    writer, f32 = GGUFWriter(path), by_name("F32")
+    for key, (value, kind) in metadata.items():
+        writer.add(key, value if isinstance(value, (str, int, float)) else list(value), kind)
+    writer.add(f"{arch}.nextn_predict_layers", 1)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.shape, f32, f32.quantize_rows(tensor.astype(np.float32)))
+    writer.write()
+    return path
+
+
+def right(tensors: dict[str, Any]) -> None:
+    """Make all layers add nothing: then a token says which is next, to model and layer alike."""
+    for name in tensors:
+        if "attn_output.weight" in name or "ffn_down" in name:
+            tensors[name] = np.zeros_like(tensors[name])
+    n = len(tensors["output_norm.weight"])
+    tensors[f"{STEM}eh_proj.weight"] = np.concatenate([np.eye(n), np.zeros((n, n))], 1)
+    tensors[f"{STEM}enorm.weight"] = np.ones(n)
+    tensors[f"{STEM}shared_head_norm.weight"] = tensors["output_norm.weight"]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_nextn(tmp_path_factory.mktemp("nextn") / "random.gguf", request.param)
+
+
+@pytest.fixture(scope="module")
+def foreseen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose layer is always right."""
+    return write_nextn(tmp_path_factory.mktemp("nextn") / "right.gguf", "glm4moe", right)
+
+
+def load(path: Path, **settings: Any) -> treadle.Model:
+    model = treadle.load(path, threads=1, **{"context": 256, "n_sequences": 3, **settings})
+    model._turns.scheduler.drafting.gate = Always()
+    return model
+
+
+def drafter_of(model: treadle.Model) -> NextnDrafter:
+    made = model._turns.scheduler.drafting.drafter
+    assert isinstance(made, NextnDrafter)
+    return made
+
+
+def ids_of(n: int, seed: int = 7) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, 250, n).tolist()
+    return ids
+
+
+def test_the_layer_against_float64(path: Path) -> None:
+    """The model's states, and the layer's logits of them; ``reference.py`` has each on its own."""
+    ids, n = ids_of(20), 19
+    with load(path, kv="f32") as model:
+        own, engine = drafter_of(model), model.engine
+        with closing(engine.cache.sequence()) as seq:
+            plain = engine.run([Part(seq, ids, 1)])[0]
+        engine.cache.forget()
+        with closing(engine.cache.sequence()) as seq:
+            rows = engine.sample([Part(seq, ids, 1, (Look(first=True),))])
+            assert np.array_equal(next(iter(rows)).logits(), plain)
+            states = own._states[seq].rows
+        made = own.engine
+        made.given = states[:n]
+        with closing(made.cache.sequence()) as seq:
+            found = np.array([row.logits() for row in made.sample([Part(seq, ids[1:], n)])])
+        made.plan(1, 1, "ahead").check()
+        engine.plan(1, 1, "ahead").check()
+
+        tensor, config = tensor_of(made.gguf), made.config
+        e = normed(tensor("token_embd.weight")[ids[1:]], tensor("nextn.enorm.weight"), config)
+        h = normed(states[:n].astype(np.float64), tensor("nextn.hnorm.weight"), config)
+        x = np.concatenate([e, h], 1) @ tensor("nextn.eh_proj.weight").T
+        x = fed(config, 0, attended(config, 0, x, tensor, kept={}), tensor)
+        exact = normed(x, tensor("output_norm.weight"), config) @ tensor("output.weight").T
+        assert np.abs(found - exact).max() <= 2 * rounding(config) * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.3, "seed": 5}])
+def test_the_text_is_that_without_it(path: Path, foreseen: Path, how: dict[str, Any]) -> None:
+    """Several at once, one of them behind a beginning that the cache knows."""
+    prompts = [ids_of(5), ids_of(70), [*ids_of(64), 9, 8]]
+    for file in (path, foreseen):
+        made = []
+        for speculate in (False, None):
+            with load(file, deterministic=True, speculate=speculate) as model:
+                model.generate(prompts[1], max_tokens=3).finish()
+                texts = [
+                    model.generate(ids, max_tokens=60, ignore_eos=True, **how) for ids in prompts
+                ]
+                for text in texts:
+                    text.begin(look_ahead=float("inf"))
+                made.append([(text.finish(), text.ids) for text in texts])
+                drafted = [text.timings.n_drafted for text in texts]
+                accepted = sum(text.timings.n_accepted for text in texts)
+            assert bool(sum(drafted)) == (speculate is None)
+        assert made[0] == made[1]
+        if file == foreseen and not how["temperature"]:
+            assert all(drafted)
+            assert accepted > 0.8 * sum(drafted)
+
+
+def test_a_session_that_is_cut_and_forked(foreseen: Path) -> None:
+    made = []
+    for speculate in (False, True):
+        with load(foreseen, deterministic=True, speculate=speculate) as model:
+            session = model.session()
+            asked: dict[str, Any] = {"max_tokens": 30, "temperature": 0, "ignore_eos": True}
+            texts = [model.generate(ids_of(40), session=session, **asked)]
+            texts[0].finish()
+            session.truncate(33)
+            fork = model.session()
+            fork.seq = model.engine.cache.fork(session.seq)
+            for other, more in ((session, ids_of(9, 1)), (fork, ids_of(9, 2))):
+                texts.append(model.generate([*other.ids, *more], session=other, **asked))
+                texts[-1].finish()
+            made.append([text.ids for text in texts])
+            if speculate:
+                assert all(text.timings.n_accepted > 10 for text in texts)
+            session.close()
+            fork.close()
+    assert made[0] == made[1]
+
+
+def test_off_where_it_is_not_wanted(path: Path) -> None:
+    with treadle.load(path, threads=1, context=64, speculate=False) as model:
+        assert model._turns.scheduler.drafting.drafter is None
+        assert model.engine.sampled == "logits"
+        assert not model.speculate
+
+
+@pytest.mark.parametrize("lost", ["nextn.hnorm.weight", "attn_q.weight"])
+def test_a_layer_that_lacks_a_tensor(lost: str, tmp_path: Path) -> None:
+    """The model is whole without it."""
+
+    def lose(tensors: dict[str, Any]) -> None:
+        del tensors[f"blk.{LAYERS}.{lost}"]
+
+    path = write_nextn(tmp_path / "lacks.gguf", "glm4moe", lose)
+    named = lost if lost.startswith("nextn") else f"blk.0.{lost}"
+    with pytest.warns(UserWarning, match=f"no drafts by the file's own layer: .*{named}"):
+        model = treadle.load(path, threads=1, context=64)
+    with model:
+        assert not model.speculate
+        assert len(model.generate([5, 6], max_tokens=4, ignore_eos=True).finish()) >= 0
+
+
+def test_the_layers_own_head_and_embeddings(tmp_path: Path) -> None:
+    """Where it has some, they count."""
+
+    def own(tensors: dict[str, Any]) -> None:
+        right(tensors)
+        # Other ids than the model's own, for the layer alone: its drafts stay right.
+        tensors[f"{STEM}embed_tokens.weight"] = tensors["token_embd.weight"][:, ::-1]
+        tensors[f"{STEM}eh_proj.weight"] = tensors[f"{STEM}eh_proj.weight"][::-1]
+        tensors[f"{STEM}shared_head_head.weight"] = tensors["output.weight"]
+
+    with load(write_nextn(tmp_path / "own.gguf", "glm4moe", own)) as model:
+        text = model.generate(ids_of(5), max_tokens=60, temperature=0, ignore_eos=True)
+        text.finish()
+        assert text.timings.n_accepted > 30
+
+
+def test_states_of_a_text() -> None:
+    """They are kept while they follow each other, and are the text's."""
+    kept, rows = States(), np.arange(2000, dtype=np.float32)[:, None]
+    kept.put(10, [1, 2, 3, 4], rows[10:14])
+    kept.put(12, [7, 8], rows[112:114])  # two were taken back
+    assert (kept.start, kept.ids, kept.rows[:, 0].tolist()) == (
+        10,
+        [1, 2, 7, 8],
+        [10, 11, 112, 113],
+    )
+    kept.settle([0] * 10 + [1, 2, 7, 9])
+    assert (kept.end, kept.rows[:, 0].tolist()) == (13, [10, 11, 112])
+    kept.drop(12)
+    assert (kept.start, kept.ids, len(kept.rows)) == (12, [7], 1)
+    kept.put(20, [5], rows[20:21])  # others were run unseen
+    assert (kept.start, kept.ids) == (20, [5])
+    kept.put(21, list(range(600)), rows[21:621])
+    assert (kept.end, len(kept.ids), len(kept.rows)) == (621, KEPT, KEPT)
+    kept.put(3, [4], rows[3:4])  # another text in its place
+    assert (kept.start, kept.ids) == (3, [4])
