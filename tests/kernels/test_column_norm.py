@@ -25,7 +25,7 @@ def test_column_norm(spec: ColumnNorm, isa: Isa, memory: Memory, rng: np.random.
     w = rng.standard_normal(spec.k).astype(np.float32)
     expected, strides = x.astype(np.float64), {"stride": stride, "column": column}
     spec.run_ref(spec.args(x=expected, w=w, **strides), Run(n))
-    tolerance = np.abs(expected) * (norm_error(spec.k, isa.lanes) + U32)
+    tolerance = np.abs(expected) * (norm_error(spec.k, isa) + U32)
     tolerance[:, :column] = tolerance[:, column + width :] = 0
     for front in (False, True):
         out = memory.copy(x, name="x", front=front)

@@ -15,20 +15,27 @@ import numpy as np
 import pytest
 
 from tests.kernels import registry, rows
-from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import EMBEDS, NORMS, PACKS
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels.act import BLOCK, MAGIC_BITS, OFFSET, Act, quantize_ref
 from treadle.kernels.elementwise import Embed, Norm, Pack
+from treadle.kernels.spec import round_up
 
 
-def norm_error(k: int, lanes: int) -> float:
+def norm_error(k: int, isa: Isa) -> float:
     """Relative error of one normed value: half of the mean square's, then eps, sqrt, 1 / and two
     products.
     """
-    chain = -(-k // (4 * lanes)) + 2 + lanes.bit_length()
-    return (chain / 2 + 8) * U32
+    return (sum_chain(k, isa) / 2 + 8) * U32
+
+
+def sum_chain(k: int, isa: Isa) -> int:
+    """Additions of one value's way into a row's sum, at most."""
+    chain = -(-k // (4 * isa.lanes)) + 2 + isa.lanes.bit_length()
+    # By a block: those of a thread's vectors, of its lanes, of the warp's values, of the warps.
+    return max(chain, 4 + 2 + 5 + 16) if isa.simt else chain
 
 
 def check_act(
@@ -107,8 +114,7 @@ def centring_error(spec: Norm, isa: Isa, x: np.ndarray, w: np.ndarray) -> np.nda
     """
     if not spec.centred:
         return np.zeros_like(x)
-    chain = -(-spec.k // (4 * isa.lanes)) + 2 + isa.lanes.bit_length()
-    e = (chain + 2) * U32 * np.abs(x).mean(-1, keepdims=True)
+    e = (sum_chain(spec.k, isa) + 2) * U32 * np.abs(x).mean(-1, keepdims=True)
     d = np.abs(x - x.mean(-1, keepdims=True))
     each = e + U32 * d
     var = (d**2).mean(-1, keepdims=True) + spec.eps
@@ -120,7 +126,7 @@ def centring_error(spec: Norm, isa: Isa, x: np.ndarray, w: np.ndarray) -> np.nda
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", NORMS, ids=registry.name)
 def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    n_tokens, stride = 7, spec.k + 3
+    n_tokens, stride = 7, round_up(spec.k + 3, step(isa))
     run = Run(n_tokens=n_tokens, output_rows=np.array([6, 2, 5], np.int32))
     n = run["n_outputs" if spec.outputs else "n_tokens"]
     x = rng.standard_normal((n_tokens, stride)).astype(np.float32) * 3
@@ -158,7 +164,7 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         n_items = act.grid(1, "n_outputs" if spec.outputs else "n_tokens").items(run)
         args |= {"out": out, "stride": stride}
         call(spec, isa, memory, args, run, n if as_rows else n_items)
-        relative = norm_error(spec.k, isa.lanes) + U32
+        relative = norm_error(spec.k, isa) + U32
         rows_ = x[run.output_rows if spec.outputs else slice(n), : spec.k].astype(np.float64)
         off = centring_error(spec, isa, rows_, vectors.get("w", np.ones(spec.k)))
         # A bias and the product it is added to may cancel: the product has the larger error.
@@ -193,16 +199,17 @@ def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", PACKS, ids=registry.name)
 def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    n, up = 8, spec.k + 2
-    stride = up + spec.k + 1
+    n, up = 8, round_up(spec.k + 2, step(isa))
+    stride = round_up(up + spec.k + 1, step(isa))
     x = rng.standard_normal((n, stride)).astype(np.float32) * 4
     x[2] = 0
     run = Run(n_tokens=n)
     act = spec.layout()
     plain = replace(spec, act="f32", group=1)
     exact_out = np.empty(plain.layout().n_bytes(n), np.uint8)
-    others: dict[str, Any] = {"apart_stride": stride + 7} if spec.apart else {}
-    apart = rng.standard_normal((n, stride + 7)).astype(np.float32)
+    wide = round_up(stride + 7, step(isa))
+    others: dict[str, Any] = {"apart_stride": wide} if spec.apart else {}
+    apart = rng.standard_normal((n, wide)).astype(np.float32)
     ups = apart if spec.apart else x
     given = {"stride": stride, "up": up, **others, "apart": apart if spec.apart else None}
     plain.run_ref(plain.args(x=x, out=exact_out, **given), run)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import registry, rows
-from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import ROPES
 from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
@@ -16,6 +16,7 @@ from treadle.kernels.act import BLOCK
 from treadle.kernels.kv import PAGE, PageLayout
 from treadle.kernels.latent import LatentStore
 from treadle.kernels.rope import RopeStore
+from treadle.kernels.spec import round_up
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -24,7 +25,7 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
     n, dims, page = 5, spec.head_dim, spec.page
     k_column = spec.n_head * dims
     v_column = k_column + spec.n_head_kv * dims
-    stride = v_column + spec.n_head_kv * spec.dims_v + 1
+    stride = round_up(v_column + spec.n_head_kv * spec.dims_v + 1, step(isa))
     n_pages, layer_off = 4, 64
     page_bytes = layer_off + 2 * page.layer_bytes
     angles = rng.uniform(0, 100, (n, spec.rope_dims // 2))

@@ -131,6 +131,10 @@ def _barrier(k: Builder) -> None:
     coroutine(k).wait(BARRIER)
 
 
+def _warp_barrier(k: Builder) -> None:
+    coroutine(k).wait(WARP)
+
+
 def _aligned(k: Builder, p: Val, n_bytes: int) -> None:
     """Note an address that is not a multiple of ``n_bytes``."""
     address = Val(k, k.b.ptrtoint(p.ir, i64.ir), i64)
@@ -275,6 +279,7 @@ EMULATED = Simt(
     copy_async=_copy_async,
     commit=_commit,
     wait=_wait,
+    warp_barrier=_warp_barrier,
     shuffle=_shuffle,
     load_matrix=_load_matrix,
     load_matrix_t=_load_matrix_t,

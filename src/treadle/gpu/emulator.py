@@ -26,6 +26,7 @@ from treadle.jit.kernel import isa_key, symbol
 from treadle.kernels.spec import Spec
 from treadle.record import dataclass
 
+ALIGN = 128
 _launching = Lock()
 
 
@@ -128,17 +129,17 @@ class _Block:
     def __init__(self, n_threads: int, n_shared: int, n_frame: int) -> None:
         self.arrays = {
             "threads": np.zeros(n_threads, THREAD),
-            "shared": np.zeros(n_shared + 2 * PAD + 128, np.uint8),
-            "frames": np.zeros(n_threads * n_frame + 128, np.uint8),
-            "exchange": np.zeros(n_threads * 2 * LANE, np.uint8),
+            "shared": np.zeros(n_shared + 2 * PAD + ALIGN, np.uint8),
+            "frames": np.zeros(n_threads * n_frame + ALIGN, np.uint8),
+            "exchange": np.zeros(n_threads * 2 * LANE + ALIGN, np.uint8),
             "copies": np.zeros(n_threads * MOST_COPIES, COPY),
             "handles": np.zeros(n_threads, np.int64),
         }
 
     def address(self, name: str) -> int:
-        """Aligned to 128 bytes where that matters."""
+        """Bytes begin at a multiple of ALIGN."""
         at = int(self.arrays[name].ctypes.data)
-        return at + -at % 128 if self.arrays[name].dtype == np.uint8 else at
+        return at + -at % ALIGN if self.arrays[name].dtype == np.uint8 else at
 
 
 @lru_cache(maxsize=64)

@@ -55,8 +55,9 @@ class Simt:
     are one group. ``wait(k, n)``: all but its last ``n`` groups are there, for this thread; for
     others after a barrier.
 
-    By warp, of 32 threads (lanes) with neighbouring numbers: ``shuffle(k, v, lanes)``: the ``v`` of
-    32 bits that the thread whose lane is this one's exclusive-or ``lanes`` gave.
+    By warp, of 32 threads (lanes) with neighbouring numbers: ``warp_barrier(k)``: a barrier of the
+    warp's. ``shuffle(k, v, lanes)``: the ``v`` of 32 bits that the thread whose lane is this one's
+    exclusive-or ``lanes`` gave.
     ``load_matrix(k, p)``: four matrices of 8 rows of 8 values of 16 bits; lane 8 i + j says where
     row j of matrix i is in shared memory, 16 bytes aligned to 16; result i, u32, is the two values
     of row ``lane // 4`` from column ``2 (lane % 4)`` on. ``load_matrix_t``: of the matrices
@@ -75,6 +76,7 @@ class Simt:
     copy_async: Effect
     commit: Effect
     wait: Effect
+    warp_barrier: Effect
     shuffle: Op
     load_matrix: Several
     load_matrix_t: Several

@@ -1,0 +1,1 @@
+"""Kernels whose items are done by a block of threads each."""
