@@ -41,14 +41,14 @@ def emulated(row: Isa) -> Isa:
     from treadle.gpu.emulated import EMULATED
 
     host = choose(host_features())
-    names = ("vector_bits", "regs", "tiles", "fused", "dot4_least", "dot4_top")
+    names = "vector_bits regs tiles fused rounds dot4_least dot4_top dot_bf16"
     return replace(
         PORTABLE,
         name=f"{row.name}_emulated",
         cpu=host.cpu,
         features=host.features,
         simt=EMULATED,
-        **{name: getattr(row, name) for name in names},
+        **{name: getattr(row, name) for name in names.split()},
     )
 
 

@@ -159,6 +159,12 @@ class Isa:
     # Registers have ``vector_bits`` and no more, which LLVM is told: it takes RISC-V's for as long
     # as features say or longer, and then cannot tell one register from the next.
     exact: bool = False
+    # Bytes that tensors are aligned to, and scalars to their own size up to so many. What is not
+    # known to be aligned, some machines load byte by byte.
+    aligned: int = 1
+    # Whether activations are rounded to int8 where codes meet them; else they stay floats, bf16 in
+    # products of many tokens.
+    rounds: bool = True
     triple: str = ""  # of the architecture that it is for; empty: any that LLVM knows
 
     @property

@@ -71,6 +71,15 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
 
 
+def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
+    """Two multiply-adds: bf16 is the upper half of f32."""
+    a, b = (v.bits(u32.like(acc.ty)) for v in (a, b))
+    for part in ((a << 16, b << 16), (a & 0xFFFF0000, b & 0xFFFF0000)):
+        x, y = (v.bits(acc.ty) for v in part)
+        acc = k.fma(x, y, acc)
+    return acc
+
+
 def pause(k: Builder) -> None:
     """Nothing, but the compiler may not take the loop away."""
     k.fence()

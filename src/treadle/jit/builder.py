@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
+from treadle.jit.spaces import Spaces
 from treadle.jit.types import Ty, boolean, i8, i32, i64, ptr
-from treadle.jit.values import Emitter, Operand, Val, Var, constant
+from treadle.jit.values import Operand, Val, Var, constant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,7 @@ class _Callee:
         self.get_reference = pointer.get_reference
 
 
-class Builder(Emitter):
+class Builder(Spaces):
     """Emits one function. ``b`` is llvmlite's builder, for the few places that need it bare (isa
     rows, the runner).
     """
@@ -78,19 +79,23 @@ class Builder(Emitter):
         """A ``ty`` at ``p + offset`` bytes."""
         if not (isinstance(offset, int) and offset == 0):
             p = self.gep(p, offset)
-        return Val(self, self.b.load(p.ir, align=align, typ=ty.ir), ty)
+        return Val(self, self.b.load(p.ir, align=self._aligned(ty, align), typ=ty.ir), ty)
 
     def store(self, p: Val, x: Val, *, align: int = 1, offset: Operand = 0) -> None:
         if not (isinstance(offset, int) and offset == 0):
             p = self.gep(p, offset)
-        self.b.store(x.ir, p.ir, align=align)
+        self.b.store(x.ir, p.ir, align=self._aligned(x.ty, align))
 
-    def load_first(self, p: Val, ty: Ty, n: int) -> Val:
+    def _aligned(self, ty: Ty, align: int) -> int:
+        """What the row knows of where a ``ty`` lies, if that is more than ``align``."""
+        return max(align, min(ty.bits // 8, self.isa.aligned))
+
+    def load_first(self, p: Val, ty: Ty, n: int, align: int = 1) -> Val:
         """The first ``n`` lanes of a ``ty`` at ``p``, the others zero; memory past them is not
         touched.
         """
         if n == ty.lanes:
-            return self.load(p, ty)
+            return self.load(p, ty, align=align)
         if n == 0:
             return self.zero(ty)
         if n == 1:

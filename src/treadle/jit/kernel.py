@@ -16,7 +16,10 @@ from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
+    from treadle.jit.builder import Builder
     from treadle.jit.compile import Linker
+    from treadle.jit.types import Ty
+    from treadle.jit.values import Val
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
@@ -33,25 +36,34 @@ class Tally:
 
 def trace(spec: Spec, isa: Isa) -> str:
     """The kernel's LLVM IR, as the Python function emits it."""
+    from treadle.jit.types import i64, ptr
+
+    k, given = begin(spec, isa, (ptr, ptr, i64, i64, ptr))
+    for i in (0, 1, 4):
+        k.function.args[i].add_attribute("noalias")
+    spec.emit(k, isa, *given)
+    k.ret()
+    return str(k.module)
+
+
+def begin(
+    spec: Spec, isa: Isa, types: Sequence[Ty], convention: str = ""
+) -> tuple[Builder, list[Val]]:
+    """A function that is named for the kernel, in a module of its own: where it is emitted, and its
+    arguments.
+    """
     from llvmlite import ir
 
     from treadle.jit.builder import Builder
-    from treadle.jit.types import i64, ptr
     from treadle.jit.values import Val
 
     module = ir.Module(name=spec.name)
-    signature = ir.FunctionType(ir.VoidType(), [ptr.ir, ptr.ir, i64.ir, i64.ir, ptr.ir])
+    signature = ir.FunctionType(ir.VoidType(), [ty.ir for ty in types])
     function = ir.Function(module, signature, name=symbol(spec))
+    function.calling_convention = convention
     function.attributes.add("nounwind")
-    for arg in (function.args[0], function.args[1], function.args[4]):
-        arg.add_attribute("noalias")
     k = Builder(function, isa)
-    args, run, begin, end, scratch = (
-        Val(k, arg, ty) for arg, ty in zip(function.args, (ptr, ptr, i64, i64, ptr), strict=True)
-    )
-    spec.emit(k, isa, args, run, begin, end, scratch)
-    k.ret()
-    return str(module)
+    return k, [Val(k, arg, ty) for arg, ty in zip(function.args, types, strict=True)]
 
 
 def symbol(spec: Spec) -> str:

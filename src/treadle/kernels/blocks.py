@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import gcd
 
 from treadle.formats import Format
 from treadle.formats.format import Codes
@@ -43,7 +44,8 @@ class At:
     def load(self, k: Builder, field: str, ty: Ty) -> Val:
         """``ty`` from where the field of this block begins."""
         part, offset = self.fmt.place(field)
-        return k.load(self.parts[part], ty, offset=offset)
+        align = gcd(self.fmt.strides[part], offset, k.isa.aligned)
+        return k.load(self.parts[part], ty, offset=offset, align=align)
 
     def prefetch(self, k: Builder, ahead: int, n: int, locality: int) -> None:
         """Ask for ``n`` blocks, ``ahead`` blocks from here, line by line."""

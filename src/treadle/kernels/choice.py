@@ -109,7 +109,7 @@ def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **f
     if fmt.block >= LARGE_BLOCK:
         rows = min(rows, isa.tiles.gemv_large)
     chosen: dict[str, Any] = {"mr": rows, **table.gemv.get((fmt.name, tokens), {})}
-    return Gemv(fmt.name, gemv_act(fmt), k, nr=tokens, **chosen, **fields)
+    return Gemv(fmt.name, gemv_act(fmt, isa), k, nr=tokens, **chosen, **fields)
 
 
 def gemm(
@@ -178,16 +178,16 @@ def gated(
     )
 
 
-def gemv_act(fmt: Format) -> str:
+def gemv_act(fmt: Format, isa: Isa) -> str:
     """Decoding waits for memory, so floats keep all of their activations' bits."""
-    return "q8" if fmt.codes else "f32"
+    return "q8" if fmt.codes and isa.rounds else "f32"
 
 
 def gemm_act(fmt: Format, isa: Isa) -> str:
     """The activations of packed products: the narrowest that the weights lose nothing by."""
-    if fmt.codes:
+    if fmt.codes and isa.rounds:
         return "q8"
-    return "bf16" if fmt.act == "bf16" and isa.dot_bf16 else "f32"
+    return "bf16" if (fmt.codes or fmt.act == "bf16") and isa.dot_bf16 else "f32"
 
 
 def on_matrix(fmt: Format, isa: Isa) -> bool:
