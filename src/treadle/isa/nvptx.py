@@ -192,6 +192,7 @@ SIMT = Simt(
     n_ctas=_register("nctaid.x"),
     shared=shared,
     barrier=barrier,
+    warp_barrier=warp_barrier,
     copy_async=copy_async,
     commit=commit,
     wait=wait,
