@@ -1,5 +1,5 @@
-"""What a batch is made of: the last id of each request that decodes, and as much of the prompts as
-the step has time for.
+"""What a batch is made of: the last id of each request that decodes (where a draft was taken back
+from a state, those before it again), and as much of the prompts as the step has time for.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Composer:
             new_page = left > 1 or not len(request.seq.ids) % PAGE
             if new_page and not queue.secure(request, left):
                 continue
-            if left > 1 or not request.answer.ids:
+            if not request.goes_on(left):
                 if not queue.recall(request, until):  # more of it is in files
                     late = True
                     continue
                 left = len(request.ids) - len(request.seq.ids)
-            if left == 1:
+            if left == 1 or request.goes_on(left):
                 decoding.append(request)
             else:
                 reading.append((request.client, request, left))
@@ -63,10 +63,11 @@ class Composer:
         batch: Batch = []
         for request in decoding:
             if request.seq is not None:
-                ids = [request.ids[-1], *drafts.get(request, ())]
-                request.seq.n_drafted = len(ids) - 1
-                looks = request.looks(len(ids))
-                batch.append((request, Part(request.seq, ids, len(ids), looks)))
+                draft = drafts.get(request, [])
+                ids = [*request.ids[len(request.seq) :], *draft]
+                n = 1 + len(draft)
+                request.seq.n_drafted, looks = n - 1, request.looks(n)
+                batch.append((request, Part(request.seq, ids, n, looks)))
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start = len(request.seq)

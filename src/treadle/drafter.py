@@ -193,8 +193,8 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
 
 
 def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
-    """A drafter for ``engine``, on its device. Raises UnsupportedError where ``draft`` or the model
-    cannot go back to an earlier token, has another vocabulary, or writes no text.
+    """A drafter for ``engine``, on its device. Raises UnsupportedError where ``draft`` cannot go
+    back to an earlier token, has another vocabulary, or writes no text.
     """
     from treadle.models.graphs import GRAPHS
     from treadle.models.load import load_config
@@ -208,10 +208,9 @@ def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
         draft, config, engine.device, n_ctx=n_ctx, kv=engine.cache.kv,
         n_sequences=engine.cache.n_sequences,
     )  # fmt: skip
-    for each in (engine, made):
-        if each.cache.states:
-            raise UnsupportedError(
-                f"{each.gguf.path}: drafts are taken back, and layers of "
-                f"{each.config.arch.name} keep a state, which cannot go back"
-            )
+    if made.cache.states:
+        raise UnsupportedError(
+            f"{draft.path}: what it drafts is taken back, and layers of {config.arch.name} keep a "
+            "state, which cannot go back"
+        )
     return Drafter(made, engine.config.n_vocab)

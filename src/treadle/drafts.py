@@ -60,8 +60,6 @@ class Drafting:
         return True
 
     def _open_own(self, engine: Engine, speculate: bool | None) -> bool:
-        if engine.cache.states:  # no way back
-            return False
         if speculate is not False and engine.config.arch.nextn and engine.has_states:
             from treadle.models.graphs.nextn import has_nextn
 

@@ -196,7 +196,8 @@ class KVCache:
 
     def commit(self, seq: Sequence) -> None:
         """After a run: enter full pages in the tree, give back those before a window, and let the
-        state that was written be the sequence's. For now without what may be taken back.
+        state that was written be the sequence's. For now without what may be taken back: a state
+        that has seen some of it waits for the next call, or for ``truncate`` to ``n_state``.
         """
         n = len(seq.ids) - seq.n_drafted
         for p in range(len(seq.nodes), n // PAGE):
@@ -213,7 +214,7 @@ class KVCache:
                     break
                 pool.drop(pages[p])
                 pages[p] = GONE
-        if self.states:
+        if self.states and n == len(seq.ids):
             self.slots.advance(seq.slots)
             if n and not n % PAGE and (n - seq.n_state > 1 or not n % WORTH):
                 self.slots.save(seq.nodes[-1], seq.slots[0])

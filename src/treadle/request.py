@@ -119,7 +119,17 @@ class Request:
         """Ids of a draft that fit its page and its length; 0 where it is to have none."""
         if self.lookup is None or self.seq is None:
             return 0
-        return min(PAGE - 1 - len(self.seq.ids) % PAGE, self.answer.n_left - 1, MOST)
+        n, again = len(self.ids) - 1, len(self.ids) - 1 - len(self.seq.ids)
+        return min(PAGE - 1 - n % PAGE, self.answer.n_left - 1, MOST - again)
+
+    def goes_on(self, left: int) -> bool:
+        """Whether it is written, and the ``left`` ids that its sequence lacks are its last one, and
+        what a state has to read again because of a draft.
+        """
+        if left == 1 or not self.answer.ids:
+            return bool(self.answer.ids)
+        seq = self.seq
+        return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST + 1
 
     def track(self, source: str) -> Track:
         """How good a source's guesses were in this text."""

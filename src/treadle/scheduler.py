@@ -126,7 +126,7 @@ class Scheduler:
                 batch, rows = [], iter(())
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
-            decoding = self._note(batch, ready - began, run, compiled)
+            decoding, n_read = self._note(batch, ready - began, run, compiled)
             drafted = any(part.n_outputs > 1 for _, part in batch)
             if drafted:  # what a sequence holds of them is nobody's to see
                 engine.lock.acquire()
@@ -143,7 +143,7 @@ class Scheduler:
             if drafted:
                 self._take_back(batch)
                 engine.lock.release()
-            if not compiled:
+            if not compiled and not n_read:
                 self._weigh(batch, run + took)
             for request in chosen:
                 request.looked_at = False
@@ -169,8 +169,12 @@ class Scheduler:
             runs[-1].append(part)
         return chain.from_iterable([self.engine.sample(run) for run in runs])
 
-    def _note(self, batch: Batch, waited: float, run: float, compiled: float) -> list[Request]:
-        """Count the seconds of a run; who decodes, of the batch."""
+    def _note(
+        self, batch: Batch, waited: float, run: float, compiled: float
+    ) -> tuple[list[Request], int]:
+        """Count the seconds of a run; who decodes, of the batch, and how many tokens the others
+        have read.
+        """
         decoding, n_read, context = [], 0, 0
         self.n_tokens = sum(len(part.ids) for _, part in batch)
         for request, (seq, ids, n_outputs, *_) in batch:
@@ -182,7 +186,7 @@ class Scheduler:
                 decoding.append(request)
             else:
                 timings.prefill_s += waited + run
-            if len(ids) > max(n_outputs, 1):
+            if len(ids) > max(n_outputs, 1) and not request.goes_on(len(ids) - n_outputs + 1):
                 n_read += len(ids)
             context += len(ids) * len(seq.ids)
         if n_read:
@@ -192,24 +196,28 @@ class Scheduler:
                 n_decode = sum(len(part.ids) == 1 for _, part in batch)
                 self._pace.note(n_read, n_decode, context, run)
                 self.drafting.gate.read(run)
-        return decoding
+        return decoding, n_read
 
     def _take_back(self, batch: Batch) -> None:
-        """Let sequences hold what their texts have, without drafts that were wrong."""
-        for request, (seq, ids, n_outputs, *_) in batch:
+        """Let sequences hold what their texts have, without drafts that were wrong. A state that
+        has seen one is not taken: then the run's tokens are read again.
+        """
+        for request, (seq, _, n_outputs, *_) in batch:
             if n_outputs > 1:
                 seq.n_drafted, same = 0, request.seen == seq.n_changes
-                n = max(len(request.ids), len(seq) - len(ids) + 2) - 1
+                n = max(len(request.ids) - 1, len(seq) - n_outputs + 1)
                 if n < len(seq):
-                    self.engine.cache.truncate(seq, n)
+                    self.engine.cache.truncate(seq, seq.n_state if seq.slots else n)
+                elif seq.slots and seq.n_state < n:
+                    self.engine.cache.commit(seq)
                 if same:
                     request.seen = seq.n_changes
 
     def _weigh(self, batch: Batch, seconds: float) -> None:
         """Tell what drafts have cost and brought, of a step that read no prompt."""
         writing = any(request.lookup is not None for request, _ in batch)
-        if writing and all(part.n_outputs == len(part.ids) for _, part in batch):
-            n_drafted = sum(part.n_outputs - 1 for _, part in batch)
+        if writing and all(part.n_outputs for _, part in batch):
+            n_drafted = sum(len(part.ids) - 1 for _, part in batch)
             n_accepted = sum(request.n_accepted for request, part in batch if part.n_outputs > 1)
             cost = self.drafting.cost
             self.drafting.gate.note(len(batch), n_drafted, n_accepted, seconds, cost)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import treadle
+from tests.test_drafter import Always
 from tests.tiny import write_model
 from treadle.batch import Part
 from treadle.kernels.kv import PAGE
 from treadle.reuse import why_left
+from treadle.speculate import Lookup
 
 NAMES = ("lfm2", "mamba2", "falconh1", "qwen35", "nemotronh")
 LONG = 9 * PAGE + 12
@@ -137,21 +140,35 @@ def test_a_session_is_saved_with_its_state(
 
 
 @pytest.mark.parametrize("arch", ["falcon-h1", "qwen35"])
-def test_written_texts_are_the_same_beside_others(arch: str, tmp_path: Path) -> None:
-    """Three at a time, and drafts are not made: a state cannot take them back."""
+def test_written_texts_are_the_same_beside_others(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three at a time, with drafts that are right, wrong from somewhere on, or wrong."""
+
+    def guess(self: Lookup, ids: list[int], most: int) -> list[int]:
+        whole = next(known for known in alone if known[: len(ids)] == ids)
+        draft = whole[len(ids) : len(ids) + most]
+        wrong = len(ids) % 5
+        return [*draft[:wrong], *(3 for _ in draft[wrong:])] if wrong < 4 else draft
+
+    monkeypatch.setattr(Lookup, "guess", guess)
     write_model(tmp_path / "tiny.gguf", arch)
     prompts = [text(n, n) for n in (300, 40, 5)]
     with treadle.load(
         tmp_path / "tiny.gguf", threads=2, deterministic=True, n_sequences=3, speculate=True
     ) as model:
-        assert not model.speculate
-        alone = []
+        model._turns.scheduler.drafting.gate = Always()
+        asked: dict[str, Any] = {"max_tokens": 80, "temperature": 0.0, "ignore_eos": True}
+        model.speculate, alone = False, list[list[int]]()
         for ids in prompts:
             model.engine.cache.forget()
-            (answer,) = model.generate_many([ids], max_tokens=12, temperature=0.0)
-            alone.append(answer.ids)
+            (answer,) = model.generate_many([ids], **asked)
+            alone.append([*ids, *answer.ids])
+        model.speculate = True
         model.engine.cache.forget()
-        together = list(model.generate_many(prompts, max_tokens=12, temperature=0.0))
-        assert [answer.ids for answer in together] == alone
-        (again,) = model.generate_many(prompts[:1], max_tokens=12, temperature=0.0)
-        assert (again.ids, again.timings.n_cached) == (alone[0], 288)
+        together = list(model.generate_many(prompts, **asked))
+        assert [[*ids, *a.ids] for ids, a in zip(prompts, together, strict=True)] == alone
+        for answer in together:
+            assert 10 < answer.timings.n_accepted < answer.timings.n_drafted - 10
+        (again,) = model.generate_many(prompts[:1], **asked)
+        assert ([*prompts[0], *again.ids], again.timings.n_cached) == (alone[0], 288)

@@ -184,6 +184,7 @@ ARCHS: dict[str, Arch] = {
             lacks=FFN_NORM,
             mixer="attention_gate",
             state="delta",
+            nextn="normed",
         ),
         Arch(
             "qwen35moe",
@@ -192,6 +193,7 @@ ARCHS: dict[str, Arch] = {
             keys=((EXPERTS_NORM, True),),
             mixer="attention_gate",
             state="delta",
+            nextn="normed",
         ),
         Arch(
             "qwen3next",
@@ -200,6 +202,7 @@ ARCHS: dict[str, Arch] = {
             keys=((EXPERTS_NORM, True),),
             mixer="attention_gate",
             state="delta_grouped",
+            nextn="normed",
         ),
         Arch(
             "granitehybrid",
