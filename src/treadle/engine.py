@@ -77,6 +77,7 @@ class Engine:
         self._rows: weakref.ref[Rows] | None = None  # of the last run, for samplers
         self._closed, self.sampled = False, "logits"  # the output that ``sample`` runs
         self.watch: Callable[[Ids[Part], Ready], None] | None = None  # sees each run of it
+        self.beside: Callable[[], object] = int  # as a run begins, for Python to do meanwhile
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, GEMV_TOKENS[-1] + 1)
@@ -105,10 +106,7 @@ class Engine:
             adapter.check(self._adapted.met)
 
     def _bucket(self, n: int, most: int) -> int:
-        for size in self._batch_sizes:
-            if n <= size < most:
-                return size
-        return most
+        return next((size for size in self._batch_sizes if n <= size < most), most)
 
     def plan_for(self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False) -> Ready:
         """The same, ready to run, with adapters or without."""
@@ -302,6 +300,7 @@ class Engine:
         for when all is done that needs none.
         """
         run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
+        self.beside()
         if not ready.run.late:
             return run()
         first, end = ready.first_masked, len(ready.plan.steps)

@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.engine import CHUNK, OUTPUTS
@@ -49,6 +50,7 @@ class EngineThread:
         self.warmed: Future[None] = Future()
         self.texts: dict[Request, Text] = {}  # in hand
         self.slots = Slots(model.engine.cache.n_sequences)
+        self._news: deque[Call] = deque()  # what has something new, and does not know it
         self._jobs: deque[_Job] = deque()
         self._bell, self._stopping = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
@@ -107,16 +109,22 @@ class EngineThread:
             return
         self.state = "ok"
         self.warmed.set_result(None)
+        # The event loop writes to clients while a run is computed: then Python has time, which
+        # between two runs would be the next run's.
+        self.model.engine.beside = self._ring
         while not self._stopping:
             self._bell.clear()  # before looking: what comes later rings again
             if self._jobs:
+                self._ring()
                 self._do(*self._jobs.popleft())
             if not self.scheduler.idle:
                 self._step()
             elif not self._jobs:
                 # Another thread of this program may have written them, for a text of its own.
                 self._tell([r for r, text in list(self.texts.items()) if text.answer.done])
+                self._ring()
                 self._bell.wait()
+        self._ring()
         while self._jobs:
             self._jobs.popleft()[1].cancel()
 
@@ -162,6 +170,7 @@ class EngineThread:
                 request.answer.fail(error)
                 self.scheduler.cancel(request)
         seconds = time.perf_counter() - began
+        self._ring()  # if nothing was run
         self.tally.note_step(len(fed), self.scheduler.n_tokens, seconds)
         self._tell(fed)
         self._tell_progress()
@@ -170,7 +179,7 @@ class EngineThread:
         """Ring where a stream has asked how far its prompt is."""
         waiting = [text for text in list(self.texts.values()) if text.call.asked.progress]
         moved = {text.call: None for text in waiting if text.progress() not in (None, text.told)}
-        self._ring(moved)
+        self._news += moved
 
     def queued_s(self) -> float:
         """Seconds until the prompts of all texts in hand are read, as far as that is known."""
@@ -179,9 +188,8 @@ class EngineThread:
         return left * self.scheduler.token_s
 
     def _tell(self, fed: list[Request]) -> None:
-        """Ring the bells of all calls that have something new: one hand-over for the batch."""
+        """Note all calls that have something new, for their bells to be rung together."""
         now = time.perf_counter()
-        calls: dict[Call, None] = {}
         for request in fed:
             text = self.texts.get(request)
             if text is None:
@@ -190,10 +198,14 @@ class EngineThread:
             if isinstance(request.answer.error, FileError):
                 self.state, self.why = "error", str(request.answer.error)
             if text.call.stream or request.answer.done:
-                calls[text.call] = None
-        self._ring(calls)
+                self._news.append(text.call)
 
-    def _ring(self, calls: Iterable[Call]) -> None:
+    def _ring(self) -> None:
+        """Ring the bells of calls that have something new: one hand-over for all."""
+        calls: dict[Call, None] = {}
+        while self._news:  # a thread that steps for its own text may be here too
+            with suppress(IndexError):
+                calls[self._news.popleft()] = None
         by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
         for call in calls:
             by_loop.setdefault(call.loop, []).append(call)
