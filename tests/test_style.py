@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "isa": "errors jit.language jit.types",
     "kernels": "errors jit.language jit.types jit.math formats",
     "runtime": "errors version files.mapping jit kernels isa",
-    "gpu": "errors jit isa kernels",
+    "gpu": "errors formats jit isa kernels",
     # tensors -> plan
     "plan": "kernels",
     "models": "errors files.keys",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tests.kernels.machine import Here
 from treadle.gpu.emulator import emulated, load
 from treadle.isa.isa import Isa
-from treadle.isa.portable import PORTABLE as SM_80
+from treadle.isa.nvptx import SM_80
 from treadle.kernels.spec import Spec
 
 T = TypeVar("T")

@@ -24,22 +24,23 @@ def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
     return Format(name, ggml_id, 1, np.dtype(dtype), dequantize, quantize, load=load)
 
 
-# Each ``load`` reads ``n`` weights at ``p`` as ``f32 * lanes``, zeros behind them.
+# Each ``load`` reads ``n`` weights at ``p`` as ``f32 * lanes``, zeros behind them; ``align``: bytes
+# that ``p`` is known to be a multiple of.
 
 
-def load_f32(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+def load_f32(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
     """As they stand."""
-    return k.load_first(p, f32 * lanes, n)
+    return k.load_first(p, f32 * lanes, n, align)
 
 
-def load_f16(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+def load_f16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
     """Widened as the instruction set does it."""
-    return isa.widen_f16(k, k.load_first(p, f16 * lanes, n))
+    return isa.widen_f16(k, k.load_first(p, f16 * lanes, n, align))
 
 
-def load_f64(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+def load_f64(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
     """Only ever an input: treadle computes in float32."""
-    return k.load_first(p, f64 * lanes, n).to(f32)
+    return k.load_first(p, f64 * lanes, n, align).to(f32)
 
 
 F32 = ieee("F32", 0, "<f4", load_f32)
@@ -68,9 +69,9 @@ def to_bf16(x: F32Array) -> Blocks:
     return np.where(np.isnan(x), quiet, rounded).astype("<u2")
 
 
-def load_bf16(k: Builder, isa: Isa, p: Val, lanes: int, n: int) -> Val:
+def load_bf16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
     """Shifted to their place."""
-    return (k.load_first(p, u16 * lanes, n).to(u32) << 16).bits(f32 * lanes)
+    return (k.load_first(p, u16 * lanes, n, align).to(u32) << 16).bits(f32 * lanes)
 
 
 BF16 = Format(

@@ -98,7 +98,7 @@ class Format:
     quantize: Callable[..., Blocks]  # float32 [..., block], importance or None -> blocks [...]
     act: str = "f32"  # what activations become to meet these weights: "q8", "bf16" or "f32"
     codes: Codes | None = None  # int8 formats
-    load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read) -> f32 * lanes
+    load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read, align) -> f32 * lanes
     search: Any = None  # how scales are searched for, where ``quantize`` does; kernels have it too
     parts: tuple[str, ...] = ()  # fields in arrays of their own; none: whole blocks in one array
 

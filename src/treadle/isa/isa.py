@@ -106,6 +106,8 @@ class Tiles:
     # (``pairs``).
     unit: int = 4
     bytes_i32: tuple[int, int] = (2, 2)  # outer products too large to be added up in i16
+    # Vectors of rows for batches of up to so many tokens, where these have a tile of their own.
+    few: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

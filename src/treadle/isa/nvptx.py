@@ -223,9 +223,10 @@ SM_80 = replace(
     bit_extract=bit_extract,
     simt=SIMT,
     aligned=16,
-    # Activations stay floats, in plain rows: a block of threads shares what it makes of them.
+    # Activations stay floats, in plain rows: a block of threads shares what it makes of them. Tiles
+    # are those of ``gpu/kernels/gemm.py``, in sixteens of rows.
     rounds=False,
-    tiles=Tiles(floats=(1, 1), gemv=((1, 1), (2, 1), (4, 1))),
+    tiles=Tiles(floats=(8, 1), few=(2, 16), gemv=((1, 1), (2, 1), (4, 1))),
 )
 SM_90 = replace(SM_80, name="sm_90", cpu="sm_90", features="+ptx78")
 ROWS = {80: SM_80, 90: SM_90}  # by the compute capability that they need, times ten

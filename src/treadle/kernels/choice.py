@@ -95,12 +95,14 @@ def matmul(
     """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more)."""
     if table.is_gemv(fmt.name, tokens):
         return gemv(fmt, isa, k, tokens, table, **fields)
-    return gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, isa, tokens), **fields)
+    matrix = table.is_matrix(fmt.name, isa, tokens)
+    return gemm(fmt, isa, k, table, matrix=matrix, few=tokens <= isa.tiles.few[1], **fields)
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many."""
-    return (*GEMV_TOKENS, isa.matrix.vector_tokens) if isa.matrix else GEMV_TOKENS
+    more = isa.matrix.vector_tokens if isa.matrix else isa.tiles.few[1]
+    return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
 
 
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
@@ -113,10 +115,17 @@ def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **f
 
 
 def gemm(
-    fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, *, matrix: bool = True, **fields: Any
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    table: Table = SHIPPED,
+    *,
+    matrix: bool = True,
+    few: bool = False,
+    **fields: Any,
 ) -> Gemm:
     """The product that packs panels, for any number of tokens; ``matrix``: on matrix registers
-    where they serve the format.
+    where they serve the format; ``few``: with the tile that is for few tokens.
     """
     if matrix and on_matrix(fmt, isa):
         kc = matrix_kc(isa, k)
@@ -128,6 +137,7 @@ def gemm(
         folded = act == "q8" and folds(fmt, isa)
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes)
+        mr = isa.tiles.few[0] if few else mr
         shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
         if act == "q8":
             shape["unit"] = isa.tiles.unit
@@ -154,7 +164,8 @@ def gated(
     """
     if m % BLOCK:
         return None
-    like = gemm(fmt, isa, k, table, matrix=table.is_matrix(fmt.name, isa, tokens))
+    is_matrix = table.is_matrix(fmt.name, isa, tokens)
+    like = gemm(fmt, isa, k, table, matrix=is_matrix, few=tokens <= isa.tiles.few[1])
     mr, matrix = like.mr, isinstance(like, MatrixGemm)
     if matrix:
         mr = min(mr, matrix_rows(isa, k, 2) // isa.lanes)  # two panels an item

@@ -62,7 +62,7 @@ class Gemv(Matmul):
             self._multiply(k, frame, tokens_of(frame.x), frame.begin, frame.end)
             return
         # One row of y after the other, each of an expert; or one head.
-        strips = n_strips(k, frame, self, ITEM_ROWS)
+        strips = n_strips(k, frame, self, self.rows_per_item(isa.lanes))
         rows_end = (frame.end + (strips - 1)) // strips
         with k.loop(rows_end, start=frame.begin // strips) as row:
             first = row * strips
