@@ -9,7 +9,6 @@ from treadle.convert.hf_names import (
     MODERN_BERT,
     MODERN_BERT_SCORE,
     NOMIC_BERT,
-    POST_NORMS,
     ROBERTA_SCORE,
 )
 from treadle.files.keys import Keys
@@ -18,10 +17,6 @@ from treadle.files.keys import Keys
 def _all_but_first_of(keys: Keys, n_layer: int) -> Windowed:
     period = keys.integer("global_attn_every_n_layers", 3)
     return [i % period > 0 for i in range(n_layer)]
-
-
-def _all_but_sixth(keys: Keys, n_layer: int) -> Windowed:
-    return [(i + 1) % 6 != 0 for i in range(n_layer)]
 
 
 _BERT = {
@@ -108,25 +103,3 @@ ENCODERS: dict[str, Family] = {
         },
     ),
 }
-# Gemma 3 that reads both ways has the same ``model_type``, and says so in a key.
-GEMMA_EMBEDDING = Family(
-    "gemma-embedding",
-    {
-        "vocab_size": 262208,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 10000.0,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "tie_word_embeddings": True,
-    },
-    POST_NORMS,
-    activation="gelu_pytorch_tanh",
-    norm_shift=1.0,
-    windowed=_all_but_sixth,
-    own_local_rope=True,
-    only={"use_bidirectional_attention": True},
-)

@@ -6,7 +6,9 @@ takes for keys that config.json leaves out, and how its weights lie otherwise th
 
 from __future__ import annotations
 
-from treadle.convert.hf_encoders import ENCODERS, GEMMA_EMBEDDING
+from dataclasses import replace
+
+from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
@@ -54,22 +56,30 @@ _GEMMA2 = {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
-_GEMMA3 = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 10000.0,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
+_GEMMA3 = Family(
+    "gemma3",
+    {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+    POST_NORMS,
+    activation=GELU_TANH,
+    norm_shift=1.0,
+    windowed=all_but_every(6),
+    own_local_rope=True,
+)
 _COHERE = {
     "vocab_size": 256000,
     "max_position_embeddings": 8192,
@@ -115,15 +125,11 @@ FAMILIES: dict[str, Family] = {
         norm_shift=1.0,
         windowed=all_but_every(2),
     ),
-    "gemma3_text": Family(
-        "gemma3",
+    "gemma3_text": replace(
         _GEMMA3,
-        POST_NORMS,
-        activation=GELU_TANH,
-        norm_shift=1.0,
-        windowed=all_but_every(6),
-        own_local_rope=True,
-        both_ways=GEMMA_EMBEDDING,
+        both_ways=replace(
+            _GEMMA3, arch="gemma-embedding", only={"use_bidirectional_attention": True}
+        ),
     ),
     "smollm3": Family(
         "smollm3",

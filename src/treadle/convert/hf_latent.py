@@ -137,13 +137,28 @@ _DEFAULTS: Mapping[str, Any] = {
     "v_head_dim": 128,
 }
 _ONLY = {"moe_layer_freq": 1, "rope_interleave": True}
-_HEAD_DIM = {"head_dim": "qk_rope_head_dim"}  # what the rope turns
+
+
+def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) -> Family:
+    return Family(
+        "deepseek2",
+        {**_DEFAULTS, **defaults},
+        _NAMES,
+        {"head_dim": "qk_rope_head_dim"},  # what the rope turns
+        paired=True,
+        only={**_ONLY, **only},
+        experts=True,
+        made=_rules,
+        **own,
+    )
+
+
+_V3_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_FURTHER = "num_nextn_predict_layers"
 
 LATENTS: dict[str, Family] = {
-    "deepseek_v2": Family(
-        "deepseek2",
+    "deepseek_v2": _family(
         {
-            **_DEFAULTS,
             "vocab_size": 102400,
             "max_position_embeddings": 2048,
             "q_lora_rank": 1536,
@@ -154,18 +169,11 @@ LATENTS: dict[str, Family] = {
             "routed_scaling_factor": 1.0,
             "norm_topk_prob": False,
         },
-        _NAMES,
-        _HEAD_DIM,
-        paired=True,
-        only={**_ONLY, "norm_topk_prob": False, "scoring_func": "softmax"},
-        experts=True,
-        made=_rules,
+        {"norm_topk_prob": False, "scoring_func": "softmax"},
         more=_v2_keys,
     ),
-    "deepseek_v3": Family(
-        "deepseek2",
+    "deepseek_v3": _family(
         {
-            **_DEFAULTS,
             "vocab_size": 129280,
             "max_position_embeddings": 4096,
             "q_lora_rank": 1536,
@@ -179,19 +187,12 @@ LATENTS: dict[str, Family] = {
             "routed_scaling_factor": 2.5,
             "norm_topk_prob": True,
         },
-        _NAMES,
-        _HEAD_DIM,
-        paired=True,
-        only={**_ONLY, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-        experts=True,
-        made=_rules,
-        extra_layers="num_nextn_predict_layers",
+        _V3_ONLY,
+        extra_layers=_FURTHER,
         more=_v3_keys,
     ),
-    "glm4_moe_lite": Family(
-        "deepseek2",
+    "glm4_moe_lite": _family(
         {
-            **_DEFAULTS,
             "rms_norm_eps": 1e-5,
             "vocab_size": 154880,
             "max_position_embeddings": 202752,
@@ -208,13 +209,8 @@ LATENTS: dict[str, Family] = {
             "routed_scaling_factor": 1.8,
             "norm_topk_prob": True,
         },
-        _NAMES,
-        _HEAD_DIM,
-        paired=True,
-        only={**_ONLY, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-        experts=True,
-        made=_rules,
-        extra_layers="num_nextn_predict_layers",
+        _V3_ONLY,
+        extra_layers=_FURTHER,
         more=_glm_keys,
     ),
 }
