@@ -394,6 +394,9 @@ _CLASSES = {
     "qwen3_5_moe_text": "Qwen3_5MoeText",
     "qwen3_next": "Qwen3Next",
     "granitemoehybrid": "GraniteMoeHybrid",
+    "mamba2": "Mamba2",
+    "nemotron_h": "NemotronH",
+    "falcon_h1": "FalconH1",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
     "glm4_moe_lite": "Glm4MoeLite",
@@ -402,6 +405,8 @@ _CLASSES = {
 _NEEDED: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
     "gpt2": {},
+    "mamba2": {},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "gemma4_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
 }

@@ -8,8 +8,8 @@ import pytest
 
 from tests.convert.test_hf_mixtures import check, own
 from tests.models.hf_cases import Case
-from treadle.convert.hf_hybrids import _conv_keys, _granite_keys, _lfm2_width
-from treadle.errors import FileError, UnsupportedError
+from treadle.convert.hf_hybrids import _conv_keys, _lfm2_width
+from treadle.errors import FileError
 from treadle.files.keys import Keys
 
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -33,23 +33,6 @@ CASES: dict[str, Case] = {
     ),
     "qwen35": Case("Qwen3_5", "qwen35", _DELTA),
     "qwen35moe": Case("Qwen3_5Moe", "qwen35moe", {**_DELTA, **_SHARED}),
-    "granitehybrid": Case(
-        "GraniteMoeHybrid",
-        "granitehybrid",
-        {
-            "layer_types": ["mamba", "mamba", "attention", "mamba"],
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 64,
-            "mamba_n_heads": 4,
-            "mamba_d_head": 32,
-            "mamba_d_state": 32,
-            "attention_multiplier": 0.2,
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 8.0,
-        },
-    ),
     "qwen3next": Case("Qwen3Next", "qwen3next", {**_DELTA, **_SHARED}),
 }
 
@@ -80,20 +63,3 @@ def test_which_layers_of_lfm2_have_attention() -> None:
     for key, wrong in (("full_attn_idxs", 3), ("full_attn_idxs", ["0"]), ("layer_types", [])):
         with pytest.raises(FileError, match=key):
             heads(**{key: wrong})
-
-
-@pytest.mark.parametrize("limit", [float("inf"), {"__float__": "Infinity"}, 0.5], ids=str)
-def test_bounds_of_time_steps(limit: object) -> None:
-    given = {
-        "num_local_experts": 8,
-        "num_attention_heads": 4,
-        "hidden_size": 64,
-        "layer_types": ["mamba", "attention"],
-        "time_step_limit": [0.0, limit],
-    }
-    keys = Keys(given, Path("config.json"))
-    if limit == 0.5:
-        with pytest.raises(UnsupportedError, match=r"time_step_limit: is .*treadle bounds no time"):
-            _granite_keys(keys, 2)
-    else:
-        assert _granite_keys(keys, 2)["ssm.inner_size"] == 128

@@ -111,7 +111,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     if nested and isinstance(config.get("tie_word_embeddings"), bool):
         tied = config["tie_word_embeddings"]
     metadata = {"general.architecture": family.arch}
-    metadata |= {f"{family.arch}.{key}": value for key, value in made.items()}
+    metadata |= {f"{family.arch}.{key}": of for key, of in made.items() if of is not None}
     return Hyper(
         family,
         metadata,
@@ -145,8 +145,7 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
             f"{', '.join((*FAMILIES, *OUTER))}"
         )
     family = FAMILIES[name]
-    if family.both_ways is not None and keys.flag("use_bidirectional_attention", False):
-        family = family.both_ways
+    family = family.variant(keys) or family
     if set(family.older_words.values()) & keys.values.keys():
         family = replace(family, words={**family.words, **family.older_words})
     return family, Keys(keys.values, path, family.defaults, keys.prefix)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treadle.convert.hf_encoders import ENCODERS
+from treadle.convert.hf_falcon_h1 import FALCON_H1
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
+from treadle.convert.hf_mamba import MAMBAS
 from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
     GLM4,
@@ -26,6 +28,7 @@ from treadle.convert.hf_names import (
     STARCODER2,
 )
 from treadle.convert.hf_windows import all_but_every, every_layer, in_use, upper_layers
+from treadle.files.keys import Keys
 
 GELU_TANH = "gelu_pytorch_tanh"
 
@@ -80,6 +83,15 @@ _GEMMA3 = Family(
     windowed=all_but_every(6),
     own_local_rope=True,
 )
+_GEMMA_EMBEDDING = replace(
+    _GEMMA3, arch="gemma-embedding", only={"use_bidirectional_attention": True}
+)
+
+
+def _gemma3(keys: Keys) -> Family | None:
+    return _GEMMA_EMBEDDING if keys.flag("use_bidirectional_attention", False) else None
+
+
 _COHERE = {
     "vocab_size": 256000,
     "max_position_embeddings": 8192,
@@ -125,12 +137,7 @@ FAMILIES: dict[str, Family] = {
         norm_shift=1.0,
         windowed=all_but_every(2),
     ),
-    "gemma3_text": replace(
-        _GEMMA3,
-        both_ways=replace(
-            _GEMMA3, arch="gemma-embedding", only={"use_bidirectional_attention": True}
-        ),
-    ),
+    "gemma3_text": replace(_GEMMA3, variant=_gemma3),
     "smollm3": Family(
         "smollm3",
         {
@@ -359,7 +366,7 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= MIXTURES | HYBRIDS | LATENTS | GEMMA4 | ENCODERS
+FAMILIES |= MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),

@@ -36,14 +36,14 @@ class Family:
     transposed: matrices in layers are [in, out].
     score_names: of the tensors of a head that scores pairs of texts, if it may have one.
     positions_behind_pad: learned positions begin behind that of ``pad_token_id``.
-    both_ways: what it is with ``use_bidirectional_attention``.
+    variant: what it is by its keys, where one name stands for several; None: this.
     n_ff_default: ``intermediate_size`` where it is null, in units of ``hidden_size``.
     experts: it has some.
     made: rules for tensors that lie otherwise than GGUF's; see ``hf_made``.
     packed: the ``quant_method`` of packed weights that ``made`` knows.
     extra_layers: the key that counts layers behind the last, which predict further tokens and are
         left out.
-    more: further keys of GGUF, behind those that all families have.
+    more: further keys of GGUF, behind those that all families have; None takes one of these away.
     """
 
     arch: str
@@ -63,7 +63,7 @@ class Family:
     transposed: bool = False
     score_names: Names = field(default_factory=dict)
     positions_behind_pad: bool = False
-    both_ways: Family | None = None
+    variant: Callable[[Keys], Family | None] = lambda keys: None
     n_ff_default: int = 0
     experts: bool = False
     made: Callable[[Keys], Sequence[Rule]] = lambda keys: ()

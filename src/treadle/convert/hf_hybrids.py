@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,33 +10,10 @@ import numpy as np
 
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_made import Rows, Rule, decay, flat, same, taps
-from treadle.convert.hf_mixtures import (
-    GRANITE,
-    GRANITE_DEFAULTS,
-    GRANITE_EXPERTS,
-    GRANITE_SCALES,
-    gate_and_up,
-)
 from treadle.convert.hf_names import LLAMA, LLAMA_EXPERTS, Names, experts_123
+from treadle.convert.hf_windows import has_attention
 from treadle.files.keys import Keys
 from treadle.models.graphs.recurrence import FLAGS, INTERVAL
-
-ATTENTION = ("full_attention", "attention")  # words for layers with keys and values
-# Bounds of time steps that bound none, as transformers 4 and 5 write them.
-UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
-_EVERY = 4  # Qwen's layers with keys and values, where config.json lists none
-
-
-def _has_attention(keys: Keys, n_layer: int) -> list[bool]:
-    """Which layers have keys and values in place of a state."""
-    kinds = keys.get("layer_types")
-    if kinds is None:
-        every = keys.integer(INTERVAL, _EVERY)
-        return [(i + 1) % every == 0 for i in range(n_layer)]
-    if not isinstance(kinds, list) or len(kinds) != n_layer:
-        keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
-    return [kind in ATTENTION for kind in kinds]
-
 
 # -- LFM2: short convolutions -----------------------------------------------------------------
 
@@ -49,7 +25,7 @@ def _conv_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     if given is not None and not whole:
         keys.fail("full_attn_idxs", f"is {given!r:.60}", "a list of layers")
     flags = (
-        _has_attention(keys, n_layer)
+        has_attention(keys, n_layer)
         if kinds is not None
         else [i in (given or range(n_layer)) for i in range(n_layer)]
     )
@@ -110,7 +86,7 @@ _LFM2_DEFAULTS = {
 
 
 def _qwen_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
-    flags = _has_attention(keys, n_layer)
+    flags = has_attention(keys, n_layer)
     n_v = keys.integer("linear_num_value_heads", 32)
     made: dict[str, Any] = {
         "ssm.conv_kernel": keys.integer("linear_conv_kernel_dim", 4),
@@ -220,73 +196,6 @@ def _next_rules(keys: Keys) -> Sequence[Rule]:
     )
 
 
-# -- Granite 4: Mamba-2 -----------------------------------------------------------------------
-
-
-def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
-    if not keys.get("num_local_experts"):
-        keys.refuse("num_local_experts", "is 0: treadle has this family's folders with experts")
-    if keys.get("layer_types") is None:
-        keys.refuse("layer_types", "is missing: treadle has layers of both kinds in this family")
-    limits = keys.get("time_step_limit")
-    if limits is not None and limits not in UNLIMITED:
-        keys.refuse("time_step_limit", f"is {limits!r:.60}: treadle bounds no time steps")
-    flags, n_head_kv = _has_attention(keys, n_layer), keys.integer("num_key_value_heads", 0, lo=0)
-    n_head_kv = n_head_kv or keys.integer("num_attention_heads")
-    if all(flags):
-        keys.refuse("layer_types", "all have attention: treadle has layers of both kinds here")
-    made: dict[str, Any] = {
-        "attention.head_count_kv": [n_head_kv if flag else 0 for flag in flags],
-        "ssm.conv_kernel": keys.integer("mamba_d_conv", 4),
-        "ssm.state_size": keys.integer("mamba_d_state", 256),
-        "ssm.group_count": keys.integer("mamba_n_groups", 1),
-        "ssm.time_step_rank": keys.integer("mamba_n_heads", 128),
-        "ssm.inner_size": keys.integer("mamba_expand", 2) * keys.integer("hidden_size"),
-    }
-    if keys.get("position_embedding_type") != "rope":
-        made["rope.scaling.finetuned"] = False  # llama.cpp's way to say that there is none
-    return made
-
-
-def _each_head(rows: Rows) -> Rows:
-    return rows[:, None]
-
-
-def _decay_of_heads(rows: Rows) -> Rows:
-    return decay(rows)[:, None]
-
-
-def _in_groups(rows: Rows, n: int) -> Rows:
-    return rows.reshape(n, -1)
-
-
-def _granite_rules(keys: Keys) -> Sequence[Rule]:
-    groups = partial(_in_groups, n=keys.integer("mamba_n_groups", 1))
-    return (
-        GRANITE_EXPERTS,
-        gate_and_up("shared_mlp.input_linear", "shared_mlp.gate", "shared_mlp.up"),
-        Rule(("mamba.conv1d.weight",), {"mamba.conv1d.weight": taps}),
-        Rule(("mamba.dt_bias",), {"mamba.dt.bias": flat}),
-        Rule(("mamba.norm.weight",), {"mamba.norm.weight": groups}),
-        Rule(("mamba.A_log",), {"mamba.decay.weight": _decay_of_heads}, floats=True),
-        Rule(("mamba.D",), {"mamba.through.weight": _each_head}, floats=True),
-    )
-
-
-_GRANITE: Names = {
-    **GRANITE,
-    "shared_mlp.gate": "ffn_gate_shexp",
-    "shared_mlp.up": "ffn_up_shexp",
-    "shared_mlp.output_linear": "ffn_down_shexp",
-    "mamba.in_proj": "ssm_in",
-    "mamba.conv1d": "ssm_conv1d",
-    "mamba.dt": "ssm_dt",
-    "mamba.norm": "ssm_norm",
-    "mamba.decay": "ssm_a",
-    "mamba.through": "ssm_d",
-    "mamba.out_proj": "ssm_out",
-}
-
 # -- the rows ---------------------------------------------------------------------------------
 
 _QWEN_DEFAULTS: Mapping[str, Any] = {
@@ -372,14 +281,5 @@ HYBRIDS: dict[str, Family] = {
         experts=True,
         made=_next_rules,
         more=_qwen_keys,
-    ),
-    "granitemoehybrid": Family(
-        "granitehybrid",
-        {**GRANITE_DEFAULTS, "shared_intermediate_size": 1024},
-        _GRANITE,
-        copied=GRANITE_SCALES,
-        experts=True,
-        made=_granite_rules,
-        more=_granite_keys,
     ),
 }

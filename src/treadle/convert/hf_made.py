@@ -27,12 +27,14 @@ Make = Callable[..., Rows]  # of the arrays of its sources
 
 MXFP4 = "MXFP4"
 _IN_LAYER = re.compile(r"(?P<layer>.*\blayers\.(?P<i>\d+)\.)(?P<rest>.+)")
+_OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
 _EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """of: names behind "layers.N.", all there or none. gives: what becomes of them, by name.
+    """of: names behind "layers.N.", or the last two words of one outside; all there or none.
+    gives: what becomes of them, by name.
     floats: arrays are given, and made, as float32; else elements are moved as they are stored.
     dtype: what is made is in this, bytes [.., n]; "": in that of the first.
     first_layer: it is for this one and those behind it.
@@ -73,10 +75,10 @@ def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> di
     """
     made, by_name_ = _stacked(tensors), {rule.of[0]: rule for rule in rules}
     for name, first in list(made.items()):
-        match = _IN_LAYER.fullmatch(name)
+        match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
         if match is None or (rule := by_name_.get(match["rest"])) is None:
             continue
-        if int(match["i"]) < rule.first_layer:
+        if int(match.groupdict().get("i", 0)) < rule.first_layer:
             continue
         sources = []
         for rest in rule.of:

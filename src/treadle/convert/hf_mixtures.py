@@ -31,6 +31,7 @@ _COUNTS = {
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
     ),
     "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
     "expert_group_count": ("n_group",),

@@ -136,7 +136,7 @@ HEADS = (
 # A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
     r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\."
-    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.)?"
+    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\.)?"
 )
 _LAYER = r"(?P<layers>(?:encoder\.)?layers?|h)\.(?P<layer>0|[1-9]\d{0,5})\."
 NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.(?P<kind>weight|bias)")

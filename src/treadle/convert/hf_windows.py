@@ -1,4 +1,4 @@
-"""Which layers of a family see a window only, where config.json does not list them."""
+"""Which layers of a family see a window only, or have attention at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 from treadle.convert.hf_family import Windowed
 from treadle.files.keys import Keys
+from treadle.models.graphs.recurrence import INTERVAL
+
+ATTENTION = ("full_attention", "attention")  # words for layers with keys and values
+_EVERY = 4  # Qwen's layers with keys and values, where config.json lists none
 
 
 def every_layer(keys: Keys, n_layer: int) -> Windowed:
@@ -36,3 +40,14 @@ def all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
 def in_use(keys: Keys, n_layer: int) -> Windowed:
     """SmolLM 3: ``layer_types`` says which, if the window is in use at all."""
     return [False] * n_layer if keys.flag("use_sliding_window", False) else None
+
+
+def has_attention(keys: Keys, n_layer: int) -> list[bool]:
+    """Which layers have keys and values in place of a state."""
+    kinds = keys.get("layer_types")
+    if kinds is None:
+        every = keys.integer(INTERVAL, _EVERY)
+        return [(i + 1) % every == 0 for i in range(n_layer)]
+    if not isinstance(kinds, list) or len(kinds) != n_layer:
+        keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
+    return [kind in ATTENTION for kind in kinds]
