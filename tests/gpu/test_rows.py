@@ -1,4 +1,6 @@
-"""What is done row by row by blocks of threads: norms and packs, in the tests of the CPU's."""
+"""What is done row by row by blocks of threads: norms, packs and rope, by the CPU's
+tests.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ import pytest
 
 from tests.gpu.machine import ISA, some
 from tests.kernels import registry, test_elementwise
+from tests.kernels import test_rope as tests_of_rope
 from tests.kernels.harness import Memory
-from tests.kernels.registry import NORMS, PACKS
+from tests.kernels.registry import NORMS, PACKS, ROPES
 from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.norm import SimtNorm, SimtPack
+from treadle.gpu.kernels.rope import SimtRopeStore
 from treadle.kernels.act import BLOCK, DWORD
 from treadle.kernels.elementwise import Norm, Pack
+from treadle.kernels.rope import RopeStore
 
 
 def plain(specs: list[Any], first: tuple[int, ...]) -> list[Any]:
@@ -39,3 +44,13 @@ def test_norm(spec: Norm, blocks: Memory, rng: np.random.Generator) -> None:
 def test_pack(spec: Pack, blocks: Memory, rng: np.random.Generator) -> None:
     made = instead(SimtPack, spec)
     test_elementwise.test_pack(made, ISA, blocks, rng)
+
+
+FIRST = (4, 5, 9, 14, 16, 17, 19)
+TURNED = [ROPES[i] for i in FIRST] + [spec for i, spec in enumerate(ROPES) if i not in FIRST]
+
+
+@pytest.mark.parametrize("spec", some(TURNED, len(FIRST)), ids=registry.name)
+def test_rope(spec: RopeStore, blocks: Memory, rng: np.random.Generator) -> None:
+    made = instead(SimtRopeStore, spec)
+    tests_of_rope.test_rope_store(made, ISA, blocks, rng)

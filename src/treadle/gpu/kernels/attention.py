@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treadle.plan import Plan, Step
 
 WARPS = 4
-SUMS = 64  # f32 sums that a thread keeps
+SUMS, MOST_ROWS = 64, 8  # f32 sums that a thread keeps, and of how many rows: more would spill
 MOST_SHARED = 48 << 10  # bytes that a launch gets without asking
 
 
@@ -50,7 +50,7 @@ class SimtAttention(PerBlock, Attention):
     @property
     def at_once(self) -> int:
         """Rows of queries that walk the keys together."""
-        n = max(1, min(self.rows, SUMS // self.columns))
+        n = max(1, min(self.rows, MOST_ROWS, SUMS // self.columns))
         while n > 1 and self.bytes_of(n) > MOST_SHARED:
             n -= 1
         return n
