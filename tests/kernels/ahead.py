@@ -24,12 +24,14 @@ FEW = 20  # kernels that are not worth a process
 
 
 def wanted(items: Iterable[pytest.Item]) -> list[tuple[Any, Any]]:
-    """Specs and instruction sets that tests are parametrised with, each once."""
+    """Specs and instruction sets that tests are parametrised with, each once; a GPU's kernels begin
+    otherwise, and are no objects.
+    """
     found = {}
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         spec, isa = params.get("spec"), params.get("isa")
-        if isinstance(spec, Spec) and isinstance(isa, Isa):
+        if isinstance(spec, Spec) and isinstance(isa, Isa) and isa.simt is None:
             found[spec.name, isa.name] = spec, isa
     return list(found.values())
 
