@@ -206,7 +206,7 @@ def test_bounds_of_time_steps(kind: str, limit: object) -> None:
         ),
         (
             "granitemoehybrid",
-            {"layer_types": ["attention"] * 3, "position_embedding_type": "rope"},
+            {**GRANITE, "layer_types": ["attention"] * 3, "position_embedding_type": "rope"},
             "layer_types: is .*a list of 4",
         ),
         ("falcon_h1", FALCON, "mamba_norm_before_gate: is true"),
