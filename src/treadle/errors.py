@@ -11,7 +11,9 @@
     ├── GrammarError       a grammar or schema that cannot be honoured
     ├── SamplingError      sampling settings out of their range (a ValueError as well)
     ├── CompileError       a kernel that cannot be emitted or that LLVM refuses
-    └── CacheError         a kernel cache of somebody else's, or a miss where compiling is forbidden
+    ├── CacheError         a kernel cache of somebody else's, or a miss where compiling is forbidden
+    └── DeviceError        a GPU or its driver that is missing, too old, or that failed
+        └── NoMemoryError  more than a GPU's memory has room for (a MemoryError as well)
 
 A message says what was found, what was expected, and where: file, byte offset, tensor or key. It
 may quote a file, so its text is made safe to print: no control characters, and a bounded length.
@@ -58,7 +60,8 @@ class TreadleError(Exception):
 
 def _rebuilt(cls: type[TreadleError], args: tuple[Any, ...]) -> TreadleError:
     """An error with these ``args``, which its ``__init__`` is not asked about."""
-    return cls.__new__(cls, *args)
+    # Not cls.__new__: where a MemoryError is among the bases, Python finds that one's and refuses.
+    return Exception.__new__(cls, *args)
 
 
 class FileError(TreadleError):
@@ -116,3 +119,13 @@ class CompileError(TreadleError):
 
 class CacheError(TreadleError):
     """A kernel cache that is not the user's own, or a miss where compiling is forbidden."""
+
+
+class DeviceError(TreadleError):
+    """A GPU or its driver that is missing, too old, or that failed; ``code``: the driver's."""
+
+    code = 0
+
+
+class NoMemoryError(DeviceError, MemoryError):
+    """More than a GPU's memory has room for."""
