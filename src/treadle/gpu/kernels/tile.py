@@ -12,6 +12,8 @@ greater part, and what it leaves. Three products of these make 16 bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import add
 
 from treadle.formats import Format
 from treadle.gpu.kernels.weights import FLOATS, Run, four_floats, read_floats, read_runs
@@ -278,24 +280,52 @@ class BlockTile:
 
     def results(self) -> Iterator[tuple[Val, Val, Val]]:
         """Row and token of the tile, and the sum: those that this thread has to write."""
-        k, shape = self.k, self.shape
-        if shape.parts == 1:
+        if self.shape.parts == 1:
             for i in range(self.n_m):
                 yield from self.sixteen(i)
             return
+        for row, token, (total,) in self._totals(1):
+            yield row, token, total
+
+    def pairs(self) -> Iterator[tuple[Val, Val, Val, Val]]:
+        """Row and token, and the sums of this row and of that in the same place of the tile's
+        second half.
+        """
+        if self.shape.parts == 1:
+            half = self.n_m // 2
+            for i in range(half):
+                both = zip(self.sixteen(i), self.sixteen(i + half), strict=True)
+                for (row, token, first), (_, _, second) in both:
+                    yield row, token, first, second
+            return
+        for row, token, (first, second) in self._totals(2):
+            yield row, token, first, second
+
+    def _totals(self, times: int) -> Iterator[tuple[Val, Val, list[Val]]]:
+        """Row and token, and the sums of all parts: of the first of ``times`` equal shares of the
+        rows, those of every share.
+        """
+        k, shape = self.k, self.shape
         self.simt.barrier(k)  # the stages are read no more
-        at = self.memory + self.part * (4 * shape.rows * shape.tokens)
+        at, n = self.memory + self.part * (4 * shape.rows * shape.tokens), shape.rows // times
         for i in range(self.n_m):
             for row, token, v in self.sixteen(i):
                 k.store(at, v, offset=(token * shape.rows + row) * 4, align=4)
         self.simt.barrier(k)
-        n = shape.rows * shape.tokens
-        for first in range(0, n, THREADS):
-            here = self.memory + (self.tid + first) * 4
-            total = k.load(here, f32, align=4)
-            for p in range(1, shape.parts):
-                total = total + k.load(here, f32, offset=4 * n * p, align=4)
-            yield (self.tid + first) % shape.rows, (self.tid + first) // shape.rows, total
+        for first in range(0, n * shape.tokens, THREADS):
+            place = self.tid + first
+            row, token = place % n, place // n
+            here = self.memory + (token * shape.rows + row) * 4
+            totals = []
+            for share in range(times):
+                some = [
+                    k.load(
+                        here, f32, offset=4 * (p * shape.rows * shape.tokens + share * n), align=4
+                    )
+                    for p in range(shape.parts)
+                ]
+                totals.append(reduce(add, some))
+            yield row, token, totals
 
     def sixteen(self, i: int) -> Iterator[tuple[Val, Val, Val]]:
         """The sums of the warp's i-th sixteen rows."""
