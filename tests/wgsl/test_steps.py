@@ -29,13 +29,13 @@ from treadle.models.load import load_config
 from treadle.plan import Const, Plan, Step
 
 U = 2.0**-24
-SIZES = {"n_layer": 2}
+SIZES = {"n_layer": 1}
 LARGE = {"n_layer": 1, "n_embd": 256, "n_ff": 256, "n_head": 8, "n_head_kv": 4, "head_dim": 32}
 CASES = {
     "llama": ("llama", "Q4_0", "f16", {"n_ff": 160}),
     "ragged": ("llama", "F32", "f32", {"n_embd": 52, "n_ff": 76, "n_layer": 1}),
-    "gemma3": ("gemma3", "F16", "q8_0", {"window": 16, "n_layer": 6}),
-    "gemma2": ("gemma2", "Q8_0", "f16", {"window": 16, "softcap": 30}),
+    "gemma3": ("gemma3", "F16", "q8_0", {"window": 16}),
+    "gemma2": ("gemma2", "Q8_0", "f16", {"window": 16, "softcap": 30, "n_layer": 2}),
     "qwen2": ("qwen2", "BF16", "bf16", {}),
     "gpt2": ("gpt2", "F32", "f32", {"n_head_kv": 4, "n_layer": 1}),
     "Q4_K": ("llama", "Q4_K", "f32", LARGE),
@@ -153,9 +153,9 @@ def check_top(dtype: Any, found: np.ndarray, expected: np.ndarray) -> None:
             made = np.isfinite(b[name])
             assert np.allclose(a[name][made], b[name][made], rtol=TOTAL_ERROR, atol=0)
         else:
-            kind = b[name].dtype
-            same = np.uint32 if kind.itemsize == 4 else np.uint64
-            assert np.array_equal(a[name].view(same), b[name].view(same)), name
+            # As bits; a row with a NaN has no maximum.
+            sound = ~np.isnan(b[name]) if name == "max" else np.ones(b[name].shape, bool)
+            assert np.array_equal(a[name][sound].view("u4"), b[name][sound].view("u4")), name
 
 
 def check_pool(step: Step, found: np.ndarray, expected: np.ndarray) -> None:
@@ -169,13 +169,16 @@ def check_pool(step: Step, found: np.ndarray, expected: np.ndarray) -> None:
         assert (a != b).mean() < 0.02, step.label
         return
     share = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 256 * U}[kv.name]
-    assert (np.abs(a - b) <= share * np.abs(b).max()).all(), step.label
+    held = found.view(f"u{kv.n_bytes}") != expected.view(f"u{kv.n_bytes}")
+    assert (np.abs(a - b)[held] <= share * np.nanmax(np.abs(b))).all(), step.label
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_as_their_twins(case: str, device: Wgpu, tiny: WriteTiny) -> None:
     arch, fmt, kv, sizes = CASES[case]
     engine = engine_on(device, tiny(arch, fmt, **{**SIZES, **sizes}), kv)
+    for pool in engine.cache.pools:  # pages are used again, and hold others' values then
+        pool.const.memory.write(0, np.full(pool.n_bytes, 0xFF, np.uint8))
     ids, cache = text(90), engine.cache
     a, b = cache.sequence(), cache.sequence()
     mask = np.random.default_rng(3).integers(0, 256, 40, np.uint8).tobytes()
