@@ -1,4 +1,5 @@
-"""Vectors of texts: the last layer's normed states, pooled as the file says (mostly their mean).
+"""Vectors of texts: the last layer's normed states, pooled as the file says (mostly their mean),
+and multiplied by the matrices behind the pooling, where the file has some.
 
 A vector may be cut to its first ``dimensions`` values, as models trained for it allow (Matryoshka
 representation learning, arXiv 2205.13147), and is then made of length 1, unless ``normalize`` is
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from treadle.arguments import listed, positive, read_each
+from treadle.models.dense import dense_of
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -40,7 +42,9 @@ class Embedder:
     """Makes one kind of vectors. Raises TreadleError for ``dimensions`` that the model has not."""
 
     def __init__(self, model: Model, normalize: bool = True, dimensions: int | None = None) -> None:
-        width = model.config.n_embd
+        self._dense = dense_of(model.engine.gguf, model.config.n_embd)
+        width = len(self._dense[-1]) if self._dense else model.config.n_embd
+        self._whole = dimensions is None or dimensions == width
         self._model, self._normalize = model, normalize
         self.n = width if dimensions is None else positive("dimensions", dimensions, width)
 
@@ -66,10 +70,14 @@ class Embedder:
 
     def run(self, batch: Sequence[Sequence[int]]) -> Floats:
         """The same of texts of one run. Texts in hand give way where there is no room."""
-        engine, whole = self._model.engine, self.n == self._model.config.n_embd
+        engine, pooled = self._model.engine, self._whole and not self._dense
         with self._model._room_for(max(map(len, batch))):
-            made = engine.embed(batch, unit=self._normalize and whole)[:, : self.n]
-        return made if whole or not self._normalize else scaled(made, EUCLIDEAN)
+            made = engine.embed(batch, unit=self._normalize and pooled)
+        for matrix in self._dense:  # of a row alone the bits are the same in every batch
+            each = (matrix @ row for row in made)
+            made = np.stack([*each]) if engine.deterministic else made @ matrix.T
+        made = made[:, : self.n]
+        return made if pooled or not self._normalize else scaled(made, EUCLIDEAN)
 
 
 def scaled(vectors: Floats, by: int) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treadle
@@ -15,7 +16,8 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.tiny import rounding
 from treadle.convert.hf import open_hf
-from treadle.errors import FileError, UnsupportedError
+from treadle.embedding import Embedder
+from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.text.tokenizer import load_tokenizer
 
@@ -102,12 +104,80 @@ def test_poolings(bert: Path) -> None:
         pooled(bert, {"pooling_mode_max_tokens": True})
     with pytest.raises(UnsupportedError, match="cls_token, pooling_mode_mean"):
         pooled(bert, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True})
-    (bert / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
-    with pytest.raises(UnsupportedError, match="Dense"):
+    (bert / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM"}]')
+    with pytest.raises(UnsupportedError, match="LSTM"):
         pooled(bert, {"pooling_mode": "cls"})
     (bert / "modules.json").write_text('{"type": 3}')
     with pytest.raises(FileError, match="modules"):
         pooled(bert, {"pooling_mode": "cls"})
+
+
+# -- matrices behind the pooling -----------------------------------------------------------------
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+def put_dense(folder: Path, *shapes: tuple[int, int], activation: str | None = IDENTITY) -> Any:
+    """Dense modules as sentence-transformers writes them; the matrices."""
+    from safetensors.numpy import save_file
+
+    rng, made = np.random.default_rng(5), []
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    modules.append({"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"})
+    for i, shape in enumerate(shapes, 2):
+        at = folder / f"{i}_Dense"
+        at.mkdir(exist_ok=True)
+        said = {} if activation is None else {"activation_function": activation}
+        (at / "config.json").write_text(json.dumps(said))
+        made.append(rng.standard_normal(shape).astype(np.float32))
+        save_file({"linear.weight": made[-1]}, at / "model.safetensors")
+        modules.append({"type": "sentence_transformers.models.Dense", "path": at.name})
+    modules.append({"type": "sentence_transformers.models.Normalize", "path": ""})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return made
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_matrices_behind_the_pooling(bert: Path, tmp_path: Path, deterministic: bool) -> None:
+    """In place and converted: vectors are as wide as the last of them."""
+    a, b = put_dense(bert, (96, 64), (32, 96))
+    made, texts = convert(bert, tmp_path / "made.gguf"), [prompt()[:9], prompt()[:21]]
+    for path in (bert, made):
+        with treadle.load(path, threads=2, kv="f32", deterministic=deterministic) as model:
+            pooled = model.engine.embed(texts, unit=False).astype(np.float64)
+            whole = pooled @ a.T @ b.T
+            for dimensions in (None, 8):
+                embedder = Embedder(model, dimensions=dimensions)
+                cut = whole[:, :dimensions]
+                expected = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+                assert np.abs(embedder.vectors(texts) - expected).max() < 1e-5
+            bare = Embedder(model, normalize=False).vectors(texts)
+            assert np.abs(bare - whole).max() < 1e-5 * np.abs(whole).max()
+            with pytest.raises(TreadleError, match="expected 1 to 32"):
+                Embedder(model, dimensions=33)
+    with open_gguf(made) as file:
+        sizes = [file.metadata[f"bert.dense_{i}_feat_{of}"] for i in (2, 3) for of in ("in", "out")]
+        assert sizes == [64, 96, 96, 32]
+
+
+def test_modules_that_are_refused(bert: Path) -> None:
+    for activation, named in (("torch.nn.modules.activation.Tanh", "Tanh"), (None, "Tanh")):
+        put_dense(bert, (96, 64), activation=activation)
+        with pytest.raises(UnsupportedError, match=named):
+            open_hf(bert)
+    put_dense(bert, (96, 64), (32, 95))
+    with pytest.raises(FileError, match=r"shape \[32, 95\].*\[any, 96\]"):
+        open_hf(bert)
+    put_dense(bert, (64, 64), (64, 64), (64, 64))
+    with pytest.raises(UnsupportedError, match="at most 2 Dense"):
+        open_hf(bert)
+    kinds = [{"type": "models.Normalize"}, {"type": "models.Dense", "path": "2_Dense"}]
+    (bert / "modules.json").write_text(json.dumps(kinds))
+    with pytest.raises(UnsupportedError, match="in this order"):
+        open_hf(bert)
+    (bert / "modules.json").write_text(json.dumps([{"type": "models.Dense", "path": "../x"}]))
+    with pytest.raises(FileError, match="a folder here"):
+        open_hf(bert)
 
 
 # -- tokenizers ---------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ REPOS: dict[str, dict[str, bytes]] = {
     "owner/folder": {
         "config.json": b"{}",
         "tokenizer.json": b"{}",
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/config.json": b"{}",
+        "2_Dense/model.safetensors": b"dense",
+        "2_Dense/pytorch_model.bin": b"dense",
         "model.safetensors.index.json": json.dumps(
             {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
         ).encode(),
@@ -339,11 +344,16 @@ def test_safetensors_are_a_folder_to_use_in_place(hub: dict[str, str]) -> None:
     assert "look for a repository like hf:owner/folder-GGUF" in short.error
     folder = ended.path
     assert folder is not None
-    assert sorted(path.name for path in folder.iterdir()) == [
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert sorted(path.as_posix() for path in found) == [
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
         "config.json",
         "model-1.safetensors",
         "model-2.safetensors",
         "model.safetensors.index.json",
+        "modules.json",
         "tokenizer.json",
     ]
     assert "2 safetensors files, 2.0 GiB, used as they are" in ended.said[0]

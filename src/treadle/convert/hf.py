@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_config import Hyper, read_config
+from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
 from treadle.convert.hf_made import Made, stored
 from treadle.convert.hf_pooling import read_pooling
@@ -92,7 +93,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         metadata |= read_pooling(folder, config, hyper)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
         checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)
-        checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint))
+        dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
+        metadata |= keys
+        checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
     except BaseException:
         weights.close()
         raise

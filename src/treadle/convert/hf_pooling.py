@@ -10,6 +10,7 @@ from typing import Any
 from treadle.convert.hf_config import Hyper
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.safetensors import read_json
+from treadle.models.dense import DENSE
 
 MEAN, FIRST, LAST, RANK = 1, 2, 3, 4  # GGUF's numbers
 _MODES = {"mean": MEAN, "cls": FIRST, "lasttoken": LAST}
@@ -18,7 +19,7 @@ _FLAGS = {
     "pooling_mode_cls_token": FIRST,
     "pooling_mode_lasttoken": LAST,
 }
-_KNOWN = ("Transformer", "Pooling", "Normalize")
+_KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any], hyper: Hyper) -> dict[str, Any]:
@@ -32,9 +33,7 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: Hyper) -> dict[
                 raise UnsupportedError(f"{folder}: classifier_pooling is {how!r:.60}")
             made[f"{arch}.classifier.pooling_type"] = _MODES[how]
         return made
-    modules = folder / "modules.json"
-    if os.path.lexists(modules):
-        _check_modules(modules)
+    dense_modules(folder)  # which refuses others
     path = folder / "1_Pooling" / "config.json"
     if not os.path.lexists(path):
         return {}
@@ -50,15 +49,29 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: Hyper) -> dict[
     return {f"{arch}.pooling_type": _FLAGS[modes.pop()]}
 
 
-def _check_modules(path: Path) -> None:
-    """Refuse what changes a vector behind its pooling."""
+def dense_modules(folder: Path) -> list[str]:
+    """The folders of matrices behind the pooling, in their order. Raises FileError for what is no
+    list of modules, UnsupportedError for others that change a vector.
+    """
     import json
 
+    path = folder / "modules.json"
+    if not os.path.lexists(path):
+        return []
     try:
         found = json.loads(path.read_bytes())
         kinds = [str(module["type"]).rpartition(".")[2] for module in found]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
+        places = [str(module.get("path", "")) for module in found]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise FileError(f"cannot be read: {e}", path=path, expected="a list of modules") from e
     for kind in kinds:
         if kind not in _KNOWN:
-            raise UnsupportedError(f"{path}: {kind:.60}: treadle has nothing behind the pooling")
+            raise UnsupportedError(f"{path}: {kind:.60}: treadle has nothing such")
+    dense = [place for kind, place in zip(kinds, places, strict=True) if kind == "Dense"]
+    if kinds != sorted(kinds, key=_KNOWN.index) or len(dense) > len(DENSE):
+        what = f"treadle has {', '.join(_KNOWN)} in this order, at most {len(DENSE)} Dense"
+        raise UnsupportedError(f"{path}: {', '.join(kinds):.120}: {what}")
+    for place in dense:
+        if not place or Path(place).name != place:
+            raise FileError(f"is {place!r:.60}", path=path, where="path", expected="a folder here")
+    return dense

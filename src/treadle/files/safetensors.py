@@ -78,6 +78,12 @@ class SafeTensors:
                 self.tensors[name] = tensor
         self.maps = Mappings(file.map for file in files)
 
+    def join(self, other: SafeTensors) -> None:
+        """Take over another's files, not its tensors."""
+        self.paths += other.paths
+        self.n_bytes += other.n_bytes
+        self.maps.files += other.maps.files
+
     def close(self) -> None:
         """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
         self.tensors = {}

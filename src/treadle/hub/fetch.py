@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.splits import CONFIG, INDEX
+from treadle.files.splits import CONFIG, INDEX, SINGLE
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
@@ -26,6 +26,8 @@ BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it i
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", INDEX),
+    *("modules.json", "1_Pooling/config.json"),
+    *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
 USUAL = "Q4_K_M"  # what other programs take
 SHOWN = 10  # models that an error names
@@ -247,7 +249,7 @@ def fetch_folder(
             what += f", nor {CONFIG} and safetensors (its files end in {', '.join(kinds)})"
         raise FileError(f"has {what}", path=str(name), expected="a repository of GGUF files")
     n_bytes, n_free = sum(files[path] for path in weights), free_bytes()
-    wanted = [CONFIG, *(path for path in BESIDE if path in top), *weights]
+    wanted = [CONFIG, *(path for path in BESIDE if path in files), *weights]
     if n_free is not None and n_bytes + (1 << 30) > n_free:
         raise FileError(
             f"has no GGUF files, and its safetensors ({size(n_bytes)}) do not fit into "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.errors import UnsupportedError
 from treadle.models.archs import Arch
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, embedding, states
@@ -15,13 +14,9 @@ from treadle.models.graphs.reading import read_config
 from treadle.models.keys import Keys
 from treadle.models.structure import TensorRow, with_bias
 
-DENSE = "dense_2.weight"  # a matrix behind the pooling
-
 
 def read(keys: Keys, arch: Arch) -> Config:
     """As a decoder's; a window reaches half of the key's number to each side."""
-    if DENSE in keys.gguf.tensors:
-        raise UnsupportedError(f"{keys.gguf.path}: {DENSE}: treadle has no matrix behind pooling")
     config = read_config(keys, arch)
     layers = (
         replace(at, causal=False, window=at.window // 2 + 1 if at.window else 0)
