@@ -15,6 +15,8 @@ import pytest
 
 from tests.gpu.machine import EVERYTHING, ISA, some
 from tests.kernels.harness import Memory
+from tests.kernels.test_experts import compare
+from tests.kernels.test_latent import compare as compare_heads
 from tests.kernels.test_matmul import Problem, bound, is_simple, random, whole
 from treadle.formats import FORMATS, by_name, mlx
 from treadle.gpu.kernels import gemm, gemv
@@ -89,6 +91,29 @@ def test_gemm(w: str, blocks: Memory, rng: np.random.Generator) -> None:
     for spec in gemms(w) if EVERYTHING else gemms(w)[first : first + 1]:
         for n in (5, 70, 16) if EVERYTHING else (37,):
             check(spec, n, [50, 33][: spec.segments], blocks, rng)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [SimtGemv("Q4_0", "f32", 96, 2, 1), SimtGemm("Q8_0", "bf16", 96, *SMALL)],
+    ids=lambda spec: spec.op,
+)
+def test_products_of_experts(spec: Matmul, blocks: Memory, rng: np.random.Generator) -> None:
+    """To the bit those of each expert's rows by themselves."""
+    compare(replace(spec, experts=2, bias=True, segments=2), ISA, blocks, rng)
+
+
+@pytest.mark.parametrize(
+    ("spec", "n"),
+    [
+        (SimtGemv("Q4_0", "f32", 96, 1, 4, heads=3), 4),
+        (SimtGemm("Q8_0", "bf16", 64, *SMALL, heads=2), 21),
+    ],
+    ids=lambda given: getattr(given, "op", ""),
+)
+def test_products_by_head(spec: Matmul, n: int, blocks: Memory, rng: np.random.Generator) -> None:
+    """To the bit those of each head by itself."""
+    compare_heads(spec, ISA, blocks, rng, n)
 
 
 @pytest.mark.parametrize("w", ["Q4_0", "F16"])

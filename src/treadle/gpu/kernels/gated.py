@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from treadle.gpu.entry import PerBlock
 from treadle.gpu.kernels.block import instead
-from treadle.gpu.kernels.gemm import TOKENS, SimtGemm, in_order, in_tiles, shape_of
+from treadle.gpu.kernels.gemm import SimtGemm, in_order, in_tiles, shape_of, tile_of
 from treadle.gpu.kernels.tile import THREADS, BlockTile
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
@@ -94,6 +94,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     spec = step.spec
     assert isinstance(spec, Gated)
     plain = all(act == Act(act.kind, act.k) for act in (spec.layout(), spec.result()))
-    if not plain or spec.mr not in TOKENS or "q8" in (spec.act, spec.to):
+    if not plain or "q8" in (spec.act, spec.to):
         return None
-    return in_tiles(step, spec, replace(instead(SimtGated, spec), nr=TOKENS[spec.mr]), isa)
+    mr, nr = tile_of(spec)
+    return in_tiles(step, spec, replace(instead(SimtGated, spec), mr=mr, nr=nr), isa)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Rows, in sixteens, and tokens of a tile: for many tokens, and for so few that tiles of many rows
 # would leave most of a card idle. The first is what a row of ``isa/nvptx.py`` says.
 LARGE, SMALL = (8, 64), (2, 16)
-TOKENS = dict((LARGE, SMALL))
 ABREAST = 8  # strips whose items follow each other, so that both operands stay in the cache
 
 
@@ -109,9 +108,17 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
     spec = step.spec
     assert isinstance(spec, Gemm)
-    if spec.layout() != Act(spec.act, spec.k) or spec.mr not in TOKENS or spec.act == "q8":
+    if spec.layout() != Act(spec.act, spec.k) or spec.act == "q8":
         return None
-    return in_tiles(step, spec, replace(instead(SimtGemm, spec), nr=TOKENS[spec.mr]), isa)
+    mr, nr = tile_of(spec)
+    return in_tiles(step, spec, replace(instead(SimtGemm, spec), mr=mr, nr=nr), isa)
+
+
+def tile_of(spec: Matmul) -> tuple[int, int]:
+    """Rows, in sixteens, and tokens: by what the plan was made with, for that is alike wherever
+    bits must be.
+    """
+    return LARGE if spec.mr == LARGE[0] else SMALL
 
 
 def in_tiles(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
