@@ -495,7 +495,7 @@ def test_long_texts_cost_memory_in_proportion() -> None:
 @pytest.mark.parametrize("kv", KV_FORMATS)
 def test_memory_reserved(kv: str) -> None:
     cache = KVCache(SEEN, CPU, N_CTX, kv, n_sequences=3)
-    per_value = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1 + 4 / 32}[kv]
+    per_value = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1 + 4 / 32, "q4_0": 1 / 2 + 4 / 32}[kv]
     assert cache.n_bytes == 8 * PAGE * 3 * 2 * 2 * 32 * per_value
     memory = cache.pools[0].const.memory
     assert isinstance(memory, Memory)

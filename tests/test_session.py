@@ -415,7 +415,9 @@ def test_a_closed_engine_says_so(tiny: WriteTiny) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "unit"), [("f16", 2.0**-11), ("bf16", 2.0**-8), ("q8_0", 1 / 254)], ids=lambda x: str(x)
+    ("kv", "unit"),
+    [("f16", 2.0**-11), ("bf16", 2.0**-8), ("q8_0", 1 / 254), ("q4_0", 1 / 16)],
+    ids=lambda x: str(x),
 )
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_formats_of_keys_and_values(kv: str, unit: float, arch: str, tiny: WriteTiny) -> None:

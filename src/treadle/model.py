@@ -79,7 +79,7 @@ def load(
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096, of
     encoders 8192; ``deterministic``: results do not depend on what else is in a batch, nor on how a
-    text is cut into runs; ``kv``: keys and values as "f16", "bf16", "f32" or "q8_0";
+    text is cut into runs; ``kv``: keys and values as "f16", "bf16", "f32", "q8_0" or "q4_0";
     ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys and values take
     at most, of all of them together, None for no other limit; ``cache_dir``: a folder where they
     outlive the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come

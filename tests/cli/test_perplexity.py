@@ -10,6 +10,7 @@ from tests.cli.conftest import Run
 from tests.test_perplexity import GOLDEN
 from treadle.cli import progress
 from treadle.cli.progress import ProgressBar
+from treadle.convert.open import packaged_model
 
 KNOWN = GOLDEN["measured"]["64/Q4_0"]
 
@@ -110,3 +111,15 @@ def test_the_meter_shows_rate_and_estimate(monkeypatch: pytest.MonkeyPatch) -> N
         meter("perplexity", 500, 1000)
     assert "tok/s" in terminal.getvalue()  # drawn ten times a second, and once more at the end
     assert "perplexity 7.1234" in terminal.getvalue()
+
+
+def test_what_a_type_of_keys_and_values_costs(run: Run, story: str) -> None:
+    """Of the packaged model, beside itself: fewer bits, more divergence; rotated, not much."""
+    cost = {}
+    for kv in ("f32", "q8_0", "q4_0"):
+        own = str(packaged_model())
+        asked = ("-c", "64", "--chunks", "2", "--kv", kv, "--kl-from", own, "--json")
+        ran = run("perplexity", own, story, *asked)
+        assert (ran.code, ran.err) == (0, "")
+        cost[kv] = json.loads(ran.out)["kl"]["value"]
+    assert cost["f32"] < 2 * cost["q8_0"] < cost["q4_0"] < 0.1

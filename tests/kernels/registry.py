@@ -16,6 +16,7 @@ from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.gather import PIECE, Combine, Gather
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.hadamard import Rotate
 from treadle.kernels.latent import LatentStore, PackHeads
 from treadle.kernels.lora import Down, Up
 from treadle.kernels.matrix import MatrixGemm
@@ -138,6 +139,18 @@ COLUMN_NORMS = [
     *(ColumnNorm(k, EPS) for k in (5, 64, 1041)),
     ColumnNorm(7, EPS, heads=3),
     ColumnNorm(256, EPS, heads=2),
+]
+ROTATIONS = [Rotate(32, 3), Rotate(96, 2), Rotate(128, 2), Rotate(256, 1), Rotate(320, 1)]
+# Of pages whose dims are turned, which vectors of a processor alone read.
+ROPES_TURNED = [
+    RopeStore("norm", "q4_0", 8, 2, 64, 64, 0.125),
+    RopeStore("neox", "q4_0", 4, 2, 32, 32, 1.0, eps=EPS, head_dim_v=96, v_eps=EPS),
+    RopeStore("neox", "q4_0", 2, 1, 256, 128, 1.0, eps=EPS, norm_last=True),
+]
+ATTENTIONS_TURNED = [
+    Attention("q4_0", 4, 1, 128, 4, 33, 1),
+    Attention("q4_0", 4, 2, 96, 1, head_dim_v=64),
+    Attention("q4_0", 2, 2, 32, 8),
 ]
 SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
@@ -384,6 +397,9 @@ ALL: list[Spec] = [
     *PACKS,
     *ROPES,
     *COLUMN_NORMS,
+    *ROTATIONS,
+    *ROPES_TURNED,
+    *ATTENTIONS_TURNED,
     *SUMS,
     *ATTENTIONS,
     *ATTENTIONS_MATRIX,

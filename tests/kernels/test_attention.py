@@ -19,7 +19,7 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.registry import ATTENTIONS, ATTENTIONS_MATRIX
+from tests.kernels.registry import ATTENTIONS, ATTENTIONS_MATRIX, ATTENTIONS_TURNED
 from treadle.isa.isa import Isa
 from treadle.kernels.attention import Attention
 from treadle.kernels.attention_item import ITEM
@@ -129,7 +129,7 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
 @pytest.mark.parametrize(
     ("spec", "isa"),
     [
-        *product(ATTENTIONS, rows.DISTINCT),
+        *product([*ATTENTIONS, *ATTENTIONS_TURNED], rows.DISTINCT),
         *product(ATTENTIONS_MATRIX, rows.MATRICES),
     ],
     ids=lambda value: value.name,
@@ -217,8 +217,10 @@ def test_large_scores_do_not_overflow(
     assert_close(out, expected, tolerance(spec, x, cache), spec.name)
 
 
-@pytest.mark.parametrize("kv", ["f16", "bf16", "f32", "q8_0"])
-@pytest.mark.parametrize("latent", [False, True], ids=["", "latent"])
+@pytest.mark.parametrize(
+    ("kv", "latent"),
+    [*product(("f16", "bf16", "f32", "q8_0"), (False, True)), ("q4_0", False)],
+)
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 def test_bits_are_a_rows_own(
     kv: str, latent: bool, isa: Isa, memory: Memory, rng: np.random.Generator

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
-from tests.kernels.registry import ROPES
+from tests.kernels.registry import ROPES, ROPES_TURNED
 from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
 from treadle.kernels.act import BLOCK
@@ -20,7 +20,7 @@ from treadle.kernels.spec import round_up
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", ROPES, ids=registry.name)
+@pytest.mark.parametrize("spec", [*ROPES, *ROPES_TURNED], ids=registry.name)
 def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n, dims, page = 5, spec.head_dim, spec.page
     k_column = spec.n_head * dims
@@ -88,10 +88,11 @@ def check_pool(
                     "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
                     "bf16": np.abs(b) * 2.0**-7,
                     "q8_0": None,
+                    "q4_0": None,
                 }[spec.kv]
                 if unit is None:
                     top = np.abs(b).reshape(-1, BLOCK).max(-1).repeat(BLOCK)
-                    unit = top / 127 * (1 + 4 * relative)
+                    unit = top / (8 if spec.page.fmt.packed else 127) * (1 + 4 * relative)
                 assert_close(
                     a, b, unit + 2 * relative * np.abs(b).max(), f"{spec.name}: {name} at {slot}"
                 )
@@ -120,15 +121,17 @@ def test_f16_pages_clamp(memory: Memory) -> None:
 
 
 def test_page_layout_refuses() -> None:
-    with pytest.raises(UnsupportedError, match="q4_0"):
-        PageLayout("q4_0", 2, 64, 64)
+    with pytest.raises(UnsupportedError, match="no KV format 'q4_1'"):
+        PageLayout("q4_1", 2, 64, 64)
+    with pytest.raises(UnsupportedError, match="q4_0: latent attention"):
+        PageLayout("q4_0", 1, 96, 64, latent=True)
     with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 80"):
         PageLayout("q8_0", 2, 64, 80)
     with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 48"):
         PageLayout("q8_0", 2, 48, 64)
 
 
-@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("dims_v", [32, 64, 96])
 def test_page_twin_round_trip(kv: str, dims_v: int, rng: np.random.Generator) -> None:
     page = PageLayout(kv, 1, 64, dims_v)
@@ -136,5 +139,7 @@ def test_page_twin_round_trip(kv: str, dims_v: int, rng: np.random.Generator) ->
     key, value = (rng.standard_normal(n).astype(np.float32) for n in (64, dims_v))
     page.write_ref(head, 5, key, value)
     for stored, x in zip(page.read_ref(head), (key, value), strict=True):
-        assert_close(stored[5], x, np.abs(x).max() * 2.0**-7, kv)
+        # In four bits what lies opposite to the largest is cut, by a step of an eighth.
+        off = 2.0 ** (-3 if page.fmt.packed else -7)
+        assert_close(stored[5], x, np.abs(x).max() * off, kv)
         assert not stored[4].any()

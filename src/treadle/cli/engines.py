@@ -18,7 +18,7 @@ from treadle.errors import TreadleError
 BATCH = 512  # tokens that llama.cpp takes at once, its own bench's default
 CELLS = 256  # llama.cpp rounds a sequence's room up to a multiple of this
 # ggml's numbers of the types that keys and values may have.
-GGML_KV = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+GGML_KV = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 Streams = Sequence[Sequence[int]]
 
 

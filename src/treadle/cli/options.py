@@ -229,6 +229,10 @@ LORA = click.option(
     "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
     help="Add an adapter (LoRA), a GGUF file or a folder of PEFT's; may be repeated.",
 )  # fmt: skip
+KV = click.option(
+    "--kv", metavar="TYPE",
+    help="Type of the cached keys and values: f16, the default, bf16, f32, q8_0 or q4_0.",
+)  # fmt: skip
 LOAD = (
     click.option(
         "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
@@ -238,10 +242,7 @@ LOAD = (
         "-c", "--context", type=click.IntRange(1), metavar="N",
         help="Tokens that the context can hold.",
     ),
-    click.option(
-        "--kv", metavar="TYPE",
-        help="Type of the cached keys and values: f16, the default, bf16, f32 or q8_0.",
-    ),
+    KV,
     click.option(
         "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
         help="Keys and values take at most N MiB of memory; the context may be longer.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model, read_text
-from treadle.cli.options import LORA
+from treadle.cli.options import KV, LORA
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import heading, print_table, show
 from treadle.errors import TreadleError
@@ -46,18 +46,19 @@ STAGE = "perplexity"
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@KV
 @LORA
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str, file: str | None, reference: str | None, context: int | None, chunks: int | None,
-    stride: int | None, save: str | None, force: bool, threads: int | None,
+    stride: int | None, save: str | None, force: bool, threads: int | None, kv: str | None,
     lora: tuple[tuple[str, float], ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Print the perplexity of MODEL on the text FILE ("-": standard input).
 
     The text is cut into windows; the second half of each is scored. With --kl-from, also how far
     the predictions are from the reference's. Saved predictions hold their text: then without FILE.
-    Adapters (--lora) are MODEL's, not the reference's.
+    Adapters (--lora) and the type of keys and values (--kv) are MODEL's, not the reference's.
     """
     from treadle.perplexity import SavedLogits, is_saved
 
@@ -68,7 +69,7 @@ def command(
     n_ctx = context or (saved.windows.n_ctx if saved else DEFAULT_CONTEXT)
     with ExitStack() as stack:
         meter = stack.enter_context(ProgressBar(STAGE, "tok"))
-        loaded = open_model(model, n_ctx, threads, meter, stack, lora)
+        loaded = open_model(model, n_ctx, threads, meter, stack, kv=kv, lora=lora or None)
         other = None
         if reference and saved is None:
             other = open_model(reference, n_ctx, threads, meter, stack)
@@ -95,16 +96,13 @@ def check_usage(
 
 
 def open_model(
-    ref: str, n_ctx: int, threads: int | None, meter: ProgressBar, stack: ExitStack,
-    lora: tuple[tuple[str, float], ...] = (),
+    ref: str, n_ctx: int, threads: int | None, meter: ProgressBar, stack: ExitStack, **settings: Any
 ) -> Model:  # fmt: skip
     """Load a model with room for the windows that are run at once."""
     from treadle.perplexity import N_SEQUENCES
 
     return stack.enter_context(
-        load_model(
-            ref, meter, threads=threads, context=n_ctx, n_sequences=N_SEQUENCES, lora=lora or None
-        )
+        load_model(ref, meter, threads=threads, context=n_ctx, n_sequences=N_SEQUENCES, **settings)
     )
 
 

@@ -13,7 +13,7 @@ from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import boolean, f32, i32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention_item import LOWEST, SPAN, Item, Queries
-from treadle.kernels.kv import PAGE
+from treadle.kernels.kv import HALF, PAGE
 from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import Frame, widest
 
@@ -95,29 +95,31 @@ class VectorTile(Item):
             sums = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
 
             def dots(
-                start: Val, count: int, into: list[list[Var]], columns: range = columns
+                start: Val, count: int, into: list[list[Var]], before: Val, columns: range = columns
             ) -> None:
+                """Rows of keys from ``start`` on; ``before``: dims that these lag behind."""
                 with k.loop(start + count, start=start) as d:
-                    keys = [
-                        fmt.load(k, isa, home + (d * PAGE + c * lanes) * fmt.n_bytes, lanes)
-                        for c in columns
-                    ]
-                    for r, row in enumerate(into):
-                        q = k.splat(k.load(self.q, f32, offset=d * 4 + r * dims * 4), f32 * lanes)
-                        for c, key_ in enumerate(keys):
-                            row[c].v = k.fma(q, key_, row[c].v)
+                    places = [home + (d * PAGE + c * lanes) * fmt.n_bytes for c in columns]
+                    for half in fmt.halves:
+                        more = (half,) if fmt.packed else ()
+                        keys = [fmt.load(k, isa, place, lanes, *more) for place in places]
+                        at = (d + before) * 4 + half * HALF
+                        for r, row in enumerate(into):
+                            q = k.load(self.q, f32, offset=at + r * dims * 4)
+                            for c, key_ in enumerate(keys):
+                                row[c].v = k.fma(k.splat(q, f32 * lanes), key_, row[c].v)
 
             if fmt.scaled:
                 scales = home + spec.page.codes_bytes(dims)
                 with k.loop(dims // BLOCK) as b:
                     part = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
-                    dots(b * BLOCK, BLOCK, part)
+                    dots(b * fmt.run, fmt.run, part, b * (BLOCK - fmt.run))
                     for i, c in enumerate(columns):
                         d_k = k.load(scales, f32 * lanes, offset=(b * PAGE + c * lanes) * 4)
                         for r in range(spec.rows):
                             sums[r][i].v = k.fma(part[r][i].v, d_k, sums[r][i].v)
             else:
-                dots(k.i64(0), dims, sums)
+                dots(k.i64(0), dims, sums, k.i64(0))
             for i, c in enumerate(columns):
                 self._mask_and_store(key, at, c * lanes, [row[i].v for row in sums], tops)
 
@@ -184,7 +186,7 @@ class VectorTile(Item):
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
         """O = O c + P V. Keys past the last one are not read: what lies there may be anything."""
         k, isa, spec = self.k, self.isa, self.spec
-        width = widest(isa.lanes, BLOCK if spec.page.fmt.scaled else spec.dims_v)
+        width = widest(isa.lanes, spec.page.fmt.run if spec.page.fmt.scaled else spec.dims_v)
         vectors = spec.dims_v // width
         at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
         while vectors % at_once:
@@ -220,8 +222,14 @@ class VectorTile(Item):
         with k.loop(n_keys) as j:
             values = []
             for i in range(len(sums[0])):
-                start = (column + i) * width
-                v = fmt.load(k, self.isa, home + (j * dims + start) * fmt.n_bytes, width)
+                start, row_start = (column + i) * width, j * dims
+                at, more = start, ()  # type: tuple[Val, tuple[Val, ...]]
+                if fmt.packed:
+                    row_start = j * (dims // 2)
+                    at = start // BLOCK * HALF + start % HALF
+                    more = (start % BLOCK // HALF * 4,)
+                place = home + (row_start + at) * fmt.n_bytes
+                v = fmt.load(k, self.isa, place, width, *more)
                 if fmt.scaled:
                     at = (j * (dims // BLOCK) + start // BLOCK) * 4
                     v = v * k.splat(k.load(scales, f32, offset=at), v.ty)

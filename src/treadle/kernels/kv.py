@@ -3,8 +3,10 @@
 A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head
 it keeps the keys transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by
 one value of the query with no sum across lanes, then the values ``[PAGE, head_dim_v]``. ``q8_0``
-has f32 scales per token and 32 dims behind each. Of latent attention there are no values: they are
-the keys' first dims.
+and ``q4_0`` have f32 scales per token and 32 dims behind each. A byte of ``q4_0`` has two of these
+dims, 16 apart. Its keys, values and queries are turned by a Hadamard matrix before
+(``hadamard.py``): scores stay as they are, and no dim stands out by its size. Of latent attention
+there are no values: they are the keys' first dims.
 """
 
 from __future__ import annotations
@@ -15,27 +17,40 @@ import numpy as np
 
 from treadle.errors import UnsupportedError
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f16, f32, i8, i32, u16, u32
+from treadle.jit.types import f16, f32, i8, i32, u8, u16, u32
 from treadle.kernels.act import BLOCK, to_bf16_bits
 from treadle.kernels.spec import Spec
 from treadle.record import dataclass
 
+HALF = BLOCK // 2
 PAGE = 32  # tokens: with f16 a row of transposed keys is one cache line
 
 
 @dataclass(frozen=True)
 class KVFormat:
     """A way to hold keys and values. ``load(k, isa, p, n)`` gives ``f32 * n`` (codes, where
-    scaled); ``narrow`` the inverse.
+    scaled), of ``packed`` ones those ``shift`` bits up in each byte; ``narrow`` the inverse.
     """
 
     name: str
-    n_bytes: int  # a value
+    n_bytes: int  # a value, or two of them
     scaled: bool
-    load: Callable[[Builder, Isa, Val, int], Val]
+    load: Callable[..., Val]
     narrow: Callable[[Builder, Isa, Val], Val]
     to_numpy: Callable[[np.ndarray], np.ndarray]  # bytes to float64 values or codes
     from_numpy: Callable[[np.ndarray], np.ndarray]
+    packed: bool = False  # of a block, a byte has the dims i and i + HALF
+    rotated: bool = False
+
+    @property
+    def halves(self) -> range:
+        """Bits that the dims of a byte are up in it."""
+        return range(0, 8, 4) if self.packed else range(1)
+
+    @property
+    def run(self) -> int:
+        """Dims of a block that follow each other in memory."""
+        return HALF if self.packed else BLOCK
 
 
 F16_KV = KVFormat(
@@ -75,7 +90,37 @@ Q8_0_KV = KVFormat(
     lambda b: b.view(np.int8).astype(np.float64),
     lambda x: np.rint(x).astype(np.int8).view(np.uint8),
 )
-KV_FORMATS = {row.name: row for row in (F16_KV, BF16_KV, F32_KV, Q8_0_KV)}
+
+
+def _load_q4(k: Builder, isa: Isa, p: Val, n: int, shift: Val | int = 0) -> Val:
+    codes = k.load(p, u8 * n).to(u32)
+    if not isinstance(shift, int) or shift:
+        codes = codes >> (shift if isinstance(shift, int) else k.splat(shift.to(u32), codes.ty))
+    return (codes & 15).to(i32).to(f32) - 8.0
+
+
+def _narrow_q4(k: Builder, isa: Isa, x: Val) -> Val:
+    low, high = k.split(k.min(k.round(x) + 8.0, 15.0).to(i32), HALF)
+    return (low | (high << 4)).to(i8)
+
+
+def _codes_q4(x: np.ndarray) -> np.ndarray:
+    codes = np.minimum(np.rint(x) + 8, 15).astype(np.uint8).reshape(-1, 2, HALF)
+    return np.asarray((codes[:, 0] | (codes[:, 1] << 4)).reshape(-1))
+
+
+Q4_0_KV = KVFormat(
+    "q4_0",
+    1,
+    True,
+    _load_q4,
+    _narrow_q4,
+    lambda b: np.stack([b.reshape(-1, HALF) & 15, b.reshape(-1, HALF) >> 4], 1).ravel() - 8.0,
+    _codes_q4,
+    packed=True,
+    rotated=True,
+)
+KV_FORMATS = {row.name: row for row in (F16_KV, BF16_KV, F32_KV, Q8_0_KV, Q4_0_KV)}
 
 
 @dataclass(frozen=True)
@@ -91,6 +136,8 @@ class PageLayout:
     def __post_init__(self) -> None:
         if self.kv not in KV_FORMATS:
             raise UnsupportedError(f"no KV format {self.kv!r}; there are {', '.join(KV_FORMATS)}")
+        if self.latent and self.fmt.packed:
+            raise UnsupportedError(f"KV format {self.kv}: latent attention has no kernel for it")
         for dims in (self.head_dim, self.head_dim_v):
             if self.fmt.scaled and dims % BLOCK:
                 raise UnsupportedError(
@@ -103,7 +150,7 @@ class PageLayout:
 
     def codes_bytes(self, dims: int) -> int:
         """Of keys or values of so many dims, without their scales, which lie behind them."""
-        return PAGE * dims * self.fmt.n_bytes
+        return PAGE * dims * self.fmt.n_bytes // len(self.fmt.halves)
 
     def part_bytes(self, dims: int) -> int:
         """With them."""
@@ -168,7 +215,10 @@ class PageLayout:
             if self.fmt.scaled:
                 blocks = x.reshape(-1, BLOCK)
                 d = np.abs(blocks).max(-1) * np.float32(1 / 127)
-                inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d > 0)
+                if self.fmt.packed:  # the largest has the code that no other sign has
+                    top, low = blocks.max(-1), blocks.min(-1)
+                    d = np.where(top > -low, top, low) * np.float32(-1 / 8)
+                inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
                 x = (blocks * inverse[:, None]).reshape(-1)
                 scales[:] = d[:, None].view(np.uint8)
             codes[:] = self.fmt.from_numpy(x).reshape(codes.shape)

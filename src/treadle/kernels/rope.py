@@ -76,6 +76,8 @@ class RopeStore(Paged):
         slots = frame.run(numbered("kv_slots", self.pool), ptr)
         queries = self.n_head // self.n_head_kv
         tmp = frame.scratch
+        if self.page.fmt.rotated:
+            from treadle.kernels.hadamard import rotate  # few pages are of such a format
         with k.loop(frame.end, start=frame.begin) as item:
             n, head = item // self.n_head_kv, item % self.n_head_kv
             row = qkv + n * stride * 4
@@ -83,9 +85,13 @@ class RopeStore(Paged):
             with k.loop(queries) as g:
                 q = row + (head * queries + g) * (self.head_dim * 4)
                 self._rotate(k, isa, q, q, q_table, q_norm, self.scale)
+                if self.page.fmt.rotated:
+                    rotate(k, q, q, self.head_dim)
             if not self.queries_only:
                 at = row + (k_column + head * self.head_dim) * 4
                 self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
+                if self.page.fmt.rotated:
+                    rotate(k, tmp, tmp, self.head_dim)
                 slot = k.load(slots, n.ty, offset=n * 8)
                 home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
                 store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
@@ -95,6 +101,9 @@ class RopeStore(Paged):
                     gain = 1.0 / k.sqrt(square + self.v_eps)
                     map_row(k, self.dims_v, tmp, lambda v, g=gain: v * k.splat(g, v.ty), value)
                     value = tmp  # the key is in its page
+                if self.page.fmt.rotated:
+                    rotate(k, value, tmp, self.dims_v)
+                    value = tmp
                 store_head(k, self.page, value, home, slot % PAGE, self.dims_v, transposed=False)
 
     def _rotate(
@@ -132,7 +141,7 @@ class RopeStore(Paged):
             y: np.ndarray = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight[:dims]
             return y
 
-        def rotate(x: np.ndarray, weight: Any, table: int) -> np.ndarray:
+        def turn(x: np.ndarray, weight: Any, table: int) -> np.ndarray:
             x = x.astype(np.float64)
             if self.eps is not None and not self.norm_last:
                 x = normed(x, weight)
@@ -142,15 +151,20 @@ class RopeStore(Paged):
         def heads(column: int, n_heads: int, dims: int) -> Any:
             return rows[:, column : column + n_heads * dims].reshape(n, n_heads, dims)
 
-        q = rotate(heads(0, self.n_head, dims), args.q_norm, self.queries_table) * self.scale
+        q = turn(heads(0, self.n_head, dims), args.q_norm, self.queries_table) * self.scale
+        rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
+        if self.page.fmt.rotated:
+            from treadle.kernels.hadamard import rotate_ref as rotated
+        q = rotated(q)
         rows[:, : self.n_head * dims] = q.reshape(n, -1)
         if self.queries_only:
             return
-        keys = rotate(heads(args.k_column, self.n_head_kv, dims), args.k_norm, self.table)
+        keys = rotated(turn(heads(args.k_column, self.n_head_kv, dims), args.k_norm, self.table))
         value = heads(args.v_column, self.n_head_kv, self.dims_v)
         if self.v_eps is not None:
             value = value.astype(np.float64)
             value = value / np.sqrt((value**2).mean(-1, keepdims=True) + self.v_eps)
+        value = rotated(value)
         for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
             page = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off
             for head in range(self.n_head_kv):
@@ -201,17 +215,24 @@ def store_head(
     with k.loop(dims // width) as b:
         v = k.load(x, f32 * width, offset=b * (4 * width))
         if fmt.scaled:
-            d = k.reduce(k.abs(v), k.max) * (1 / 127)
-            inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
+            if fmt.packed:  # the largest has the code that no other sign has
+                top, low = k.reduce(v, k.max), k.reduce(v, k.min)
+                d = k.select(top > -low, top, low) * (-1 / 8)
+                inverse = k.select(k.abs(d) > 1e-38, 1.0 / d, k.const(0.0, f32))
+            else:
+                d = k.reduce(k.abs(v), k.max) * (1 / 127)
+                inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
             v = v * k.splat(inverse, v.ty)
             at = b * PAGE + place if transposed else place * (dims // BLOCK) + b
             k.store(scales, d, offset=at * 4)
         narrow = fmt.narrow(k, isa, v)
+        n = narrow.ty.lanes
         if not transposed:
-            k.store(home, narrow, offset=(place * dims + b * width) * fmt.n_bytes)
+            per = len(fmt.halves)
+            k.store(home, narrow, offset=(place * (dims // per) + b * n) * fmt.n_bytes)
         else:
-            to = home + (b * (width * PAGE) + place) * fmt.n_bytes
-            for lane in range(width):
+            to = home + (b * (n * PAGE) + place) * fmt.n_bytes
+            for lane in range(n):
                 k.store(to, k.extract(narrow, lane), offset=lane * PAGE * fmt.n_bytes)
 
 

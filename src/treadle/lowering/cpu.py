@@ -8,20 +8,18 @@ input are one step, and so are rotation, norms of heads and the way into the pag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.act import Act
-from treadle.kernels.attention import Attention
 from treadle.kernels.choice import SHIPPED, Table
 from treadle.kernels.elementwise import Embed
 from treadle.kernels.matmul import COLUMNS
-from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
-from treadle.kernels.spec import Grid, numbered
+from treadle.kernels.spec import Grid
 from treadle.kernels.sums import Add, AddRows
+from treadle.lowering.attention import emit_attention
 from treadle.lowering.making import Making
 from treadle.lowering.results import emit_result
 from treadle.lowering.steps import Steps
@@ -274,64 +272,9 @@ class CpuOps(Making, Ops):
 
     def attention(self, label: str, layer: int, qkv: Buffer, sinks: str = "") -> Rows:
         """Of queries as scores want them, over what is in the layer's pages."""
-        steps, config, at = self.steps, self.config, self.config.layers[layer]
-        pool = steps.cache.pool_of(at.kv_from)
-        spec = Attention(
-            steps.cache.kv,
-            at.n_head,
-            at.n_head_kv,
-            at.head_dim,
-            steps.plan.query_tile,
-            at.window,
-            pool.index,
-            config.attn_softcap,
-            steps.matrix_attention,
-            at.head_dim_v,
-            at.causal,
-            bool(sinks),
-            at.latent is not None,
-        )
-        width = at.n_head * at.head_dim_v
-        out = steps.floats(f"{label}.out", width)
-        scores = steps.vector(f"{sinks}.weight") if sinks else None
-        given: dict[str, Any] = {
-            "qkv": qkv,
-            "sinks": scores,
-            "pool": pool.const,
-            "out": out,
-            "stride": qkv.row_bytes // 4,
-            "out_stride": out.row_bytes // 4,
-            "page_bytes": pool.cell_bytes,
-            "layer_off": pool.layer_off(at.kv_from),
-        }
-        most, few = steps.plan.n_tokens, steps.plan.few_tokens
-        if most > few:
-            count = numbered("n_attn_items", pool.index)
-            grid, many = Grid(spec.n_groups, count), range(few + 1, most + 1)
-            steps.emit(label, spec, grid, serves=many, few=0, **given)
-        if few:
-            one = replace(spec, tokens=1, matrix=False)
-            n_partials = steps.cache.max_partials(most, at.window)
-            partials = Buffer(f"{label}.partials", n_partials, one.partial_values * 4)
-            steps.emit(
-                label if most <= few else f"{label}.few",
-                one,
-                Grid(one.n_groups, numbered("n_attn_few", pool.index)),
-                serves=range(few + 1),
-                few=1,
-                partials=partials,
-                **given,
-            )
-            steps.emit(
-                f"{label}.merge",
-                Merge(one.n_groups, one.heads, one.tokens, at.head_dim_v, pool.index, bool(sinks)),
-                Grid(one.n_groups, numbered("n_attn_merges", pool.index)),
-                partials=partials,
-                out=out,
-                out_stride=out.row_bytes // 4,
-                sinks=scores,
-            )
-        return Floats(label, width, out)
+        out = emit_attention(self.steps, label, layer, qkv, sinks)
+        at = self.config.layers[layer]
+        return Floats(label, at.n_head * at.head_dim_v, out)
 
     def _rotated(self, label: str, layer: int, q: Rows, k: Rows | None, v: Rows | None) -> Buffer:
         """Norm and rotate queries and keys in place, and put keys and values into their pages;

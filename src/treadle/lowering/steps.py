@@ -12,6 +12,7 @@ from treadle.kernels.choice import (
     narrowed,
     tokens_per_item,
 )
+from treadle.kernels.kv import KV_FORMATS
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import Grid, Spec, round_up
 from treadle.lowering.inputs import inputs_of, lora_inputs
@@ -63,6 +64,7 @@ class Steps:
             and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
             and not any(at.latent for at in attending)
             and cache.kv != "f32"
+            and not KV_FORMATS[cache.kv].packed
         )
         rows = TILE_ROWS
         if self.matrix_attention:
