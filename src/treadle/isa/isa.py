@@ -83,6 +83,8 @@ class Simt:
     mma_f16: Several
     mma_bf16: Several
     warp: int = 32
+    tile_rows: int = 64  # queries of an attention item of many tokens, at most
+    tile_dims: int = 128  # of its heads: more leave no registers for the sums
 
 
 @dataclass(frozen=True)

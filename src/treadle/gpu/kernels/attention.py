@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.gpu.entry import PerBlock
+from treadle.gpu.kernels.attention_tile import TileAttention, fits
 from treadle.gpu.kernels.block import Block, instead
 from treadle.gpu.kernels.norm import aligned
 from treadle.jit import math
@@ -258,4 +259,5 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     assert isinstance(spec, Attention)
     if spec.latent or spec.matrix or not aligned(step):
         return None
-    return replace(step, spec=instead(SimtAttention, spec))
+    many = isa.simt is not None and fits(spec, isa.simt)
+    return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))
