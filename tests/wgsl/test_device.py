@@ -156,6 +156,13 @@ def test_formats_that_are_not_built_are_refused(device: Wgpu, tiny: WriteTiny) -
     engine.close()
 
 
+def test_pages_that_are_not_built_are_refused(device: Wgpu, tiny: WriteTiny) -> None:
+    engine = engine_on(device, tiny("llama", "F16", n_layer=1), "q4_0")
+    with pytest.raises(UnsupportedError, match=r"L0.attn.rope: keys and values in q4_0; .* q8_0"):
+        engine.plan()
+    engine.close()
+
+
 # -- known models ---------------------------------------------------------------------------------
 
 

@@ -143,7 +143,7 @@ def rope(step: Step) -> list[Call]:
         "layer_off": (given.get("layer_off") or 0) // WORD,
     }
     consts = {name: given.get(name) for name in ("q_norm", "k_norm", "pool")}
-    body = storing(spec.kv) + ROPE
+    body = storing(spec.kv, step.label) + ROPE
     shader = Shader(spec.name, body, constants, tuple(args), ("q_norm", "k_norm"), ("pool",))
     heads = spec.n_head + (0 if spec.queries_only else 2 * spec.n_head_kv)
     return [Call(shader, args, lambda count: (heads, count("n_tokens"), 1), consts)]
@@ -279,7 +279,7 @@ def attention(step: Step) -> list[Call]:
         "page_words": given["page_bytes"] // WORD,
         "layer_off": given["layer_off"] // WORD,
     }
-    body = loading(spec.kv) + ATTENTION
+    body = loading(spec.kv, step.label) + ATTENTION
     shader = Shader(spec.name, body, constants, tuple(args), ("sinks", "pool"))
 
     def groups(count: Count) -> Groups:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.errors import UnsupportedError
 from treadle.kernels.act import BLOCK
 from treadle.kernels.kv import PAGE, PageLayout
 
@@ -79,11 +80,20 @@ def page_constants(page: PageLayout) -> tuple[tuple[str, Any], ...]:
     )
 
 
-def loading(kv: str) -> str:
+def check_pages(kv: str, label: str) -> None:
+    """Raise UnsupportedError, with the step's label, for a format without shaders."""
+    if kv not in WIDEN:
+        have = ", ".join(WIDEN)
+        raise UnsupportedError(f"{label}: keys and values in {kv}; the wgpu device has {have}")
+
+
+def loading(kv: str, label: str) -> str:
     """Functions of a shader that reads ``pool``."""
+    check_pages(kv, label)
     return WIDEN[kv] + LOAD
 
 
-def storing(kv: str) -> str:
+def storing(kv: str, label: str) -> str:
     """Functions of a shader that writes ``pool``."""
+    check_pages(kv, label)
     return NARROW[kv] + STORE
