@@ -65,6 +65,10 @@ def guest_of(isa: Isa) -> Guest:
     ).guest()
 
 
+# Streaming vectors of 512 bits where no length is asked for.
+SME = "max,pauth-impdef=on,sme512=on"
+
+
 def _rvv(name: str, *more: str) -> Emulated:
     """A row of RISC-V on registers of its own length, and no extension that it does not name."""
     row = ROWS[name]
@@ -83,7 +87,9 @@ ALL = [
     Emulated(ROWS["neon_dotprod"], "cortex-a76"),
     Emulated(ROWS["neon_i8mm"], "neoverse-n2"),
     Emulated(ROWS["neon_bf16"], "neoverse-n2"),
+    Emulated(ROWS["sme"], SME),
     *(_rvv(f"rvv{length}") for length in LENGTHS),
     *(_rvv(f"rvv{length}_zvfh", "zvfh=true") for length in LENGTHS),
+    _rvv("rvv256_zvfbfwma", "zvfh=true", "zvfbfmin=true", "zvfbfwma=true"),
 ]
 EMULATED: dict[str, Emulated] = {e.isa.name: e for e in ALL}

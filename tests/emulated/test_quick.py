@@ -14,7 +14,13 @@ from tests.emulated.guest import GuestError
 from tests.emulated.rows import EMULATED, Emulated
 from tests.isa import test_ops
 from tests.jit.emit import ir_text
-from tests.kernels import registry, test_attention, test_elementwise, test_matmul, test_rope
+from tests.kernels import (
+    registry,
+    test_attention,
+    test_elementwise,
+    test_matmul,
+    test_rope,
+)
 from tests.kernels.harness import Memory
 from treadle.jit.builder import Builder
 from treadle.jit.compile import emit_object
@@ -78,15 +84,31 @@ def test_dot_of_bytes(row: Emulated, rng: np.random.Generator) -> None:
     test_ops.test_dot4_random(row.isa, rng)
 
 
-def test_dots_of_bf16(rng: np.random.Generator) -> None:
-    row = EMULATED["neon_bf16"]
+@pytest.mark.parametrize(("name", "most"), [("neon_bf16", 99), ("rvv256_zvfbfwma", 1)])
+def test_dots_of_bf16(name: str, most: int, rng: np.random.Generator) -> None:
+    row = EMULATED[name]
     memory = Memory(row.guest())
     test_ops.test_dot_bf16(row.isa, rng)
     test_ops.test_narrow_bf16(row.isa)
     specs = [s for s in registry.GEMMS if s.act == "bf16" and not test_matmul.on_matrix(s)]
     assert specs
-    for spec in specs:
+    for spec in specs[:most]:
         test_matmul.test_random_numbers(spec, row.isa, memory, rng)
+    memory.check()
+
+
+MATRICES: list[tuple[Test, Spec]] = [
+    (test_matmul.test_random_numbers, registry.MATRIX[0]),
+    (test_attention.test_attention, registry.ATTENTIONS_MATRIX[3]),
+]
+
+
+@pytest.mark.parametrize(("test", "spec"), MATRICES, ids=lambda v: getattr(v, "name", ""))
+def test_matrix_registers(test: Test, spec: Spec, rng: np.random.Generator) -> None:
+    """In streaming mode, and back."""
+    row = EMULATED["sme"]
+    memory = Memory(row.guest())
+    test(spec, row.isa, memory, rng)
     memory.check()
 
 

@@ -89,6 +89,7 @@ OUTER_BYTES = Gemm("Q8_0", "q8", 352, 4, 6, unit=1)
 PAIRS = Gemm("Q8_0", "q8", 352, 2, 8, unit=8)
 PAIRS_UNSIGNED = Gemm("MLX8_G64", "q8", 704, 2, 8, unit=8)
 MATRIX = MatrixGemm("Q8_0", "bf16", 352, 2, 32)
+MATRIX_128 = MatrixGemm("Q8_0", "bf16", 352, 8, 32)
 INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
     "portable": {BLOCKS: ["pmaddwd"], NIBBLES: ["pmaddwd"]},
     "neon": {BLOCKS: ["smull", "sadalp"], HALVES: ["fcvtl", r"fmla.*s\[3\]"], STEPS: ["tbl"]},
@@ -100,6 +101,10 @@ INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
         PAIRS_UNSIGNED: [r"\tusmmla"],
     },
     "neon_bf16": {BRAINS: ["bfdot"], BLOCKS: ["usdot"]},
+    "sme": {
+        MATRIX_128: [r"\tbfmopa\tza3\.s", r"\tst1w\t\{za0v\.s", r"\tsmstart\tsm"],
+        BLOCKS: ["usdot"],
+    },
     **{
         f"rvv{length}{more}": {
             HALVES: [r"vfmacc\.vf", *f16],
@@ -109,6 +114,8 @@ INSTRUCTIONS: dict[str, dict[Spec, list[str]]] = {
         for length in LENGTHS
         for more, f16 in (("", []), ("_zvfh", [r"vfwcvt\.f\.f\.v"]))
     },
+    "rvv256_zvfbfwma": {BRAINS: [r"vfwmaccbf16\.vv"]},
+    "rvv256_vqdot": {BLOCKS: [r"vqdotsu\.vv"], FIFTHS: [r"vqdotsu\.vv"]},
     "avx2": {BLOCKS: ["vpmaddwd"], NIBBLES: ["vpmaddubsw"], HALVES: ["vcvtph2ps", "vfmadd"]},
     "avx2_vnni": {BLOCKS: [r"vpdpbusd.*ymm"], NIBBLES: ["vpdpbusd"]},
     "avx512": {BLOCKS: ["vpmaddwd.*zmm"], NIBBLES: ["vpmaddubsw.*zmm"], HALVES: ["vfmadd.*zmm"]},

@@ -33,6 +33,6 @@ def test_another_architecture_has_none_to_lend(monkeypatch: pytest.MonkeyPatch) 
     assert "amx-tile" not in permitted(FEATURES)
 
 
-def test_every_row_with_matrix_registers_asks() -> None:
-    for row in ROWS.values():
+def test_every_x86_row_with_matrix_registers_asks() -> None:
+    for row in (row for row in ROWS.values() if not row.triple):
         assert bool(row.matrix) == bool(row.needs & ASKED_FOR), row.name

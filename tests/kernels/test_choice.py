@@ -33,6 +33,7 @@ READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
 MANY = GEMV_TOKENS[-1] + 1
 Q8_0, Q4_0 = by_name("Q8_0"), by_name("Q4_0")
 VNNI, AMX = ROWS["avx512_vnni"], ROWS["amx_bf16"]
+SME = ROWS["sme"]
 assert AMX.matrix is not None
 VECTOR_TOKENS, PANEL_BYTES = AMX.matrix.vector_tokens, AMX.matrix.panel_bytes
 PROMPT = VECTOR_TOKENS + 1
@@ -112,7 +113,7 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
 
 def test_batches_of_a_few_more_have_plans_of_their_own_beside_matrix_registers() -> None:
     for isa in ROWS.values():
-        sizes = (*GEMV_TOKENS, VECTOR_TOKENS) if isa is AMX else GEMV_TOKENS
+        sizes = (*GEMV_TOKENS, VECTOR_TOKENS) if isa in (AMX, SME) else GEMV_TOKENS
         assert choice.batch_sizes(isa) == sizes
 
 
@@ -285,7 +286,7 @@ def test_what_matrix_registers_can_use() -> None:
         mr for mr in range(2, COLUMNS // 16 + 1, 2) if COLUMNS % (16 * mr) == 0
     ]
     assert not any(matrix(2, nr) for nr in (0, 1, 16, 64))  # four registers hold 32 tokens
-    assert not any(matrix(2, 32, isa) for isa in ROWS.values() if isa is not AMX)
+    assert not any(matrix(2, 32, isa) for isa in ROWS.values() if isa not in (AMX, SME))
 
 
 def test_few_strips_are_cut_into_more_items() -> None:

@@ -28,6 +28,23 @@ def test_an_arm_core_gets_its_row(words: dict[int, int], row: str) -> None:
     assert choose(frozenset(of_hwcaps(words.__getitem__))).name == row
 
 
+@pytest.mark.parametrize(("answer", "bits"), [(-22, 0), (-1, 0), (64, 512), (1 << 17 | 32, 256)])
+def test_a_streaming_vectors_length(
+    answer: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flags beside it, or an error; matrix registers only by name, and only of 512 bits."""
+    monkeypatch.setattr(linux_cpu, "_auxiliary", {**N2, AT_HWCAP2: 0xFFFFFF}.__getitem__)
+    monkeypatch.setattr(linux_cpu, "_streaming_bits", lambda: linux_cpu.bits_in(answer))
+    found = frozenset(linux_cpu.of_arm())
+    assert {name for name in found if name.startswith("svl")} == ({f"svl{bits}"} if bits else set())
+    assert choose(found).name == "neon_bf16"
+    if bits == 512:
+        assert choose(found, "sme").matrix
+    else:
+        with pytest.raises(UnsupportedError, match="lacks svl512"):
+            choose(found, "sme")
+
+
 @pytest.mark.parametrize(
     ("length", "row"),
     [(64, "portable"), (128, "rvv128"), (256, "rvv256"), (512, "rvv512"), (1024, "rvv512")],

@@ -9,10 +9,9 @@ import os
 from collections.abc import Set
 
 from treadle.errors import UnsupportedError
-from treadle.isa import arm
+from treadle.isa import arm, riscv
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
-from treadle.isa.riscv import RVV
 from treadle.isa.x86 import (
     AMX_BF16,
     AVX2,
@@ -31,7 +30,10 @@ ROWS: dict[str, Isa] = {
         arm.DOTPROD,
         arm.I8MM,
         arm.BF16,
-        *RVV,
+        arm.SME,
+        *riscv.RVV,
+        riscv.BF16,
+        riscv.VQDOT,
         AVX2,
         AVX2_VNNI,
         AVX512,

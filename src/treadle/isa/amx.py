@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.isa import portable
 from treadle.isa.isa import Matrix
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import i8, u8
@@ -47,9 +48,18 @@ def store(k: Builder, r: int, p: Val, stride: int) -> None:
     _call(k, "tilestored64", [_register(k, r), p.ir, k.i64(stride).ir])
 
 
-def dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
+def dots_bf16(k: Builder) -> None:
     """``tdpbf16ps``."""
-    _call(k, "tdpbf16ps", [_register(k, r) for r in (c, a, b)])
+    for c in range(4):
+        _call(k, "tdpbf16ps", [_register(k, r) for r in (c, 4 + c // 2, 6 + c % 2)])
 
 
-MATRIX = Matrix(begin=begin, end=end, zero=zero, load=load, store=store, dot_bf16=dot_bf16)
+MATRIX = Matrix(
+    begin=begin,
+    end=end,
+    zero=zero,
+    load=load,
+    store=store,
+    dots_bf16=dots_bf16,
+    scope=portable.matrix_scope,
+)

@@ -20,13 +20,19 @@ Several: TypeAlias = "Callable[..., list[Val]]"
 
 @dataclass(frozen=True)
 class Matrix:
-    """Eight matrix registers, by number, each 16 rows of 64 bytes.
+    """Eight matrix registers, by number, each 16 rows of 64 bytes: 0 to 3 hold sums, 4 and 5 rows
+    of a, 6 and 7 rows of b.
 
     ``begin(k, p)``: this thread may use them from here on, ``end(k)``: it no longer does; ``p``: 64
-    bytes to write. ``zero(k, r)``. ``load(k, r, p, stride)``, ``store(k, r, p, stride)``: rows from
-    ``p`` on, ``stride`` bytes from one to the next. ``dot_bf16(k, c, a, b)``: ``c[i, j] += sum over
-    l of a[i, 2 l] b[l, 2 j] + a[i, 2 l + 1] b[l, 2 j + 1]``, c in f32 and 16 by 16, a and b in bf16
-    and 16 by 32, where what is smaller than 2**-126 may count as zero.
+    bytes to write. Between them, ``scope(k, name, args, build)`` emits ``build(k, *args)``, and all
+    that follows is for there alone: no vector of the machine's others is touched there, and no
+    register lasts longer. ``zero(k, r)`` and ``store(k, r, p, stride)`` of sums; ``load(k, r, p,
+    stride)``: rows from ``p`` on, ``stride`` bytes from one to the next; of a and b that memory
+    must not change before their dots. ``dots_bf16(k)``: for m and n of 0 and 1, c register 2 m + n,
+    a 4 + m and b 6 + n, ``c[i, j] += sum over l of a[i, 2 l] b[l, 2 j] + a[i, 2 l + 1] b[l, 2 j +
+    1]``, c in f32 and 16 by 16, a and b in bf16 and 16 by 32, where what is smaller than 2**-126
+    may count as zero. ``turn(k, p, stride)``: where the machine takes a by columns, rows of it in
+    memory and dwords in them change places, once, before they are loaded; else None.
     """
 
     begin: Effect
@@ -34,7 +40,9 @@ class Matrix:
     zero: Effect
     load: Effect
     store: Effect
-    dot_bf16: Effect
+    dots_bf16: Effect
+    scope: Effect
+    turn: Effect | None = None
     vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
     panel_rows: int = 128  # of weights, at most
     panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache

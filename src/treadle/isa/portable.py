@@ -4,7 +4,7 @@ lower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from treadle.isa.isa import Isa, Matrix
 from treadle.jit.language import Builder, Val
@@ -169,6 +169,11 @@ def matrix_end(k: Builder) -> None:
     """Nothing is to be given back."""
 
 
+def matrix_scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
+    """Here as anywhere."""
+    build(k, *args)
+
+
 def _row(k: Builder, r: int, i: Val) -> Val:
     return k.room(8 * MATRIX_BYTES, "registers") + MATRIX_BYTES * r + i * 64
 
@@ -191,7 +196,13 @@ def matrix_store(k: Builder, r: int, p: Val, stride: int) -> None:
         k.store(p + i * stride, k.load(_row(k, r, i), i32 * 16))
 
 
-def matrix_dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
+def matrix_dots_bf16(k: Builder) -> None:
+    """One after the other."""
+    for c in range(4):
+        _dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
+
+
+def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
     """Sums of the even products and of the odd, one row of b after the other."""
     high = 0xFFFF0000
     with k.loop(16) as i:
@@ -211,7 +222,8 @@ MATRIX = Matrix(
     zero=matrix_zero,
     load=matrix_load,
     store=matrix_store,
-    dot_bf16=matrix_dot_bf16,
+    dots_bf16=matrix_dots_bf16,
+    scope=matrix_scope,
 )
 PORTABLE = Isa(
     name="portable",

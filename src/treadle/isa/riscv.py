@@ -12,7 +12,7 @@ from dataclasses import replace
 from treadle.isa import portable
 from treadle.isa.isa import Isa, Tiles
 from treadle.jit.language import Builder, Val
-from treadle.jit.types import i16, i32, i64
+from treadle.jit.types import bf16, f32, i16, i32, i64, u32
 
 LENGTHS = (128, 256, 512)  # bits of a register
 
@@ -25,6 +25,31 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     products = (w.to(i16) * x.to(i16)).bits(i32 * (n // 2))
     pairs = ((products << 16 >> 16) + (products >> 16)).bits(i64 * (n // 4))
     return acc + (pairs.to(i32) + (pairs >> 32).to(i32))
+
+
+def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
+    """``vqdot``, ``vqdotsu``, of four neighbours each. LLVM's operation may add up any lanes that
+    it likes; for RISC-V with this extension it is that instruction (a test looks).
+    """
+    n, wide = acc.ty.lanes, i32 * w.ty.lanes
+    products = (w.to(i32) * x.to(i32)).ir
+    name = f"llvm.vector.partial.reduce.add.{acc.ty.mangled}.{wide.mangled}"
+    assert wide.lanes == 4 * n
+    return k.call(name, acc.ty, [acc.ir, products])
+
+
+def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
+    """``vfwmaccbf16``, of the first of each pair, then of the second: moved out of dwords by
+    narrowing shifts.
+    """
+    n = acc.ty.lanes
+
+    def half(v: Val, shift: int) -> Val:
+        return (v.bits(u32 * n) >> shift).to(i16).bits(bf16 * n).to(f32)
+
+    for shift in (0, 16):
+        acc = k.fma(half(a, shift), half(b, shift), acc)
+    return acc
 
 
 def pause(k: Builder) -> None:
@@ -72,3 +97,20 @@ def _halves(row: Isa) -> Isa:
 
 
 RVV = [made for length in LENGTHS for row in [_vectors(length)] for made in (row, _halves(row))]
+# With dots of bf16: 3.1 products an instruction, where weights widened to f32 have 5.0. So this row
+# is taken only when asked for, and stands for one length.
+BF16 = RVV[3].above(
+    f"{RVV[2].name}_zvfbfwma",
+    "zvfbfwma",
+    dot_bf16=dot_bf16,
+    slow_with=frozenset({"zvfbfwma"}),
+    tiles=replace(RVV[3].tiles, floats=(2, 4)),  # 4 by 6 spills: LLVM widens what several use
+)
+# With dots of four bytes. The extension is not ratified, no CPU and no emulator here has it, and no
+# system tells of it: code for it can be read.
+VQDOT = RVV[3].above(
+    f"{RVV[2].name}_vqdot",
+    "experimental-zvqdotq",
+    dot4=dot4_vqdot,
+    tiles=replace(RVV[3].tiles, bytes=(2, 3), bytes16=(2, 3), unit=4),
+)

@@ -312,8 +312,15 @@ class Builder(Spaces):
             self, self.b.call(_Callee(function.ir, signature), [a.ir for a in args]), ret or i8
         )
 
-    def outlined(self, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-        """Call ``build(k, *args)``, emitted as a function of its own (outlined).
+    def outlined(
+        self,
+        name: str,
+        args: Sequence[Val],
+        build: Callable[..., None],
+        attributes: Sequence[str] = (),
+    ) -> None:
+        """Call ``build(k, *args)``, emitted as a function of its own (outlined). ``attributes``:
+        further ones of LLVM's.
 
         What LLVM finds constant in there then takes no register out here. A name that was called
         before is the same function.
@@ -324,8 +331,8 @@ class Builder(Spaces):
             signature = ir.FunctionType(ir.VoidType(), [a.ty.ir for a in args])
             function = ir.Function(self.module, signature, name=name)
             function.linkage = "internal"
-            for attribute in ("nounwind", "noinline"):
-                function.attributes.add(attribute)
+            for attribute in ("nounwind", "noinline", *attributes):
+                set.add(function.attributes, attribute)  # llvmlite's own knows few names
             k = Builder(function, self.isa)
             build(k, *(Val(k, made, a.ty) for made, a in zip(function.args, args, strict=True)))
             k.ret()

@@ -35,6 +35,17 @@ def _scalars() -> dict[str, Any]:
     return {**floats, "ptr": ir.PointerType()}
 
 
+def _scaled(scalar: Any, lanes: int) -> Any:
+    """The vector type that llvmlite lacks: as long as a register."""
+    from llvmlite import ir
+
+    class Scaled(ir.VectorType):  # type: ignore[misc]
+        def _to_string(self) -> str:
+            return f"<vscale x {self.count} x {self.element}>"
+
+    return Scaled(scalar, lanes)
+
+
 @dataclass(frozen=True)
 class Ty:
     """A scalar (``lanes == 0``), a vector of ``lanes`` scalars, or a pointer."""
@@ -42,6 +53,7 @@ class Ty:
     kind: str  # "f", "bf", "i", "u", "bool" or "ptr"
     bits: int
     lanes: int = 0
+    is_scaled: bool = False  # registers hold a multiple of ``lanes``, which the machine knows
 
     @cached_property
     def ir(self) -> Any:
@@ -49,6 +61,8 @@ class Ty:
         from llvmlite import ir
 
         scalar = _scalars().get(self.scalar_name) or ir.IntType(self.bits)
+        if self.is_scaled:
+            return _scaled(scalar, self.lanes)
         return ir.VectorType(scalar, self.lanes) if self.lanes else scalar
 
     @property
@@ -77,6 +91,12 @@ class Ty:
             raise TypeError(f"{self} is a vector already")
         return replace(self, lanes=lanes)
 
+    def scalable(self, lanes: int) -> Ty:
+        """A vector of ``lanes`` for every 128 bits of a register that may be longer: its size is
+        not known here.
+        """
+        return replace(self, lanes=lanes, is_scaled=True)
+
     def like(self, other: Ty) -> Ty:
         """This scalar type with the lanes of ``other``."""
         return replace(self, lanes=other.lanes)
@@ -88,7 +108,8 @@ class Ty:
     def mangled(self) -> str:
         """The type's part of an LLVM intrinsic's name: ``v16f32``."""
         letter = {"f": "f", "bf": "bf", "i": "i", "u": "i", "bool": "i"}[self.kind]
-        return f"{f'v{self.lanes}' if self.lanes else ''}{letter}{self.bits}"
+        vector = f"{'nx' if self.is_scaled else ''}v{self.lanes}" if self.lanes else ""
+        return f"{vector}{letter}{self.bits}"
 
 
 f16, bf16, f32, f64 = Ty("f", 16), Ty("bf", 16), Ty("f", 32), Ty("f", 64)

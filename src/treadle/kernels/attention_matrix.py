@@ -143,6 +143,8 @@ class MatrixTile(Item):
             self.each_dim(BLOCK, 1, load, clear)
             for place, value in zip((at.m, at.total), self.sink(self._rows(r)[1]), strict=True):
                 k.store(self.scratch + place, value, offset=r * 4)
+        n_queries = self.n_pairs * EDGE * dims // (SIDE * BLOCK)  # registers of them
+        self._turn("queries", self.scratch + at.q, 2 * n_queries, 1)
 
     def _load_page(self, p: Val, i: Val) -> None:
         """The p-th page's keys, and its values as the span's i-th. Values past the last key are
@@ -196,67 +198,93 @@ class MatrixTile(Item):
 
     # -- products -------------------------------------------------------------------------------
 
+    def _turn(self, name: str, at: Val, n: int, n_side: int) -> None:
+        """Turn ``n`` groups of ``n_side`` registers side by side, where the machine wants it so."""
+        matrix = self.isa.matrix
+        assert matrix is not None
+        turn = matrix.turn
+        if turn is None:
+            return
+
+        def turn_all(k: Builder, at: Val) -> None:
+            with k.loop(n) as i, k.loop(n_side) as j:
+                turn(k, at + (i * (REGISTER * n_side) + j * LINE), LINE * n_side)
+
+        matrix.scope(self.k, f"turn_{name}", (at,), turn_all)
+
     def _multiply(
-        self, a: Callable[[int, int], tuple[Val, int]], b: Callable[[int, int], tuple[Val, int]]
+        self,
+        k: Builder,
+        a: Callable[[int, int], tuple[Val, int]],
+        b: Callable[[int, int], tuple[Val, int]],
     ) -> None:
         """Four registers of sums get two of rows times two of columns: ``a(part, m)`` and ``b(part,
         n)`` tell where high (0) and low parts are, and their strides.
         """
-        k, matrix = self.k, self.isa.matrix
+        matrix = self.isa.matrix
         assert matrix is not None
 
         def load(first: int, side: Callable[[int, int], tuple[Val, int]], part: int) -> None:
             for i in BOTH:
                 matrix.load(k, first + i, *side(part, i))
 
-        def dots() -> None:
-            for m, n in product(BOTH, BOTH):
-                matrix.dot_bf16(k, 2 * m + n, 4 + m, 6 + n)
-
         load(6, b, 0)
         load(4, a, 1)
-        dots()
+        matrix.dots_bf16(k)
         load(4, a, 0)
-        dots()
+        matrix.dots_bf16(k)
         if self.low:
             load(6, b, 1)
-            dots()
+            matrix.dots_bf16(k)
 
     def _scores(self, pair: Val, i: Val) -> None:
         """S of 32 rows and the page's keys, as the span's i-th."""
-        k, at, dims, matrix = self.k, self.at, self.spec.head_dim, self.isa.matrix
+        at, dims, matrix = self.at, self.spec.head_dim, self.isa.matrix
         assert matrix is not None
-        for c in range(4):
-            matrix.zero(k, c)
-        with k.loop(dims // BLOCK) as b:
-            q = self.scratch + (at.q + pair * (4 * dims * SIDE) + b * REGISTER)
-            keys = self.scratch + (at.keys + i * (2 * PAGE * dims) + b * (2 * REGISTER))
-            self._multiply(
-                lambda part, m: (q + (part * at.q_low + m * (2 * dims * SIDE)), LINE),
-                lambda part, n: (keys + (part * at.keys_low + n * REGISTER), LINE),
-            )
-        to = self.scratch + (at.s + i * (4 * PAGE))
-        for m, n in product(BOTH, BOTH):
-            place = to + (m * (4 * SIDE * KEYS) + n * LINE)
-            matrix.store(k, 2 * m + n, place, 4 * KEYS)
+
+        def multiply(k: Builder, scratch: Val, pair: Val, i: Val) -> None:
+            for c in range(4):
+                matrix.zero(k, c)
+            with k.loop(dims // BLOCK) as b:
+                q = scratch + (at.q + pair * (4 * dims * SIDE) + b * REGISTER)
+                keys = scratch + (at.keys + i * (2 * PAGE * dims) + b * (2 * REGISTER))
+                self._multiply(
+                    k,
+                    lambda part, m: (q + (part * at.q_low + m * (2 * dims * SIDE)), LINE),
+                    lambda part, n: (keys + (part * at.keys_low + n * REGISTER), LINE),
+                )
+            to = scratch + (at.s + i * (4 * PAGE))
+            for m, n in product(BOTH, BOTH):
+                place = to + (m * (4 * SIDE * KEYS) + n * LINE)
+                matrix.store(k, 2 * m + n, place, 4 * KEYS)
+
+        matrix.scope(self.k, "scores", (self.scratch, pair, i), multiply)
 
     def _values(self, pair: Val, column: Val, n_pages: Val) -> None:
         """O += P V, of 32 rows and 32 dims."""
-        k, at, dims, matrix = self.k, self.at, self.spec.dims_v, self.isa.matrix
+        at, dims, matrix = self.at, self.spec.dims_v, self.isa.matrix
         assert matrix is not None
-        home = self.scratch + (at.o + pair * (4 * EDGE * dims) + column * (4 * EDGE))
-        o = [(home + (m * (4 * SIDE * dims) + n * LINE), 4 * dims) for m, n in product(BOTH, BOTH)]
-        for c, place in enumerate(o):
-            matrix.load(k, c, *place)
-        with k.loop(n_pages) as i:
-            p = self.scratch + (at.p + i * LINE)
-            values = self.scratch + (at.values + i * (2 * PAGE * dims) + column * (2 * REGISTER))
-            self._multiply(
-                lambda part, m: (p + (part * at.p_low + m * (LINE * SIDE * SPAN)), LINE * SPAN),
-                lambda part, n: (values + (part * at.values_low + n * REGISTER), LINE),
-            )
-        for c, place in enumerate(o):
-            matrix.store(k, c, *place)
+
+        def multiply(k: Builder, scratch: Val, pair: Val, column: Val, n_pages: Val) -> None:
+            home = scratch + (at.o + pair * (4 * EDGE * dims) + column * (4 * EDGE))
+            o = [
+                (home + (m * (4 * SIDE * dims) + n * LINE), 4 * dims)
+                for m, n in product(BOTH, BOTH)
+            ]
+            for c, place in enumerate(o):
+                matrix.load(k, c, *place)
+            with k.loop(n_pages) as i:
+                p = scratch + (at.p + i * LINE)
+                values = scratch + (at.values + i * (2 * PAGE * dims) + column * (2 * REGISTER))
+                self._multiply(
+                    k,
+                    lambda part, m: (p + (part * at.p_low + m * (LINE * SIDE * SPAN)), LINE * SPAN),
+                    lambda part, n: (values + (part * at.values_low + n * REGISTER), LINE),
+                )
+            for c, place in enumerate(o):
+                matrix.store(k, c, *place)
+
+        matrix.scope(self.k, "values", (self.scratch, pair, column, n_pages), multiply)
 
     # -- between them ---------------------------------------------------------------------------
 
@@ -303,6 +331,7 @@ class MatrixTile(Item):
             with k.if_(new > old), k.loop(spec.dims_v, step=SIDE) as d:
                 o = self.scratch + (at.o + (r * spec.dims_v + d) * 4)
                 k.store(o, k.load(o, ty) * correction)
+        self._turn("powers", self.scratch + at.p, 2 * 2, SPAN)
 
     def _store(self) -> None:
         """The results, or the parts of them."""

@@ -68,7 +68,23 @@ class MatrixGemm(Gemm):
 
         values = STEP[self.act] * PER_DWORD[self.act]
         ends = (end * values for end in part or (k.i64(0), k.i64(self.steps)))
-        k.outlined("pack", (panel, *rows.values, *ends), pack)
+        begin, end = ends
+        k.outlined("pack", (panel, *rows.values, begin, end), pack)
+        self._turn(k, panel, begin, end)
+
+    def _turn(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
+        """Let the columns of each register lie as its rows, for machines that want them so."""
+        matrix = k.isa.matrix
+        assert matrix is not None, k.isa.name
+        turn, n = matrix.turn, self.mr * k.isa.lanes
+        if turn is None:
+            return
+
+        def turn_all(k: Builder, panel: Val, n_lines: Val) -> None:
+            with k.loop(n // SIDE) as m, k.loop(n_lines) as b:
+                turn(k, panel + (m * (SIDE * self.row_pitch) + b * LINE), self.row_pitch)
+
+        matrix.scope(k, "turn", (panel, (end - begin) // BLOCK), turn_all)
 
     @contextmanager
     def registers(self, k: Builder, free: Val) -> Iterator[None]:
@@ -131,19 +147,21 @@ class RegisterTile:
 
     def _multiply(self, strip: Val, pitch: int, x: Val, n: Val) -> None:
         """Leave the sums in scratch, a register after the other."""
-        k, matrix = self.k, self.k.isa.matrix
-        assert matrix is not None, k.isa.name
-        both = range(2)
-        for c in range(4):
-            matrix.zero(k, c)
-        with k.loop(n) as b:
-            for m in both:
-                matrix.load(k, 4 + m, strip + (b * LINE + m * SIDE * pitch), pitch)
-                matrix.load(k, 6 + m, x + (b * (LINE * EDGE) + m * LINE), 2 * LINE)
-            for m, t in product(both, both):
-                matrix.dot_bf16(k, 2 * m + t, 4 + m, 6 + t)
-        for c in range(4):
-            matrix.store(k, c, self.sums + c * REGISTER, LINE)
+        matrix = self.k.isa.matrix
+        assert matrix is not None, self.k.isa.name
+
+        def multiply(k: Builder, strip: Val, x: Val, n: Val, sums: Val) -> None:
+            for c in range(4):
+                matrix.zero(k, c)
+            with k.loop(n) as b:
+                for m in range(2):
+                    matrix.load(k, 4 + m, strip + (b * LINE + m * SIDE * pitch), pitch)
+                    matrix.load(k, 6 + m, x + (b * (LINE * EDGE) + m * LINE), 2 * LINE)
+                matrix.dots_bf16(k)
+            for c in range(4):
+                matrix.store(k, c, sums + c * REGISTER, LINE)
+
+        matrix.scope(self.k, "multiply", (strip, x, n, self.sums), multiply)
 
     def results(self) -> Sums:
         """What ``Out`` writes."""

@@ -136,8 +136,8 @@ class Dots(Spec):
 class MatrixDots(Spec):
     """Nothing but products of matrix registers: ``out[item, m, n] = rounds * w[m] x[n]``, 16 by 16.
 
-    ``w [2, 16, 32], x [2, 16, 32], out [items, 2, 2, 16, 16]``, w and x in bf16, x in pairs of rows
-    as the instruction wants them (``Matrix.dot_bf16``). Items: repetitions.
+    ``w [2, 16, 32], x [2, 16, 32], out [items, 2, 2, 16, 16]``, w and x in bf16, w by columns where
+    the machine takes it so, x in pairs of rows (``Matrix.dots_bf16``). Items: repetitions.
     """
 
     op: ClassVar[str] = "matrix_dots"
@@ -153,17 +153,22 @@ class MatrixDots(Spec):
         assert matrix is not None, isa.name
         matrix.begin(k, frame.scratch)
         with k.loop(frame.end, start=frame.begin) as item:
-            for i in range(2):
-                matrix.load(k, 4 + i, w + i * REGISTER, LINE)
-                matrix.load(k, 6 + i, x + i * REGISTER, LINE)
-            for c in range(4):
-                matrix.zero(k, c)
-            with k.loop(rounds):
-                for c in range(4):
-                    matrix.dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
-            for c in range(4):
-                matrix.store(k, c, out + (item * 4 + c) * REGISTER, LINE)
+            to = out + item * (4 * REGISTER)
+            matrix.scope(k, "dots", (w, x, to, rounds), self._multiply)
         matrix.end(k)
+
+    def _multiply(self, k: Builder, w: Val, x: Val, out: Val, rounds: Val) -> None:
+        matrix = k.isa.matrix
+        assert matrix is not None
+        for i in range(2):
+            matrix.load(k, 4 + i, w + i * REGISTER, LINE)
+            matrix.load(k, 6 + i, x + i * REGISTER, LINE)
+        for c in range(4):
+            matrix.zero(k, c)
+        with k.loop(rounds):
+            matrix.dots_bf16(k)
+        for c in range(4):
+            matrix.store(k, c, out + c * REGISTER, LINE)
 
     def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin; bf16 operands are u16."""

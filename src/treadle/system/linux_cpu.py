@@ -23,6 +23,7 @@ ARM_HWCAPS: Mapping[int, Mapping[int, str]] = {
     AT_HWCAP2: {1: "sve2", 13: "i8mm", 14: "bf16", 23: "sme"},
 }
 # Linux's asm/hwprobe.h of riscv: a key, and bits of its value.
+PR_SME_GET_VL, LENGTH_MASK = 64, 0xFFFF  # linux/prctl.h: bytes of a streaming vector, and flags
 RISCV_HWPROBE, IMA_EXT_0 = 258, 4
 RISCV_BITS = {2: "v", 3: "zba", 4: "zbb", 5: "zbs", 27: "zfh", 30: "zvfh", 31: "zvfhmin"}
 VLENB = bytes.fromhex("732520c2 67800000")  # csrr a0, vlenb; ret
@@ -34,7 +35,7 @@ Ask = Callable[[int], int]
 def features() -> set[str]:
     """Those of this CPU that LLVM may not name; empty on machines that it knows."""
     if platform.machine() == "aarch64":
-        return of_hwcaps(_auxiliary)
+        return of_arm()
     return of_riscv() if platform.machine() == "riscv64" else set()
 
 
@@ -46,6 +47,12 @@ def of_hwcaps(ask: Ask) -> set[str]:
         for bit, name in bits.items()
         if ask(entry) >> bit & 1
     }
+
+
+def of_arm() -> set[str]:
+    """From the auxiliary vector; and the length of SME's vectors, for which LLVM has no name."""
+    bits = _streaming_bits()
+    return of_hwcaps(_auxiliary) | ({f"svl{bits}"} if bits else set())
 
 
 def of_riscv() -> set[str]:
@@ -79,6 +86,17 @@ def _auxiliary(entry: int) -> int:
         return 0
     ask.restype, ask.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
     return int(ask(entry))
+
+
+def _streaming_bits() -> int:
+    """Of a vector in streaming mode, as this process's threads have it; 0 where there is none."""
+    none = [ctypes.c_ulong(0)] * 4
+    return bits_in(int(ctypes.CDLL(None).prctl(ctypes.c_int(PR_SME_GET_VL), *none)))
+
+
+def bits_in(answer: int) -> int:
+    """The length in what that call answers: bytes and flags, or an error's negative number."""
+    return 8 * (answer & LENGTH_MASK) if answer > 0 else 0
 
 
 def _hwprobe() -> int | None:

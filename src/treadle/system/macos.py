@@ -72,7 +72,10 @@ class MacOS(Posix):
     def cpu_features(self) -> set[str]:
         if platform.machine() != "arm64":
             return set()  # LLVM knows them
-        return {"neon"} | {name for name, key in ARM_FEATURES.items() if sysctl_number(key)}
+        found = {name for name, key in ARM_FEATURES.items() if sysctl_number(key)}
+        if n_bytes := sysctl_number("hw.optional.arm.sme_max_svl_b"):
+            found.add(f"svl{8 * n_bytes}")
+        return {"neon"} | found
 
     def cache_folder(self) -> Path:
         return Path.home() / "Library" / "Caches"
