@@ -16,12 +16,16 @@ from tests.kernels import registry, test_elementwise
 from tests.kernels import test_rope as tests_of_rope
 from tests.kernels.harness import Memory
 from tests.kernels.registry import NORMS, PACKS, ROPES
+from treadle.gpu.kernels import attention, norm, rope
 from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.norm import SimtNorm, SimtPack
 from treadle.gpu.kernels.rope import SimtRopeStore
 from treadle.kernels.act import BLOCK, DWORD
+from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Norm, Pack
 from treadle.kernels.rope import RopeStore
+from treadle.kernels.spec import Grid
+from treadle.plan import Step
 
 
 def plain(specs: list[Any], first: tuple[int, ...]) -> list[Any]:
@@ -54,3 +58,23 @@ TURNED = [ROPES[i] for i in FIRST] + [spec for i, spec in enumerate(ROPES) if i 
 def test_rope(spec: RopeStore, blocks: Memory, rng: np.random.Generator) -> None:
     made = instead(SimtRopeStore, spec)
     tests_of_rope.test_rope_store(made, ISA, blocks, rng)
+
+
+def test_what_no_kernel_of_blocks_does_stays_as_it_is() -> None:
+    """Pages of two dims a byte, values that are keys, rows that begin at odd places."""
+    plan: Any = None
+
+    def swapped(swap: Any, spec: Any, **args: int) -> bool:
+        return swap(Step("L0", spec, args, Grid(1)), plan, ISA) is not None
+
+    turned = RopeStore("neox", "f16", 4, 2, 64, 64, 1.0)
+    attended = Attention("f16", 4, 2, 64, 16)
+    assert swapped(rope.swap, turned)
+    assert not swapped(rope.swap, replace(turned, kv="q4_0"))
+    assert swapped(attention.swap, attended, stride=512)
+    assert not swapped(attention.swap, attended, stride=510)
+    assert not swapped(attention.swap, replace(attended, kv="q4_0"))
+    assert not swapped(attention.swap, Attention("f16", 4, 1, 64, 4, head_dim_v=32, latent=True))
+    assert swapped(norm.swap_norm, Norm("bf16", 352, 1, 1e-5))
+    assert not swapped(norm.swap_norm, Norm("q8", 352, 1, 1e-5))
+    assert not swapped(norm.swap_pack, Pack("silu", "bf16", 352, 16))

@@ -70,10 +70,11 @@ class Steps:
         if self.matrix_attention:
             most, fewer = MATRIX_TILE_ROWS
             rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
-        elif isa.simt is not None and not deterministic and cache.kv != "f32":
+        elif isa.simt is not None and not deterministic:
             dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
+            narrow = cache.kv != "f32" and not KV_FORMATS[cache.kv].packed
             latent = any(at.latent for at in attending)
-            if not latent and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
+            if narrow and not latent and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
                 rows = isa.simt.tile_rows
         # Without few ones where bits must be a row's own: the size of its part must not show.
         few = 0 if deterministic else FEW_TOKENS

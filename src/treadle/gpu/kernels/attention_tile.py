@@ -31,7 +31,8 @@ def fits(spec: Attention, simt: Simt) -> bool:
     """Whether such heads, and so many rows, can be done here."""
     dims = spec.head_dim, spec.dims_v
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
-    return sizes and spec.kv != "f32" and not spec.latent and ROWS <= spec.rows <= simt.tile_rows
+    pages = spec.kv != "f32" and not spec.page.fmt.packed and not spec.latent
+    return sizes and pages and ROWS <= spec.rows <= simt.tile_rows
 
 
 @dataclass(frozen=True)

@@ -175,4 +175,7 @@ def _store(k: Builder, to: Val, values: list[Dim]) -> None:
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
-    return replace(step, spec=instead(SimtRopeStore, step.spec))
+    spec = step.spec
+    assert isinstance(spec, RopeStore)
+    # Those that are turned by a Hadamard matrix beside are not done here.
+    return None if spec.page.fmt.rotated else replace(step, spec=instead(SimtRopeStore, spec))
