@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from treadle.formats import Format
 from treadle.gpu.entry import PerBlock
 from treadle.gpu.kernels.block import instead
-from treadle.gpu.kernels.weights import FLOATS, four_floats, read_floats, read_runs, unit_of
+from treadle.gpu.kernels.weights import FLOATS, SPAN, four_floats, read_floats, read_runs, unit_of
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32
 from treadle.kernels.blocks import At
@@ -128,9 +128,26 @@ class SimtGemv(PerBlock, Gemv):
                 one.v = total
 
     def _add_codes(self, k: Builder, rows: list[At], tokens: list[Val], u: Val, sums: Any) -> None:
-        codes = rows[0].codes
+        """Of a large block a SPAN at a time, in a loop: the assembler would begin with all of a
+        block's loads, and spill some of them.
+        """
+        if self.unit <= SPAN:
+            self._add_runs(k, rows, tokens, u, sums, 0)
+            return
+        with k.loop(self.unit // SPAN) as part:
+            for first in range(0, self.unit, SPAN):
+                with k.if_(part.eq(first // SPAN)):
+                    self._add_runs(k, rows, tokens, u, sums, first)
+
+    def _add_runs(
+        self, k: Builder, rows: list[At], tokens: list[Val], u: Val, sums: Any, first: int
+    ) -> None:
+        """The products of a unit's codes from ``first`` on, a SPAN at most."""
+        codes, span = rows[0].codes, range(first, first + SPAN)
         units = [read_runs(k, row.block(u, self.unit // self.fmt.block), self.unit) for row in rows]
         for some in zip(*units, strict=True):  # of each row the same run
+            if some[0].fours[0][0] not in span:
+                continue
             dots: list[list[Val | None]] = [[None] * len(tokens) for _ in rows]
             x_sums: list[Val | None] = [None] * len(tokens)
             for i, (at, _) in enumerate(some[0].fours):

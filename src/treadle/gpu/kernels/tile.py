@@ -16,14 +16,13 @@ from functools import reduce
 from operator import add
 
 from treadle.formats import Format
-from treadle.gpu.kernels.weights import FLOATS, Run, four_floats, read_floats, read_runs
+from treadle.gpu.kernels.weights import FLOATS, SPAN, Run, four_floats, read_floats, read_runs
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.blocks import At
 from treadle.kernels.spec import round_up
 from treadle.record import dataclass
 
-SPAN = 64  # values of K that a thread unpacks at once
 PIECE = 16  # bytes that are copied at once
 DEEP = 16  # values of K of a matrix instruction
 WARPS = 4

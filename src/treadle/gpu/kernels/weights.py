@@ -15,6 +15,7 @@ from treadle.record import dataclass
 
 FLOATS = 8  # values of a unit of floats
 LEAST = 32  # values of a unit of codes
+SPAN = 64  # values that a thread unpacks at once: it has registers for them
 MAGIC, MAGIC_BITS = 8388608.0, 0x4B000000  # 2**23: a float whose lowest bits are a whole number
 
 
