@@ -41,14 +41,14 @@ MAY_IMPORT = {
     "isa": "errors jit.language jit.types",
     "kernels": "errors jit.language jit.types jit.math formats",
     "runtime": "errors version files.mapping jit kernels isa",
-    "gpu": "errors formats jit isa kernels",
+    "gpu": "errors words formats jit isa kernels",
     "wgsl": "errors words jit isa kernels",
     # tensors -> plan
     "plan": "kernels",
     "models": "errors files.keys",
     "lowering": "errors formats kernels models plan",
     "device": "plan",
-    "devices": "errors words jit kernels lowering plan runtime wgsl",
+    "devices": "errors words jit isa kernels gpu lowering plan runtime wgsl",
     "kvpool": "errors kernels models plan",
     "kvstates": "kernels",
     "kvtree": "kernels kvpool kvstates",
@@ -102,11 +102,11 @@ MAY_IMPORT = {
     "bundle": "errors words files",
     "stages": "errors convert.open devices isa jit models kvcache lowering plan runtime batch"
     " engine",
-    "cluster": "errors batchfile server model engine isa models stages",
+    "cluster": "errors batchfile server model engine isa jit.compile models stages",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
-    " study bundle cluster rerank embedding",
+    " study bundle cluster rerank embedding gpu.facts",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }

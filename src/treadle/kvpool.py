@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from treadle.errors import TreadleError
+from treadle.errors import NoMemoryError, TreadleError
 from treadle.kernels.kv import PAGE, PageLayout
 from treadle.kernels.spec import round_up
 from treadle.models.pools import PoolSpec, StateSpec
@@ -36,8 +36,9 @@ class Cells:
         try:
             memory = device.memory(self.n_bytes)
         except (MemoryError, ValueError) as error:  # too much for this machine, or for any
+            why = f" ({error})" if isinstance(error, NoMemoryError) else ""
             raise TreadleError(
-                f"no memory for {self.n_bytes >> 20} MiB of {self.what} ({name}): "
+                f"no memory for {self.n_bytes >> 20} MiB of {self.what} ({name}){why}: "
                 "lower context= or n_sequences=, or set kv_bytes="
             ) from error
         self.const = Const(name, memory, memory.bytes)

@@ -27,7 +27,7 @@ from treadle.arguments import (
 from treadle.batch import Part
 from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
-from treadle.devices.cpu import Cpu
+from treadle.devices.named import open_device
 from treadle.engine import Engine
 from treadle.errors import TreadleError
 from treadle.files.target import file_name
@@ -70,6 +70,7 @@ def load(
     speculate: bool | None = None,
     draft: str | os.PathLike[str] | None = None,
     lora: Adapters = (),
+    device: str = "cpu",
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -85,15 +86,16 @@ def load(
     outlive the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come
     next in the text itself, and check it in the same step, None for models with layers of their own
     that predict further tokens; ``draft``: a smaller model with the same tokens, to guess it;
-    ``lora``: adapters, each a path or a path and a scale; ``isa``: an instruction set's name, None
-    for the best here; ``progress(stage, done, total)`` is called during long work.
+    ``lora``: adapters, each a path or a path and a scale; ``device``: "cuda" for an NVIDIA GPU,
+    "cuda:1" for the second; ``isa``: an instruction set's name, None for the best here;
+    ``progress(stage, done, total)`` is called during long work.
 
-    Raises FileError, UnsupportedError, and TreadleError for settings out of range.
+    Raises FileError, UnsupportedError, DeviceError, and TreadleError for settings out of range.
     """
     return Model(
         path, threads=threads, context=context, deterministic=deterministic, kv=kv,
         n_sequences=n_sequences, kv_bytes=kv_bytes, cache_dir=cache_dir, cache_bytes=cache_bytes,
-        speculate=speculate, draft=draft, lora=lora, isa=isa, progress=progress,
+        speculate=speculate, draft=draft, lora=lora, device=device, isa=isa, progress=progress,
     )  # fmt: skip
 
 
@@ -108,7 +110,7 @@ class Model:
     """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
 
     engine_type: ClassVar[type[Engine]] = Engine
-    device_type: ClassVar[Callable[..., Device]] = Cpu
+    device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
 
     def __init__(
         self,
@@ -125,12 +127,10 @@ class Model:
         speculate: bool | None,
         draft: str | os.PathLike[str] | None,
         lora: Adapters,
+        device: str,
         isa: str | None,
         progress: Progress | None,
     ) -> None:
-        from treadle.isa import choose
-        from treadle.jit.compile import host_features
-
         began = time.perf_counter()
         check_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
         self.path = packaged_model() if path is None else file_name(path)
@@ -139,12 +139,12 @@ class Model:
         self.config = load_config(self.gguf)
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = context or default_context(self.config)
-        self.isa = choose(host_features(), isa)
         self.engine = self.engine_type(
-            self.gguf, self.config, self.device_type(self.isa, self.n_threads, progress),
+            self.gguf, self.config, self.device_type(device, isa, self.n_threads, progress),
             n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,
             deterministic=deterministic,
         )  # fmt: skip
+        self.isa = self.engine.device.isa
         add_adapters(lora, self.engine)
         if cache_dir is not None:
             from treadle.kvstore import PageStore

@@ -14,9 +14,10 @@ import click
 from treadle.card import bytes_by_type
 from treadle.cli.engines import Contender, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import find_model, load_model
+from treadle.cli.options import DEVICE
 from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
-from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
+from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks, measures_itself
 from treadle.cli.table import print_json
 from treadle.files.target import check_folder, check_not_read, files_of
 from treadle.record import dataclass
@@ -82,6 +83,7 @@ class Schedule:
     repeat: int
     kv: str | None
     against: bool
+    device: str | None = None
 
     @property
     def n_sequences(self) -> int:
@@ -107,6 +109,7 @@ class Schedule:
 @click.option("-t", "--threads", type=least(1), help="Threads; by default as `doctor` says.")
 @click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
 @click.option("--kv", metavar="TYPE", help="Type of the cached keys and values, such as f16.")
+@DEVICE
 @click.option(
     "--against", type=click.Choice([LlamaCpp.name]), help="Time another program too, in turns."
 )
@@ -124,6 +127,7 @@ def command(
     threads: tuple[int, ...] | None,
     repeat: int,
     kv: str | None,
+    device: str | None,
     against: str | None,
     plot: Path | None,
     as_json: bool,
@@ -140,7 +144,7 @@ def command(
     if not tests:
         raise click.UsageError("nothing to time: -p and -n are both 0")
     tests.sort(key=lambda test: test.depth)  # what one depth holds, the next reads on from
-    schedule = Schedule(tests, repeat, kv, against is not None)
+    schedule = Schedule(tests, repeat, kv, against is not None, device)
     if plot:  # fail before the work, not after it
         check_not_read(plot, files_of(*models))
         check_folder(plot)
@@ -172,7 +176,7 @@ def time_model(
     path: Path, name: str, n_threads: int | None, schedule: Schedule, progress: ProgressBar
 ) -> list[Result]:
     """Run every test of ``schedule`` on one file with one number of threads."""
-    settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv}
+    settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv, "device": schedule.device}
     if schedule.n_sequences > 1:
         settings["n_sequences"] = schedule.n_sequences
     model: Any = load_model(str(path), progress, room=schedule.context, **settings)
@@ -261,6 +265,7 @@ def evaluate(
     for engine, times in zip(engines, timed.seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
+        told = ours and not measures_itself(model)  # else threads wait, and work is done elsewhere
         yield Result(
             test=test.name,
             depth=test.depth,
@@ -278,5 +283,5 @@ def evaluate(
             peak=work.bound if ours else None,
             shares=work.shares(middle) if ours else None,
             peaks=usual,
-            processor_time_share=timed.share(times, model.n_threads) if ours else None,
+            processor_time_share=timed.share(times, model.n_threads) if told else None,
         )

@@ -48,6 +48,7 @@ def command(model: str | None, reload: bool, as_json: bool) -> None:
 def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -> dict[str, Any]:
     """Describe this machine, and measure its peaks if kernels can be had for that."""
     from treadle.errors import CacheError, CompileError
+    from treadle.gpu.facts import told
     from treadle.runtime.describe import describe, row_in_use
     from treadle.runtime.facts import Here
     from treadle.runtime.machine import usable_threads
@@ -65,6 +66,8 @@ def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -
     except (CacheError, CompileError) as error:
         failure = str(error)
     report = describe(Here(about, peaks))
+    report["gpu"] = told()
+    report["warnings"] = report.pop("warnings")  # the last, as people read it
     if failure:
         report["warnings"].append(f"peaks were not measured: {failure}")
     return report

@@ -233,6 +233,10 @@ KV = click.option(
     "--kv", metavar="TYPE",
     help="Type of the cached keys and values: f16, the default, bf16, f32, q8_0 or q4_0.",
 )  # fmt: skip
+DEVICE = click.option(
+    "--device", metavar="NAME",
+    help="Where it runs: cpu, the default; experimental: cuda (NVIDIA), wgpu.",
+)  # fmt: skip
 LOAD = (
     click.option(
         "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
@@ -248,6 +252,7 @@ LOAD = (
         help="Keys and values take at most N MiB of memory; the context may be longer.",
     ),
     LORA,
+    DEVICE,
 )  # fmt: skip
 KEEP = (
     click.option(
@@ -271,7 +276,7 @@ DRAFT = click.option(
     help="A smaller model with the same vocabulary: it says what may come next, and MODEL checks "
     "it, several tokens in a step.",
 )  # fmt: skip
-OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora")
+OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora", "device")
 load_options = packed("load", OF_LOAD, LOAD)
 OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")
 writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE, DRAFT))

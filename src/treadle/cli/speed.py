@@ -33,11 +33,21 @@ Parts = Sequence[tuple[int, int]]  # of one run: tokens held before, and tokens,
 
 
 def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | None) -> Peaks:
-    """Measure what this machine reaches at best, now, with the threads and instructions in use."""
+    """Measure what this machine reaches at best, now, with the threads and instructions in use; of
+    a device with memory of its own, what that says of itself.
+    """
+    if measures_itself(model):
+        device: Any = model.engine.device
+        return {NAMES[name]: rate for name, rate in device.peak_rates().items()}
     from treadle.runtime.peaks import measure_peaks
 
     found = measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
     return {NAMES[name]: rate for name, rate in found.items()}
+
+
+def measures_itself(model: Model) -> bool:
+    """Whether the model's device has peaks of its own: plans are no work of these processors."""
+    return hasattr(model.engine.device, "peak_rates")
 
 
 def reading(peaks: Iterable[str]) -> str:
@@ -92,7 +102,8 @@ class Cost:
                 if n_ops:
                     total_ops[kind] = total_ops.get(kind, 0) + n_ops
                 if peaks:
-                    reading_s, computing_s = n_bytes / peaks[read], n_ops / peaks[kind]
+                    reading_s = n_bytes / peaks[read]
+                    computing_s = n_ops / peaks[kind] if kind in peaks else 0.0
                     bound = kind if computing_s > reading_s else read
                     least_s[bound] = least_s.get(bound, 0.0) + max(reading_s, computing_s)
         return cls(total_bytes, total_ops, least_s, peaks)
@@ -119,7 +130,8 @@ class Cost:
         """
         used = {reading(self.peaks): self.n_bytes, **self.n_ops}
         used |= {STREAM: self.n_bytes} if STREAM in self.peaks else {}
-        return {name: n / seconds / self.peaks[name] for name, n in used.items() if n}
+        known = {name: n for name, n in used.items() if n and name in self.peaks}
+        return {name: n / seconds / self.peaks[name] for name, n in known.items()}
 
 
 def kind_of(kernel: str, peaks: Peaks) -> str:
@@ -133,7 +145,7 @@ def kind_of(kernel: str, peaks: Peaks) -> str:
         return ARITHMETIC["bf16"]
     named = (kind for word in words for kind in ARITHMETIC if word.startswith(kind))
     kind = ARITHMETIC[next(named, PLAIN) if part_of(kernel) == "matmul" else PLAIN]
-    return kind if kind in peaks or not peaks else ARITHMETIC[PLAIN]
+    return kind if kind in peaks or ARITHMETIC[PLAIN] not in peaks else ARITHMETIC[PLAIN]
 
 
 def part_of(kernel: str) -> str:

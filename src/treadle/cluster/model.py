@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from treadle.cluster.chain import RayChain
 from treadle.engine import Engine
 from treadle.errors import UnsupportedError
-from treadle.isa.isa import Isa
+from treadle.isa import choose
+from treadle.jit.compile import host_features
 from treadle.model import Model, load
 from treadle.models.stages import split, staged
 from treadle.stages.front import FrontEngine
@@ -28,12 +29,15 @@ class StagedModel(Model):
             raise UnsupportedError("cache_dir: pages of a model in stages are not written to files")
         super().__init__(path, **self._settings)
 
-    def device_type(self, isa: Isa, n_threads: int, progress: object) -> Pipeline:
+    def device_type(self, name: str, isa: str | None, n_threads: int, progress: object) -> Pipeline:
         """The device of its engine."""
+        if name != "cpu":
+            raise UnsupportedError(f"device={name!r}: stages of a model run on processors")
+        row = choose(host_features(), isa)
         own = {name: self._settings[name] for name in OF_ENGINES}
-        own |= {"isa": isa.name, "n_threads": n_threads, "n_ctx": self.n_ctx}
+        own |= {"isa": row.name, "n_threads": n_threads, "n_ctx": self.n_ctx}
         parts = split(self.gguf, self.config, self._n_stages)
         for part in parts:
             staged(self.config, part)  # what cannot be cut is told before anything is started
         path = str(self.path.resolve())
-        return Pipeline(isa, n_threads, RayChain(path, parts, own))
+        return Pipeline(row, n_threads, RayChain(path, parts, own))

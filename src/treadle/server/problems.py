@@ -11,6 +11,7 @@ from treadle.errors import (
     CacheError,
     CompileError,
     ContextFullError,
+    DeviceError,
     FileError,
     NoRoomError,
     TreadleError,
@@ -106,7 +107,7 @@ def problem_of(error: BaseException) -> ApiError:
         return busy("no pages of keys and values are left for this text now")
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), type="exceed_context_size_error")
-    if isinstance(error, FileError | CompileError | CacheError):
+    if isinstance(error, FileError | CompileError | CacheError | DeviceError):
         return ApiError(500, str(error))
     if isinstance(error, TreadleError):
         return ApiError(400, str(error))

@@ -1,0 +1,51 @@
+"""Which steps of a plan are done by kernels whose items are blocks of threads.
+
+A plan for a GPU is the CPU's lowering with the GPU's row. What is hot has a kernel of its own here,
+by the ``op`` of the CPU's spec; what has none is done as it is, an item a thread: right, and slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.plan import Plan, Step
+
+Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
+
+# ``module:function`` by op; the function gives the step in its place, with the same label, the
+# same buffers read and written, and a spec of ``gpu.entry.PerBlock``; None: it is not for this one.
+SWAPS = {
+    "gated": "treadle.gpu.kernels.gated:swap",
+    "gemm": "treadle.gpu.kernels.gemm:swap",
+    "gemv": "treadle.gpu.kernels.gemv:swap",
+    "attention": "treadle.gpu.kernels.attention:swap",
+    "merge": "treadle.gpu.kernels.merge:swap",
+    "norm": "treadle.gpu.kernels.norm:swap_norm",
+    "pack": "treadle.gpu.kernels.norm:swap_pack",
+}
+
+
+def find_swap(op: str) -> Swap | None:
+    """What puts another step in the place of one of this ``op``."""
+    if op not in SWAPS:
+        return None
+    module, _, name = SWAPS[op].partition(":")
+    made: Swap = getattr(import_module(module), name)
+    return made
+
+
+def swap(plan: Plan, isa: Isa) -> None:
+    """Let the kernels for blocks of threads do what they can of a plan, where ``isa`` has such."""
+    if isa.simt is None:
+        return
+    for i, step in enumerate(plan.steps):
+        other = find_swap(step.spec.op)
+        made = other(step, plan, isa) if other else None
+        if made is not None:
+            kept = (made.label, set(made.reads), set(made.writes))
+            assert kept == (step.label, set(step.reads), set(step.writes)), made
+            plan.steps[i] = made

@@ -1,0 +1,251 @@
+"""Whole models on a GPU that is emulated: the CPU's logits, and all else that an engine does."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests import reference
+from tests.conftest import WriteTiny
+from tests.gpu.emulated import EmulatedDriver
+from tests.gpu.fake_cuda import FakeCuda
+from tests.test_kvcache import check_pages
+from tests.test_session import decode, expected_of_mixed, mixed, prefill, text
+from treadle.batch import Part
+from treadle.errors import NoMemoryError, TreadleError, UnsupportedError
+from treadle.gpu import libcuda
+from treadle.gpu.libcuda import CudaDriver
+from treadle.gpu.library import Library
+from treadle.models.archs import ARCHS
+
+
+@pytest.fixture
+def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EmulatedDriver]]:
+    """``treadle.load(device="cuda")`` finds an emulated card; these were opened."""
+    made: list[EmulatedDriver] = []
+
+    def opened(ordinal: int) -> EmulatedDriver:
+        made.append(EmulatedDriver(seed=ordinal + len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(libcuda, "CudaDriver", opened)
+    yield made
+    assert all(driver.closed for driver in made)
+
+
+@contextmanager
+def model_on(device: str, path: Path | None = None, **settings: Any) -> Iterator[Any]:
+    usual: dict[str, Any] = {"threads": 1, "kv": "f32", "context": 256, "n_sequences": 3}
+    with treadle.load(path, device=device, **usual | settings) as model:
+        yield model
+
+
+# -- the CPU's logits -----------------------------------------------------------------------------
+
+CASES: list[tuple[str, str, dict[str, int]]] = [
+    ("llama", "Q4_0", {}),
+    ("qwen3moe", "F32", {"n_expert": 4, "n_ff_exp": 64}),
+    ("gemma4", "F32", {"window": 16}),
+    ("nemotron_h", "F32", {}),
+]
+MORE: list[tuple[str, str, dict[str, int]]] = [  # ``python -m tests.gpu`` has these too
+    ("gemma3", "BF16", {"window": 16}),
+    ("deepseek2", "F16", {}),
+    ("lfm2", "BF16", {}),
+]
+
+
+def check_logits(arch: str, fmt: str, path: Path) -> None:
+    """Of a prompt in chunks and of single tokens: near the truth, and the CPU's where that rounds
+    as little.
+    """
+    ids, made = text(20), []
+    for device in ("cuda", "cpu"):
+        with model_on(device, path) as model:
+            truth = reference.forward(model.gguf, model.config, ids)
+            made.append((prefill(model.engine, ids, 14), decode(model.engine, ids[:4])))
+    for ours, theirs in zip(*made, strict=True):
+        # Activations and what codes mean become bf16 as they meet, both to 2**-9: 13 products, one
+        # after the other. Twice that. F32 weights are three parts of bf16: nothing is lost.
+        share = 1e-4 if fmt == "F32" else 2 * 2**-9 * np.sqrt(2 * 13)
+        expected = theirs if fmt == "F32" else truth[: len(ours)]
+        error = np.sqrt(np.mean((ours - expected) ** 2) / np.mean(expected**2))
+        assert error < share, (arch, error, share)
+
+
+@pytest.mark.parametrize(("arch", "fmt", "sizes"), CASES, ids=[case[0] for case in CASES])
+def test_the_logits_of_the_cpu(
+    arch: str, fmt: str, sizes: dict[str, int], drivers: list[EmulatedDriver], tiny: WriteTiny
+) -> None:
+    check_logits(arch, fmt, tiny(arch, fmt, **sizes))
+    assert drivers[0].calls.count("start") == 6  # a run is one start
+
+
+def test_vectors_of_an_encoder(drivers: list[EmulatedDriver], tiny: WriteTiny) -> None:
+    path, made = tiny("bert", "F32"), []
+    for device in ("cuda", "cpu"):
+        with model_on(device, path) as model:
+            made.append(model.engine.embed([text(20), text(7)]))
+    assert np.abs(made[0] - made[1]).max() < 1e-4
+
+
+def test_every_graph_is_met() -> None:
+    met = {ARCHS[arch].graph for arch, *_ in CASES} | {ARCHS["bert"].graph}
+    assert met == {arch.graph for arch in ARCHS.values()}
+
+
+# -- an engine ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(drivers: list[EmulatedDriver], tiny: WriteTiny) -> Iterator[Any]:
+    """On a card, of windows and none."""
+    with model_on("cuda", tiny("gemma3", "F32", window=16), deterministic=True) as model:
+        yield model
+
+
+def test_the_same_bits(model: Any) -> None:
+    """Twice, with other orders of threads; and, as it is deterministic, in other batches."""
+    engine, ids = model.engine, text(40)
+    whole = prefill(engine, ids)
+    assert np.array_equal(prefill(engine, ids), whole)
+    assert np.array_equal(prefill(engine, ids, 13), whole)
+    assert np.array_equal(decode(engine, ids), whole)
+    each = expected_of_mixed(lambda x: prefill(engine, x), ids)
+    for a, b in zip(mixed(engine, ids), each, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_sequences(model: Any, tmp_path: Path) -> None:
+    """A fork whose page is not full, a beginning that is shared, a session from a file."""
+    engine, ids = model.engine, text(90)
+    cache, whole = engine.cache, prefill(engine, ids)
+    a = cache.sequence()
+    engine.run([Part(a, ids[:70], 0)])
+    fork = cache.fork(a)
+    engine.run([Part(a, text(5, 2), 0)])
+    assert np.array_equal(engine.run([Part(fork, ids[70:75])])[0], whole[74])
+    shared = cache.sequence(ids)
+    assert len(shared) == 64
+    assert np.array_equal(engine.run([Part(shared, ids[64:], 3)]), whole[-3:])
+    check_pages(cache, [a, fork, shared])
+    for seq in (a, fork, shared):
+        seq.close()
+    session = model.session()
+    session.feed(ids[:50])
+    session.save(tmp_path / "state")
+    session.close()
+    again = model.load_session(tmp_path / "state")
+    assert np.array_equal(again.logits(ids[50:])[-1], whole[-1])
+    again.close()
+
+
+def test_memory_is_given_back(model: Any, drivers: list[EmulatedDriver]) -> None:
+    """Of arenas that have grown; and runs take none."""
+    (driver,), engine = drivers, model.engine
+    for _ in range(2):  # the larger plan's arena takes the place of the other's
+        decode(engine, text(2))
+        prefill(engine, text(40))
+    n = len(driver.held), len(driver.pins), len(driver.graphs)
+    driver.calls.clear()
+    decode(engine, text(2))
+    prefill(engine, text(40))
+    assert set(driver.calls) == {"start", "read"}  # a run is one start, its logits one read
+    assert (len(driver.held), len(driver.pins), len(driver.graphs)) == n
+    model.close()
+    assert driver.closed
+
+
+def test_times_of_steps(model: Any) -> None:
+    times = model.profile(3)
+    assert [label for label, _ in times] == [step.label for step in model.plan(3)]
+    assert {seconds for _, seconds in times} == {1.0}
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def test_text_of_several_models(drivers: list[EmulatedDriver]) -> None:
+    """Of the packaged model on two cards at once: by a grammar, whose masks come late; drawn; and
+    of several texts together.
+    """
+    made: list[list[str]] = [[], []]
+    with model_on("cuda") as one, model_on("cuda:1") as two:
+        for model, texts in zip((one, two), made, strict=True):
+            ruled = model.generate("A number:", max_tokens=8, temperature=0, regex="[0-9]{3}")
+            drawn = model.generate("The", max_tokens=8, seed=3)
+            many = model.generate_many(["One", "Two days", "Three"], max_tokens=5, temperature=0)
+            texts += ["".join(ruled), "".join(drawn), *(each.finish() for each in many)]
+    assert made[0] == made[1]
+    assert all(made[0])
+    assert len(made[0][0]) == 3
+    assert made[0][0].isdecimal()
+    assert len(drivers) == 2
+
+
+def test_a_draft_on_the_same_card(drivers: list[EmulatedDriver], tiny: WriteTiny) -> None:
+    path, made = tiny("llama", "F32"), []
+    for settings in ({"draft": path}, {}):
+        with model_on("cuda", path, **settings) as model:
+            made.append("".join(model.generate("hello", max_tokens=8, temperature=0)))
+    assert made[0] == made[1]
+    assert len(drivers) == 2
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"device": "tpu"}, "device='tpu': expected one of cpu, cuda, wgpu"),
+        ({"device": "cpu:1"}, "device='cpu:1': the processors are one device"),
+        ({"device": "cuda:x"}, "device='cuda:x': expected a number"),
+        ({"device": "cuda", "isa": "portable"}, "isa='portable': instructions of a CPU"),
+    ],
+)
+def test_devices_that_there_are_not(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        treadle.load(**settings)
+
+
+def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tiny: WriteTiny) -> None:
+    path = tiny("llama", "F32")
+    monkeypatch.setattr(libcuda, "CudaDriver", lambda ordinal: EmulatedDriver(300 << 10))
+    with model_on("cuda", path, context=32, n_sequences=1) as model:
+        why = r"its weights take .* has .* free of 300 KiB: weights of so much would fit"
+        with pytest.raises(NoMemoryError, match=why):
+            model.logits(text(3))
+    with pytest.raises(TreadleError, match=r"no memory for .*KiB free.*lower context="):
+        treadle.load(path, device="cuda", context=4096, n_sequences=9)
+
+
+# -- the driver by ctypes -------------------------------------------------------------------------
+
+
+def test_a_model_over_a_fake_libcuda(monkeypatch: pytest.MonkeyPatch, tiny: WriteTiny) -> None:
+    """Real PTX, launches with real addresses; nothing computes, and all is given back."""
+    fake = FakeCuda()
+    monkeypatch.setattr(libcuda, "CudaDriver", lambda ordinal: CudaDriver(ordinal, Library(fake)))
+    with model_on("cuda", tiny("llama", "Q4_0")) as model:
+        model.engine.run([Part(seq := model.engine.cache.sequence(), [5])])
+        n_steps = len(model.plan(1))
+        assert len(fake.launched) == n_steps
+        assert fake.calls.count("cuGraphLaunch") == 1
+        model.engine.run([Part(seq, [6])])
+        assert fake.calls.count("cuStreamBeginCapture_v2") == 1
+        times = model.profile(1)
+        assert len(fake.launched) == 3 * n_steps == 3 * len(times)
+        uploaded = sum(tensor.n_bytes for tensor in model.gguf.tensors.values())
+        assert sum(map(len, fake.memory.values())) > uploaded
+        seq.close()
+    gc.collect()
+    assert not fake.kept
+    assert not fake.broken
