@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import treadle
 from tests import reference
 from tests.conftest import WriteTiny
 from tests.test_session import close, text
 from tests.tiny import rounding
 from tests.wgsl.test_steps import engine_on
 from treadle.batch import Part
-from treadle.devices.wgpu import Wgpu
+from treadle.devices.wgpu import Wgpu, told
 from treadle.engine import Engine
-from treadle.errors import NoMemoryError, UnsupportedError
+from treadle.errors import DeviceError, NoMemoryError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kvfile import load_session, save_session
 from treadle.models.load import load_config
@@ -161,6 +163,33 @@ def test_pages_that_are_not_built_are_refused(device: Wgpu, tiny: WriteTiny) -> 
     with pytest.raises(UnsupportedError, match=r"L0.attn.rope: keys and values in q4_0; .* q8_0"):
         engine.plan()
     engine.close()
+
+
+def test_load_names_it(device: Wgpu, tiny: WriteTiny) -> None:
+    """Exact logits from the library; what it cannot take is refused by name."""
+    path, ids = tiny("llama", "F16", n_layer=1), text(30)
+    with treadle.load(path, device="wgpu", kv="f32", context=64) as model:
+        made = model.logits(ids)
+        exact = reference.forward(model.gguf, model.config, ids)
+        assert close(made, exact, SHARE * rounding(model.config))
+        text_made = model.generate(ids, max_tokens=4, sampling=treadle.Sampling(temperature=0))
+        text_made.finish()
+        assert text_made.ids[0] == int(exact[-1].argmax())
+    with pytest.raises(UnsupportedError, match="one adapter"):
+        treadle.load(path, device="wgpu:1")
+    with pytest.raises(UnsupportedError, match="without isa="):
+        treadle.load(path, device="wgpu", isa="avx2")
+
+
+def test_doctor_tells_of_it(device: Wgpu) -> None:
+    assert told()["wgpu"] == device.name
+
+
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wgpu", None)
+    assert "treadle[wgpu]" in told()["wgpu"]
+    with pytest.raises(DeviceError, match=r"pip install 'treadle\[wgpu\]'"):
+        Wgpu()
 
 
 # -- known models ---------------------------------------------------------------------------------

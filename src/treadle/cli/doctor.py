@@ -47,6 +47,7 @@ def command(model: str | None, reload: bool, as_json: bool) -> None:
 
 def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -> dict[str, Any]:
     """Describe this machine, and measure its peaks if kernels can be had for that."""
+    from treadle.devices.wgpu import told as wgpu_told
     from treadle.errors import CacheError, CompileError
     from treadle.gpu.facts import told
     from treadle.runtime.describe import describe, row_in_use
@@ -66,7 +67,7 @@ def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -
     except (CacheError, CompileError) as error:
         failure = str(error)
     report = describe(Here(about, peaks))
-    report["gpu"] = told()
+    report["gpu"] = told() | wgpu_told()
     report["warnings"] = report.pop("warnings")  # the last, as people read it
     if failure:
         report["warnings"].append(f"peaks were not measured: {failure}")

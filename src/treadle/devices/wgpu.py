@@ -316,6 +316,19 @@ def find_adapter(wgpu: Any) -> Any:
         ) from error
 
 
+def told() -> dict[str, Any]:
+    """The adapter, as lines of ``treadle doctor``; why there is none, else."""
+    try:
+        adapter = find_adapter(_package())
+    except DeviceError as error:
+        return {"wgpu": str(error)}
+    return {
+        "wgpu": adapter.info["device"],
+        "wgpu_through": adapter.info["backend_type"],
+        "wgpu_binding_bytes": int(adapter.limits["max-storage-buffer-binding-size"]),
+    }
+
+
 @cache
 def _source_hash() -> str:
     """Of all sources that can change a result: the shaders' and this file."""
