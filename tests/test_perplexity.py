@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from tests.conftest import WriteTiny
 from tests.kernels import rows
 from tests.reference import forward, kl_divergence, log_softmax
 from treadle.errors import FileError, TreadleError
+from treadle.files import target
 from treadle.perplexity import (
     N_SEQUENCES,
     Beside,
@@ -374,7 +376,8 @@ def test_a_full_disk_leaves_nothing(
     path = tmp_path / "saved.kld"
     windows = cut([1, 2, 3, 0, 1, 2], 6, bos=None)
 
-    monkeypatch.setattr(Path, "open", lambda *_: open("/dev/full", "wb"))  # noqa: SIM115
+    full = partial(open, "/dev/full", "wb")
+    monkeypatch.setattr(target, "open", lambda *_, **__: full(), raising=False)
 
     def write() -> None:
         with save_logits(path, windows, 4) as append:

@@ -16,6 +16,7 @@ from tests import reference
 from tests.conftest import WriteTiny
 from tests.gpu.emulated import EmulatedDriver
 from tests.gpu.fake_cuda import FakeCuda
+from tests.gpu.machine import some
 from tests.test_kvcache import check_pages
 from tests.test_session import decode, expected_of_mixed, mixed, prefill, text
 from treadle.batch import Part
@@ -80,7 +81,9 @@ def check_logits(arch: str, fmt: str, path: Path) -> None:
         assert error < share, (arch, error, share)
 
 
-@pytest.mark.parametrize(("arch", "fmt", "sizes"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("arch", "fmt", "sizes"), some([*CASES, *MORE], len(CASES)), ids=lambda x: x if x else ""
+)
 def test_the_logits_of_the_cpu(
     arch: str, fmt: str, sizes: dict[str, int], drivers: list[EmulatedDriver], tiny: WriteTiny
 ) -> None:

@@ -26,6 +26,7 @@ SWAPS = {
     "merge": "treadle.gpu.kernels.merge:swap",
     "norm": "treadle.gpu.kernels.norm:swap_norm",
     "pack": "treadle.gpu.kernels.norm:swap_pack",
+    "rope": "treadle.gpu.kernels.rope:swap",
 }
 
 
