@@ -38,6 +38,9 @@ class Shape:
 
 SHAPES = {
     "tinyllama": Shape("llama", 22, 2048, 5632, 32, 4, 64, 32000, 2048, False),
+    "llama3-8b": Shape(
+        "llama", 32, 4096, 14336, 32, 8, 128, 128256, 8192, False, (("rope.freq_base", 5e5),)
+    ),
     "gemma3-1b": Shape(
         "gemma3",
         26,
