@@ -32,6 +32,7 @@ def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
         return all(text.progress() in (None, text.told) for text in texts)
 
     def wait() -> Any:
+        service.engine._ring()  # else it would be while the step runs
         until(told)
         return step()
 
