@@ -509,7 +509,7 @@ def test_what_gemmas_first_files_say() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "model_type 'mamba'"),
-    ({"model_type": "falcon_h1"}, "model_type 'falcon_h1'"),
+    ({"model_type": "jamba"}, "model_type 'jamba'"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
