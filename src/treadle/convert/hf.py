@@ -11,7 +11,9 @@ and says in ``treadle.rope`` how they turn.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from treadle.convert.hf_tensors import (
     SMALL,
     Named,
     check_named,
+    further_tensors,
     layer_of,
     name_tensors,
 )
@@ -45,7 +48,13 @@ from treadle.convert.source import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
-from treadle.files.safetensors import SafeTensors, find_weights, open_safetensors, read_json
+from treadle.files.safetensors import (
+    SafeTensor,
+    SafeTensors,
+    find_weights,
+    open_safetensors,
+    read_json,
+)
 from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Tensor
 from treadle.formats import FORMATS
@@ -65,6 +74,7 @@ class Checkpoint:
     weights: SafeTensors
     tensors: dict[str, Named]  # by GGUF name
     metadata: dict[str, Any]
+    lost: str = ""  # why the layers that predict further tokens are left out
 
 
 def open_hf(path: str | os.PathLike[str]) -> HFModel:
@@ -73,7 +83,10 @@ def open_hf(path: str | os.PathLike[str]) -> HFModel:
     ``path`` is the directory, or its weight file or index. Raises FileError for what is damaged,
     missing or at odds, and UnsupportedError for a model or tokenizer that treadle does not have.
     """
-    return HFModel(read_checkpoint(path))
+    checkpoint = read_checkpoint(path)
+    if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
+        warnings.warn(checkpoint.lost, stacklevel=2)
+    return HFModel(checkpoint)
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -96,10 +109,31 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
         metadata |= keys
         checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
+        if further := further_tensors(weights, hyper):
+            checkpoint = _with_further(checkpoint, further)
     except BaseException:
         weights.close()
         raise
     return checkpoint
+
+
+def _with_further(checkpoint: Checkpoint, further: Mapping[str, SafeTensor]) -> Checkpoint:
+    """The same with the layers that predict further tokens; without them where they are not whole:
+    the model is.
+    """
+    from treadle.convert.hf_nextn import check_further, further_keys, name_further
+
+    try:
+        found = name_further(further, checkpoint.hyper)
+        made = replace(
+            checkpoint,
+            tensors=checkpoint.tensors | found,
+            metadata=checkpoint.metadata | further_keys(found, checkpoint.hyper),
+        )
+        check_further(_Outline(made), made.hyper)
+    except (FileError, UnsupportedError) as error:
+        return replace(checkpoint, lost=f"layers that predict further tokens are left out: {error}")
+    return made
 
 
 def _weights_of(folder: Path) -> Path:
@@ -210,7 +244,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
     for name, values in hyper.factors.items():
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
-    notes = _notes(checkpoint.tensors.values())
+    notes = _notes(checkpoint.tensors.values()) + [checkpoint.lost] * bool(checkpoint.lost)
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
 

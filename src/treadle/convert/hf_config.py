@@ -46,7 +46,7 @@ class Hyper:
     scores: bool = False  # it has a head that scores pairs of texts
     n_skipped: int = 0  # rows of learned positions before the first that is used
     rules: Sequence[Rule] = ()  # for tensors that lie otherwise than GGUF's
-    n_extra: int = 0  # layers behind the last, which are left out
+    n_extra: int = 0  # layers behind the last, which predict further tokens
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:

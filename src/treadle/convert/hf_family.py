@@ -41,8 +41,7 @@ class Family:
     experts: it has some.
     made: rules for tensors that lie otherwise than GGUF's; see ``hf_made``.
     packed: the ``quant_method`` of packed weights that ``made`` knows.
-    extra_layers: the key that counts layers behind the last, which predict further tokens and are
-        left out.
+    extra_layers: the key that counts layers behind the last, which predict further tokens.
     more: further keys of GGUF, behind those that all families have; None takes one of these away.
     """
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_made import Rows, Rule, decay, flat, same, taps
+from treadle.convert.hf_mixtures import PACKED_EXPERTS
 from treadle.convert.hf_names import LLAMA, LLAMA_EXPERTS, Names, experts_123
 from treadle.convert.hf_windows import has_attention
 from treadle.files.keys import Keys
@@ -149,6 +150,7 @@ def _qwen35_rules(keys: Keys) -> Sequence[Rule]:
         rule("out_proj.weight", "out.weight", _columns_in_turn),
         rule("dt_bias", "dt.bias", _in_turn),
         rule("A_log", "decay.weight", _decay_in_turn, floats=True),
+        *PACKED_EXPERTS,
     )
 
 

@@ -112,6 +112,11 @@ GRANITE_EXPERTS = gate_and_up(
 )
 _AT = "mlp.experts."
 _GATE_UP = f"{_AT}gate_up_proj"
+# All experts in one tensor, as transformers has them in memory and some checkpoints do.
+PACKED_EXPERTS = (
+    Rule((_GATE_UP,), {f"{_AT}gate_proj.weight": upper, f"{_AT}up_proj.weight": lower}),
+    Rule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": same}),
+)
 _GPT_OSS = (
     Rule(("self_attn.sinks",), {"self_attn.sinks.weight": same}),
     Rule(

@@ -128,24 +128,36 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
             continue
         if name in found:
             raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
-        layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper)
-        if tensor.name in packed:
-            if layout is not None:
-                what = "packed weights that would have to change places"
-                raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
-            at = packed[tensor.name]
-            found[name] = Named(name, tensor, NO_GGML, at.shape, at)
-            continue
-        if tensor.dtype not in _TYPES:
-            raise UnsupportedError(
-                f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
-                f"treadle reads {', '.join(GGML_TYPE)} from safetensors"
-            )
-        found[name] = Named(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
+        found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     if not (hyper.tied or hyper.scores or ARCHS[hyper.family.arch].graph == "encoder"):
         _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     return found
+
+
+def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:
+    """A tensor under GGUF's ``name``. UnsupportedError for a type that treadle does not read."""
+    layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper)
+    if packed is not None:
+        if layout is not None:
+            what = "packed weights that would have to change places"
+            raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
+        return Named(name, tensor, NO_GGML, packed.shape, packed)
+    if tensor.dtype not in _TYPES:
+        raise UnsupportedError(
+            f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
+            f"treadle reads {', '.join(GGML_TYPE)} from safetensors"
+        )
+    return Named(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
+
+
+def further_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, SafeTensor]:
+    """Those of layers behind the last, which predict further tokens: ``hf_nextn`` names them."""
+    return {
+        name: tensor
+        for name, tensor in weights.tensors.items()
+        if _is_further(name, hyper) and not NOT_WEIGHTS.fullmatch(name)
+    }
 
 
 def check_named(
@@ -197,13 +209,19 @@ def _is_other(name: str, hyper: Hyper) -> bool:
     """Whether the tensor is no weight of the model."""
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
         return True
-    match = FURTHER.match(name)
-    if match and (not match["layer"] or 0 <= int(match["layer"]) - hyper.n_layer < hyper.n_extra):
+    if _is_further(name, hyper):
         return True
     if ARCHS[hyper.family.arch].graph != "encoder" or not NOT_STATES.fullmatch(name):
         return False
     match = NAME.fullmatch(name)
     return not (match and match["stem"] in _names(hyper))
+
+
+def _is_further(name: str, hyper: Hyper) -> bool:
+    match = FURTHER.match(name)
+    if match is None:
+        return False
+    return not match["layer"] or 0 <= int(match["layer"]) - hyper.n_layer < hyper.n_extra
 
 
 def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:

@@ -71,13 +71,13 @@ def has_nextn(gguf: GGUF, config: Config) -> bool:
     )
 
 
-def nextn_model(gguf: GGUF, config: Config) -> tuple[GGUF, Config]:
-    """The first such layer of a file that has one, as a file and its config. The file shares the
-    maps of ``gguf``, which is to be closed in its place.
+def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
+    """Such a layer of a file, the ``i``-th, as a file and its config. The file shares the maps of
+    ``gguf``, which is to be closed in its place.
 
     Raises FileError where a tensor is missing or has another shape.
     """
-    stem, own = f"blk.{config.n_layer}.", dict[str, str]()
+    stem, own = f"blk.{config.n_layer + i}.", dict[str, str]()
     for theirs, name in OWN.items():
         own[f"{stem}nextn.{theirs}.weight"] = f"{name}.weight"
     made = copy.copy(gguf)
