@@ -20,7 +20,7 @@ test: lint
 # Whole models, and every kernel test, on emulated CPUs of other kinds, one after the other: hours.
 emulated: $(VENV)/.stamp-dev
 	$(VENV)/bin/python tools/fetch_emulators.py --roots
-	TREADLE_EMULATED=all $(VENV)/bin/python -m pytest tests/emulated
+	TREADLE_EMULATED=all $(VENV)/bin/python -m pytest tests/emulated tests/isa/test_emission.py
 	$(VENV)/bin/python -m tests.emulated
 
 # Models on a Ray of this machine, in two and four processes, killed and gone on with: minutes.

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,6 +27,17 @@ settings.load_profile("same")
 # A shell lets what it starts in the background ignore Ctrl-C, and children would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Of pytest-xdist's processes, which share the kernels that they compile.
+WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None) and "TREADLE_TEST_CACHE" not in os.environ:
+        folder = TemporaryDirectory(prefix="treadle-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["TREADLE_TEST_CACHE"] = folder.name
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +67,7 @@ def one_kernel_cache(
         patch.setenv("TREADLE_TUNE", "0")
         patch.delenv("TREADLE_ISA", raising=False)
         patch.delenv("TREADLE_NO_COMPILE", raising=False)
-        with compiling(request.session.items):
+        with nullcontext() if WORKER else compiling(request.session.items):
             yield folder
 
 

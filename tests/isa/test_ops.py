@@ -102,6 +102,68 @@ def test_dot4_random(isa: Isa, rng: np.random.Generator) -> None:
                 check_dot4(isa, w_max, w[i], x[i], np.zeros(lanes // 4, np.int32))
 
 
+@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.dot4_least < 0] or [None], ids=str)
+def test_dot4_of_signed_codes(isa: Isa | None, rng: np.random.Generator) -> None:
+    if isa is None:
+        pytest.skip("no row here takes signed codes")
+
+    def build(k: Builder, acc: Val, w: Val, x: Val) -> None:
+        n = isa.vector_bits // 8
+        sums = k.load(acc, i32 * (n // 4))
+        k.store(acc, isa.dot4(k, sums, k.load(w, i8 * n), k.load(x, i8 * n), 127))
+
+    for w, x in signed_operands(rng, isa.vector_bits // 8):
+        acc = rng.integers(-(1 << 20), 1 << 20, len(w) // 4, np.int32)
+        want = acc + (w.astype(np.int32) * x).reshape(-1, 4).sum(-1)
+        compiled(isa, 3, build)(acc, w, x)
+        assert (acc == want).all()
+
+
+def signed_operands(
+    rng: np.random.Generator, n: int, size: int = 128
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """``n`` weights of at most ``size``, at the ends and any, and as many activations."""
+    low, high = -size, min(size, 127)
+    made = [
+        (np.full(n, w, np.int8), np.full(n, x, np.int8))
+        for w in (low, high, 0)
+        for x in (-127, 127)
+    ]
+    for _ in range(20):
+        w = rng.integers(low, high, n, np.int8, endpoint=True)
+        made.append((w, rng.integers(-127, 127, n, np.int8, endpoint=True)))
+    return made
+
+
+@pytest.mark.parametrize("size", [1, 3, 15, 31, 63, 128, 129])
+@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.shorts] or [None], ids=str)
+def test_dots_that_an_i16_holds(isa: Isa | None, size: int, rng: np.random.Generator) -> None:
+    """As many as ``room`` says, of codes of either sign and of none."""
+    if isa is None:
+        pytest.skip("no row here adds up dots in i16")
+    assert isa.shorts is not None
+    room, n = isa.shorts.room(size), isa.vector_bits // 8
+    assert room >= 1
+    for ty in (i8, u8) if size < 128 else (i8,) if size == 128 else (u8,):
+
+        def build(k: Builder, acc: Val, w: Val, x: Val, ty: Ty = ty) -> None:
+            s = None
+            for i in range(room):
+                pair = k.load(w, ty * n, offset=i * n), k.load(x, i8 * n, offset=i * n)
+                s = isa.shorts.dot(k, s, *pair)
+            k.store(acc, isa.shorts.widen(k, k.load(acc, i32 * (n // 4)), s))
+
+        kernel = compiled(isa, 3, build)
+        for w, x in signed_operands(rng, room * n, min(size, 128)):
+            if ty is u8:
+                w = np.minimum(np.abs(w.astype(np.int16)) + (size == 129), size).astype(np.uint8)
+            acc = rng.integers(-(1 << 20), 1 << 20, n // 4, np.int32)
+            products = w.astype(np.int32) * x.astype(np.int32)
+            want = acc + products.reshape(room, n // 4, 4).sum((0, 2))
+            kernel(acc, w, x)
+            assert (acc == want).all()
+
+
 # -- dot_bf16
 # ---------------------------------------------------------------------------------------
 

@@ -121,6 +121,25 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class Shorts:
+    """Dots that are added up in i16, as many as it holds, and then in i32: for machines whose
+    ``dot4`` is two steps, of which a tile may put off the second.
+
+    ``dot(k, acc, w, x)``: ``acc[i] += w[2i] x[2i] + w[2i+1] x[2i+1]`` in i16, ``acc`` None for
+    zeros; w ``u8`` or ``i8``, x ``i8`` in -127..127. ``widen(k, acc, s)``: ``acc[i] += s[2i] +
+    s[2i+1]``, acc in i32.
+    """
+
+    dot: Op
+    widen: Op
+
+    @staticmethod
+    def room(w_max: int) -> int:
+        """How many dots an i16 holds, of codes of at most this size; 0: not one."""
+        return 32767 // (2 * 127 * w_max)
+
+
+@dataclass(frozen=True)
 class Isa:
     """One instruction set. An op has one meaning, written in ``portable.py``; a row may replace how
     it is emitted.
@@ -139,7 +158,7 @@ class Isa:
     bits of the nearest bf16, ``i16 * n``, ties to even; for |x| < 2**-126 perhaps zero.
     ``reciprocal(k, x)``: ``1 / x`` in f32 to 2 units in the last place, for 2**-126 <= |x| <=
     2**126, and NaN for NaN. ``matrix``: matrix registers, or None.
-    ``simt``: what threads of blocks may do, or None.
+    ``simt``: what threads of blocks may do, or None. ``shorts``: dots in i16, or None.
     """
 
     name: str
@@ -163,6 +182,7 @@ class Isa:
     bit_spread: Op
     matrix: Matrix | None = None
     simt: Simt | None = None
+    shorts: Shorts | None = None
     tiles: Tiles = Tiles()
     fused: bool = False  # multiply-add rounds once, in hardware
     dot4_least: int = 0  # the smallest w that dot4 takes: -128 where it multiplies signed bytes

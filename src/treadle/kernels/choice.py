@@ -234,6 +234,8 @@ def folds(fmt: Format, isa: Isa) -> bool:
         return False
     if isa.tiles.unit == OUTER:
         return adds_in_i16(folded)
+    if isa.shorts:  # signed codes cost more than scaling twice as often
+        return folded.top <= isa.dot4_top
     return code_top(folded, isa) <= isa.dot4_top
 
 

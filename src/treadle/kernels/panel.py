@@ -75,6 +75,8 @@ def code_offset(codes: Codes, isa: Isa, unit: int = DWORD) -> int:
     """
     if unit != DWORD:
         return 0
+    if isa.shorts and codes.top <= isa.dot4_top:  # the smaller, the more of them an i16 holds
+        return codes.offset
     for offset in (0, OFFSET):
         more = offset - codes.offset
         if isa.dot4_least <= more and codes.top + more <= isa.dot4_top:
@@ -90,6 +92,11 @@ def code_type(codes: Codes, isa: Isa, unit: int = DWORD) -> Ty:
 def code_top(codes: Codes, isa: Isa) -> int:
     """The largest code in a panel."""
     return codes.top + code_offset(codes, isa) - codes.offset
+
+
+def code_size(codes: Codes, isa: Isa) -> int:
+    """The largest size of one, whatever its sign."""
+    return max(code_top(codes, isa), codes.offset - code_offset(codes, isa))
 
 
 def emit_pack(

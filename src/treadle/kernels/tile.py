@@ -15,12 +15,20 @@ from treadle.jit.language import Builder, Operand, Val, Var
 from treadle.jit.types import Ty, bf16, f32, i8, i32
 from treadle.kernels.act import BLOCK, MAGIC, MAGIC_BITS, OFFSET, block_sums, scaled_comp
 from treadle.kernels.out import Sums
-from treadle.kernels.panel import code_offset, code_top, code_type, panel_bytes, scale_bytes
+from treadle.kernels.panel import (
+    code_offset,
+    code_size,
+    code_top,
+    code_type,
+    panel_bytes,
+    scale_bytes,
+)
 from treadle.kernels.tiled import Tiled
 
 Ends: TypeAlias = "tuple[Val, Val]"  # of steps of K: the first, and the one behind the last
 # The same, and what the sums of (m, t) were before.
 KRange: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
+Dots: TypeAlias = "dict[tuple[int, int], Val]"  # by m and t
 STEP = {"q8": 8, "bf16": 4, "f32": 4}  # dwords of K that the loop does at a time
 
 
@@ -92,6 +100,37 @@ class Tile:
                     ty = f32 * isa.lanes
                     sums[m][t].v = k.fma(w.bits(ty), x.bits(ty), sums[m][t].v)
 
+    def _dots(self, piece: Val, start: Callable[[int, int], Val]) -> Dots:
+        """The dots of the codes that share a scale, on top of ``start``. As many as an i16 holds
+        are added up there first, where the machine has such (``Isa.shorts``).
+        """
+        k, isa, spec, codes = self.k, self.isa, self.spec, self.spec.fmt.codes
+        assert codes is not None
+        tile, n_steps = list(product(range(spec.nr), range(spec.mr))), codes.sub // 4
+        ty, room = code_type(codes, isa), 0
+        if isa.shorts is not None:
+            room = isa.shorts.room(code_size(codes, isa))
+        acc = {} if room else {(m, t): start(m, t) for t, m in tile}
+        short: Dots = {}
+        for step in range(n_steps):
+            kd = piece * n_steps + step
+            weights = [w.bits(ty * (4 * isa.lanes)) for w in self._weights(kd)]
+            for t, dword in enumerate(self._tokens(kd)):
+                x = dword.bits(i8 * (4 * isa.lanes))
+                for m, w in enumerate(weights):
+                    if not (isa.shorts and room):
+                        acc[m, t] = isa.dot4(k, acc[m, t], w, x, code_top(codes, isa))
+                        continue
+                    s = isa.shorts.dot(k, short.pop((m, t), None), w, x)
+                    if (step + 1) % room and step + 1 < n_steps:
+                        short[m, t] = s
+                    else:
+                        before = acc[m, t] if (m, t) in acc else start(m, t)
+                        acc[m, t] = isa.shorts.widen(k, before, s)
+            if spec.fence and (step + 1) % spec.fence == 0:
+                k.fence()
+        return acc
+
     def _block(self, b: Val, part: int, sums: list[list[Var]]) -> None:
         """The values of K that share a scale, 32 or a half of them: eight dots an accumulator or
         four, then the scales.
@@ -126,29 +165,19 @@ class Tile:
             else:
                 k.store(self.lane_values, scaled_comp(offset, comp) + MAGIC_BITS)
             k.fence()
-        if not offset:
+        base, at = (self.x, comp_at) if offset == OFFSET else (self.lane_values, 0)
+
+        def start(m: int, t: int) -> Val:
+            """What the accumulator of (m, t) begins as."""
+            if offset:
+                return in_lanes(base, i32, t, at)
+            if isa.shorts:
+                return k.const(MAGIC_BITS, i32 * lanes)
             # Each accumulator's own copy in memory: of one constant LLVM would make 16 copies in
             # registers, and spill.
-            acc = [
-                [
-                    in_lanes(self.lane_values, i32, (n_sums + m) * spec.nr + t)
-                    for t in range(spec.nr)
-                ]
-                for m in range(spec.mr)
-            ]
-        else:
-            base, at = (self.x, comp_at) if offset == OFFSET else (self.lane_values, 0)
-            comps = [in_lanes(base, i32, t, at) for t in range(spec.nr)]
-            acc = [list(comps) for _ in range(spec.mr)]
-        for step in range(codes.sub // 4):
-            kd = piece * (codes.sub // 4) + step
-            weights = [w.bits(code_type(codes, isa) * (4 * lanes)) for w in self._weights(kd)]
-            for t, dword in enumerate(self._tokens(kd)):
-                x = dword.bits(i8 * (4 * lanes))
-                for m, w in enumerate(weights):
-                    acc[m][t] = isa.dot4(k, acc[m][t], w, x, code_top(codes, isa))
-            if spec.fence and (step + 1) % spec.fence == 0:
-                k.fence()
+            return in_lanes(self.lane_values, i32, (n_sums + m) * spec.nr + t)
+
+        acc = self._dots(piece, start)
         scales = self.panel + (4 * self.rows * act.kd)
         for m in range(spec.mr):
             at = piece * (4 * self.rows) + 4 * lanes * m
@@ -165,9 +194,9 @@ class Tile:
             for t in range(spec.nr):
                 d_x = in_lanes(self.x, f32, t, group + act.d_off)
                 if isa.fused and not codes.long_scales:
-                    dot = k.fma(acc[m][t].bits(floats), d_w, less)
+                    dot = k.fma(acc[m, t].bits(floats), d_w, less)
                 else:
-                    dot = (acc[m][t] - MAGIC_BITS).to(f32) * d_w
+                    dot = (acc[m, t] - MAGIC_BITS).to(f32) * d_w
                 total = k.fma(dot, d_x, sums[m][t].v)
                 for i, w in enumerate(m_w):
                     total = k.fma(w, in_lanes(self.lane_values, f32, i * spec.nr + t), total)
