@@ -14,8 +14,9 @@ demo: $(VENV)/.stamp-package
 	@echo
 	@echo "next, a page to talk with a model, and a server for its clients: $(VENV)/bin/treadle serve"
 
+# A process for each core, but no more than four: each takes a gigabyte, and many tests have threads.
 test: lint
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4
 
 # Whole models, and every kernel test, on emulated CPUs of other kinds, one after the other: hours.
 emulated: $(VENV)/.stamp-dev

@@ -47,7 +47,7 @@ def zipped() -> bytes:
         (b'{"a": [1, 2', "a JSON text, not a model"),
         (b"Entry not found\n", "a text ('Entry not found'), not a model"),
         ("Übersicht, très".encode()[:-1], "a text ('Übersicht, tr"),
-        (gzip.compress(b"GGUF"), "compressed by gzip: unpack it with gunzip"),
+        (gzip.compress(b"GGUF", mtime=0), "compressed by gzip: unpack it with gunzip"),
         (bz2.compress(b"GGUF"), "compressed by bzip2"),
         (lzma.compress(b"GGUF"), "compressed by xz"),
         (zipped(), "a PyTorch checkpoint or another zip archive"),

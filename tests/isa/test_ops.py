@@ -102,7 +102,7 @@ def test_dot4_random(isa: Isa, rng: np.random.Generator) -> None:
                 check_dot4(isa, w_max, w[i], x[i], np.zeros(lanes // 4, np.int32))
 
 
-@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.dot4_least < 0] or [None], ids=str)
+@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.dot4_least < 0] or [None], ids=rows.name)
 def test_dot4_of_signed_codes(isa: Isa | None, rng: np.random.Generator) -> None:
     if isa is None:
         pytest.skip("no row here takes signed codes")
@@ -136,13 +136,14 @@ def signed_operands(
 
 
 @pytest.mark.parametrize("size", [1, 3, 15, 31, 63, 128, 129])
-@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.shorts] or [None], ids=str)
+@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.shorts] or [None], ids=rows.name)
 def test_dots_that_an_i16_holds(isa: Isa | None, size: int, rng: np.random.Generator) -> None:
     """As many as ``room`` says, of codes of either sign and of none."""
     if isa is None:
         pytest.skip("no row here adds up dots in i16")
-    assert isa.shorts is not None
-    room, n = isa.shorts.room(size), isa.vector_bits // 8
+    shorts = isa.shorts
+    assert shorts is not None
+    room, n = shorts.room(size), isa.vector_bits // 8
     assert room >= 1
     for ty in (i8, u8) if size < 128 else (i8,) if size == 128 else (u8,):
 
@@ -150,8 +151,8 @@ def test_dots_that_an_i16_holds(isa: Isa | None, size: int, rng: np.random.Gener
             s = None
             for i in range(room):
                 pair = k.load(w, ty * n, offset=i * n), k.load(x, i8 * n, offset=i * n)
-                s = isa.shorts.dot(k, s, *pair)
-            k.store(acc, isa.shorts.widen(k, k.load(acc, i32 * (n // 4)), s))
+                s = shorts.dot(k, s, *pair)
+            k.store(acc, shorts.widen(k, k.load(acc, i32 * (n // 4)), s))
 
         kernel = compiled(isa, 3, build)
         for w, x in signed_operands(rng, room * n, min(size, 128)):
@@ -168,7 +169,7 @@ def test_dots_that_an_i16_holds(isa: Isa | None, size: int, rng: np.random.Gener
 # ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.dot_bf16] or [None], ids=str)
+@pytest.mark.parametrize("isa", [r for r in rows.ALL if r.dot_bf16] or [None], ids=rows.name)
 def test_dot_bf16(isa: Isa | None, rng: np.random.Generator) -> None:
     if isa is None:
         pytest.skip("no row of this machine multiplies bf16")

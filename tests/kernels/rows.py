@@ -60,5 +60,5 @@ def _distinct() -> list[Isa]:
 DISTINCT: list[Isa] = _distinct()
 
 
-def name(row: Isa) -> str:
-    return row.name
+def name(row: Isa | None) -> str:
+    return row.name if row else "none"

@@ -207,7 +207,7 @@ def test_a_run_is_right_whatever_is_seen_when() -> None:
 @pytest.mark.parametrize(
     "plain",
     [{"close", "job", "open"}, {"open"}, {"job"}, {"poll"}, {"read"}, {"done"}, {"advance"}],
-    ids="-".join,
+    ids=lambda plain: "-".join(sorted(plain)),
 )
 def test_what_is_plain_goes_wrong(plain: set[str]) -> None:
     """The first is how Python's stores would publish a job, on a CPU that is no x86."""
