@@ -25,7 +25,8 @@ from treadle.kernels.spec import numbered
 
 ORDER = (7, 2, 3, 10, 13, 6, 15, 4, 9)  # scales, groups, windows, both ways, sinks, odd dims
 VECTORS = [ATTENTIONS[i] for i in ORDER]
-VECTORS += [spec for spec in ATTENTIONS if spec not in VECTORS and not spec.latent]
+OTHERS = [spec for spec in ATTENTIONS if spec not in VECTORS]
+VECTORS += [spec for spec in OTHERS if not spec.latent and not spec.alibi]
 VECTORS.append(Attention("f32", 4, 2, 64, 2, softcap=20.0))
 
 

@@ -183,6 +183,10 @@ ATTENTIONS = [
     # Gemma 4's wide heads.
     Attention("f16", 4, 1, 512, 2),
     Attention("q8_0", 2, 1, 512, 1),
+    # ALiBi: heads that are a power of two and that are not, a window, a cap.
+    Attention("f16", 8, 8, 64, 4, causal=False, alibi=8.0),
+    Attention("q8_0", 12, 4, 32, 1, alibi=8.0),
+    Attention("bf16", 6, 6, 20, 3, 20, 1, 20.0, causal=False, alibi=4.0),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [

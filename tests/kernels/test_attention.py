@@ -22,7 +22,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import ATTENTIONS, ATTENTIONS_MATRIX, ATTENTIONS_TURNED
 from treadle.isa.isa import Isa
 from treadle.kernels.attention import Attention
-from treadle.kernels.attention_item import ITEM
+from treadle.kernels.attention_item import ITEM, alibi_slopes
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE, Merge
 from treadle.kernels.spec import numbered
@@ -122,8 +122,20 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     largest_product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest[0]
     terms, halves = (3, 3 * 2.0**-18) if spec.matrix else (1, 0.0)
     score = ((terms * spec.head_dim + 4) * U32 + halves) * largest_product
-    n = terms * max(s.history + s.n for s in BATCH)
+    longest = max(s.history + s.n for s in BATCH)
+    if spec.alibi:
+        score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
+    n = terms * longest
     return 2 * (score + 2 * U32 * 2 * largest_product + 4 * U32 + n * U32 + halves) * largest[1]
+
+
+def test_slopes_of_heads() -> None:
+    """Those of the paper, and of its authors' code for twelve heads."""
+    powers = [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0]
+    assert np.array_equal(np.log2(alibi_slopes(8, 8.0)), powers)
+    twelve = [*powers, -0.5, -1.5, -2.5, -3.5]
+    assert np.allclose(np.log2(alibi_slopes(12, 8.0)), twelve, rtol=1e-15)
+    assert np.array_equal(np.log2(alibi_slopes(1, 4.0)), [-4.0])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from treadle.convert.hf_family import Family, Windowed
 from treadle.convert.hf_names import (
     BERT,
     BERT_SCORE,
+    JINA_BERT,
     MODERN_BERT,
     MODERN_BERT_SCORE,
     NOMIC_BERT,
@@ -44,9 +45,31 @@ _ROBERTA = Family(
     positions_behind_pad=True,
 )
 
+# ALiBi in place of positions; its config.json calls itself a BERT.
+_JINA = Family(
+    "jina-bert-v2",
+    _BERT,
+    JINA_BERT,
+    _EPS,
+    activation="gelu",
+    only={"position_embedding_type": "alibi", "is_decoder": False, "feed_forward_type": "geglu"},
+)
+
+
+def _jina(keys: Keys) -> Family | None:
+    return _JINA if keys.get("position_embedding_type") == "alibi" else None
+
+
 ENCODERS: dict[str, Family] = {
     "bert": Family(
-        "bert", _BERT, BERT, _EPS, activation="gelu", only=_ONLY, score_names=BERT_SCORE
+        "bert",
+        _BERT,
+        BERT,
+        _EPS,
+        activation="gelu",
+        only=_ONLY,
+        score_names=BERT_SCORE,
+        variant=_jina,
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,

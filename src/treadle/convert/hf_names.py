@@ -93,6 +93,19 @@ BERT: Names = {
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
 }
+JINA_BERT: Names = {
+    **BERT,
+    "mlp.gated_layers": "ffn_up",  # and its gate, which comes first
+    "mlp.wo": "ffn_down",
+    "mlp.layernorm": "layer_output_norm",
+    # Of jina-v2-code, which the graph refuses.
+    "attention.self.layer_norm_q": "attn_q_norm",
+    "attention.self.layer_norm_k": "attn_k_norm",
+    "layer_norm_1": "attn_norm_2",
+    "layer_norm_2": "layer_output_norm",
+    "mlp.up_gated_layer": "ffn_up",
+    "mlp.down_layer": "ffn_down",
+}
 NOMIC_BERT: Names = {
     "embeddings.word_embeddings": "token_embd",
     "embeddings.token_type_embeddings": "token_types",

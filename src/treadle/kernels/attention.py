@@ -6,7 +6,8 @@ time::
     S = log2(e) Q K^T, masked;  m' = max(m, rowmax S);  P = 2**(S - m');  c = 2**(m - m')
     l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
 
-With a sink, a score s of each head that no value belongs to, m begins as log2(e) s and l as 1.
+With a sink, a score s of each head that no value belongs to, m begins as log2(e) s and l as 1. With
+ALiBi each score loses its key's distance times the head's slope.
 
 A part of few tokens (a text that is being written) has items of one token each, whatever else is
 in the batch. A long history is cut into runs of SPLIT keys, each an item of its own, so that every
@@ -24,7 +25,7 @@ import numpy as np
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
-from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries
+from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries, alibi_slopes
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import Args, Frame, numbered, run_offset
 from treadle.record import dataclass
@@ -128,6 +129,8 @@ class Attention(Queries):
                     if self.softcap:
                         score = self.softcap * np.tanh(score / self.softcap)
                     kept = keys[keep]
+                    if self.alibi:
+                        score -= alibi_slopes(self.n_head, self.alibi)[head] * abs(kept - pos)
                     hidden = (kept > pos) & self.causal
                     if self.window:
                         hidden |= abs(kept - pos) >= self.window

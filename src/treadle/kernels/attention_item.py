@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
-from treadle.jit.types import f32, i64
+from treadle.jit.types import Ty, f32, i32, i64
 from treadle.kernels.kv import Paged
 from treadle.kernels.spec import Frame, load_record
 from treadle.record import dataclass
@@ -43,6 +43,7 @@ class Queries(Paged):
     causal: bool = True
     sinks: bool = False  # each head has one more score, of a key without value
     latent: bool = False  # a value is its key's first dims
+    alibi: float = 0.0  # log2 of the last head's slope, if the heads are a power of two; 0: none
 
     @property
     def heads(self) -> int:
@@ -69,6 +70,16 @@ class Queries(Paged):
     def partial_values(self) -> int:
         """f32 values of one item's partial results, all groups."""
         return self.n_groups * self.rows * (self.dims_v + 2)
+
+
+def alibi_slopes(n_head: int, alibi: float) -> np.ndarray:
+    """What a key's score loses with each token between it and the query, by head, f64 [n_head]
+    (ALiBi, Press et al., 2022). Of heads that are no power of two, those behind the largest one in
+    them have every second slope of twice as many.
+    """
+    n = 1 << (n_head.bit_length() - 1)
+    slopes = [-(h + 1) / n if h < n else -(2 * (h - n) + 1) / (2 * n) for h in range(n_head)]
+    return np.asarray(np.exp2(alibi * np.array(slopes)))
 
 
 def most_partials(n_tokens: int, n_keys: int) -> int:
@@ -139,6 +150,14 @@ class Item:
         whole = self.item["partial"] < 0
         score = k.load(place, f32) * math.LOG2_E
         return k.select(whole, score, lowest), k.select(whole, k.const(1.0, f32), none)
+
+    def slope(self, g: Operand, ty: Ty) -> Val:
+        """See ``alibi_slopes``: of the group's g-th head, in a vector, in units of log2(e)."""
+        k, n = self.k, 1 << (self.spec.n_head.bit_length() - 1)
+        head = (self.group * self.spec.heads + g).to(i32).to(f32)
+        first, behind = (head + 1.0) * (-1.0 / n), (head - n) * (-1.0 / n) - 0.5 / n
+        power = k.select(head < float(n), first, behind) * self.spec.alibi
+        return math.exp2(k, k.splat(power, ty)) * math.LOG2_E
 
     def partial(self, r: Operand) -> Val:
         """Where row ``r`` goes, where the item is a part of a history."""

@@ -30,6 +30,7 @@ class VectorTile(Item):
         self.o = self.q + 4 * rows * dims
         self.p = self.o + 4 * rows * spec.dims_v
         self.stat = f32 * spec.row_lanes  # a lane for each row's m and l
+        self.slopes = [self.slope(g, f32 * isa.lanes) for g in range(spec.heads) if spec.alibi]
 
     def run(self) -> None:
         k = self.k
@@ -133,7 +134,7 @@ class VectorTile(Item):
         end = k.splat(self.item["key_end"].to(i32), iota.ty)
         inside = (position >= begin) & (position < end)
         lowest = k.const(float("-inf"), f32 * lanes)
-        for r, t, _ in self._rows():
+        for r, t, g in self._rows():
             here = k.splat((self.item["position"] + self.token(t)).to(i32), iota.ty)
             seen, window = inside, self.spec.window
             if self.spec.causal:
@@ -147,6 +148,8 @@ class VectorTile(Item):
             if self.spec.softcap:
                 cap = self.spec.softcap
                 score = math.tanh(k, score * (1 / cap)) * (cap * math.LOG2_E)
+            if self.spec.alibi:
+                score = score - self.slopes[g] * k.abs((position - here).to(score.ty))
             score = k.select(seen, score, lowest)
             tops[r].v = k.max(tops[r].v, score)
             k.store(self.p + at, score, offset=4 * (r * SPAN * PAGE + column))

@@ -32,6 +32,7 @@ def emit_attention(steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str
         at.causal,
         bool(sinks),
         at.latent is not None,
+        steps.config.alibi,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None

@@ -29,6 +29,7 @@ WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
+ALIBI = "attention.max_alibi_bias"
 EXPERTS_NORM = "expert_weights_norm"
 EXPERTS_GATING = "expert_gating_func"
 
@@ -264,6 +265,16 @@ ARCHS: dict[str, Arch] = {
             lacks=PRE_NORM | OUTPUT_NORM,
         ),
         Arch(
+            "jina-bert-v2",
+            graph="encoder",
+            rope="none",
+            activation="gelu_erf",
+            norm="layer",
+            needs=BEHIND,
+            lacks=PRE_NORM | OUTPUT_NORM,
+            keys=((ALIBI, 8.0),),
+        ),
+        Arch(
             "nomic-bert",
             graph="encoder",
             norm="layer",
@@ -299,9 +310,7 @@ REFUSED: dict[str, str] = {
             "mamba jamba rwkv6 rwkv7 kimi-linear"
         ),
         "attention to tokens that an indexer chooses": "deepseek32 deepseek4 glm-dsa",
-        "attention with ALiBi, adapters or cross attention": (
-            "jina-bert-v2 jina-bert-v3 t5 t5encoder"
-        ),
+        "adapters or cross attention": "jina-bert-v3 t5 t5encoder",
         "several streams of states (AltUp)": "gemma3n",
     }.items()
     for name in names.split()

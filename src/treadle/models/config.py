@@ -119,6 +119,7 @@ class Config:
     ffn_norm: str = "ffn_norm"  # what the norm before the FFN is called; "": it has the mixer's
     n_positions: int = 0  # rows of learned positions, and so the longest context; 0: there are none
     n_types: int = 0  # of tokens: the second is that of a pair's second text; 0: there are none
+    alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
     scores: bool = False  # its head makes a number of a text, and it writes none
     optional: frozenset[str] = frozenset()  # names, "blk.N." cut off, of those the file has
     ignored: tuple[str, ...] = ()  # tensors that the graph does not use, none of them a layer's own

@@ -253,6 +253,8 @@ def attention(step: Step) -> list[Call]:
     assert isinstance(spec, Attention)
     if spec.latent or spec.matrix:
         raise UnsupportedError(f"{step.label}: latent attention")
+    if spec.alibi:
+        raise UnsupportedError(f"{step.label}: attention with ALiBi")
     few = bool(given["few"])
     name = numbered("attn_few" if few else "attn_items", spec.pool)
     constants = (

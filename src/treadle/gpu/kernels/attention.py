@@ -257,7 +257,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
     spec = step.spec
     assert isinstance(spec, Attention)
-    if spec.latent or spec.matrix or spec.page.fmt.packed or not aligned(step):
+    if spec.latent or spec.matrix or spec.alibi or spec.page.fmt.packed or not aligned(step):
         return None
     many = isa.simt is not None and fits(spec, isa.simt)
     return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))

@@ -6,7 +6,7 @@ import math
 
 from treadle.errors import UnsupportedError
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import ARCHS, Arch
+from treadle.models.archs import ALIBI, ARCHS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs.kinds import (
     ffn_norm_of,
@@ -96,6 +96,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
         attn_scale=attn_scale or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
+        alibi=keys.number(ALIBI, 0.0, lo=0.0, hi=64.0),
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),
         pooling=pooling_of(keys, arch),

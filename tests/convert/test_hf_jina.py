@@ -1,0 +1,211 @@
+"""Jina's BERT (ALiBi, a gated FFN): its folder in place and converted, and GGUF's other spelling,
+against what its formulae give in float64. Its code is no part of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.convert.test_hf import convert
+from tests.tiny import rounding
+from treadle.convert.hf import open_hf
+from treadle.errors import UnsupportedError
+from treadle.files.gguf import GGUFWriter, open_gguf
+
+N_EMBD, N_FF, N_LAYER, N_VOCAB, EPS = 96, 160, 3, 320, 1e-12
+Tensors = dict[str, np.ndarray]
+
+
+def write_folder(folder: Path, n_head: int, **keys: Any) -> Tensors:
+    """Random weights, spelt as in jina-embeddings-v2-base-en; float32."""
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(n_head)
+    shapes = {
+        "embeddings.word_embeddings.weight": (N_VOCAB, N_EMBD),
+        "embeddings.token_type_embeddings.weight": (2, N_EMBD),
+        "embeddings.LayerNorm.weight": (N_EMBD,),
+        "embeddings.LayerNorm.bias": (N_EMBD,),
+        "pooler.dense.weight": (N_EMBD, N_EMBD),
+        "pooler.dense.bias": (N_EMBD,),
+    }
+    for i in range(N_LAYER):
+        at = f"encoder.layer.{i}."
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes[f"{at}attention.{name}.weight"] = (N_EMBD, N_EMBD)
+            shapes[f"{at}attention.{name}.bias"] = (N_EMBD,)
+        shapes[f"{at}mlp.gated_layers.weight"] = (2 * N_FF, N_EMBD)
+        shapes[f"{at}mlp.wo.weight"] = (N_EMBD, N_FF)
+        shapes[f"{at}mlp.wo.bias"] = (N_EMBD,)
+        for name in ("attention.output.LayerNorm", "mlp.layernorm"):
+            shapes[f"{at}{name}.weight"] = shapes[f"{at}{name}.bias"] = (N_EMBD,)
+    made = {}
+    for name, shape in shapes.items():
+        rows = rng.standard_normal(shape)
+        if len(shape) == 1:
+            rows = 0.3 * rows + ("norm" in name.lower() and name.endswith("weight"))
+        elif "embeddings" not in name:
+            rows *= 1.4 / math.sqrt(shape[1])
+        made[name] = rows.astype(np.float32)
+    folder.mkdir()
+    save_file(made, folder / "model.safetensors")
+    config = {
+        "model_type": "bert",
+        "architectures": ["JinaBertForMaskedLM"],
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "hidden_act": "gelu",
+        "vocab_size": N_VOCAB,
+        "hidden_size": N_EMBD,
+        "num_hidden_layers": N_LAYER,
+        "num_attention_heads": n_head,
+        "intermediate_size": N_FF,
+        "max_position_embeddings": 512,
+        "layer_norm_eps": EPS,
+        "type_vocab_size": 2,
+        **keys,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return made
+
+
+def states(tensors: Tensors, ids: list[int], n_head: int) -> np.ndarray:
+    """The model's formulae in float64."""
+    w = {name: rows.astype(np.float64) for name, rows in tensors.items()}
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+        return np.asarray(x * w[f"{name}.weight"] + w[f"{name}.bias"])
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        return np.asarray(x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0))
+
+    def heads(x: np.ndarray) -> np.ndarray:
+        return x.reshape(len(ids), n_head, -1).swapaxes(0, 1)
+
+    def slopes(n: int) -> list[float]:
+        if n & (n - 1) == 0:
+            return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
+        power = 1 << (n.bit_length() - 1)
+        return slopes(power) + slopes(2 * power)[::2][: n - power]
+
+    erf = np.vectorize(math.erf)
+    at = np.arange(len(ids))
+    bias = -np.array(slopes(n_head))[:, None, None] * abs(at[:, None] - at[None])
+    x = w["embeddings.word_embeddings.weight"][ids]
+    x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    for i in range(N_LAYER):
+        stem = f"encoder.layer.{i}."
+        names = (f"{stem}attention.self.{name}" for name in ("query", "key", "value"))
+        q, k, v = (heads(linear(x, name)) for name in names)
+        score = q @ k.swapaxes(1, 2) / math.sqrt(N_EMBD // n_head) + bias
+        p = np.exp(score - score.max(-1, keepdims=True))
+        y = (p / p.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(ids), -1)
+        y = linear(y, f"{stem}attention.output.dense")
+        x = norm(x + y, f"{stem}attention.output.LayerNorm")
+        gate, up = np.split(linear(x, f"{stem}mlp.gated_layers"), 2, axis=1)
+        gate = gate * (1 + erf(gate / math.sqrt(2))) / 2
+        x = norm(x + linear(gate * up, f"{stem}mlp.wo"), f"{stem}mlp.layernorm")
+    return x
+
+
+def split_up(path: Path, made: Path) -> Path:
+    """The same with the gate by itself, as llama.cpp's converter had it at first."""
+    writer = GGUFWriter(made)
+    with open_gguf(path) as file:
+        for key, value in file.metadata.items():
+            writer.add(key, value, file.types[key])
+        for name, tensor in file.tensors.items():
+            parts = [(name, tensor.data)]
+            rows = tensor.shape[0]
+            if "ffn_up" in name:
+                half = len(tensor.data) // 2
+                parts = [
+                    (name.replace("up", "gate"), tensor.data[:half]),
+                    (name, tensor.data[half:]),
+                ]
+                rows //= 2
+            for to, data in parts:
+                writer.add_tensor(to, (rows, *tensor.shape[1:]), tensor.ggml_type, data)
+        writer.write()
+    return made
+
+
+@pytest.mark.parametrize("n_head", [4, 6])
+def test_states(n_head: int, tmp_path: Path) -> None:
+    """Alone and beside others, with the bits of any number of threads."""
+    tensors = write_folder(tmp_path / "hf", n_head)
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    ids = np.random.default_rng(7).integers(3, N_VOCAB, 150).tolist()
+    exact, bits = states(tensors, ids, n_head), []
+    for path in (tmp_path / "hf", made, split_up(made, tmp_path / "split.gguf")):
+        for threads in (1, 2):
+            with treadle.load(path, threads=threads, kv="f32") as model:
+                assert model.config.ignored == ()
+                model.engine.plan(1, 1, "embedding").check()
+                found, allowed = model.states(ids), 2 * rounding(model.config)
+                assert np.abs(found - exact).max() <= allowed * np.abs(exact).max()
+                vectors = model.engine.embed([ids[:7], ids, ids[5:8]])
+                mean = exact.mean(0) / np.linalg.norm(exact.mean(0))
+                assert np.abs(vectors[1] - mean).max() <= allowed
+                bits.append(found)
+    for found in bits[1:]:
+        assert np.array_equal(found, bits[0])
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    """The names that the gguf package lists for the architecture."""
+    gguf = pytest.importorskip("gguf")
+    arch = gguf.MODEL_ARCH.JINA_BERT_V2
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
+    write_folder(tmp_path / "hf", 4)
+    with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
+        assert file.metadata["general.architecture"] == gguf.MODEL_ARCH_NAMES[arch]
+        assert file.metadata["jina-bert-v2.attention.causal"] is False
+        for name in file.tensors:
+            stem = name.rpartition(".")[0]
+            assert stem.replace(f"blk.{name.split('.')[1]}.", "blk.{bid}.") in known, name
+        assert file.tensors["blk.0.ffn_up.weight"].shape == (2 * N_FF, N_EMBD)
+
+
+def test_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "relu", 4, feed_forward_type="reglu")
+    with pytest.raises(UnsupportedError, match="feed_forward_type: is 'reglu'"):
+        open_hf(tmp_path / "relu")
+
+
+def test_the_one_for_code(tmp_path: Path) -> None:
+    """It has further norms: refused by name, as a folder and as GGUF."""
+    from safetensors.numpy import save_file
+
+    tensors = write_folder(tmp_path / "hf", 4)
+    with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
+        writer = GGUFWriter(tmp_path / "code.gguf")
+        for key, value in file.metadata.items():
+            writer.add(key, value, file.types[key])
+        for name, tensor in file.tensors.items():
+            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
+            if "attn_output_norm.weight" in name:
+                to = name.replace("attn_output_norm", "attn_norm_2")
+                writer.add_tensor(to, tensor.shape, tensor.ggml_type, tensor.data)
+        writer.write()
+    for name in [name for name in tensors if "mlp" in name]:
+        words = {"gated_layers": "up_gated_layer", "wo": "down_layer"}
+        to = name.replace("mlp.layernorm", "layer_norm_2")
+        for ours, theirs in words.items():
+            to = to.replace(f"mlp.{ours}.", f"mlp.{theirs}.")
+        tensors[to] = tensors.pop(name)
+        if "layernorm" in name:
+            tensors[to.replace("norm_2", "norm_1")] = tensors[to].copy()
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    for path in (tmp_path / "hf", tmp_path / "code.gguf"):
+        with pytest.raises(UnsupportedError, match="a second norm behind attention"):
+            treadle.load(path, context=64)
