@@ -17,8 +17,9 @@ from treadle.batch import NEVER, Part, RopeTable, Run, in_runs
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kernels.top import RESULT
-from treadle.kvcache import N_BATCH, KVCache, Sequence
+from treadle.kvcache import KVCache, Sequence
 from treadle.lowering.weights import Weights
+from treadle.models.config import N_BATCH
 from treadle.models.graphs import GRAPHS
 from treadle.plan import Plan
 from treadle.ready import Ready
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.lora import Adapter
 
-CHUNK = N_BATCH  # tokens of a prefill, or of short texts, that one run takes
+CHUNK = N_BATCH  # tokens of short texts that one run takes
 OUTPUTS = 128  # rows of logits that one run gives at most
 OF_ROWS = "logits", "ahead"  # outputs with a row for each that is wanted; others have texts'
 T = TypeVar("T")
@@ -66,8 +67,8 @@ class Engine:
             raise TreadleError(f"a context of {n_ctx} tokens: {have}")
         self.config, self.device, self.n_ctx = config, device, n_ctx
         self.deterministic, self.kernels = deterministic, device.kernels
-        pools = GRAPHS[config.arch.graph].pools(config)
-        self.cache = self.cache_type(pools, device, n_ctx, kv, n_sequences, kv_bytes)
+        pools, n_batch = GRAPHS[config.arch.graph].pools(config), config.n_batch
+        self.cache = self.cache_type(pools, device, n_ctx, kv, n_sequences, kv_bytes, n_batch)
         self._batch_sizes = *batch_sizes(device.isa), *(CHUNK << i for i in range(16))
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._adapted: Weights | None = None  # with what adapters add
@@ -81,7 +82,7 @@ class Engine:
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, GEMV_TOKENS[-1] + 1)
-        self.max_tokens = min(CHUNK, room) if config.causal else room  # which is one run
+        self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run
 
     # -- plans ----------------------------------------------------------------------------------
 

@@ -23,19 +23,19 @@ from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within, state_b
 from treadle.kvsequence import Sequence as Sequence
 from treadle.kvstates import WORTH, Slots, last_saved, n_saved
 from treadle.kvtree import Lora, Node, PageTree, Store
+from treadle.models.config import N_BATCH
 from treadle.models.pools import PoolSpec, StateSpec
 
 if TYPE_CHECKING:
     from treadle.plan import Storage
 
-N_BATCH = 512  # tokens of a sequence that are written before it gives pages back
 N_TEXTS = 128  # that a run reads side by side where tokens see each other: a part page of each
 TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens where no layer sees everything
 
 
 class KVCache:
     """The pools of one model. ``n_ctx`` tokens a sequence, room for ``n_sequences`` full ones, or
-    for what ``kv_bytes`` hold, whichever is less.
+    for what ``kv_bytes`` hold, whichever is less; ``n_batch`` are written before pages go back.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class KVCache:
         kv: str = "f16",
         n_sequences: int = 1,
         kv_bytes: int | None = None,
+        n_batch: int = N_BATCH,
     ) -> None:
-        self.kv, self.n_ctx, self.n_sequences = kv, n_ctx, n_sequences
+        self.kv, self.n_ctx, self.n_sequences, self.n_batch = kv, n_ctx, n_sequences, n_batch
         pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
         if all(spec.window for spec in pools):
             pools.append(TEXT)
@@ -68,7 +69,7 @@ class KVCache:
         self.slots = Slots(n_sequences, n_saved(sum(map(state_bytes, stateful))))
         self.states = [States(device, spec, self.slots.n_slots) for spec in stateful]
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
-        self._states_of = {layer: states for states in self.states for layer in states.layers}
+        self._states_of = {layer: each for each in self.states for layer in each.layers}
         self._retired: Sequence | None = None
         self.tree = PageTree(self.pools, self.slots if self.states else None)
         self.store: Store | None = None  # full pages in files
@@ -77,7 +78,7 @@ class KVCache:
     def _n_pages(self, window: int) -> int:
         """Pages that a full sequence needs; with a window: it, a batch, and one more for reuse."""
         most = -(-self.n_ctx // PAGE) + 1
-        return min(most, -(-(2 * window + N_BATCH) // PAGE) + 2) if window else most
+        return min(most, -(-(2 * window + self.n_batch) // PAGE) + 2) if window else most
 
     def pool_of(self, layer: int) -> Pool:
         """Where a layer's keys and values are."""
@@ -163,9 +164,7 @@ class KVCache:
         return len(self.tree.find(ids, len(ids) - 1, lora)) * PAGE
 
     def _may_adopt(self, seq: Sequence, chain: list[Node]) -> bool:
-        """Whether to hold a chain's idle pages leaves what others have reserved, and a state may be
-        had.
-        """
+        """Whether a chain's idle pages are not reserved by others, and a state may be had."""
         return self._may_have_state(seq) and (
             not any(pool.promised for pool in self.pools)
             or all(
@@ -287,7 +286,7 @@ class KVCache:
         are no pages for them now. What has retired gives way.
         """
         self.check_context(len(seq.ids) + n)
-        self._check_wanted(seq, self._wanted(seq, n, min(n, N_BATCH)))
+        self._check_wanted(seq, self._wanted(seq, n, min(n, self.n_batch)))
 
     def reserve(self, seq: Sequence, n: int) -> None:
         """Keep pages for ``n`` tokens more of ``seq``, in place of what was kept for it before, so
@@ -296,7 +295,7 @@ class KVCache:
         """
         wanted = [0] * len(self.pools)
         if n:
-            wanted = self._wanted(seq, n, min(n, N_BATCH))
+            wanted = self._wanted(seq, n, min(n, self.n_batch))
             self._check_wanted(seq, wanted)
             if self.states and not seq.slots:
                 seq.slots = self.slots.take()

@@ -214,10 +214,9 @@ def test_the_packaged_model(run: Run) -> None:
 def test_more_tokens_than_one_run_takes_are_wrong_usage(
     run: Run, model: FakeModel, gguf: str
 ) -> None:
-    from treadle.engine import CHUNK
-
-    ran = run("plan", gguf, "-p", str(CHUNK + 1))
+    most = model.engine.max_tokens
+    ran = run("plan", gguf, "-p", str(most + 1))
     assert (ran.code, ran.out) == (2, "")
-    assert "-p" in ran.err
-    assert str(CHUNK) in ran.err
-    assert run("plan", gguf, "-p", str(CHUNK)).code == 0
+    assert f"-p {most + 1}" in ran.err
+    assert str(most) in ran.err
+    assert run("plan", gguf, "-p", str(most)).code == 0

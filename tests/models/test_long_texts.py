@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from tests.convert.test_hf import worst
 from tests.convert.test_hf_encoders import CASES, save
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import N_VOCAB, compute_logits
+from tests.test_kvcache import check_pages
 from tests.tiny import rounding, write_model
-from treadle.engine import CHUNK
 from treadle.errors import ContextFullError
+from treadle.models.config import N_BATCH, N_BATCH_EXPERTS
 
 LONG = {"max_position_embeddings": 2048}
 WINDOW = 16  # of which the half is seen to each side
@@ -78,7 +80,29 @@ def test_short_texts_beside_a_long_one(tmp_path: Path) -> None:
             model.engine.embed([text(1025)])
 
 
-def test_a_decoder_reads_in_chunks(tmp_path: Path) -> None:
-    write_model(tmp_path / "tiny.gguf", "llama", n_ctx=2048)
+EXPERTS: dict[str, Any] = {"n_expert": 4, "n_ff_exp": 64}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_batch"), [({}, N_BATCH), (EXPERTS, N_BATCH_EXPERTS)], ids=["dense", "experts"]
+)
+def test_a_decoder_reads_in_chunks(sizes: dict[str, Any], n_batch: int, tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny.gguf", "qwen3moe", n_ctx=4096, **sizes)
     with treadle.load(tmp_path / "tiny.gguf", threads=2) as model:
-        assert model.engine.max_tokens == CHUNK
+        assert model.engine.max_tokens == n_batch
+
+
+def test_experts_meet_any_cut(tmp_path: Path) -> None:
+    """Through a window that is shorter than a chunk: pages go back once a chunk is written."""
+    write_model(tmp_path / "tiny.gguf", "gpt-oss", n_ctx=4096, window=64, **EXPERTS)
+    with treadle.load(tmp_path / "tiny.gguf", threads=2, deterministic=True) as model:
+        assert [pool.window for pool in model.engine.cache.windows] == [64]
+        ids = text(2500)
+        whole, parts = model.session(), model.session()
+        last = whole.feed(ids)
+        for at in range(0, len(ids), 700):
+            cut = parts.feed(ids[at : at + 700])
+        assert np.array_equal(last, cut)
+        whole.close()
+        parts.close()
+        check_pages(model.engine.cache, [])

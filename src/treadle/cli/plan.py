@@ -16,7 +16,6 @@ from treadle.cli.table import heading, n_bytes, print_json, print_table, say, sc
 from treadle.errors import TreadleError
 
 ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
-AT_ONCE = 512  # tokens that one run takes at most: engine.CHUNK
 AGREES = 0.03  # of the whole: what the steps' sum may differ by before it is explained
 SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 
@@ -25,8 +24,8 @@ SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 @click.argument("model", type=click.Path(readable=False))
 @click.option("--match", default="*", metavar="GLOB", help="Only steps whose label matches: L5.*")
 @click.option(
-    "-p", "--tokens", type=click.IntRange(1, AT_ONCE), default=1, metavar="N",
-    help="Plan for N tokens at once, up to 512: 1, the default, is decoding.",
+    "-p", "--tokens", type=click.IntRange(1), default=1, metavar="N",
+    help="Plan for N tokens at once: 1, the default, is decoding.",
 )  # fmt: skip
 @click.option(
     "-d", "--depth", type=click.IntRange(0), default=0, metavar="N",
@@ -50,6 +49,8 @@ def command(
     profiled: Profile | None = None
     with ProgressBar() as progress:
         loaded = load_model(model, progress, room=room, **load)
+        if tokens > (most := loaded.engine.max_tokens):
+            raise click.UsageError(f"-p {tokens}: one run of this model takes at most {most}")
         steps = list(loaded.plan(tokens))
         shown = [step for step in steps if fnmatchcase(step.label, match)]
         if not shown:

@@ -10,6 +10,10 @@ from treadle.models.archs import Arch
 from treadle.models.rope import Rope
 from treadle.record import dataclass
 
+N_BATCH = 512  # tokens of a text that one run takes
+# The same with experts: each is unpacked once a run, for those of the tokens that meet it.
+N_BATCH_EXPERTS = 2048
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -145,6 +149,11 @@ class Config:
     def causal(self) -> bool:
         """Whether no token sees one behind it. Else a text's tokens are all in one run."""
         return all(layer.causal for layer in self.layers)
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens of a text that one run takes, where the text may come in parts."""
+        return N_BATCH_EXPERTS if any(layer.experts for layer in self.layers) else N_BATCH
 
     @property
     def centred(self) -> bool:
