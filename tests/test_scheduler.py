@@ -18,7 +18,7 @@ from tests.fake_engine import N_VOCAB, Bytes, FakeEngine, check_scheduler
 from treadle.admission import AGE_S
 from treadle.answer import Answer
 from treadle.batch import Part
-from treadle.budget import LEAST, QUANTUM, Pace, Shares
+from treadle.budget import FIRST, LEAST, QUANTUM, Pace, Shares
 from treadle.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
 from treadle.kernels.kv import PAGE
@@ -268,7 +268,7 @@ def test_a_follower_goes_on_alone_when_its_leader_is_gone() -> None:
 @pytest.mark.parametrize("many", [OUTPUTS + 3, 40])
 def test_more_than_one_run_can_take(many: int) -> None:
     world = World(n_sequences=many, max_tokens=512 if many > OUTPUTS else 16)
-    requests = [world.add([i, i + 1], max_tokens=3) for i in range(many)]
+    requests = [world.add([i, i + 1], max_tokens=8) for i in range(many)]
     world.run()
     whole(*requests)
     assert max(map(len, world.engine.batches)) == (OUTPUTS if many > OUTPUTS else 16)
@@ -571,8 +571,8 @@ def test_where_nobody_takes_pieces_prompts_are_read_at_once() -> None:
 def test_pace_is_learned_and_never_negative() -> None:
     pace = Pace(target_s=0.1)
     assert pace.seconds(64, 1, 100) is None
-    assert pace.tokens(4, 1000, 0, 500) == 64  # until something is known
-    assert pace.tokens(4, 1000, 0, 20) == 20
+    assert pace.tokens(4, 1000, 0, 500) == FIRST  # until something is known
+    assert pace.tokens(4, 1000, 0, FIRST - 1) == FIRST - 1
     rng = np.random.default_rng(1)
     for _ in range(50):
         prefill, decode, context = (

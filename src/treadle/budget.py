@@ -8,11 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from treadle.kernels.kv import PAGE
-
 TARGET_S = 0.12  # a step's length where somebody waits for a next token
-FIRST = 64  # tokens of prompts beside decoding ones, as long as nothing was measured
-LEAST = PAGE  # and at least, however slow the machine is: a prompt must not starve
+FIRST = 16  # tokens of prompts beside decoding ones, as long as nothing was measured
+LEAST = 8  # and at least, however slow the machine is: a prompt must not starve
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
 MEASURED = 64  # steps that a fit looks back on
 T = TypeVar("T")

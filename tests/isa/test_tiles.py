@@ -4,7 +4,9 @@ A q8 tile of gemm may keep some of its f32 sums in L1, where a block of 32 value
 once; that costs nothing up to one move for ten multiplies (measured: 2 x 8 with 11 moves runs at
 570 GOP/s, 2 x 5 with none at 535). LLVM's scheduler, let loose on an unrolled block, makes more
 moves than multiplies. Decoding walks eight rows for the sake of memory, more than sixteen registers
-hold; four rows without a spill are no faster there. All else keeps everything in registers.
+hold; four rows without a spill are no faster there. A tile of 2 x 4 in sixteen registers has its
+dots there and its sums in L1: Zen 3 reads Q4_K by 2 x 4 at 187 GOP/s, by 1 x 4, which moves
+nothing, at 152. All else keeps everything in registers.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from treadle.jit.values import Val
 from treadle.kernels import choice, gemm
 from treadle.kernels.act import BLOCK, DWORD, Act
 from treadle.kernels.gemm import Gemm
+from treadle.kernels.panel import code_size
 
 LABEL = re.compile(r"^([.\w]+):")
 JUMP = re.compile(r"^\t(?:j\w*|b[\w.]*|cbn?z)\t(?:.*, )?([.\w]+)$")
-X86 = r"vpdpbusd|v?pmaddwd|vdpbf16ps|tdpbf16ps|vfn?madd\w+|mulps"
+X86 = r"vpdpbusd|v?pmadd(?:wd|ubsw)|vdpbf16ps|tdpbf16ps|vfn?madd\w+|mulps"
 ARM = r"smull2?|u?sdot|u?smmla|bfdot|fmla|bfmopa"
 RISCV = r"vfmacc\.v[fv]|vfwmaccbf16\.vv|vqdot\w*\.vv|vw(?:mul|macc)\w*\.v[vx]"
 MULTIPLY = re.compile(rf"\t({X86}|{ARM}|{RISCV})\t")
@@ -89,6 +92,20 @@ def spills(code: str, multiply: re.Pattern[str] = MULTIPLY) -> tuple[list[str], 
     return moves, multiplies
 
 
+def kept_in_memory(spec: Gemm, isa: Isa) -> int:
+    """Moves of what 16 registers do not hold beside a tile's dots, and L1 does as fast: sums in
+    f32, there and back once for every scale; where dots are added up in i16 more than once for a
+    scale, those in i32 as well.
+    """
+    codes = spec.fmt.codes
+    if codes is None or isa.regs > 16 or spec.unit != DWORD or isa.vector_bits < 256:
+        return 0
+    kinds = 1
+    if isa.shorts is not None and (room := isa.shorts.room(code_size(codes, isa))):
+        kinds += 1 < room < codes.sub // 4
+    return 2 * spec.mr * spec.nr * (BLOCK // codes.sub) * kinds
+
+
 @pytest.mark.parametrize(
     "isa", [r for n, r in ROWS.items() if n != "portable"], ids=lambda r: r.name
 )
@@ -102,7 +119,9 @@ def test_sums_stay_in_registers(weights: str, tokens: int, isa: Isa) -> None:
     allowed = 0
     if spec.act == "q8":
         few = 2 * multiplies if isa.regs < 32 else 0
-        allowed = multiplies // 10 if isinstance(spec, Gemm) else few
+        allowed = few
+        if isinstance(spec, Gemm):
+            allowed = multiplies // 10 + kept_in_memory(spec, isa)
     what = f"{spec.name} on {isa.name}: {len(found)} vector moves for {multiplies} multiplies"
     assert len(found) <= allowed, f"{what}, first {found[0]}"
 
@@ -150,7 +169,7 @@ def test_no_tile_of_any_format_spills(
     assert spec.fmt.codes is not None
     found, multiplies = spills(emit_assembly(trace(spec, isa), isa))
     part = 10 if spec.fmt.codes.sub == BLOCK else 5
-    allowed = multiplies // (3 if isa.name == "neon" else part)
+    allowed = multiplies // (3 if isa.name == "neon" else part) + kept_in_memory(spec, isa)
     what = f"{spec.name} on {isa.name}: {len(found)} vector moves for {multiplies} multiplies"
     assert len(found) <= (allowed if spec.unit == DWORD else 0), f"{what}, first {found[0]}"
 
