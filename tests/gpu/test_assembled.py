@@ -16,6 +16,7 @@ from treadle.gpu.kernels.attention_tile import TileAttention
 from treadle.gpu.kernels.merge import SimtMerge
 from treadle.gpu.kernels.norm import SimtNorm, SimtPack
 from treadle.gpu.kernels.rope import SimtRopeStore
+from treadle.gpu.kernels.top import SimtJoinTop, SimtTop
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
 
@@ -26,6 +27,8 @@ SPECS: list[PerBlock] = [
     SimtAttention("f16", 32, 8, 128, 1),
     SimtRopeStore("neox", "q8_0", 32, 8, 128, 128, 0.0884, eps=1e-6),
     SimtMerge(8, 4, 1, 128),
+    SimtTop(),
+    SimtJoinTop(),
     SimtPack("silu", "bf16", 14336, 1),
     SimtNorm("f32", 4096, 1, 1e-5, add=True),
     SimtNorm("f32", 768, 1, 1e-5, centred=True, bias=True),
@@ -42,7 +45,7 @@ SPECS: list[PerBlock] = [
 
 
 @pytest.mark.parametrize("isa", ROWS, ids=lambda isa: isa.name)
-@pytest.mark.parametrize("spec", some(SPECS, 4), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", some(SPECS, 7), ids=lambda spec: spec.name)
 def test_kernels_of_blocks_assemble(spec: PerBlock, isa: Isa, tmp_path: Path) -> None:
     made = assemble(spec, isa, tmp_path)
     assert (made.spills, made.stack) == (0, 0)

@@ -95,7 +95,7 @@ def test_vectors_of_an_encoder(drivers: list[EmulatedDriver], tiny: WriteTiny) -
     path, made = tiny("bert", "F32"), []
     for device in ("cuda", "cpu"):
         with model_on(device, path) as model:
-            made.append(model.engine.embed([text(20), text(7)]))
+            made.append(model.engine.embed([text(9), text(3)]))
     assert np.abs(made[0] - made[1]).max() < 1e-4
 
 
@@ -183,8 +183,8 @@ def test_text_of_several_models(drivers: list[EmulatedDriver]) -> None:
     with model_on("cuda") as one, model_on("cuda:1") as two:
         for model, texts in zip((one, two), made, strict=True):
             ruled = model.generate("A number:", max_tokens=8, temperature=0, regex="[0-9]{3}")
-            drawn = model.generate("The", max_tokens=8, seed=3)
-            many = model.generate_many(["One", "Two days", "Three"], max_tokens=5, temperature=0)
+            drawn = model.generate("The", max_tokens=4, seed=3)
+            many = model.generate_many(["One", "Two days", "Three"], max_tokens=2, temperature=0)
             texts += ["".join(ruled), "".join(drawn), *(each.finish() for each in many)]
     assert made[0] == made[1]
     assert all(made[0])

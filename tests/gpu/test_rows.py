@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 
 from tests.gpu.machine import ISA, some
-from tests.kernels import registry, test_elementwise
+from tests.kernels import registry, test_elementwise, test_top
 from tests.kernels import test_rope as tests_of_rope
-from tests.kernels.harness import Memory
+from tests.kernels.harness import Memory, Picked
 from tests.kernels.registry import NORMS, PACKS, ROPES
 from treadle.gpu.kernels import attention, norm, rope
 from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.norm import SimtNorm, SimtPack
 from treadle.gpu.kernels.rope import SimtRopeStore
+from treadle.gpu.kernels.top import SimtJoinTop, SimtTop
 from treadle.kernels.act import BLOCK, DWORD
 from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Norm, Pack
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Grid
+from treadle.kernels.top import SLICE
 from treadle.plan import Step
 
 
@@ -58,6 +60,37 @@ TURNED = [ROPES[i] for i in FIRST] + [spec for i, spec in enumerate(ROPES) if i 
 def test_rope(spec: RopeStore, blocks: Memory, rng: np.random.Generator) -> None:
     made = instead(SimtRopeStore, spec)
     tests_of_rope.test_rope_store(made, ISA, blocks, rng)
+
+
+TOPS = (SimtTop(), SimtJoinTop())
+
+
+@pytest.mark.parametrize("k", some([SLICE + 1, 31, 320, 64, 65, 3 * SLICE + 77], 3))
+def test_the_largest_of_any_length(k: int, blocks: Memory, rng: np.random.Generator) -> None:
+    picked = [Picked(1), Picked(0), Picked(0, rng.random(k) < 0.5), Picked(1, None, first=True)]
+    test_top.check(test_top.spread(rng, 2, k), ISA, picked, kernels=TOPS, memory=blocks)
+
+
+@pytest.mark.parametrize(
+    "shape", some(["few values", "40 left", "equal", "one row", "all ruled out", "huge"], 3)
+)
+def test_the_largest_of_any_values(shape: str, blocks: Memory, rng: np.random.Generator) -> None:
+    x = test_top.shaped(shape, test_top.spread(rng, SLICE + 300), rng)[None]
+    picked = [Picked(0, mask) for mask in (None, np.zeros(x.shape[1], bool))]
+    picked += [look._replace(first=True) for look in picked]
+    test_top.check(x, ISA, picked, kernels=TOPS, memory=blocks)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_comes_first(
+    bad: float, blocks: Memory, rng: np.random.Generator
+) -> None:
+    x = test_top.spread(rng, 1, 1000)
+    x[0, [700, 70]] = bad
+    nothing = Picked(0, np.zeros(1000, bool))
+    (found,) = test_top.largest(x, ISA, [nothing], kernels=TOPS, memory=blocks)
+    assert found["ids"][:2].tolist() == [70, 700]
+    assert np.array_equal(found["values"][:2], [bad] * 2, equal_nan=True)
 
 
 def test_what_no_kernel_of_blocks_does_stays_as_it_is() -> None:

@@ -7,6 +7,7 @@ f64, as ``kernels/top.py`` derives it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +34,18 @@ from treadle.kernels.top import (
 INF = np.inf
 
 
-def largest(x: np.ndarray, isa: Isa, picked: list[Picked], *, pieces: int = 3) -> np.ndarray:
+def largest(
+    x: np.ndarray,
+    isa: Isa,
+    picked: list[Picked],
+    *,
+    pieces: int = 3,
+    kernels: tuple[Top, JoinTop] = (Top(), JoinTop()),
+    memory: Memory | None = None,
+) -> np.ndarray:
     """RESULTs of rows ``x`` by both kernels; what each wrote is held against its twin."""
     n, k = x.shape
-    memory, run = Memory(), Run(picked=picked)
+    memory, run, (top, join) = memory or Memory(), Run(picked=picked), kernels
     stride = -(-k // WORD_KEYS) * WORD_KEYS + WORD_KEYS
     row = memory.array((n, stride), np.float32, name="x")  # NaN behind k
     row[:, :k] = x
@@ -45,7 +54,7 @@ def largest(x: np.ndarray, isa: Isa, picked: list[Picked], *, pieces: int = 3) -
     args = {"x": row, "out": partials, "stride": stride, "n": k}
     twin = np.zeros(partials.size, np.uint8)
     Top().run_ref(Top.args(**{**args, "out": twin}), run)
-    call(Top(), isa, memory, args, run, n_parts, pieces=pieces)
+    call(top, isa, memory, args, run, n_parts, pieces=pieces)
     made, expected = partials.view(PARTIAL), twin.view(PARTIAL)
     for field in ("keys", "ids"):
         assert (made[field] == expected[field]).all(), field
@@ -56,7 +65,7 @@ def largest(x: np.ndarray, isa: Isa, picked: list[Picked], *, pieces: int = 3) -
     out = memory.array(len(picked) * RESULT.itemsize, name="out")
     args, twin = {"partials": partials, "out": out, "n": k}, np.zeros(out.size, np.uint8)
     JoinTop().run_ref(JoinTop.args(**{**args, "out": twin}), run)
-    call(JoinTop(), isa, memory, args, run, len(picked), pieces=pieces)
+    call(join, isa, memory, args, run, len(picked), pieces=pieces)
     result, expected = out.view(RESULT), twin.view(RESULT)
     assert (result["ids"] == expected["ids"]).all()
     assert np.array_equal(result["values"], expected["values"], equal_nan=True)
@@ -80,8 +89,8 @@ def expected_of(row: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, n
     return ids, x[ids], float(np.exp(x - top).sum())
 
 
-def check(x: np.ndarray, isa: Isa, picked: list[Picked]) -> None:
-    found = largest(x, isa, picked)
+def check(x: np.ndarray, isa: Isa, picked: list[Picked], **given: Any) -> None:
+    found = largest(x, isa, picked, **given)
     for made, look in zip(found, picked, strict=True):
         ids, values, total = expected_of(x[look.row], look.mask)
         if look.first:

@@ -27,6 +27,8 @@ SWAPS = {
     "norm": "treadle.gpu.kernels.norm:swap_norm",
     "pack": "treadle.gpu.kernels.norm:swap_pack",
     "rope": "treadle.gpu.kernels.rope:swap",
+    "top": "treadle.gpu.kernels.top:swap_top",
+    "top_join": "treadle.gpu.kernels.top:swap_join",
 }
 
 

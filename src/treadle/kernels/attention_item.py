@@ -43,7 +43,7 @@ class Queries(Paged):
     causal: bool = True
     sinks: bool = False  # each head has one more score, of a key without value
     latent: bool = False  # a value is its key's first dims
-    alibi: float = 0.0  # log2 of the last head's slope, if the heads are a power of two; 0: none
+    alibi: float = 0.0  # 2**-alibi is the last slope of a power of two of heads; 0.0: none
 
     @property
     def heads(self) -> int:
