@@ -112,10 +112,11 @@ def test_dot4_of_signed_codes(isa: Isa | None, rng: np.random.Generator) -> None
         sums = k.load(acc, i32 * (n // 4))
         k.store(acc, isa.dot4(k, sums, k.load(w, i8 * n), k.load(x, i8 * n), 127))
 
+    kernel = compiled(isa, 3, build)
     for w, x in signed_operands(rng, isa.vector_bits // 8):
         acc = rng.integers(-(1 << 20), 1 << 20, len(w) // 4, np.int32)
         want = acc + (w.astype(np.int32) * x).reshape(-1, 4).sum(-1)
-        compiled(isa, 3, build)(acc, w, x)
+        kernel(acc, w, x)
         assert (acc == want).all()
 
 

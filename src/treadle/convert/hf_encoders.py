@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from treadle.convert.hf_family import Family, Windowed
 from treadle.convert.hf_names import (
     BERT,
@@ -34,25 +36,15 @@ _BERT = {
 _EPS = {"rms_norm_eps": "layer_norm_eps"}
 # "absolute" is every BERT's; "relative_key" and others add to the scores.
 _ONLY = {"position_embedding_type": "absolute", "is_decoder": False}
-_ROBERTA = Family(
-    "bert",
-    _BERT,
-    BERT,
-    _EPS,
-    activation="gelu",
-    only=_ONLY,
-    score_names=ROBERTA_SCORE,
-    positions_behind_pad=True,
-)
+_PLAIN = Family("bert", _BERT, BERT, _EPS, activation="gelu", only=_ONLY)
+_ROBERTA = replace(_PLAIN, score_names=ROBERTA_SCORE, positions_behind_pad=True)
 
 # ALiBi in place of positions; its config.json calls itself a BERT.
-_JINA = Family(
-    "jina-bert-v2",
-    _BERT,
-    JINA_BERT,
-    _EPS,
-    activation="gelu",
-    only={"position_embedding_type": "alibi", "is_decoder": False, "feed_forward_type": "geglu"},
+_JINA = replace(
+    _PLAIN,
+    arch="jina-bert-v2",
+    names=JINA_BERT,
+    only={**_ONLY, "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
 )
 
 
@@ -61,16 +53,7 @@ def _jina(keys: Keys) -> Family | None:
 
 
 ENCODERS: dict[str, Family] = {
-    "bert": Family(
-        "bert",
-        _BERT,
-        BERT,
-        _EPS,
-        activation="gelu",
-        only=_ONLY,
-        score_names=BERT_SCORE,
-        variant=_jina,
-    ),
+    "bert": replace(_PLAIN, score_names=BERT_SCORE, variant=_jina),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,

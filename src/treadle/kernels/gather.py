@@ -9,12 +9,13 @@ import numpy as np
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
-from treadle.kernels.act import DWORD, Act
+from treadle.kernels.act import BLOCK, DWORD, Act
 from treadle.kernels.spec import Args, Frame, Spec
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
 WIDTH = 16  # dwords that a row's bytes are whole vectors of
+CODES_WIDTH = BLOCK // DWORD  # dwords that its codes alone are
 PIECE = 512  # values of a row that one item adds up: decoding's single row feeds several threads
 
 
@@ -41,7 +42,8 @@ class Gather(Spec):
         return Act(self.act, self.k, self.group, self.sub, self.unit)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        act, width, each = self.layout(), min(isa.lanes, WIDTH), self.block // self.group
+        act, each = self.layout(), self.block // self.group
+        width = min(isa.lanes, WIDTH if self.unit == DWORD else CODES_WIDTH)
         with k.loop(frame.end * each, start=frame.begin * each) as g:
             tokens, out = frame.rows + (8 + g * (4 * self.group)), frame.out + g * act.group_bytes
             rows = [

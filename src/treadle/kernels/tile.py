@@ -106,11 +106,11 @@ class Tile:
         """
         k, isa, spec, codes = self.k, self.isa, self.spec, self.spec.fmt.codes
         assert codes is not None
-        tile, n_steps = list(product(range(spec.nr), range(spec.mr))), codes.sub // 4
-        ty, room = code_type(codes, isa), 0
-        if isa.shorts is not None:
-            room = isa.shorts.room(code_size(codes, isa))
-        acc = {} if room else {(m, t): start(m, t) for t, m in tile}
+        n_steps, ty = codes.sub // 4, code_type(codes, isa)
+        room = isa.shorts.room(code_size(codes, isa)) if isa.shorts else 0
+        acc: Dots = {}
+        if not room:  # else they begin where the first i16 are full
+            acc = {(m, t): start(m, t) for t, m in product(range(spec.nr), range(spec.mr))}
         short: Dots = {}
         for step in range(n_steps):
             kd = piece * n_steps + step

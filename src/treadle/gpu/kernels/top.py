@@ -16,7 +16,7 @@ from treadle.gpu.kernels.block import Block, instead
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, f64, i32, i64, ptr, u32
-from treadle.kernels.spec import Frame
+from treadle.kernels.spec import Frame, load_record
 from treadle.kernels.top import (
     IDS,
     KEY_INF,
@@ -52,10 +52,18 @@ SHARED = CHOSEN + 8 * N_TOP
 
 
 class Looked(NamedTuple):
-    """What a SAMPLED record says."""
+    """What a SAMPLED record says; ``mask`` is 0 where there is none."""
 
+    row: Val
+    mask: Val
     only: Val
     total: Val
+
+
+def look_at(k: Builder, frame: Frame, i: Val) -> Looked:
+    """The i-th record."""
+    record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
+    return Looked(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
 
 
 class _TopBlock(Block):
@@ -143,11 +151,8 @@ class _TopBlock(Block):
         return total.v
 
 
-@dataclass(frozen=True)
-class SimtTop(PerBlock, Top):
-    """``Top``. Items: SAMPLED records x slices."""
-
-    op: ClassVar[str] = "simt_top"
+class _PerTopBlock(PerBlock):
+    """A kernel of a ``_TopBlock`` an item."""
 
     @property
     def threads(self) -> int:
@@ -160,17 +165,22 @@ class SimtTop(PerBlock, Top):
     def scratch(self, lanes: int) -> int:
         return 0
 
+
+@dataclass(frozen=True)
+class SimtTop(_PerTopBlock, Top):
+    """``Top``. Items: SAMPLED records x slices."""
+
+    op: ClassVar[str] = "simt_top"
+
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block, item = _TopBlock(k, isa), frame.begin
         n_slices = (frame.n + (SLICE - 1)) // SLICE
-        record = frame.run("sampled", ptr) + item // n_slices * SAMPLED.itemsize
-        looked = Looked(k.load(record, i64, offset=16) > 0, k.load(record, i64, offset=24) > 0)
+        looked = look_at(k, frame, item // n_slices)
         start = item % n_slices * SLICE + block.tid * N_TOP
-        row = frame.x + (k.load(record, i64) * frame.stride + start) * 4
+        row = frame.x + (looked.row * frame.stride + start) * 4
         self._load(block, row, frame.n - start)
-        mask = k.load(record, i64, offset=8)
-        with k.if_(mask.eq(0).eq(0)):
-            self._rule_out(block, frame.block + mask + start // 8, frame.n - start)
+        with k.if_(looked.mask.eq(0).eq(0)):
+            self._rule_out(block, frame.block + looked.mask + start // 8, frame.n - start)
         out = frame.out + item * PARTIAL.itemsize
         top = block.choose(looked, lambda i: (start + i).to(i32), out)
         highest = k.max(to_float(k, top), LOWEST)
@@ -208,27 +218,15 @@ class SimtTop(PerBlock, Top):
 
 
 @dataclass(frozen=True)
-class SimtJoinTop(PerBlock, JoinTop):
+class SimtJoinTop(_PerTopBlock, JoinTop):
     """``JoinTop``. Items: SAMPLED records."""
 
     op: ClassVar[str] = "simt_top_join"
 
-    @property
-    def threads(self) -> int:
-        return THREADS
-
-    @property
-    def shared(self) -> int:
-        return SHARED
-
-    def scratch(self, lanes: int) -> int:
-        return 0
-
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block, item, size = _TopBlock(k, isa), frame.begin, PARTIAL.itemsize
         n_slices = (frame.n + (SLICE - 1)) // SLICE
-        record = frame.run("sampled", ptr) + item * SAMPLED.itemsize
-        looked = Looked(k.load(record, i64, offset=16) > 0, k.load(record, i64, offset=24) > 0)
+        looked = look_at(k, frame, item)
         source = frame.partials + item * n_slices * size
         mine = source + block.tid * size
         with k.if_(block.tid < n_slices):
