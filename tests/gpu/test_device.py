@@ -22,6 +22,7 @@ from tests.test_session import decode, expected_of_mixed, mixed, prefill, text
 from treadle.batch import Part
 from treadle.errors import NoMemoryError, TreadleError, UnsupportedError
 from treadle.gpu import libcuda
+from treadle.gpu.entry import PerBlock, scratch_bytes
 from treadle.gpu.libcuda import CudaDriver
 from treadle.gpu.library import Library
 from treadle.models.archs import ARCHS
@@ -164,6 +165,13 @@ def test_memory_is_given_back(model: Any, drivers: list[EmulatedDriver]) -> None
     assert (len(driver.held), len(driver.pins), len(driver.graphs)) == n
     model.close()
     assert driver.closed
+
+
+def test_blocks_need_no_memory_of_their_threads(model: Any) -> None:
+    """Else fewer of them run at once: of a long prompt's attention five on a whole card."""
+    blocks = [step.spec for step in model.plan(40) if isinstance(step.spec, PerBlock)]
+    assert {"simt_gemm", "simt_attention", "simt_rope"} <= {spec.op for spec in blocks}
+    assert not any(scratch_bytes(spec, model.isa) for spec in blocks)
 
 
 def test_times_of_steps(model: Any) -> None:

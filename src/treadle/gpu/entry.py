@@ -41,6 +41,10 @@ class PerBlock(Spec):
         """Bytes of the block's shared memory."""
         return 0
 
+    def scratch(self, lanes: int) -> int:
+        """None: blocks work in what they share. Launches are cut short where threads need any."""
+        return 0
+
 
 def threads_of(spec: Spec) -> int:
     """Threads of a block of this kernel."""

@@ -47,9 +47,6 @@ class SimtGated(PerBlock, Gated):
     def item_rows(self, lanes: int) -> int:
         return 8 * self.mr
 
-    def scratch(self, lanes: int) -> int:
-        return 0
-
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         n, row_bytes = self.item_rows(isa.lanes), self.layout().row_bytes
         share_of = in_order(k, frame, self, lambda: k.i64(self.strips([], isa.lanes)))

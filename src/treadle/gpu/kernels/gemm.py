@@ -72,9 +72,6 @@ class SimtGemm(PerBlock, Gemm):
     def rows_per_item(self, lanes: int) -> int:
         return 16 * self.mr
 
-    def scratch(self, lanes: int) -> int:
-        return 0
-
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         rows, row_bytes = self.rows_per_item(isa.lanes), self.layout().row_bytes
         share_of = in_order(k, frame, self, lambda: n_strips(k, frame, self, rows))

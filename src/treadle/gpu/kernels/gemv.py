@@ -56,9 +56,6 @@ class SimtGemv(PerBlock, Gemv):
     def rows_per_item(self, lanes: int) -> int:
         return self.threads // self.group * self.mr
 
-    def scratch(self, lanes: int) -> int:
-        return 0
-
     def _multiply(
         self,
         k: Builder,

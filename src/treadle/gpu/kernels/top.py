@@ -162,9 +162,6 @@ class _PerTopBlock(PerBlock):
     def shared(self) -> int:
         return SHARED
 
-    def scratch(self, lanes: int) -> int:
-        return 0
-
 
 @dataclass(frozen=True)
 class SimtTop(_PerTopBlock, Top):
