@@ -8,6 +8,7 @@ import pytest
 
 from tests.gpu.machine import Blocks
 from tests.kernels.conftest import kernel_cache as kernel_cache
+from tests.kernels.conftest import memory as memory
 from tests.kernels.conftest import rng as rng
 from tests.kernels.harness import Memory
 

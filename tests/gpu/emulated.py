@@ -166,7 +166,7 @@ class EmulatedDriver:
         self._bytes(launch.run, 64)
         if isinstance(spec, PerBlock):
             assert launch.threads == spec.threads
-            assert launch.shared == spec.shared
+            assert launch.shared == spec.shared_bytes
             entry(
                 launch.args,
                 launch.run,

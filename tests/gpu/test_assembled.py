@@ -10,19 +10,31 @@ import pytest
 
 from tests.gpu.machine import some
 from tests.gpu.ptxas import assemble
-from treadle.gpu.entry import PerBlock
+from treadle.gpu.entry import shared_of, threads_of
 from treadle.gpu.kernels.attention import MOST_SHARED, SimtAttention
 from treadle.gpu.kernels.attention_tile import TileAttention
+from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.merge import SimtMerge
 from treadle.gpu.kernels.norm import SimtNorm, SimtPack
 from treadle.gpu.kernels.rope import SimtRopeStore
+from treadle.gpu.kernels.route import SimtRoute, SimtSort
+from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2
 from treadle.gpu.kernels.top import SimtJoinTop, SimtTop
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
+from treadle.kernels.column_norm import ColumnNorm
+from treadle.kernels.convolution import Convolution
+from treadle.kernels.elementwise import Embed
+from treadle.kernels.gather import Combine
+from treadle.kernels.spec import Spec
 
 ROWS = [nvptx.SM_80, nvptx.SM_90]
-SPECS: list[PerBlock] = [
+SPECS: list[Spec] = [
     TileAttention("f16", 32, 8, 128, 16),
+    SimtAttention("f16", 16, 1, 576, 1, head_dim_v=512, latent=True),
+    SimtRoute(128, 8, "softmax", norm=True),
+    SimtSort(128, 8, 16, 128),
+    SimtDelta(32, 128, 128, 16),
     SimtNorm("bf16", 4096, 1, 1e-5),
     SimtAttention("f16", 32, 8, 128, 1),
     SimtRopeStore("neox", "q8_0", 32, 8, 128, 128, 0.0884, eps=1e-6),
@@ -30,6 +42,14 @@ SPECS: list[PerBlock] = [
     SimtTop(),
     SimtJoinTop(),
     SimtPack("silu", "bf16", 14336, 1),
+    instead(SPREAD["embed"], Embed("Q4_K", 4096)),
+    instead(SPREAD["combine"], Combine(2048, 8, places=True, residual=True)),
+    instead(SPREAD["column_norm"], ColumnNorm(128, 1e-6, 32)),
+    instead(SPREAD["convolution"], Convolution(8192, 4)),
+    SimtMamba2(128, 64, 128, 8),
+    SimtRoute(512, 10, "sigmoid", norm=True, bias=True),
+    SimtAttention("q8_0", 128, 1, 576, 1, head_dim_v=512, latent=True),
+    SimtAttention("f16", 12, 12, 64, 4, causal=False, alibi=8.0),
     SimtNorm("f32", 4096, 1, 1e-5, add=True),
     SimtNorm("f32", 768, 1, 1e-5, centred=True, bias=True),
     SimtAttention("q8_0", 32, 8, 128, 4),
@@ -45,12 +65,12 @@ SPECS: list[PerBlock] = [
 
 
 @pytest.mark.parametrize("isa", ROWS, ids=lambda isa: isa.name)
-@pytest.mark.parametrize("spec", some(SPECS, 7), ids=lambda spec: spec.name)
-def test_kernels_of_blocks_assemble(spec: PerBlock, isa: Isa, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", some(SPECS, 11), ids=lambda spec: spec.name)
+def test_kernels_of_blocks_assemble(spec: Spec, isa: Isa, tmp_path: Path) -> None:
     made = assemble(spec, isa, tmp_path)
     assert (made.spills, made.stack) == (0, 0)
-    assert made.registers * spec.threads <= 65536  # of a card's unit: one block at least runs
-    assert spec.shared <= MOST_SHARED
+    assert made.registers * threads_of(spec) <= 65536  # of a card's unit: one block at least runs
+    assert shared_of(spec) <= MOST_SHARED
     if isinstance(spec, TileAttention):
         found = made.opcodes()
         assert found["HMMA"] >= spec.head_dim // 16 * 4

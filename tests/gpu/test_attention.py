@@ -23,10 +23,11 @@ from treadle.isa.isa import Isa
 from treadle.kernels.attention import Attention
 from treadle.kernels.spec import numbered
 
-ORDER = (7, 2, 3, 10, 13, 6, 15, 4, 9)  # scales, groups, windows, both ways, sinks, odd dims
+# Scales, groups, windows, both ways, sinks, latent values, slopes, odd dims.
+ORDER = (7, 2, 3, 10, 13, 17, 24, 18, 23, 6, 15, 4, 9)
 VECTORS = [ATTENTIONS[i] for i in ORDER]
 OTHERS = [spec for spec in ATTENTIONS if spec not in VECTORS]
-VECTORS += [spec for spec in OTHERS if not spec.latent and not spec.alibi]
+VECTORS += OTHERS
 VECTORS.append(Attention("f32", 4, 2, 64, 2, softcap=20.0))
 
 
@@ -71,7 +72,7 @@ def test_tiles(spec: Attention, blocks: Memory, rng: np.random.Generator) -> Non
     check(instead(TileAttention, spec), ISA, blocks, rng)
 
 
-@pytest.mark.parametrize("spec", some(VECTORS, 5), ids=registry.name)
+@pytest.mark.parametrize("spec", some(VECTORS, 8), ids=registry.name)
 def test_attention(spec: Attention, blocks: Memory, rng: np.random.Generator) -> None:
     check(instead(SimtAttention, spec), ISA, blocks, rng)
 

@@ -53,7 +53,7 @@ class BlockSum(PerBlock):
         return self.n
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         return 4 * self.n
 
     def build(self, k: Any, isa: Any, frame: Any) -> None:
@@ -103,7 +103,7 @@ class Bare(PerBlock):
         return self.n
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         return 4096
 
     def build(self, k: Any, isa: Any, frame: Any) -> None:

@@ -107,7 +107,6 @@ def test_what_no_kernel_of_blocks_does_stays_as_it_is() -> None:
     assert swapped(attention.swap, attended, stride=512)
     assert not swapped(attention.swap, attended, stride=510)
     assert not swapped(attention.swap, replace(attended, kv="q4_0"))
-    assert not swapped(attention.swap, Attention("f16", 4, 1, 64, 4, head_dim_v=32, latent=True))
     assert swapped(norm.swap_norm, Norm("bf16", 352, 1, 1e-5))
     assert not swapped(norm.swap_norm, Norm("q8", 352, 1, 1e-5))
     assert not swapped(norm.swap_pack, Pack("silu", "bf16", 352, 16))

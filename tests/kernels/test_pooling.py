@@ -25,8 +25,8 @@ SPECS = [
 
 @pytest.mark.parametrize("isa", rows.ALL, ids=lambda isa: isa.name)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_pooling(spec: Pooling, isa: Isa) -> None:
-    lengths, memory, rng = (5, 1, 40), Memory(), np.random.default_rng(3)
+def test_pooling(spec: Pooling, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    lengths = 5, 1, 40
     stride, out_stride, n = spec.k + 9, spec.k + 2, sum(lengths)
     x = memory.array((n, stride), np.float32, name="x")
     x[:, : spec.k] = rng.standard_normal((n, spec.k)) + 0.5

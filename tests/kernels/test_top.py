@@ -209,12 +209,11 @@ def test_keys_have_the_order_of_floats(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 @pytest.mark.parametrize("spec", [Softcap(7, 30.0), Softcap(PIECE, 30.0), Softcap(2561, 5.0)])
-def test_softcap(spec: Softcap, isa: Isa, rng: np.random.Generator) -> None:
+def test_softcap(spec: Softcap, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """In units of 2**-24, on arguments up to 1: tanh 2 (``jit/math.py``), its argument 2, the last
     product 1.
     """
-    n, memory = 3, Memory()
-    stride = spec.k + 3
+    n, stride = 3, spec.k + 3
     y = memory.array((n, stride), np.float32, name="y")
     y[:, : spec.k] = rng.uniform(-spec.cap, spec.cap, (n, spec.k))
     run = Run(output_rows=np.arange(n, dtype=np.int32))

@@ -37,7 +37,7 @@ class PerBlock(Spec):
         return GENERIC_THREADS
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of the block's shared memory."""
         return 0
 
@@ -53,7 +53,7 @@ def threads_of(spec: Spec) -> int:
 
 def shared_of(spec: Spec) -> int:
     """Bytes that its threads share."""
-    return spec.shared if isinstance(spec, PerBlock) else 0
+    return spec.shared_bytes if isinstance(spec, PerBlock) else 0
 
 
 def emit_entry(

@@ -19,14 +19,25 @@ Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
 # ``module:function`` by op; the function gives the step in its place, with the same label, the
 # same buffers read and written, and a spec of ``gpu.entry.PerBlock``; None: it is not for this one.
 SWAPS = {
+    **dict.fromkeys(
+        (
+            *("add", "add_rows", "column_norm", "combine", "convolution", "embed", "gate"),
+            *("gather", "pooling", "rates", "softcap", "unit_heads"),
+        ),
+        "treadle.gpu.kernels.spread:swap",
+    ),
+    "delta": "treadle.gpu.kernels.spread:swap_scan",
     "gated": "treadle.gpu.kernels.gated:swap",
     "gemm": "treadle.gpu.kernels.gemm:swap",
     "gemv": "treadle.gpu.kernels.gemv:swap",
     "attention": "treadle.gpu.kernels.attention:swap",
+    "mamba2": "treadle.gpu.kernels.spread:swap_scan",
     "merge": "treadle.gpu.kernels.merge:swap",
     "norm": "treadle.gpu.kernels.norm:swap_norm",
     "pack": "treadle.gpu.kernels.norm:swap_pack",
     "rope": "treadle.gpu.kernels.rope:swap",
+    "route": "treadle.gpu.kernels.route:swap_route",
+    "sort": "treadle.gpu.kernels.route:swap_sort",
     "top": "treadle.gpu.kernels.top:swap_top",
     "top_join": "treadle.gpu.kernels.top:swap_join",
 }

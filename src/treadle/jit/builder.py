@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
+from treadle.jit.sharing import Sharing
 from treadle.jit.spaces import Spaces
-from treadle.jit.types import Ty, boolean, i8, i32, i64, ptr
+from treadle.jit.types import Ty, i8, i32, i64, ptr
 from treadle.jit.values import Operand, Val, Var, constant
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Builder(Spaces):
     """Emits one function. ``b`` is llvmlite's builder, for the few places that need it bare (isa
     rows, the runner).
     """
+
+    sharing: Sharing | None = None
 
     def __init__(self, function: Any, isa: Isa) -> None:
         self.isa = isa
@@ -275,20 +278,40 @@ class Builder(Spaces):
         self.b.branch(head)
         self.b.position_at_end(done)
 
+    @contextmanager
+    def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
+        """``loop`` whose turns need nothing of each other: threads that share an item do each its
+        own.
+        """
+        if self.sharing:
+            start, step = self.val(start, i64) + self.sharing.me * step, step * self.sharing.n
+        with self.loop(stop, start=start, step=step) as i:
+            yield i
+
     def runs(self, n: int, size: int, emit: Callable[[Val, int], None]) -> None:
         """``emit(i, count)`` for every run of ``size`` of ``n`` things, i the run's number, in a
-        loop; behind it for what is left, fewer than ``size``.
+        ``shared_loop``; behind it for what is left, fewer than ``size``.
         """
         full, rest = divmod(n, size)
-        with self.loop(full) as i:
+        with self.shared_loop(full) as i:
             emit(i, size)
         if rest:
-            emit(self.i64(full), rest)
+            with self.once():
+                emit(self.i64(full), rest)
 
     @contextmanager
     def if_(self, cond: Val) -> Iterator[None]:
         """Run the body where ``cond`` (a scalar bool) holds."""
         with self.b.if_then(cond.ir):
+            yield
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Run the body in one of the threads that share an item."""
+        if self.sharing:
+            with self.if_(self.sharing.me.eq(0)):
+                yield
+        else:
             yield
 
     @contextmanager
@@ -337,23 +360,6 @@ class Builder(Spaces):
             build(k, *(Val(k, made, a.ty) for made, a in zip(function.args, args, strict=True)))
             k.ret()
         self.b.call(function, [a.ir for a in args])
-
-    # -- memory shared between threads ----------------------------------------------------------
-
-    def atomic_load(self, p: Val, ty: Ty) -> Val:
-        return Val(self, self.b.load_atomic(p.ir, "seq_cst", ty.n_bytes, typ=ty.ir), ty)
-
-    def atomic_add(self, p: Val, x: Val) -> Val:
-        """Add ``x``; gives what was there before."""
-        return Val(self, self.b.atomic_rmw("add", p.ir, x.ir, "seq_cst"), x.ty)
-
-    def atomic_set(self, p: Val, x: Val) -> None:
-        self.b.atomic_rmw("xchg", p.ir, x.ir, "seq_cst")
-
-    def compare_swap(self, p: Val, old: Val, new: Val) -> Val:
-        """Set to ``new`` if it holds ``old``; gives whether it did."""
-        both = self.b.cmpxchg(p.ir, old.ir, new.ir, "seq_cst", "seq_cst")
-        return Val(self, self.b.extract_value(both, 1), boolean)
 
     # -- blocks, for control flow that loops and conditions cannot express
     # --------------------------

@@ -1,4 +1,4 @@
-"""Memory of several kinds, and intrinsics of several results: what a GPU's instructions need."""
+"""Memory of several kinds or that threads share, and intrinsics of several results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from llvmlite import ir
 
-from treadle.jit.types import Ty, ptr
+from treadle.jit.types import Ty, boolean, ptr
 from treadle.jit.values import Emitter, Val
 
 
 class Spaces(Emitter):
-    """The part of the builder that knows LLVM's address spaces."""
+    """The part of the builder that knows LLVM's address spaces and atomic operations."""
 
     module: Any
 
@@ -37,3 +37,20 @@ class Spaces(Emitter):
             made = ir.Function(self.module, ir.FunctionType(result, [a.type for a in args]), name)
         results = self.b.call(made, args)
         return [Val(self, self.b.extract_value(results, i), ty) for i in range(n)]
+
+    # -- memory shared between threads ----------------------------------------------------------
+
+    def atomic_load(self, p: Val, ty: Ty) -> Val:
+        return Val(self, self.b.load_atomic(p.ir, "seq_cst", ty.n_bytes, typ=ty.ir), ty)
+
+    def atomic_add(self, p: Val, x: Val) -> Val:
+        """Add ``x``; gives what was there before."""
+        return Val(self, self.b.atomic_rmw("add", p.ir, x.ir, "seq_cst"), x.ty)
+
+    def atomic_set(self, p: Val, x: Val) -> None:
+        self.b.atomic_rmw("xchg", p.ir, x.ir, "seq_cst")
+
+    def compare_swap(self, p: Val, old: Val, new: Val) -> Val:
+        """Set to ``new`` if it holds ``old``; gives whether it did."""
+        both = self.b.cmpxchg(p.ir, old.ir, new.ir, "seq_cst", "seq_cst")
+        return Val(self, self.b.extract_value(both, 1), boolean)

@@ -53,10 +53,10 @@ class Convolution(Spec):
             part, tile = item // self.tiles, item % self.tiles
             record = load_record(k, parts + part * PART.itemsize, PART)
             first = tile * (TILE // lanes)
-            with k.loop(k.min(first + TILE // lanes, full), start=first) as c:
+            with k.shared_loop(k.min(first + TILE // lanes, full), start=first) as c:
                 self._channels(k, frame, record, c * lanes, lanes, lanes)
             if rest:
-                with k.if_(tile.eq(self.tiles - 1)):
+                with k.if_(tile.eq(self.tiles - 1)), k.once():
                     self._channels(k, frame, record, k.i64(full * lanes), lanes, rest)
 
     def _channels(

@@ -226,9 +226,13 @@ def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, 
             v = k.load_first(row + (at * (4 * step) + i * 4), f32 * lanes, have)
             sums[i // lanes].v = add(sums[i // lanes].v, v, have)
 
+    if k.sharing:
+        k.sharing.meet()  # the row may be of others, who wrote it in other runs
     k.runs(n, step, run)
-    total = (sums[0].v + sums[1].v) + (sums[2].v + sums[3].v)
-    return k.sum(total) * (1 / n)
+    total = k.sum((sums[0].v + sums[1].v) + (sums[2].v + sums[3].v))
+    if k.sharing:
+        total = k.sharing.total(total)
+    return total * (1 / n)
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ class Gather(Spec):
             ]
             apart = 0 if self.unit == DWORD else act.kd  # dwords, of which two stand together
             if apart:
-                with k.loop(apart, step=width) as c:
+                with k.shared_loop(apart, step=width) as c:
                     self._columns(k, rows, out, c, width, 2)
-            with k.loop(act.row_bytes // 4, start=apart, step=width) as c:
+            with k.shared_loop(act.row_bytes // 4, start=apart, step=width) as c:
                 self._columns(k, rows, out, c, width, 1)
 
     def _columns(self, k: Builder, rows: list[Val], out: Val, c: Val, width: int, per: int) -> None:
@@ -143,10 +143,10 @@ class Combine(Spec):
                 k.store_first(frame.out + row + at, total, n)
 
             per = PIECE // lanes
-            with k.loop(k.min((piece + 1) * per, full), start=piece * per) as c:
+            with k.shared_loop(k.min((piece + 1) * per, full), start=piece * per) as c:
                 vector(c, lanes)
             if rest:
-                with k.if_(piece.eq(self.pieces - 1)):
+                with k.if_(piece.eq(self.pieces - 1)), k.once():
                     vector(k.i64(full), rest)
 
     def run_ref(self, args: Any, run: Any) -> None:

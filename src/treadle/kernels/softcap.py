@@ -43,10 +43,10 @@ class Softcap(Spec):
             row, piece = item // self.pieces, item % self.pieces
             at = y + row * stride * 4
             first = piece * (PIECE // lanes)
-            with k.loop(k.min(first + PIECE // lanes, full), start=first) as c:
+            with k.shared_loop(k.min(first + PIECE // lanes, full), start=first) as c:
                 part(at + c * (4 * lanes), lanes)
             if rest:
-                with k.if_(piece.eq(self.pieces - 1)):
+                with k.if_(piece.eq(self.pieces - 1)), k.once():
                     part(at + 4 * lanes * full, rest)
 
     def run_ref(self, args: Any, run: Any) -> None:

@@ -8,16 +8,17 @@ the text: a query's sums depend neither on its tile nor on where an item's keys 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.gpu.entry import PerBlock
 from treadle.gpu.kernels.attention_tile import TileAttention, fits
-from treadle.gpu.kernels.block import Block, instead
+from treadle.gpu.kernels.block import Block, instead, plus
 from treadle.gpu.kernels.norm import aligned
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
-from treadle.jit.types import f32
+from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention import Attention
 from treadle.kernels.attention_item import ITEM, LOWEST, Item
@@ -61,7 +62,7 @@ class SimtAttention(PerBlock, Attention):
         return 4 * n * (self.head_dim + WARPS * (PAGE + self.dims_v + 2))
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         return self.bytes_of(self.at_once)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -89,8 +90,11 @@ class Rows:
         self.p = self.p + block.warp * (4 * n * PAGE)
         self.results = self.q + 4 * n * (spec.head_dim + WARPS * PAGE)
         self.row_bytes = 4 * (spec.dims_v + 2)  # O, m and l, as a partial result has them
-        # A lane has runs of ``width`` dims, 32 of them side by side.
-        self.width = next(w for w in (4, 2, 1) if spec.dims_v % (32 * w) == 0 or w == 1)
+        # A lane has runs of ``width`` dims, 32 of them side by side. A latent value's dims are rows
+        # of the page's keys: single ones, of several keys at once.
+        wide = () if spec.latent else (4, 2)
+        self.width = next((w for w in wide if spec.dims_v % (32 * w) == 0), 1)
+        self.slopes = [item.slope(g, f32 * 1) for _, g in self.rows if spec.alibi]
 
     def run(self) -> None:
         k, spec, item, n = self.k, self.spec, self.item.item, len(self.rows)
@@ -115,7 +119,10 @@ class Rows:
                 k.store(self.p + self.block.lane * 4, weight, offset=4 * r * PAGE, align=4)
             self.block.simt.warp_barrier(k)
             n_keys = k.min(item["key_end"] - page * PAGE, PAGE)
-            self._add_values(home + spec.page.v_off, n_keys, o)
+            if spec.latent:
+                self._add_latent(home, n_keys, o)
+            else:
+                self._add_values(home + spec.page.v_off, n_keys, o)
             self.block.simt.warp_barrier(k)
         self._keep(m, total, o)
         self.block.simt.barrier(k)
@@ -160,10 +167,10 @@ class Rows:
         else:
             dots(k.i64(0), k.i64(dims), sums)
         key = first + lane
-        return [self._masked(row.v, key, t) for row, (t, _) in zip(sums, self.rows, strict=True)]
+        return [self._masked(row.v, key, r) for r, row in enumerate(sums)]
 
-    def _masked(self, score: Val, key: Val, t: int) -> Val:
-        k, spec, item = self.k, self.spec, self.item
+    def _masked(self, score: Val, key: Val, r: int) -> Val:
+        k, spec, item, t = self.k, self.spec, self.item, self.rows[r][0]
         here = item.item["position"] + item.token(t)
         seen = (key >= item.item["key_begin"]) & (key < item.item["key_end"])
         if spec.causal:
@@ -174,6 +181,9 @@ class Rows:
             seen = seen & (key > here - spec.window)
         if spec.softcap:
             score = math.tanh(k, score * (1 / spec.softcap)) * (spec.softcap * math.LOG2_E)
+        if spec.alibi:
+            far = k.abs((key - here).to(i32)).to(f32)
+            score = score - k.extract(self.slopes[r], 0) * far
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:
@@ -189,10 +199,7 @@ class Rows:
         columns = [self._column(i) for i in range(len(o[0]))]
 
         def add(j: Val, n: int) -> None:
-            weights = [
-                k.load(self.p + j * 4, f32 * n, offset=4 * r * PAGE, align=4 * n)
-                for r in range(len(o))
-            ]
+            weights = self._weights(j, n)
             for i in range(n):
                 for c, column in enumerate(columns):
                     at = home + ((j + i) * dims + column) * fmt.n_bytes
@@ -203,7 +210,39 @@ class Rows:
                     for row, weight in zip(o, weights, strict=True):
                         row[c].v = k.fma(k.splat(k.extract(weight, i), v.ty), v, row[c].v)
 
-        fours = n_keys // 4 * 4
+        self._by_fours(n_keys, add)
+
+    def _add_latent(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
+        """The same where values are the first dims of the keys, which are kept transposed."""
+        k, spec = self.k, self.spec
+        fmt = spec.page.fmt
+        scales = home + spec.page.codes_bytes(spec.head_dim)
+
+        def add(j: Val, n: int) -> None:
+            weights = self._weights(j, n)
+            for c in range(len(o[0])):
+                column = self._column(c)
+                v = fmt.load(k, k.isa, home + (column * PAGE + j) * fmt.n_bytes, n)
+                if fmt.scaled:
+                    at = scales + (column // BLOCK * PAGE + j) * 4
+                    v = v * k.load(at, v.ty, align=4 * n)
+                for row, weight in zip(o, weights, strict=True):
+                    for i in range(n):
+                        key, gain = (k.splat(k.extract(x, i), f32 * 1) for x in (v, weight))
+                        row[c].v = k.fma(gain, key, row[c].v)
+
+        self._by_fours(n_keys, add)
+
+    def _weights(self, j: Val, n: int) -> list[Val]:
+        """Each row's weights of ``n`` keys from the j-th on."""
+        return [
+            self.k.load(self.p + j * 4, f32 * n, offset=4 * r * PAGE, align=4 * n)
+            for r in range(len(self.rows))
+        ]
+
+    def _by_fours(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
+        """``add(j, n)`` for the keys of a page in their order, four at once as far as they go."""
+        k, fours = self.k, n_keys // 4 * 4
         with k.loop(fours, step=4) as j:
             add(j, 4)
         with k.loop(n_keys, start=fours) as j:
@@ -219,7 +258,7 @@ class Rows:
                 with k.if_(first < spec.dims_v):
                     for i in range(self.width):
                         k.store(at + (first + i) * 4, k.extract(part.v, i), align=4)
-            whole = self.block.over_warp(total[r].v, lambda a, b: a + b)
+            whole = self.block.over_warp(total[r].v, plus)
             with k.if_(self.block.lane.eq(0)):
                 k.store(at, m[r].v, offset=4 * spec.dims_v, align=4)
                 k.store(at, whole, offset=4 * spec.dims_v + 4, align=4)
@@ -257,7 +296,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
     spec = step.spec
     assert isinstance(spec, Attention)
-    if spec.latent or spec.matrix or spec.alibi or spec.page.fmt.packed or not aligned(step):
+    if spec.matrix or spec.page.fmt.packed or not aligned(step):
         return None
     many = isa.simt is not None and fits(spec, isa.simt)
     return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))

@@ -32,7 +32,7 @@ def fits(spec: Attention, simt: Simt) -> bool:
     dims = spec.head_dim, spec.dims_v
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
     pages = spec.kv != "f32" and not spec.page.fmt.packed and not spec.latent
-    return sizes and pages and ROWS <= spec.rows <= simt.tile_rows
+    return sizes and pages and not spec.alibi and ROWS <= spec.rows <= simt.tile_rows
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TileAttention(PerBlock, Attention):
         return self.head_dim * self.key_pitch + PAGE * self.value_pitch
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         return STAGES * self.stage_bytes
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:

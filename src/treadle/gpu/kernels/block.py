@@ -57,6 +57,11 @@ class Block:
         return 4 * n * self.n_warps
 
 
+def plus(a: Val, b: Val) -> Val:
+    """For ``over_warp`` and ``over_block``."""
+    return a + b
+
+
 def instead(kind: type[T], spec: Spec, **other: Any) -> T:
     """A spec of ``kind`` with the fields of ``spec``, which it stands for."""
     return kind(**{field.name: getattr(spec, field.name) for field in fields(spec)}, **other)

@@ -37,8 +37,8 @@ class SimtGated(PerBlock, Gated):
         return THREADS
 
     @property
-    def shared(self) -> int:
-        return shape_of(self).shared
+    def shared_bytes(self) -> int:
+        return shape_of(self).shared_bytes
 
     @property
     def product(self) -> SimtGemm:

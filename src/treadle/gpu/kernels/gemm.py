@@ -63,8 +63,8 @@ class SimtGemm(PerBlock, Gemm):
         return THREADS
 
     @property
-    def shared(self) -> int:
-        return shape_of(self).shared
+    def shared_bytes(self) -> int:
+        return shape_of(self).shared_bytes
 
     def layout(self) -> Act:
         return Act(self.act, self.k)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.gpu.entry import PerBlock
-from treadle.gpu.kernels.block import Block, instead
+from treadle.gpu.kernels.block import Block, instead, plus
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr
 from treadle.kernels.act import BLOCK, Act
@@ -37,7 +37,7 @@ class SimtNorm(PerBlock, Norm):
         return min(512, max(64, round_up(self.k // (4 * WIDTH), 64)))
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         return 2 * 4 * self.threads // 32  # of the mean, and of the squares
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -51,7 +51,7 @@ class SimtNorm(PerBlock, Norm):
         mean = None
         if self.centred:
             total = self._sum(block, row, width, lambda v: v)
-            mean = block.over_block([total], _plus, block.shared)[0] * (1 / self.k)
+            mean = block.over_block([total], plus, block.shared)[0] * (1 / self.k)
 
         def centred(v: Val) -> Val:
             return v if mean is None else v - k.splat(mean, v.ty)
@@ -60,7 +60,7 @@ class SimtNorm(PerBlock, Norm):
             return centred(v) * centred(v)
 
         room = block.shared + block.reduce_bytes()
-        squares = block.over_block([self._sum(block, row, width, square)], _plus, room)[0]
+        squares = block.over_block([self._sum(block, row, width, square)], plus, room)[0]
         scale = 1.0 / k.sqrt(squares * (1 / self.k) + self.eps)
         plain = self.add or self.rows
         to = frame.out + (n * frame.stride * 4 if plain else n * act.row_bytes)
@@ -125,10 +125,6 @@ class SimtPack(PerBlock, Pack):
             store_act(k, act, to, at, v)
         with k.if_((item % self.slices).eq(self.slices - 1)):
             fill(block, act, to)
-
-
-def _plus(a: Val, b: Val) -> Val:
-    return a + b
 
 
 def _floats(k: Builder, row: Val, at: Val, width: int) -> Val:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.gpu.entry import PerBlock
-from treadle.gpu.kernels.block import Block, instead
+from treadle.gpu.kernels.block import Block, instead, plus
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i64, ptr
 from treadle.kernels.act import BLOCK
@@ -42,7 +42,7 @@ class SimtRopeStore(PerBlock, RopeStore):
         return 32 * WARPS
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """The key's values, once it is turned."""
         return round_up(4 * self.head_dim, 16)
 
@@ -158,7 +158,7 @@ def _gain(block: Block, values: list[Dim], n: int, eps: float) -> Val:
     for _, v, inside in values:
         v = v if inside is None else k.select(inside, v, k.const(0.0, f32))
         total = k.fma(v, v, total)
-    mean = block.over_warp(total, lambda a, b: a + b) * (1 / n)
+    mean = block.over_warp(total, plus) * (1 / n)
     return 1.0 / k.sqrt(mean + eps)
 
 

@@ -63,7 +63,7 @@ class Shape:
         return self.planes * (self.w_bytes + self.x_bytes)
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes for two stages, or for all parts' sums behind them."""
         return max(2 * self.stage, 4 * self.rows * self.tokens * self.parts)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.gpu.entry import PerBlock
-from treadle.gpu.kernels.block import Block, instead
+from treadle.gpu.kernels.block import Block, instead, plus
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, f64, i32, i64, ptr, u32
@@ -97,7 +97,7 @@ class _TopBlock(Block):
             limit = k.splat((trial ^ (1 << 31)).bits(i32), i32 * WIDTH)
             n = self.count(lambda key: key >= limit)
             room = self.shared + (b + 1) % 2 * ROOM
-            enough = self.over_block([n], _plus, room)[0] >= N_TOP
+            enough = self.over_block([n], plus, room)[0] >= N_TOP
             bits.v = k.select(enough, trial, bits.v)
         return (bits.v ^ (1 << 31)).bits(i32)
 
@@ -118,7 +118,7 @@ class _TopBlock(Block):
         k.store(here, more)
         k.store(here, ties, offset=4)
         # In the room that the last trial did not use; its barrier serves what is above, too.
-        all_more = self.over_block([more], _plus, self.shared + ROOM)[0]
+        all_more = self.over_block([more], plus, self.shared + ROOM)[0]
         more_before, ties_before = k.var(k.const(0, i32)), k.var(k.const(0, i32))
         with k.loop(self.tid) as t:
             other = self.shared + t * 8 + EACH
@@ -159,7 +159,7 @@ class _PerTopBlock(PerBlock):
         return THREADS
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         return SHARED
 
 
@@ -250,10 +250,6 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
                 gain = math.exp(k, k.load(part, f32, offset=MAX) - highest)
                 total.v = total.v + k.load(part, f64, offset=TOTAL) * gain.to(f64)
             k.store(out, total.v, offset=TOTAL)
-
-
-def _plus(a: Val, b: Val) -> Val:
-    return a + b
 
 
 def swap_top(step: Step, plan: Plan, isa: Isa) -> Step | None:

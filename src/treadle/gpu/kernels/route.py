@@ -1,0 +1,198 @@
+"""Which experts a token has, by a warp; and which rows are theirs, by a thread for each expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from treadle.gpu.entry import MOST_THREADS, PerBlock
+from treadle.gpu.kernels.block import Block, instead, plus
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.types import f32, i32, i64
+from treadle.kernels.matmul import TILE
+from treadle.kernels.route import LEAST, Route, Sort
+from treadle.kernels.spec import Frame, round_up
+from treadle.record import dataclass
+
+if TYPE_CHECKING:
+    from treadle.plan import Plan, Step
+
+WARP = 32
+
+
+class Held(NamedTuple):
+    """An expert as lanes hand it on."""
+
+    rank: Val
+    expert: Val  # i32
+    p: Val
+
+
+@dataclass(frozen=True)
+class SimtRoute(PerBlock, Route):
+    """``Route`` of one group. A lane has every 32nd expert, and later every 32nd that was chosen.
+    Items: tokens.
+    """
+
+    op: ClassVar[str] = "simt_route"
+
+    @property
+    def threads(self) -> int:
+        return WARP
+
+    def scratch(self, lanes: int) -> int:
+        return 0
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block, token = Block(k, isa, self.threads), frame.begin
+        row = frame.scores + token * frame.stride * 4
+        scores, lowest = [], k.const(float("-inf"), f32)
+        for first in range(0, self.n, WARP):
+            at = block.lane + first
+            score = k.load(row + k.min(at, self.n - 1) * 4, f32, align=4)
+            scores.append(k.select(at < self.n, score, lowest))
+        p = self._shares(block, scores)
+        ranks = p if self.by_p else scores
+        if self.bias:
+            ranks = [
+                rank + k.load(frame.bias + k.min(at, self.n - 1) * 4, f32, align=4)
+                for rank, at in self._places(block, ranks)
+            ]
+        left = [
+            k.var(k.select(at < self.n, rank, lowest)) for rank, at in self._places(block, ranks)
+        ]
+        mine = [k.var(k.const(0.0, f32)) for _ in range(0, self.n_used, WARP)]
+        chosen = [k.var(k.const(0, i32)) for _ in mine]
+        total = k.var(k.const(0.0, f32))
+        for s in range(self.n_used):
+            best = self._take(block, left, p)
+            here = block.lane.eq(s % WARP)
+            mine[s // WARP].v = k.select(here, best.p, mine[s // WARP].v)
+            chosen[s // WARP].v = k.select(here, best.expert, chosen[s // WARP].v)
+            total.v = total.v + best.p
+        factor = k.const(self.scale, f32)
+        if self.norm:
+            factor = factor / k.max(total.v, LEAST)
+        for i, (weight, expert) in enumerate(zip(mine, chosen, strict=True)):
+            slot = block.lane + WARP * i
+            with k.if_(slot < self.n_used):
+                made, place = weight.v * factor, (token * self.n_used + slot) * 4
+                if self.own:
+                    made = made * k.load(frame.scales + expert.v.to(i64) * 4, f32, align=4)
+                k.store(frame.chosen + place, expert.v, align=4)
+                k.store(frame.weights + place, made, align=4)
+
+    def _places(self, block: Block, values: list[Val]) -> list[tuple[Val, Val]]:
+        """Each of a lane's values, and which expert's it is."""
+        return [(v, block.lane + WARP * i) for i, v in enumerate(values)]
+
+    def _shares(self, block: Block, scores: list[Val]) -> list[Val]:
+        """``p`` of a lane's experts."""
+        k = block.k
+        if self.gating == "sigmoid":
+            return [math.sigmoid(k, score) for score in scores]
+        top = scores[0]
+        for score in scores[1:]:
+            top = k.max(top, score)
+        top = block.over_warp(top, k.max)
+        powers = [math.exp(k, score - top) for score in scores]
+        total = powers[0]
+        for power in powers[1:]:
+            total = total + power
+        share = 1.0 / block.over_warp(total, plus)
+        return [power * share for power in powers]
+
+    def _take(self, block: Block, left: list[Var], p: list[Val]) -> Held:
+        """The best that is left, of equal ones the first; it is not left then."""
+        k = block.k
+        best = Held(k.const(float("-inf"), f32), k.const(0, i32), p[0])
+        for (share, at), rank in zip(self._places(block, p), left, strict=True):
+            better = rank.v > best.rank
+            best = Held(
+                k.select(better, rank.v, best.rank),
+                k.select(better, at.to(i32), best.expert),
+                k.select(better, share, best.p),
+            )
+        lanes = WARP // 2
+        while lanes:
+            other = Held(*(block.simt.shuffle(k, v, lanes) for v in best))
+            first = other.rank.eq(best.rank) & (other.expert < best.expert)
+            better = (other.rank > best.rank) | first
+            best = Held(*(k.select(better, a, b) for a, b in zip(other, best, strict=True)))
+            lanes //= 2
+        for i, rank in enumerate(left):
+            taken = best.expert.eq((block.lane + WARP * i).to(i32))
+            rank.v = k.select(taken, k.const(float("-inf"), f32), rank.v)
+        return best
+
+
+@dataclass(frozen=True)
+class SimtSort(PerBlock, Sort):
+    """``Sort``: a thread reads all slots, and keeps those of its expert. One item."""
+
+    op: ClassVar[str] = "simt_sort"
+
+    @property
+    def threads(self) -> int:
+        return round_up(self.n, WARP)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 8 * self.threads  # each expert's slots
+
+    def scratch(self, lanes: int) -> int:
+        return 0
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block, n_slots = Block(k, isa, self.threads), frame.run("n_tokens") * self.n_used
+        tid, tokens = block.tid, frame.rows + 8
+
+        def is_mine(slot: Val) -> Val:
+            return k.load(frame.chosen + slot * 4, i32, align=4).to(i64).eq(tid)
+
+        count = k.var(k.i64(0))
+        with k.loop(n_slots) as slot:
+            count.v = count.v + k.select(is_mine(slot), k.i64(1), k.i64(0))
+        k.store(block.shared + tid * 8, count.v, align=8)
+        block.simt.barrier(k)
+        row, n_tiles = k.var(k.i64(0)), k.var(k.i64(0))
+
+        def filled(n: Val) -> Val:
+            return (n + (self.block - 1)) // self.block * self.block
+
+        with k.loop(tid) as e:
+            n = k.load(block.shared + e * 8, i64, align=8)
+            row.v = row.v + filled(n)
+            n_tiles.v = n_tiles.v + (n + (self.most - 1)) // self.most
+        with k.loop(count.v, step=self.most) as first:
+            tile = frame.tiles + (8 + n_tiles.v * TILE.itemsize)
+            for i, v in enumerate((tid, row.v + first, k.min(count.v - first, self.most))):
+                k.store(tile, v, offset=8 * i, align=8)
+            n_tiles.v = n_tiles.v + 1
+        end = row.v + filled(count.v)
+        with k.if_(tid.eq(self.n - 1)):
+            k.store(frame.tiles, n_tiles.v, align=8)
+            k.store(frame.rows, end // self.block, align=8)
+        last = k.var(k.const(0, i32))  # the token whose row fills the last block
+        with k.loop(n_slots) as slot, k.if_(is_mine(slot)):
+            token = (slot // self.n_used).to(i32)
+            k.store(tokens + row.v * 4, token, align=4)
+            k.store(frame.places + slot * 4, row.v.to(i32), align=4)
+            last.v = k.select((row.v % self.block).eq(0), token, last.v)
+            row.v = row.v + 1
+        with k.loop(end, start=row.v) as place:
+            k.store(tokens + place * 4, last.v, align=4)
+
+
+def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``gpu/swaps.py``."""
+    assert isinstance(step.spec, Route)
+    one = step.spec.n_groups_used == step.spec.n_groups
+    return replace(step, spec=instead(SimtRoute, step.spec)) if one else None
+
+
+def swap_sort(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``gpu/swaps.py``."""
+    assert isinstance(step.spec, Sort)
+    return replace(step, spec=instead(SimtSort, step.spec)) if step.spec.n <= MOST_THREADS else None

@@ -1,0 +1,100 @@
+"""Kernels of the CPU as they are, a block an item: its threads share out the turns of loops that
+say that they can be (``Builder.shared_loop``). Recurrences: a thread for each column of a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from treadle.gpu.entry import PerBlock
+from treadle.gpu.kernels.block import Block, instead, plus
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.sharing import Sharing
+from treadle.kernels.column_norm import ColumnNorm
+from treadle.kernels.convolution import Convolution
+from treadle.kernels.elementwise import Embed
+from treadle.kernels.gather import Combine, Gather
+from treadle.kernels.pooling import Pooling
+from treadle.kernels.rates import Gate, Rates, UnitHeads
+from treadle.kernels.scan import Delta, Mamba2, Scan
+from treadle.kernels.softcap import Softcap
+from treadle.kernels.spec import Frame, Spec
+from treadle.kernels.sums import Add, AddRows
+from treadle.record import dataclass
+
+if TYPE_CHECKING:
+    from treadle.plan import Plan, Step
+
+
+class Spread(PerBlock):
+    """The kernel that stands behind it among a class's bases. Items: that kernel's."""
+
+    n_threads: ClassVar[int] = 128
+
+    @property
+    def threads(self) -> int:
+        return self.n_threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.threads // 32  # what warps add up
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block = Block(k, isa, self.threads)
+
+        def total(v: Val) -> Val:
+            return block.over_block([v], plus, block.shared)[0]
+
+        k.sharing = Sharing(block.tid, self.threads, lambda: block.simt.barrier(k), total)
+        super().build(k, isa, frame)
+        k.sharing = None
+
+
+def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
+    """``kind``, a block of so many threads an item."""
+    own = {"op": f"simt_{kind.op}", "n_threads": n_threads, "__doc__": kind.__doc__}
+    return type(f"Simt{kind.__name__}", (Spread, kind), own)
+
+
+# An item is a row of the model's width, or a head's, or some channels.
+ROWS = (Add, AddRows, Combine, Embed, Gate, Gather, Pooling, Softcap)
+PARTS = (ColumnNorm, Convolution, Rates, UnitHeads)
+SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
+    kind.op: spread(kind, 32) for kind in PARTS
+}
+
+
+@dataclass(frozen=True)
+class SimtMamba2(Mamba2):
+    """``Mamba2``. Items: parts x heads x columns."""
+
+    op: ClassVar[str] = "simt_mamba2"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class SimtDelta(Delta):
+    """``Delta``. Items: parts x heads x columns."""
+
+    op: ClassVar[str] = "simt_delta"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
+def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``gpu/swaps.py``."""
+    return replace(step, spec=instead(SPREAD[step.spec.op], step.spec))
+
+
+def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``gpu/swaps.py``."""
+    assert isinstance(step.spec, Scan)
+    made = instead(SimtDelta if isinstance(step.spec, Delta) else SimtMamba2, step.spec)
+    base = step.grid.base // step.spec.items * made.items
+    return replace(step, spec=made, grid=replace(step.grid, base=base))

@@ -1,0 +1,101 @@
+"""What stands around products, by blocks of threads: the CPU's kernels whose loops are shared out,
+recurrences by columns, experts' routing and sorting; by the CPU's tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.machine import ISA, some
+from tests.kernels import (
+    registry,
+    test_column_norm,
+    test_elementwise,
+    test_experts,
+    test_pooling,
+    test_states,
+    test_sums,
+    test_top,
+)
+from tests.kernels.harness import Memory
+from tests.kernels.registry import COLUMN_NORMS, COMBINES, EMBEDS, GATHERS, ROUTES, SORTS, SUMS
+from treadle.gpu.kernels.block import instead
+from treadle.gpu.kernels.route import SimtRoute, SimtSort, swap_route
+from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2
+from treadle.kernels.act import DWORD
+from treadle.kernels.convolution import Convolution
+from treadle.kernels.rates import Gate, Rates, UnitHeads
+from treadle.kernels.scan import Delta, Scan
+from treadle.kernels.softcap import Softcap
+from treadle.kernels.spec import Grid, Spec
+from treadle.kernels.sums import Add, AddRows
+from treadle.plan import Step
+
+TESTS: dict[str, Any] = {  # by op: the CPU's test
+    "add": test_sums.test_add,
+    "add_rows": test_sums.test_add_rows,
+    "column_norm": test_column_norm.test_column_norm,
+    "combine": test_experts.test_combine,
+    "convolution": test_states.test_states_are_read_and_written,
+    "embed": test_elementwise.test_embed,
+    "gate": test_states.test_lengths_and_gates,
+    "gather": test_experts.test_gather,
+    "pooling": test_pooling.test_pooling,
+    "rates": test_states.test_rates,
+    "softcap": test_top.test_softcap,
+    "unit_heads": test_states.test_lengths_and_gates,
+}
+SHARED_OUT: list[Any] = [
+    *some([s for s in SUMS if isinstance(s, Add)], 1),
+    *some([s for s in SUMS if isinstance(s, AddRows)], 3),
+    *some(COLUMN_NORMS, 2),
+    *some(COMBINES, 4),
+    *some(test_states.of(Convolution), 3),
+    *some(EMBEDS, 4),
+    *some(test_states.of(Gate), 3),
+    *some([spec for spec in GATHERS if spec.unit == DWORD], 2),
+    *some(test_pooling.SPECS, 3),
+    *some(test_states.of(Rates), 2),
+    Softcap(2561, 5.0),
+    *some(test_states.of(UnitHeads), 2),
+]
+
+
+@pytest.mark.parametrize("spec", SHARED_OUT, ids=registry.name)
+def test_loops_that_are_shared_out(spec: Spec, blocks: Memory, rng: np.random.Generator) -> None:
+    made: Any = instead(SPREAD[spec.op], spec)
+    TESTS[spec.op](made, ISA, blocks, rng)
+
+
+def test_all_of_them_are_tested() -> None:
+    assert set(SPREAD) == set(TESTS) == {spec.op for spec in SHARED_OUT}
+
+
+@pytest.mark.parametrize("spec", some(test_states.of(Scan), 3), ids=registry.name)
+def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
+    """A thread for each column: plain code."""
+    made = instead(SimtDelta if isinstance(spec, Delta) else SimtMamba2, spec)
+    assert made.items == spec.n_head * spec.head_dim
+    test_states.test_states_are_read_and_written(made, ISA, memory, rng)
+
+
+ROUTED = [spec for spec in ROUTES if spec.n_groups_used == spec.n_groups]
+
+
+@pytest.mark.parametrize("spec", ROUTED, ids=registry.name)
+def test_route(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
+    test_experts.test_route(instead(SimtRoute, spec), ISA, blocks, rng)
+
+
+def test_groups_of_experts_are_chosen_by_a_thread() -> None:
+    grouped = next(spec for spec in ROUTES if spec.n_groups_used < spec.n_groups)
+    plan: Any = None
+    assert swap_route(Step("L0", grouped, {}, Grid(1)), plan, ISA) is None
+
+
+@pytest.mark.parametrize("spec", SORTS, ids=registry.name)
+def test_sort(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
+    test_experts.test_sort(instead(SimtSort, spec), ISA, blocks, rng)
