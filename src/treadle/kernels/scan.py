@@ -1,8 +1,8 @@
 """Recurrences: each head's state, a matrix, goes from token to token, and is seen by each.
 
 An item has some columns of one head's state, and takes all tokens of a part in order: so bits do
-not depend on how a text is cut into runs, nor on the number of threads. The state is copied to its
-next place first, and changed there: a run that fails has changed nothing.
+not depend on how a text is cut into runs, nor on the number of threads. The first token reads the
+state from its old place and writes it to the next one: a run that fails has changed nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import Ty, f32, ptr
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record, round_up, widest
@@ -28,7 +28,8 @@ class Here(NamedTuple):
     head: Val
     group: Val
     column: Val  # where its columns begin
-    state: Val  # its columns of the first row
+    source: Var  # its columns of the first row: where a token finds them,
+    state: Val  # and where it leaves them
     token: Val
     n_tokens: Val
 
@@ -100,10 +101,11 @@ class Scan(Spec):
             out = frame.out + (row * frame.out_stride + here.column) * 4
             token = Token(first, decay, values, key, query)
             self._token(k, frame, here, f32 * width, token, out)
+            here.source.v = here.state
 
     @contextmanager
     def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[Here]:
-        """Each item, once its columns of the state are in their next place."""
+        """Each item; a text that begins finds zeros."""
         parts = frame.run("parts", ptr)
         with k.loop(frame.end, start=frame.begin) as item:
             record = load_record(k, parts + item // self.items * PART.itemsize, PART)
@@ -111,19 +113,14 @@ class Scan(Spec):
             at = head * (self.n_state * self.head_dim) + tile * self.tile
             home = frame.states + (frame.state_off + at * 4)
             old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
-            with k.if_else(record["position"] > 0) as (later, begins):
-                with later:
-                    self._rows(k, ty, lambda at: k.store(new + at, k.load(old + at, ty)))
-                with begins:
-                    self._rows(k, ty, lambda at: k.store(new + at, k.zero(ty)))
-            column = head * self.head_dim + tile * self.tile
-            yield Here(head, self.group_of(head), column, new, record["token"], record["n_tokens"])
-
-    def _rows(self, k: Builder, ty: Ty, do: Any) -> None:
-        """``do`` for every vector of the item's columns, told where it is, in bytes."""
-        with k.loop(self.n_state) as n:
-            for j in range(0, self.tile, ty.lanes):
-                do(n * (4 * self.head_dim) + 4 * j)
+            source = k.var(old)
+            with k.if_(record["position"].eq(0)):
+                source.v = new
+                with k.loop(self.n_state) as n:
+                    for j in range(0, self.tile, ty.lanes):
+                        k.store(new + (n * (4 * self.head_dim) + 4 * j), k.zero(ty))
+            column, group = head * self.head_dim + tile * self.tile, self.group_of(head)
+            yield Here(head, group, column, source, new, record["token"], record["n_tokens"])
 
     def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         """One token of an item."""
@@ -132,13 +129,14 @@ class Scan(Spec):
     def _step(self, k: Builder, here: Here, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
         """The state becomes ``decay`` of itself and ``key add^T``; gives what ``query`` sees."""
         keep, seen = k.splat(token.decay, ty), [k.var(k.zero(ty)) for _ in add]
+        source = here.source.v
         with k.loop(self.n_state) as n:
             b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
-            row = here.state + n * (4 * self.head_dim)
+            row = n * (4 * self.head_dim)
             for j, (new, y) in enumerate(zip(add, seen, strict=True)):
                 at = row + 4 * ty.lanes * j
-                s = k.fma(new, b, k.load(at, ty) * keep)
-                k.store(at, s)
+                s = k.fma(new, b, k.load(source + at, ty) * keep)
+                k.store(here.state + at, s)
                 y.v = k.fma(s, c, y.v)
         return [y.v for y in seen]
 
@@ -218,8 +216,9 @@ class Delta(Scan):
         columns = range(0, self.tile, ty.lanes)
         known = [k.var(k.zero(ty)) for _ in columns]
         beta, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
+        source = here.source.v
         with k.loop(self.n_state) as n:
-            row = here.state + n * (4 * self.head_dim)
+            row = source + n * (4 * self.head_dim)
             b = k.splat(k.load(token.key + n * 4, f32), ty)
             for j, y in zip(columns, known, strict=True):
                 y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
