@@ -18,7 +18,7 @@ from tests.fake_engine import N_VOCAB, Bytes, FakeEngine, check_scheduler
 from treadle.admission import AGE_S
 from treadle.answer import Answer
 from treadle.batch import Part
-from treadle.budget import FIRST, LEAST, QUANTUM, Pace, Shares
+from treadle.budget import LEAST, QUANTUM, TILE, Pace, Shares
 from treadle.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
 from treadle.kernels.kv import PAGE
@@ -554,7 +554,7 @@ def test_a_slow_machine_reads_on_all_the_same() -> None:
     reader = world.add(range(100, 900), max_tokens=1)
     world.run(reader)
     assert not writer.answer.done
-    assert set(map(max, world.engine.batches[4:-1])) == {LEAST}
+    assert set(map(max, world.engine.batches[4:-1])) == {TILE - 1}
 
 
 def test_where_nobody_takes_pieces_prompts_are_read_at_once() -> None:
@@ -571,8 +571,10 @@ def test_where_nobody_takes_pieces_prompts_are_read_at_once() -> None:
 def test_pace_is_learned_and_never_negative() -> None:
     pace = Pace(target_s=0.1)
     assert pace.seconds(64, 1, 100) is None
-    assert pace.tokens(4, 1000, 0, 500) == FIRST  # until something is known
-    assert pace.tokens(4, 1000, 0, FIRST - 1) == FIRST - 1
+    for decode in range(1, 20):  # until something is known
+        assert LEAST <= pace.tokens(decode, 1000, 0, 500) < LEAST + TILE
+        assert (decode + pace.tokens(decode, 1000, 0, 500)) % TILE == 0
+    assert pace.tokens(4, 1000, 0, LEAST - 1) == LEAST - 1
     rng = np.random.default_rng(1)
     for _ in range(50):
         prefill, decode, context = (
@@ -582,7 +584,12 @@ def test_pace_is_learned_and_never_negative() -> None:
         pace.note(prefill, decode, context, seconds * float(rng.normal(1, 0.02)))
     assert pace.seconds(100, 4, 10_000) == pytest.approx(0.0341, rel=0.05)
     assert pace.tokens(4, 10_000, 0, 10_000) == pytest.approx(760, rel=0.1)
-    assert pace.tokens(400, 10_000, 0, 500) == LEAST  # they alone take longer
+    assert (pace.tokens(7, 10_000, 0, 10_000) + 7) % TILE == 0
+    assert pace.tokens(404, 10_000, 0, 500) == LEAST  # they alone take longer
+    slow = Pace(target_s=1e9)
+    for n in (7, 15, 31):  # one decodes; each time twice as many, whatever the fit promises
+        assert slow.tokens(1, 0, 0, 500) == n
+        slow.note(n, 1, 0, 1.0)
     for _ in range(64):  # the same again and again: nothing can be told apart
         pace.note(64, 1, 0, float(rng.uniform(0.01, 0.02)))
     assert LEAST <= pace.tokens(1, 0, 0, 512) <= 512

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 TARGET_S = 0.12  # a step's length where somebody waits for a next token
-FIRST = 16  # tokens of prompts beside decoding ones, as long as nothing was measured
-LEAST = 8  # and at least, however slow the machine is: a prompt must not starve
+LEAST = 4  # tokens of prompts beside decoding ones, however slow the machine: none must starve
+TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much as four
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
 MEASURED = 64  # steps that a fit looks back on
 T = TypeVar("T")
@@ -49,17 +49,21 @@ class Pace:
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
         """Tokens of prompts, up to ``most``, that a step may read beside ``decode`` others, which
-        have ``context`` tokens before them; the prompts' tokens have about ``before``.
+        have ``context`` tokens before them; the prompts' tokens have about ``before``. All together
+        are a multiple of TILE. As long as nothing is known, as few as may be; then at most about
+        twice as many as were measured together: a guess from few steps must not cost a long one.
         """
+        least = LEAST - (decode + LEAST) % -TILE
         none = self.seconds(0, decode, context)
         if none is None:
-            return min(FIRST, most)
+            return min(least, most)
         one = self.seconds(1, decode, context + before)
         assert one is not None
         if one <= none:  # noise: more work cannot take less time
-            return min(FIRST, most)
-        room = int((self.target_s - none) / (one - none))
-        return min(max(room - room % 8, LEAST), most)
+            return min(least, most)
+        known = 2 * max(int(prefill) for _, prefill, _, _ in self._rows) + 1
+        room = min(int((self.target_s - none) / (one - none)), known)
+        return min(max(room - (decode + room) % TILE, least), most)
 
 
 def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
