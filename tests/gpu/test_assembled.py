@@ -48,6 +48,7 @@ SPECS: list[Spec] = [
     instead(SPREAD["convolution"], Convolution(8192, 4)),
     SimtMamba2(128, 64, 128, 8),
     SimtRoute(512, 10, "sigmoid", norm=True, bias=True),
+    SimtRoute(256, 8, "sigmoid", norm=True, bias=True, n_groups=8, n_groups_used=4),
     SimtAttention("q8_0", 128, 1, 576, 1, head_dim_v=512, latent=True),
     SimtAttention("f16", 12, 12, 64, 4, causal=False, alibi=8.0),
     SimtNorm("f32", 4096, 1, 1e-5, add=True),

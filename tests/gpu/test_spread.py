@@ -23,16 +23,15 @@ from tests.kernels import (
 from tests.kernels.harness import Memory
 from tests.kernels.registry import COLUMN_NORMS, COMBINES, EMBEDS, GATHERS, ROUTES, SORTS, SUMS
 from treadle.gpu.kernels.block import instead
-from treadle.gpu.kernels.route import SimtRoute, SimtSort, swap_route
+from treadle.gpu.kernels.route import SimtRoute, SimtSort
 from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2
 from treadle.kernels.act import DWORD
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.rates import Gate, Rates, UnitHeads
 from treadle.kernels.scan import Delta, Scan
 from treadle.kernels.softcap import Softcap
-from treadle.kernels.spec import Grid, Spec
+from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
-from treadle.plan import Step
 
 TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,
@@ -82,18 +81,9 @@ def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
     test_states.test_states_are_read_and_written(made, ISA, memory, rng)
 
 
-ROUTED = [spec for spec in ROUTES if spec.n_groups_used == spec.n_groups]
-
-
-@pytest.mark.parametrize("spec", ROUTED, ids=registry.name)
+@pytest.mark.parametrize("spec", ROUTES, ids=registry.name)
 def test_route(spec: Any, blocks: Memory, rng: np.random.Generator) -> None:
     test_experts.test_route(instead(SimtRoute, spec), ISA, blocks, rng)
-
-
-def test_groups_of_experts_are_chosen_by_a_thread() -> None:
-    grouped = next(spec for spec in ROUTES if spec.n_groups_used < spec.n_groups)
-    plan: Any = None
-    assert swap_route(Step("L0", grouped, {}, Grid(1)), plan, ISA) is None
 
 
 @pytest.mark.parametrize("spec", SORTS, ids=registry.name)

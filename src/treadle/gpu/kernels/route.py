@@ -31,8 +31,8 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class SimtRoute(PerBlock, Route):
-    """``Route`` of one group. A lane has every 32nd expert, and later every 32nd that was chosen.
-    Items: tokens.
+    """``Route`` of at most 32 groups and 32 experts for a token. A lane has every 32nd expert, a
+    group, and later one of the experts that were chosen. Items: tokens.
     """
 
     op: ClassVar[str] = "simt_route"
@@ -59,29 +59,28 @@ class SimtRoute(PerBlock, Route):
                 rank + k.load(frame.bias + k.min(at, self.n - 1) * 4, f32, align=4)
                 for rank, at in self._places(block, ranks)
             ]
+        if self.n_groups_used < self.n_groups:
+            ranks = self._of_best_groups(block, ranks)
         left = [
             k.var(k.select(at < self.n, rank, lowest)) for rank, at in self._places(block, ranks)
         ]
-        mine = [k.var(k.const(0.0, f32)) for _ in range(0, self.n_used, WARP)]
-        chosen = [k.var(k.const(0, i32)) for _ in mine]
+        mine, chosen = k.var(k.const(0.0, f32)), k.var(k.const(0, i32))
         total = k.var(k.const(0.0, f32))
-        for s in range(self.n_used):
+        with k.loop(self.n_used) as s:
             best = self._take(block, left, p)
-            here = block.lane.eq(s % WARP)
-            mine[s // WARP].v = k.select(here, best.p, mine[s // WARP].v)
-            chosen[s // WARP].v = k.select(here, best.expert, chosen[s // WARP].v)
+            here = block.lane.eq(s)
+            mine.v = k.select(here, best.p, mine.v)
+            chosen.v = k.select(here, best.expert, chosen.v)
             total.v = total.v + best.p
         factor = k.const(self.scale, f32)
         if self.norm:
             factor = factor / k.max(total.v, LEAST)
-        for i, (weight, expert) in enumerate(zip(mine, chosen, strict=True)):
-            slot = block.lane + WARP * i
-            with k.if_(slot < self.n_used):
-                made, place = weight.v * factor, (token * self.n_used + slot) * 4
-                if self.own:
-                    made = made * k.load(frame.scales + expert.v.to(i64) * 4, f32, align=4)
-                k.store(frame.chosen + place, expert.v, align=4)
-                k.store(frame.weights + place, made, align=4)
+        with k.if_(block.lane < self.n_used):
+            made, place = mine.v * factor, (token * self.n_used + block.lane) * 4
+            if self.own:
+                made = made * k.load(frame.scales + chosen.v.to(i64) * 4, f32, align=4)
+            k.store(frame.chosen + place, chosen.v, align=4)
+            k.store(frame.weights + place, made, align=4)
 
     def _places(self, block: Block, values: list[Val]) -> list[tuple[Val, Val]]:
         """Each of a lane's values, and which expert's it is."""
@@ -102,6 +101,31 @@ class SimtRoute(PerBlock, Route):
             total = total + power
         share = 1.0 / block.over_warp(total, plus)
         return [power * share for power in powers]
+
+    def _of_best_groups(self, block: Block, ranks: list[Val]) -> list[Val]:
+        """Ranks, minus infinity in groups that are not among the best."""
+        k, per, lowest = block.k, self.n // self.n_groups, block.k.const(float("-inf"), f32)
+        good = k.var(lowest)  # of the group that has this lane's number
+        with k.loop(self.n_groups) as g:
+            first = second = lowest
+            for rank, at in self._places(block, ranks):
+                v = k.select((at // per).eq(g), rank, lowest)
+                first, second = k.max(first, v), k.max(second, k.min(first, v))
+            lanes = WARP // 2
+            while lanes:
+                a, b = (block.simt.shuffle(k, v, lanes) for v in (first, second))
+                first, second = k.max(first, a), k.max(k.min(first, a), k.max(second, b))
+                lanes //= 2
+            whole = first + second if self.n_best == 2 else first
+            good.v = k.select(block.lane.eq(g), whole, good.v)
+        kept = k.var(k.const(0, i32))  # a bit for each
+        with k.loop(self.n_groups_used):
+            best = self._take(block, [good], [lowest])
+            kept.v = kept.v | (k.const(1, i32) << best.expert)
+        return [
+            k.select(((kept.v >> (at // per).to(i32)) & 1).eq(1), rank, lowest)
+            for rank, at in self._places(block, ranks)
+        ]
 
     def _take(self, block: Block, left: list[Var], p: list[Val]) -> Held:
         """The best that is left, of equal ones the first; it is not left then."""
@@ -188,8 +212,8 @@ class SimtSort(PerBlock, Sort):
 def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
     assert isinstance(step.spec, Route)
-    one = step.spec.n_groups_used == step.spec.n_groups
-    return replace(step, spec=instead(SimtRoute, step.spec)) if one else None
+    fits = max(step.spec.n_used, step.spec.n_groups) <= WARP
+    return replace(step, spec=instead(SimtRoute, step.spec)) if fits else None
 
 
 def swap_sort(step: Step, plan: Plan, isa: Isa) -> Step | None:
