@@ -1,5 +1,5 @@
 """Kernels of blocks, but for the products, as a card's machine code: nothing spilled, and the
-memory of the block within what every launch gets.
+memory of the block within what every launch may ask for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from tests.gpu.machine import some
 from tests.gpu.ptxas import assemble
 from treadle.gpu.entry import shared_of, threads_of
-from treadle.gpu.kernels.attention import MOST_SHARED, SimtAttention
+from treadle.gpu.kernels.attention import SimtAttention
 from treadle.gpu.kernels.attention_tile import TileAttention
 from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.merge import SimtMerge
@@ -29,8 +29,10 @@ from treadle.kernels.gather import Combine
 from treadle.kernels.spec import Spec
 
 ROWS = [nvptx.SM_80, nvptx.SM_90]
+FEWEST_SHARED = 99 << 10  # bytes that a launch may ask for on every card from 8.0 on
 SPECS: list[Spec] = [
     TileAttention("f16", 32, 8, 128, 16),
+    TileAttention("bf16", 8, 4, 256, 32),
     SimtAttention("f16", 16, 1, 576, 1, head_dim_v=512, latent=True),
     SimtRoute(128, 8, "softmax", norm=True),
     SimtSort(128, 8, 16, 128),
@@ -58,6 +60,8 @@ SPECS: list[Spec] = [
     SimtAttention("f16", 8, 1, 512, 2, softcap=50.0),
     SimtAttention("f16", 16, 4, 80, 4, causal=False),
     TileAttention("bf16", 32, 8, 64, 16, 1024),
+    TileAttention("q8_0", 8, 1, 256, 8, 512, softcap=50.0),
+    TileAttention("f16", 16, 16, 192, 64, head_dim_v=128),
     TileAttention("q8_0", 32, 8, 128, 16, sinks=True),
     TileAttention("bf16", 32, 32, 96, 64, causal=False, softcap=30.0),
     SimtRopeStore("norm", "f16", 32, 8, 128, 64, 0.0884),
@@ -66,12 +70,12 @@ SPECS: list[Spec] = [
 
 
 @pytest.mark.parametrize("isa", ROWS, ids=lambda isa: isa.name)
-@pytest.mark.parametrize("spec", some(SPECS, 11), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", some(SPECS, 12), ids=lambda spec: spec.name)
 def test_kernels_of_blocks_assemble(spec: Spec, isa: Isa, tmp_path: Path) -> None:
     made = assemble(spec, isa, tmp_path)
     assert (made.spills, made.stack) == (0, 0)
     assert made.registers * threads_of(spec) <= 65536  # of a card's unit: one block at least runs
-    assert shared_of(spec) <= MOST_SHARED
+    assert shared_of(spec) <= FEWEST_SHARED
     if isinstance(spec, TileAttention):
         found = made.opcodes()
         assert found["HMMA"] >= spec.head_dim // 16 * 4

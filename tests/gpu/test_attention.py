@@ -36,6 +36,7 @@ TILES = [
     Attention("bf16", 6, 2, 96, 9, 21, 1, head_dim_v=64, causal=False),
     Attention("q8_0", 6, 2, 32, 5, 33),
     Attention("f16", 6, 2, 32, 20, 50, 1, sinks=True),
+    Attention("bf16", 4, 2, 256, 12, 45),
     Attention("q8_0", 4, 1, 64, 16, head_dim_v=128, softcap=20.0),
     Attention("bf16", 3, 3, 128, 40, 33, 3),
     Attention("f16", 4, 2, 80, 7, head_dim_v=16),
@@ -67,7 +68,7 @@ def rounding(spec: Attention, allowed: float, q: np.ndarray, cache: Cache) -> fl
     return allowed + (2 * score + 3 * unit + n * 2.0**-24) * values
 
 
-@pytest.mark.parametrize("spec", some(TILES, 3), ids=registry.name)
+@pytest.mark.parametrize("spec", some(TILES, 5), ids=registry.name)
 def test_tiles(spec: Attention, blocks: Memory, rng: np.random.Generator) -> None:
     check(instead(TileAttention, spec), ISA, blocks, rng)
 

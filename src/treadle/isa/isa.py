@@ -92,7 +92,7 @@ class Simt:
     mma_bf16: Several
     warp: int = 32
     tile_rows: int = 64  # queries of an attention item of many tokens, at most
-    tile_dims: int = 128  # of its heads: more leave no registers for the sums
+    tile_dims: int = 256  # of its heads: more leave no registers for the sums
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@ queries, and all warps of a block walk the same keys, a page at a time, the next
 
 Queries and weights are rounded to what pages hold, f16 or bf16; pages of q8_0 become f16. Sums are
 f32. Pages keep keys by dims and values by keys: both are read as transposed matrices.
+
+A value of over 128 dims has more sums than a thread has registers: two warps have the same rows,
+each half of the dims, and make the same scores. Queries are in shared memory then, which leaves no
+room for a second page.
 """
 
 from __future__ import annotations
@@ -24,15 +28,20 @@ from treadle.record import dataclass
 
 ROWS = 16  # of a warp
 PAD = 16  # bytes behind each row in shared memory: rows of one matrix lie in different banks
-STAGES = 2
+WIDE = 128  # dims of a value that one warp adds up
 
 
 def fits(spec: Attention, simt: Simt) -> bool:
     """Whether such heads, and so many rows, can be done here."""
-    dims = spec.head_dim, spec.dims_v
+    dims = spec.head_dim, spec.dims_v // split_of(spec.dims_v)
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
     pages = spec.kv != "f32" and not spec.page.fmt.packed and not spec.latent
     return sizes and pages and not spec.alibi and ROWS <= spec.rows <= simt.tile_rows
+
+
+def split_of(dims_v: int) -> int:
+    """Warps that share a value's dims."""
+    return 1 if dims_v <= WIDE else 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,12 @@ class TileAttention(PerBlock, Attention):
 
     @property
     def threads(self) -> int:
-        return 32 * -(-self.rows // ROWS)
+        return 32 * -(-self.rows // ROWS) * split_of(self.dims_v)
+
+    @property
+    def columns(self) -> int:
+        """Dims of a value that a warp has."""
+        return self.dims_v // split_of(self.dims_v)
 
     @property
     def key_pitch(self) -> int:
@@ -61,7 +75,22 @@ class TileAttention(PerBlock, Attention):
 
     @property
     def shared_bytes(self) -> int:
-        return STAGES * self.stage_bytes
+        queries = self.threads // 64 * ROWS * self.query_pitch if self.wide else 0
+        return self.stages * self.stage_bytes + queries
+
+    @property
+    def wide(self) -> bool:
+        return self.columns < self.dims_v
+
+    @property
+    def stages(self) -> int:
+        """Pages in shared memory."""
+        return 1 if self.wide else 2
+
+    @property
+    def query_pitch(self) -> int:
+        """Bytes of a row's query there."""
+        return 2 * self.head_dim + PAD
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         items = frame.block + self._of_run(frame, "attn_items", "attn_few")
@@ -92,38 +121,47 @@ class Tile:
         self.narrow_bf16 = spec.kv == "bf16"
         simt = block.simt
         self.mma = simt.mma_bf16 if self.narrow_bf16 else simt.mma_f16
-        lane, first = block.lane, block.warp * ROWS
+        n_parts = split_of(spec.dims_v)
+        self.part = block.warp % n_parts
+        lane, first = block.lane, block.warp // n_parts * ROWS
         self.pair = lane % 4 * 2  # the first of two columns that the lane has of 8
         self.rows = [Row(spec, item, first + lane // 4 + i) for i in (0, 8)]
         self.end = item.item["key_end"]
+        self.q = block.shared + spec.stages * spec.stage_bytes + first * spec.query_pitch
 
     def run(self) -> None:
         k, spec, simt = self.k, self.spec, self.block.simt
-        queries = self._queries()
+        queries: list[list[Val]] = []
+        if spec.wide:
+            self._put_queries_away()
+        else:
+            queries = [self._query(dim) for dim in range(0, spec.head_dim, 16)]
         o = [
-            [k.var(k.const(0.0, f32)) for _ in range(4)] for _ in range(spec.dims_v // 8)
+            [k.var(k.const(0.0, f32)) for _ in range(4)] for _ in range(spec.columns // 8)
         ]  # 8 columns: of the first row two, of the second two
         if spec.sinks:  # the sum of a row is that of its four lanes
             for row in self.rows:
                 one = k.select(self.pair.eq(0), row.total.v, k.const(0.0, f32))
                 row.total.v = one
         start, last = self.item.item["key_begin"] // PAGE, (self.end + (PAGE - 1)) // PAGE
-        self._bring(start, self._stage(k.i64(0)))
-        simt.commit(k)
-        with k.loop(last, start=start) as page:
-            with k.if_(page + 1 < last):
-                self._bring(page + 1, self._stage(page + 1 - start))
+        ahead = spec.stages - 1
+        if ahead:
+            self._bring(start, self._stage(k.i64(0)))
             simt.commit(k)
-            simt.wait(k, 1)
+        with k.loop(last, start=start) as page:
+            with k.if_(page + ahead < last):
+                self._bring(page + ahead, self._stage(page + ahead - start))
+            simt.commit(k)
+            simt.wait(k, ahead)
             simt.barrier(k)
             stage = self._stage(page - start)
             weights = self._weights(page * PAGE, self._scores(queries, stage), o)
             self._add_values(weights, stage + spec.head_dim * spec.key_pitch, o)
-            simt.barrier(k)  # the stage is free for the page after the next
+            simt.barrier(k)  # the stage is free for another page
         self._store(o)
 
     def _stage(self, n: Val) -> Val:
-        return self.block.shared + n % STAGES * self.spec.stage_bytes
+        return self.block.shared + n % self.spec.stages * self.spec.stage_bytes
 
     def _narrow(self, a: Val, b: Val) -> Val:
         """Two values in 32 bits."""
@@ -132,19 +170,24 @@ class Tile:
         narrow = k.isa.narrow_bf16 if self.narrow_bf16 else k.isa.narrow_f16
         return narrow(k, both).bits(u32 * 1)
 
-    def _queries(self) -> list[list[Val]]:
-        """The warp's 16 rows, 16 dims at a time, as the left side of a product."""
+    def _query(self, dim: Val | int) -> list[Val]:
+        """16 dims of the warp's 16 rows, as the left side of a product."""
         k, made = self.k, []
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         places = [self.item.query(row.token, row.head) + self.pair * 4 for row in self.rows]
-        for dim in range(0, self.spec.head_dim, 16):
-            part = []
-            for at in (dim, dim + 8):
-                for place in places:
-                    q = k.load(place, f32 * 2, offset=4 * at, align=8) * factor
-                    part.append(k.extract(self._narrow(k.extract(q, 0), k.extract(q, 1)), 0))
-            made.append(part)
+        for at in (0, 8):
+            for place in places:
+                q = k.load(place + dim * 4, f32 * 2, offset=4 * at, align=8) * factor
+                made.append(k.extract(self._narrow(k.extract(q, 0), k.extract(q, 1)), 0))
         return made
+
+    def _put_queries_away(self) -> None:
+        """The rows' queries to shared memory, by the first of the warps that have them."""
+        k, pitch = self.k, self.spec.query_pitch
+        to = self.q + self.block.lane // 4 * pitch + self.pair * 2
+        with k.if_(self.part.eq(0)), k.loop(self.spec.head_dim, step=16) as dim:
+            for i, part in enumerate(self._query(dim)):
+                k.store(to + i % 2 * 8 * pitch + dim * 2, part, offset=i // 2 * 16, align=4)
 
     def _bring(self, page: Val, stage: Val) -> None:
         """A page's keys and values to shared memory, 16 bytes of them at a time for each thread.
@@ -192,9 +235,11 @@ class Tile:
 
     def _scores(self, queries: list[list[Val]], keys: Val) -> list[list[Val]]:
         """Q K^T of a page: by 8 keys, as ``mma`` gives them."""
-        k, spec = self.k, self.spec
+        k, spec, lane = self.k, self.spec, self.block.lane
         sums = [[k.const(0.0, f32)] * 4 for _ in range(PAGE // 8)]
-        for step, q in enumerate(queries):
+        place = self.q + lane % 16 * spec.query_pitch + lane // 16 * 16
+        for step in range(spec.head_dim // 16):
+            q = self.block.simt.load_matrix(k, place + 32 * step) if spec.wide else queries[step]
             rows = keys + step * 16 * spec.key_pitch
             for n in range(0, len(sums), 2):
                 b = self._matrices(rows + n * 16, spec.key_pitch)
@@ -248,9 +293,9 @@ class Tile:
 
     def _add_values(self, weights: list[list[Val]], values: Val, o: list[list[Var]]) -> None:
         """O += P V of a page."""
-        k, pitch = self.k, self.spec.value_pitch
+        k, spec, pitch = self.k, self.spec, self.spec.value_pitch
         for step, p in enumerate(weights):
-            rows = values + step * 16 * pitch
+            rows = values + step * 16 * pitch + self.part * (2 * spec.columns)
             for n in range(0, len(o), 2):
                 b = self._matrices(rows + n * 16, pitch)
                 for i in range(2):
@@ -272,8 +317,8 @@ class Tile:
                 )
                 for n, part in enumerate(o):
                     for i in range(2):
-                        at = to + (8 * n + i) * 4 + self.pair * 4
+                        at = to + (8 * n + i) * 4 + self.pair * 4 + self.part * (4 * spec.columns)
                         k.store(at, part[2 * h + i].v * factor, align=4)
-                with k.if_(self.pair.eq(0) & (self.item.item["partial"] >= 0)):
+                with k.if_((self.pair + self.part).eq(0) & (self.item.item["partial"] >= 0)):
                     k.store(to, row.m.v, offset=4 * spec.dims_v, align=4)
                     k.store(to, total, offset=4 * spec.dims_v + 4, align=4)
