@@ -53,11 +53,13 @@ def write_model(
     fmt: str = "F32",
     *,
     others: Mapping[str, tuple[int, ...]] | None = None,
+    vocabulary: Mapping[str, Any] | None = None,
     **sizes: int | list[int],
 ) -> None:
     """Norms and biases are F32, matrices ``fmt``; tensors that the architecture can lack, it lacks.
-    ``others``: tensors of zeros that no decoder knows. ``n_ff``, ``n_head`` and ``n_head_kv`` may
-    be lists with a number for each layer.
+    ``others``: tensors of zeros that no decoder knows. ``vocabulary``: keys of ``tokenizer.ggml.``
+    for ``n_vocab`` tokens, in place of ``byte_vocabulary``. ``n_ff``, ``n_head`` and ``n_head_kv``
+    may be lists with a number for each layer.
 
     Weights keep activations near 1 and logits apart, as those of ``tests/models/hf_tiny.py`` do.
     """
@@ -75,7 +77,7 @@ def write_model(
     writer.add("general.architecture", arch)
     for key, value in keys(size).items():
         writer.add(f"{arch}.{key}", value)
-    for key, value in byte_vocabulary().items():
+    for key, value in (vocabulary or byte_vocabulary()).items():
         writer.add(f"tokenizer.ggml.{key}", value)
     shapes = shapes_of(path, arch, size)
     rng = np.random.default_rng(list(arch.encode()))

@@ -20,7 +20,7 @@ CONTRACT = [
     "test", "depth", "threads", "sequences", "tok_s", "tok_s_min", "tok_s_max", "bytes_s", "ops_s",
     "share_of_peak", "engine",
 ]  # fmt: skip
-MORE = ["model", "format", "peak", "shares", "peaks", "processor_time_share"]
+MORE = ["model", "format", "peak", "shares", "peaks", "processor_time_share", "device"]
 PEAKS = {"bandwidth": 1e9, "int8": 1e9, "bf16": 1e9, "f32": 1e9}
 
 

@@ -175,6 +175,8 @@ def test_kinds_add_up_what_their_steps_did() -> None:
         ("attention_q8_0_n_head2", "f32", "attention"),
         ("merge_n_groups2", "f32", "attention"),
         ("rope_norm_bf16", "f32", "rope"),
+        ("simt_gemv_Q8_0_bf16_k8", "bf16", "matmul"),
+        ("simt_tile_attention_f16", "f32", "attention"),
     ],
 )
 def test_what_is_in_a_kernels_name(kernel: str, kind: str, part: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import treadle
 from tests import reference
 from tests.conftest import WriteTiny
+from tests.gpu.cards import cards
 from tests.gpu.emulated import EmulatedDriver
 from tests.gpu.fake_cuda import FakeCuda
 from tests.gpu.machine import some
@@ -29,17 +30,10 @@ from treadle.models.archs import ARCHS
 
 
 @pytest.fixture
-def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EmulatedDriver]]:
-    """``treadle.load(device="cuda")`` finds an emulated card; these were opened."""
-    made: list[EmulatedDriver] = []
-
-    def opened(ordinal: int) -> EmulatedDriver:
-        made.append(EmulatedDriver(seed=ordinal + len(made)))
-        return made[-1]
-
-    monkeypatch.setattr(libcuda, "CudaDriver", opened)
-    yield made
-    assert all(driver.closed for driver in made)
+def drivers() -> Iterator[list[EmulatedDriver]]:
+    """Cards that are emulated, as they were opened."""
+    with cards() as made:
+        yield made
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -27,8 +28,19 @@ Served = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def model(one_kernel_cache: Path) -> Iterator[treadle.Model]:
-    """Deterministic: a text is the one that it would be alone."""
+def model(
+    one_kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[treadle.Model]:
+    """Deterministic: a text is the one that it would be alone. With ``python -m tests.gpu`` a small
+    one on an emulated card.
+    """
+    if os.environ.get("TREADLE_TEST_GPU") == "all":
+        from tests.gpu.cards import cards
+        from tests.gpu.served import served_on, write_demo
+
+        with cards(), served_on("cuda", write_demo(tmp_path_factory.mktemp("served"))) as model:
+            yield model
+        return
     with treadle.load(threads=2, context=N_CTX, n_sequences=4, deterministic=True) as model:
         yield model
 

@@ -13,7 +13,7 @@ import click
 
 from treadle.card import bytes_by_type
 from treadle.cli.engines import Contender, LlamaCpp, Streams, Treadle, streams
-from treadle.cli.load import find_model, load_model
+from treadle.cli.load import device_name, find_model, load_model
 from treadle.cli.options import DEVICE
 from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
@@ -284,4 +284,5 @@ def evaluate(
             shares=work.shares(middle) if ours else None,
             peaks=usual,
             processor_time_share=timed.share(times, model.n_threads) if told else None,
+            device=device_name(model) if ours else None,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from treadle.cli.load import counted, load_model, read_lines
+from treadle.cli.options import DEVICE
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json
 
@@ -23,10 +24,11 @@ from treadle.cli.table import print_json
     "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
 )
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
 def command(
     model: str, texts: tuple[str, ...], normalize: bool, dimensions: int | None,
-    context: int | None, threads: int | None, as_json: bool,
+    context: int | None, threads: int | None, device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a vector for each TEXT, or line of standard input: a line of numbers each.
 
@@ -39,7 +41,7 @@ def command(
         raise click.UsageError("no texts: name some, or write one a line on standard input")
     with (
         ProgressBar() as progress,
-        load_model(model, progress, context=context, threads=threads) as loaded,
+        load_model(model, progress, context=context, threads=threads, device=device) as loaded,
     ):
         embedder = Embedder(loaded, normalize, dimensions)
         name = counted("text" if texts else "line")

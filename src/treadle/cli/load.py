@@ -140,6 +140,12 @@ def load_model(
     return model
 
 
+def device_name(model: Model) -> str | None:
+    """What the model runs on; None: the processors."""
+    name: str | None = getattr(model.engine.device, "name", None)
+    return name
+
+
 def from_disk(model: Model) -> str:
     """What it costs that memory does not hold the model; empty where it does."""
     from treadle.runtime.residence import shortage

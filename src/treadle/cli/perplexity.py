@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model, read_text
-from treadle.cli.options import KV, LORA
+from treadle.cli.options import DEVICE, KV, LORA
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import heading, print_table, show
 from treadle.errors import TreadleError
@@ -48,17 +48,18 @@ STAGE = "perplexity"
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
 @KV
 @LORA
+@DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str, file: str | None, reference: str | None, context: int | None, chunks: int | None,
     stride: int | None, save: str | None, force: bool, threads: int | None, kv: str | None,
-    lora: tuple[tuple[str, float], ...], as_json: bool,
+    lora: tuple[tuple[str, float], ...], device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the perplexity of MODEL on the text FILE ("-": standard input).
 
     The text is cut into windows; the second half of each is scored. With --kl-from, also how far
     the predictions are from the reference's. Saved predictions hold their text: then without FILE.
-    Adapters (--lora) and the type of keys and values (--kv) are MODEL's, not the reference's.
+    Adapters (--lora), the type of keys and values (--kv) and the device are MODEL's alone.
     """
     from treadle.perplexity import SavedLogits, is_saved
 
@@ -69,7 +70,8 @@ def command(
     n_ctx = context or (saved.windows.n_ctx if saved else DEFAULT_CONTEXT)
     with ExitStack() as stack:
         meter = stack.enter_context(ProgressBar(STAGE, "tok"))
-        loaded = open_model(model, n_ctx, threads, meter, stack, kv=kv, lora=lora or None)
+        own = {"kv": kv, "lora": lora, "device": device}
+        loaded = open_model(model, n_ctx, threads, meter, stack, **own)
         other = None
         if reference and saved is None:
             other = open_model(reference, n_ctx, threads, meter, stack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from treadle.cli.load import counted, load_model, read_lines
+from treadle.cli.options import DEVICE
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, print_table
 
@@ -15,10 +16,11 @@ from treadle.cli.table import print_json, print_table
 @click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
 @click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, score, document.")
 def command(
     model: str, query: str, documents: tuple[str, ...], top: int | None, threads: int | None,
-    as_json: bool,
+    device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Score each DOCUMENT, or line of standard input, by how well it answers QUERY; best first.
 
@@ -29,7 +31,10 @@ def command(
     texts = list(documents) or read_lines()
     if not texts:
         raise click.UsageError("no documents: name some, or write one a line on standard input")
-    with ProgressBar() as progress, load_model(model, progress, threads=threads) as loaded:
+    with (
+        ProgressBar() as progress,
+        load_model(model, progress, threads=threads, device=device) as loaded,
+    ):
         name = counted("document" if documents else "line")
         scores = Reranker(loaded).scores(query, texts, name).tolist()
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[:top]

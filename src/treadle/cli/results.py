@@ -37,6 +37,7 @@ class Result:
     peaks: dict[str, float]  # of this machine meanwhile, medians: bytes or operations a second
     # Of what the threads asked for while timed, what they got; None if too short to tell.
     processor_time_share: float | None = None
+    device: str | None = None  # its name; None: the processors
 
     @property
     def spread(self) -> float:
@@ -85,6 +86,8 @@ def say_facts(results: Sequence[Result]) -> None:
     first, vary = results[0], varying(results)
     given = {f: getattr(first, f) for f in FACTS if f not in vary}
     facts = [FACTS[f][1].format(value) for f, value in given.items() if value != USUAL[f]]
+    if first.device and "threads" in given and all(r.device for r in results):
+        facts[0] = f"on {printable(first.device)}"  # its threads only wait
     text = ", ".join([printable(first.model), first.format, *facts])
     heading(text.replace(" 1 threads", " 1 thread"))
 

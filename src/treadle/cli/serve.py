@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from treadle.cli.load import load_model
+from treadle.cli.load import device_name, load_model
 from treadle.cli.options import writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
@@ -114,8 +114,8 @@ def command(
         progress.close()
         pages = n_bytes(loaded.engine.cache.n_bytes)
         remark(
-            f"{loaded.path.name} is ready: {loaded.n_threads} threads, up to {loaded.n_ctx} tokens "
-            f"a text, {pages} for keys and values"
+            f"{loaded.path.name} is ready: {device_name(loaded) or f'{loaded.n_threads} threads'}, "
+            f"up to {loaded.n_ctx} tokens a text, {pages} for keys and values"
         )
         click.echo(url)
 

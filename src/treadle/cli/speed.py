@@ -25,6 +25,7 @@ MATRIX = "matrix"  # how names of kernels on matrix registers end, which multipl
 PLAIN = "f32"  # what kernels whose name has none multiply
 # Kernels that do one thing between them, as a profile sums them up.
 PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}
+OF_BLOCKS = "simt", "tile"  # before that, where a kernel is for blocks of threads
 
 Peaks = Mapping[
     str, float
@@ -150,5 +151,5 @@ def kind_of(kernel: str, peaks: Peaks) -> str:
 
 def part_of(kernel: str) -> str:
     """What ``kernel`` does, as a profile sums it up: matmul, attention, norm, rope, pack, ..."""
-    op = kernel.split("_")[0]
+    op = next(word for word in kernel.split("_") if word not in OF_BLOCKS)
     return PARTS.get(op, op)

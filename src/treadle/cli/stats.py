@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.cli.conversation import Turn, rated, wrote
+from treadle.cli.load import device_name
 from treadle.cli.table import n_bytes, printable
 from treadle.words import counted
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 def report(model: Model, turn: Turn) -> str:
     """All of it, a line a subject, in less than 80 columns."""
     lines = {
+        "device": printable(device_name(model) or ""),
         "cpu": cpu(model),
         "kernels": kernels(model),
         "prompt": prompt(turn),

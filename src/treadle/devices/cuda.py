@@ -126,8 +126,13 @@ class Cuda:
         weakref.finalize(self, driver.close)
 
     @property
+    def name(self) -> str:
+        """The card's, as its maker has it."""
+        return self.driver.facts.name
+
+    @property
     def variant(self) -> str:
-        return f"{isa_key(self.isa)}\0{gpu_source_hash()}\0{self.driver.facts.name}"
+        return f"{isa_key(self.isa)}\0{gpu_source_hash()}\0{self.name}"
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -199,7 +204,7 @@ class Cuda:
         if n_bytes > free:
             raise NoMemoryError(
                 f"{gguf.path.name}: its weights take {in_words(n_bytes)}, and "
-                f"{self.driver.facts.name} has {in_words(free)} free of {in_words(total)}: weights "
+                f"{self.name} has {in_words(free)} free of {in_words(total)}: weights "
                 "of so much would fit (a smaller format or model), or close what else is on it"
             )
         self._n_weights = n_bytes
