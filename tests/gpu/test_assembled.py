@@ -26,6 +26,7 @@ from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import Embed
 from treadle.kernels.gather import Combine
+from treadle.kernels.lora import Down, Up
 from treadle.kernels.spec import Spec
 
 ROWS = [nvptx.SM_80, nvptx.SM_90]
@@ -48,6 +49,8 @@ SPECS: list[Spec] = [
     instead(SPREAD["combine"], Combine(2048, 8, places=True, residual=True)),
     instead(SPREAD["column_norm"], ColumnNorm(128, 1e-6, 32)),
     instead(SPREAD["convolution"], Convolution(8192, 4)),
+    instead(SPREAD["lora_down"], Down("F16", 4096)),
+    instead(SPREAD["lora_up"], Up("F16", 3, 64)),
     SimtMamba2(128, 64, 128, 8),
     SimtRoute(512, 10, "sigmoid", norm=True, bias=True),
     SimtRoute(256, 8, "sigmoid", norm=True, bias=True, n_groups=8, n_groups_used=4),

@@ -15,18 +15,29 @@ from tests.kernels import (
     test_column_norm,
     test_elementwise,
     test_experts,
+    test_lora,
     test_pooling,
     test_states,
     test_sums,
     test_top,
 )
 from tests.kernels.harness import Memory
-from tests.kernels.registry import COLUMN_NORMS, COMBINES, EMBEDS, GATHERS, ROUTES, SORTS, SUMS
+from tests.kernels.registry import (
+    COLUMN_NORMS,
+    COMBINES,
+    EMBEDS,
+    GATHERS,
+    LORAS,
+    ROUTES,
+    SORTS,
+    SUMS,
+)
 from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.route import SimtRoute, SimtSort
 from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2
 from treadle.kernels.act import DWORD
 from treadle.kernels.convolution import Convolution
+from treadle.kernels.lora import Down, Up
 from treadle.kernels.rates import Gate, Rates, UnitHeads
 from treadle.kernels.scan import Delta, Scan
 from treadle.kernels.softcap import Softcap
@@ -42,6 +53,8 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
     "embed": test_elementwise.test_embed,
     "gate": test_states.test_lengths_and_gates,
     "gather": test_experts.test_gather,
+    "lora_down": test_lora.test_down,
+    "lora_up": test_lora.test_up,
     "pooling": test_pooling.test_pooling,
     "rates": test_states.test_rates,
     "softcap": test_top.test_softcap,
@@ -56,6 +69,8 @@ SHARED_OUT: list[Any] = [
     *some(EMBEDS, 4),
     *some(test_states.of(Gate), 3),
     *some([spec for spec in GATHERS if spec.unit == DWORD], 2),
+    *some([spec for spec in LORAS if isinstance(spec, Down)], 2),
+    *some([spec for spec in LORAS if isinstance(spec, Up)], 1),
     *some(test_pooling.SPECS, 3),
     *some(test_states.of(Rates), 2),
     Softcap(2561, 5.0),

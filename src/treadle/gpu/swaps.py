@@ -22,7 +22,7 @@ SWAPS = {
     **dict.fromkeys(
         (
             *("add", "add_rows", "column_norm", "combine", "convolution", "embed", "gate"),
-            *("gather", "pooling", "rates", "softcap", "unit_heads"),
+            *("gather", "lora_down", "lora_up", "pooling", "rates", "softcap", "unit_heads"),
         ),
         "treadle.gpu.kernels.spread:swap",
     ),

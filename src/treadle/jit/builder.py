@@ -236,6 +236,10 @@ class Builder(Spaces):
     def sum(self, v: Val) -> Val:
         return self.reduce(v, lambda a, b: a + b)
 
+    def total(self, v: Val) -> Val:
+        """``sum``, of the vectors of all threads that share an item."""
+        return self.sharing.total(self.sum(v)) if self.sharing else self.sum(v)
+
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         """``a * b + c``, with one rounding where the machine has it."""
         if not a.ty == b.ty == c.ty:
@@ -280,9 +284,7 @@ class Builder(Spaces):
 
     @contextmanager
     def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
-        """``loop`` whose turns need nothing of each other: threads that share an item do each its
-        own.
-        """
+        """``loop`` whose turns need nothing of each other: who shares an item shares them out."""
         if self.sharing:
             start, step = self.val(start, i64) + self.sharing.me * step, step * self.sharing.n
         with self.loop(stop, start=start, step=step) as i:
@@ -361,8 +363,7 @@ class Builder(Spaces):
             k.ret()
         self.b.call(function, [a.ir for a in args])
 
-    # -- blocks, for control flow that loops and conditions cannot express
-    # --------------------------
+    # -- blocks, for control flow that loops and conditions cannot express ----------------------
 
     def label(self, name: str) -> Any:
         return self.function.append_basic_block(name)

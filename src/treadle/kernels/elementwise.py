@@ -229,10 +229,7 @@ def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, 
     if k.sharing:
         k.sharing.meet()  # the row may be of others, who wrote it in other runs
     k.runs(n, step, run)
-    total = k.sum((sums[0].v + sums[1].v) + (sums[2].v + sums[3].v))
-    if k.sharing:
-        total = k.sharing.total(total)
-    return total * (1 / n)
+    return k.total((sums[0].v + sums[1].v) + (sums[2].v + sums[3].v)) * (1 / n)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Down(Spec):
         xs = [frame.x + (first + i) * (frame.stride * 4) for i in range(n)]
         sums = [[k.var(k.zero(f32 * lanes)) for _ in rows] for _ in xs]
         size = self.fmt.dtype.itemsize
-        with k.loop(self.width, step=lanes) as c:
+        with k.shared_loop(self.width, step=lanes) as c:
             weights = [self.fmt.load(k, k.isa, row + c * size, lanes, lanes) for row in rows]
             for x, mine in zip(xs, sums, strict=True):
                 values = k.load(x + c * 4, f32 * lanes)
@@ -88,7 +88,7 @@ class Down(Spec):
         for i, mine in enumerate(sums):
             to = frame.t + ((first + i) * frame.t_stride + group * GROUP) * 4
             for r, total in enumerate(mine):
-                k.store(to, k.sum(total.v) * gain, offset=4 * r)
+                k.store(to, k.total(total.v) * gain, offset=4 * r)
 
     def run_ref(self, args: Any, run: Any) -> None:
         groups = args.groups.view(GROUP_OF)
@@ -138,14 +138,14 @@ class Up(Spec):
         self, k: Builder, frame: Frame, strip: Val, record: dict[str, Val], piece: dict[str, Val]
     ) -> None:
         lanes = min(k.isa.lanes, STRIP)
-        wide = min(STRIP, 8 * lanes)  # columns that fit registers
+        wide = lanes if k.sharing else min(STRIP, 8 * lanes)  # columns that fit registers
         size = self.fmt.dtype.itemsize
         load = self.fmt.load
         assert load is not None
         with k.if_(piece["n"] > 0), k.loop(record["n_tokens"]) as i:
             token = record["token"] + i
             t = frame.t + (token * frame.t_stride + piece["first"]) * 4
-            for begin in range(0, STRIP, wide):
+            with k.shared_loop(STRIP, step=wide) as begin:
                 y = frame.y + (token * frame.stride + strip * STRIP + begin) * 4
                 w = frame.w + (piece["at"] + begin * size)
                 offsets = range(0, wide, lanes)

@@ -15,6 +15,7 @@ from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import Embed
 from treadle.kernels.gather import Combine, Gather
+from treadle.kernels.lora import Down, Up
 from treadle.kernels.pooling import Pooling
 from treadle.kernels.rates import Gate, Rates, UnitHeads
 from treadle.kernels.scan import Delta, Mamba2, Scan
@@ -44,6 +45,7 @@ class Spread(PerBlock):
         block = Block(k, isa, self.threads)
 
         def total(v: Val) -> Val:
+            block.simt.barrier(k)  # the one before has been read
             return block.over_block([v], plus, block.shared)[0]
 
         k.sharing = Sharing(block.tid, self.threads, lambda: block.simt.barrier(k), total)
@@ -59,7 +61,7 @@ def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
 
 # An item is a row of the model's width, or a head's, or some channels.
 ROWS = (Add, AddRows, Combine, Embed, Gate, Gather, Pooling, Softcap)
-PARTS = (ColumnNorm, Convolution, Rates, UnitHeads)
+PARTS = (ColumnNorm, Convolution, Down, Rates, UnitHeads, Up)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
     kind.op: spread(kind, 32) for kind in PARTS
 }
