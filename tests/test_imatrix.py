@@ -104,6 +104,17 @@ def test_what_is_collected(
         )
 
 
+def test_runs_of_few_tokens(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their products read plain floats: no tap has to make them. So does a long window's end."""
+    windows = np.array([[5, 9, 77]], np.int32)
+    with treadle.load(tiny("llama", "F32"), context=64, threads=1, kv="f32") as model:
+        matrix = collect(model.engine, windows, "", bos=None)
+        expected = expected_sums(model, windows, monkeypatch)
+    for name, found in matrix.entries.items():
+        assert found.counts.tolist() == [3.0]
+        np.testing.assert_allclose(found.sums, expected[name][None], rtol=1e-3, err_msg=name)
+
+
 @pytest.mark.parametrize(("arch", "fmt"), [("qwen3moe", "Q8_0"), ("gpt-oss", "F32")])
 def test_what_experts_are_given(
     tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch, arch: str, fmt: str

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.fake import FakeModel, FakeTensor
+from tests.cli.fake import FakeEngine, FakeModel, FakeTensor
 from treadle.cli import bench
 from treadle.cli.engines import BATCH, LlamaCpp, Treadle, streams
 from treadle.cli.results import Result, share_of
@@ -208,6 +208,18 @@ def test_a_busy_machine_is_told_of(
     monkeypatch.setattr(bench, "TELLING_S", 1.0)
     (result,) = json.loads(run("bench", gguf, "-p", "6", "-n", "0", "-r", "1", "--json").out)
     assert result["processor_time_share"] is None  # too short to tell
+
+
+def test_a_device_is_named_and_threads_that_wait_for_it_are_not(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "TELLING_S", 0.0)
+    gpu = FakeEngine(model.calls, device=SimpleNamespace(name="A GPU\x1b"))
+    monkeypatch.setattr(FakeModel, "engine", gpu)
+    args = ["bench", gguf, "-p", "6", "-n", "0", "-r", "1"]
+    assert run(*args).out.startswith("story.gguf, Q8_0, on A GPU\\x1b\n")
+    (result,) = json.loads(run(*args, "--json").out)
+    assert (result["device"], result["processor_time_share"]) == ("A GPU\x1b", None)
 
 
 def test_a_bandwidth_of_caches_is_called_so(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treadle
@@ -22,6 +23,7 @@ from treadle.errors import CacheError
 from treadle.gpu import facts, libcuda, library
 from treadle.gpu.libcuda import CudaDriver
 from treadle.gpu.library import Library
+from treadle.imatrix.matrix import read
 
 TEXT = "a dog"  # few tokens: tiles for more of them take half a minute to compile
 
@@ -103,6 +105,20 @@ def test_perplexity(run: Run, path: str, drivers: list[EmulatedDriver], tmp_path
     assert found["top1"]["value"] == 1
 
 
+def test_imatrix(run: Run, path: str, drivers: list[EmulatedDriver], tmp_path: Path) -> None:
+    (text := tmp_path / "text").write_text(TEXT * 6)
+    made = []
+    for name in ("cuda", "cpu"):
+        args = ["imatrix", path, str(text), "-c", "16", "--chunks", "1", "--device", name]
+        assert run(*args, "-o", str(tmp_path / name)).code == 0
+        made.append(read(tmp_path / name).entries)
+    assert made[0].keys() == made[1].keys()
+    for name, entry in made[0].items():
+        theirs = made[1][name].sums
+        assert np.allclose(entry.sums, theirs, rtol=1e-2, atol=1e-2 * theirs.mean()), name
+    assert len(drivers) == 1
+
+
 def test_embed(run: Run, path: str, drivers: list[EmulatedDriver]) -> None:
     ours, theirs = (
         of_json(run, "embed", path, "dog", "cat", "-c", "64", "--device", name)
@@ -140,14 +156,18 @@ WORDS = {
     "perplexity": [__file__],
     "embed": ["x"],
     "rerank": ["x", "y"],
+    "imatrix": [__file__, "-o", "{tmp}/out"],
     "serve": [],
 }
 
 
 @pytest.mark.usefixtures("no_driver")
 @pytest.mark.parametrize("command", WORDS)
-def test_without_a_driver_it_is_one_clear_line(command: str, run: Run, path: str) -> None:
-    ran = run(command, path, *WORDS[command], "--device", "cuda")
+def test_without_a_driver_it_is_one_clear_line(
+    command: str, run: Run, path: str, tmp_path: Path
+) -> None:
+    words = [word.format(tmp=tmp_path) for word in WORDS[command]]
+    ran = run(command, path, *words, "--device", "cuda")
     assert (ran.code, ran.out) == (1, "")
     why = "no GPU driver here: neither libabsent.so.1 nor absent.dll can be loaded"
     assert ran.err == f"treadle: error: {why}\n"

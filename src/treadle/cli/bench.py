@@ -17,7 +17,7 @@ from treadle.cli.load import device_name, find_model, load_model
 from treadle.cli.options import DEVICE
 from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
-from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks, measures_itself
+from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
 from treadle.cli.table import print_json
 from treadle.files.target import check_folder, check_not_read, files_of
 from treadle.record import dataclass
@@ -265,7 +265,8 @@ def evaluate(
     for engine, times in zip(engines, timed.seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
-        told = ours and not measures_itself(model)  # else threads wait, and work is done elsewhere
+        device = device_name(model) if ours else None
+        told = ours and device is None  # else threads wait, and work is done elsewhere
         yield Result(
             test=test.name,
             depth=test.depth,
@@ -284,5 +285,5 @@ def evaluate(
             shares=work.shares(middle) if ours else None,
             peaks=usual,
             processor_time_share=timed.share(times, model.n_threads) if told else None,
-            device=device_name(model) if ours else None,
+            device=device,
         )

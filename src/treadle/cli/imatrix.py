@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model, read_text
+from treadle.cli.options import DEVICE
 from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import printable, show
@@ -42,10 +43,11 @@ STAGE = "imatrix"
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str, file: str, output: str, context: int, chunks: int | None, others: tuple[str, ...],
-    process_output: bool, force: bool, threads: int | None, as_json: bool,
+    process_output: bool, force: bool, threads: int | None, device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Let MODEL read the text FILE, and write how much passes into each column of its weights.
 
@@ -60,7 +62,7 @@ def command(
     earlier = [read(other) for other in others]
     with (
         ProgressBar(STAGE, "tok") as meter,
-        load_model(model, meter, threads=threads, context=context) as loaded,
+        load_model(model, meter, threads=threads, context=context, device=device) as loaded,
     ):
         began = time.perf_counter()
         matrix = run(loaded, file, context, chunks, process_output, meter)

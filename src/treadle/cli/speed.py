@@ -37,18 +37,13 @@ def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | Non
     """Measure what this machine reaches at best, now, with the threads and instructions in use; of
     a device with memory of its own, what that says of itself.
     """
-    if measures_itself(model):
-        device: Any = model.engine.device
+    device: Any = model.engine.device
+    if hasattr(device, "peak_rates"):
         return {NAMES[name]: rate for name, rate in device.peak_rates().items()}
     from treadle.runtime.peaks import measure_peaks
 
     found = measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
     return {NAMES[name]: rate for name, rate in found.items()}
-
-
-def measures_itself(model: Model) -> bool:
-    """Whether the model's device has peaks of its own: plans are no work of these processors."""
-    return hasattr(model.engine.device, "peak_rates")
 
 
 def reading(peaks: Iterable[str]) -> str:

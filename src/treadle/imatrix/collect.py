@@ -258,7 +258,8 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
             if made in tensors:
                 # Once, also where rows of one matrix are several products.
                 names = tuple(dict.fromkeys(tensors[made]))
-                taps.append(Tap(at, act, buffer, counts[made], names, heads=buffer.rows))
+                heads = buffer.rows if isinstance(step.spec, PackHeads) else 1
+                taps.append(Tap(at, act, buffer, counts[made], names, heads=heads))
             if made in experts:
                 taps.append(Tap(at, act, buffer, "", (), kept=True))
                 for product in experts[made]:
