@@ -41,9 +41,6 @@ class SimtRoute(PerBlock, Route):
     def threads(self) -> int:
         return WARP
 
-    def scratch(self, lanes: int) -> int:
-        return 0
-
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block, token = Block(k, isa, self.threads), frame.begin
         row = frame.scores + token * frame.stride * 4
@@ -164,9 +161,6 @@ class SimtSort(PerBlock, Sort):
     @property
     def shared_bytes(self) -> int:
         return 8 * self.threads  # each expert's slots
-
-    def scratch(self, lanes: int) -> int:
-        return 0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block, n_slots = Block(k, isa, self.threads), frame.run("n_tokens") * self.n_used
