@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import reference
 from tests.emulated.device import GuestCpu
 from tests.emulated.rows import EMULATED
 from tests.reference import kl_divergence
@@ -94,9 +95,14 @@ def test_files_that_treadle_quantizes(row: str, kind: str, data: Path, tmp_path:
 def test_rows_of_experts_and_heads_lie_as_products_read_them(
     arch: str, row: str, tmp_path: Path
 ) -> None:
-    """A prompt of many tokens, sorted by expert: what this machine makes of it."""
+    """A prompt of many tokens, sorted by expert: as near the truth as eight bits of activations are
+    on this machine (0.0009 and 0.018). A row that lies elsewhere is off by whole units.
+    """
     path = tmp_path / "made.gguf"
     write_model(path, arch, "Q8_0", n_expert=8, n_ff_exp=64)
     ids = np.random.default_rng(0).integers(1, 200, 50).tolist()
+    with open_gguf(path) as gguf:
+        truth = reference.forward(gguf, load_config(gguf), [*ids, 5])[-2:]
     here = logits_of(Cpu(ROWS["portable"], 1), path, ids, [5, 7])
-    assert kl_divergence(here, logits(row, path, ids, [5, 7], 2)) < 0.001
+    there = logits(row, path, ids, [5, 7], 2)
+    assert kl_divergence(truth, there) < 1.25 * kl_divergence(truth, here)
