@@ -151,6 +151,10 @@ def wait_until_up(name: str, process: subprocess.Popen[bytes], port: int) -> Non
     raise SystemExit(f"{name} does not answer")
 
 
+# The end of a text, and the 256 bytes, which are held back until they are a letter: a gap between
+# events is then one between tokens.
+NO_BYTES = {str(i): -100 for i in range(2, 259)}
+
 # -- one stream -------------------------------------------------------------------------------
 
 
@@ -190,7 +194,7 @@ async def ask(
     """Have a text written; leave when it is ``enough``."""
     body = {
         "prompt": prompt, "max_tokens": n_tokens, "stream": True, "temperature": 0, "model": "x",
-        "ignore_eos": True, "logit_bias": {"2": -100}, "cache_prompt": True, **more,
+        "ignore_eos": True, "logit_bias": NO_BYTES, "cache_prompt": True, **more,
     }  # fmt: skip
     raw = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 22)
