@@ -554,7 +554,7 @@ def test_a_slow_machine_reads_on_all_the_same() -> None:
     reader = world.add(range(100, 900), max_tokens=1)
     world.run(reader)
     assert not writer.answer.done
-    assert set(map(max, world.engine.batches[4:-1])) == {TILE - 1}
+    assert set(map(max, world.engine.batches[4:-1])) <= {TILE - 1, 2 * TILE - 1}
 
 
 def test_where_nobody_takes_pieces_prompts_are_read_at_once() -> None:
@@ -585,7 +585,11 @@ def test_pace_is_learned_and_never_negative() -> None:
     assert pace.seconds(100, 4, 10_000) == pytest.approx(0.0341, rel=0.05)
     assert pace.tokens(4, 10_000, 0, 10_000) == pytest.approx(760, rel=0.1)
     assert (pace.tokens(7, 10_000, 0, 10_000) + 7) % TILE == 0
-    assert pace.tokens(404, 10_000, 0, 500) == LEAST  # they alone take longer
+    assert pace.tokens(404, 10_000, 0, 10_000) > 900  # they alone take 0.4 s: half of that again
+    late = Pace(target_s=0.1)
+    late.note(512, 1, 0, 512.0)
+    late.note(256, 1, 0, 256.0)
+    assert late.tokens(4, 0, 0, 500) == LEAST  # a token of a prompt takes longer
     slow = Pace(target_s=1e9)
     for n in (7, 15, 31):  # one decodes; each time twice as many, whatever the fit promises
         assert slow.tokens(1, 0, 0, 500) == n

@@ -62,7 +62,8 @@ class Pace:
         if one <= none:  # noise: more work cannot take less time
             return min(least, most)
         known = 2 * max(int(prefill) for _, prefill, _, _ in self._rows) + 1
-        room = min(int((self.target_s - none) / (one - none)), known)
+        spare = max(self.target_s - none, none / 2)  # they alone may take as long, or longer
+        room = min(int(spare / (one - none)), known)
         return min(max(room - (decode + room) % TILE, least), most)
 
 
