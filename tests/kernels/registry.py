@@ -67,6 +67,8 @@ NORMS = [
     Norm("bf16", 352, 32, EPS),
     Norm("bf16", 172, 32, EPS, outputs=True),
     Norm("bf16", 172, 1, EPS),
+    Norm("bf16x2", 172, 32, EPS),
+    Norm("bf16x2", 352, 6, EPS),
     Norm("bf16", 352, 6, EPS),
     Norm("f32", 172, 6, EPS),
     Norm("f32", 352, 1, EPS, outputs=True),
@@ -89,6 +91,7 @@ PACKS = [
     Pack("copy", "q8", 32, 1),
     Pack("copy", "bf16", 172, 6),
     Pack("copy", "bf16", 172, 32),
+    Pack("copy", "bf16x2", 172, 32),
     Pack("gelu", "bf16", SLICE + 32, 32),
     Pack("copy", "f32", 352, 1),
     Pack("silu", "q8", 352, 6),
@@ -296,6 +299,8 @@ MATRIX = [
     MatrixGemm("Q4_K", "bf16", 768, 16, 32, residual=True),
     MatrixGemm("Q4_K", "bf16", 768, 8, 32, residual=True, kc=256),
     MatrixGemm("BF16", "bf16", 172, 16, 32, bias=True, kc=64),
+    MatrixGemm("F16", "bf16x2", 172, 16, 32, bias=True, kc=64),
+    MatrixGemm("F16", "bf16x2", 1056, 8, 32, residual=True),
     MatrixGemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True),
 ]
 for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
@@ -320,6 +325,7 @@ GATHERS = [
     Gather("q8", 352, 6, 16, 12, unit=8),
     Gather("q8", 96, 4, 32, 8, unit=8),
     Gather("bf16", 172, 32, 32, 32),
+    Gather("bf16x2", 172, 32, 32, 32),
     Gather("f32", 172, 5, 32, 10),
 ]
 COMBINES = [

@@ -336,7 +336,7 @@ def test_matrix_registers_are_swept_where_they_serve() -> None:
     assert [(s.kernel, s.tokens) for s in sweeps] == wanted
     parts = [kc for kc in choice.SWEPT["matrix"][0]["kc"] if kc < K]
     assert [v.name for v in sweeps[1].variants] == [
-        f"mr {mr} kc {kc}" for mr, kc in product((2, 4, 8), parts)
+        f"mr {mr} kc {kc}" for mr, kc in product((2, 4, 8, 16), parts)
     ]
     assert table.matrix["Q8_0"]["mr"] == 2
     assert crossed is not None

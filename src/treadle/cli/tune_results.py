@@ -79,7 +79,7 @@ def rows_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> Iterator[dict[str
             "problem": variant.problem,
         }
         if variant.problem is None:
-            op_s = peaks.get(variant.spec.act, peaks["f32"])
+            op_s = peaks.get(variant.spec.act.removesuffix("x2"), peaks["f32"])
             least_s = max(n_ops / op_s, result.n_bytes / read_rate(peaks))
             row |= {
                 "hot_s": variant.hot_s,

@@ -43,6 +43,11 @@ def load(k: Builder, r: int, p: Val, stride: int) -> None:
     _call(k, "tileloadd64", [_register(k, r), p.ir, k.i64(stride).ir])
 
 
+def load_passing(k: Builder, r: int, p: Val, stride: int) -> None:
+    """``tileloaddt1``."""
+    _call(k, "tileloaddt164", [_register(k, r), p.ir, k.i64(stride).ir])
+
+
 def store(k: Builder, r: int, p: Val, stride: int) -> None:
     """``tilestored``."""
     _call(k, "tilestored64", [_register(k, r), p.ir, k.i64(stride).ir])
@@ -59,6 +64,7 @@ MATRIX = Matrix(
     end=end,
     zero=zero,
     load=load,
+    load_passing=load_passing,
     store=store,
     dots_bf16=dots_bf16,
     scope=portable.matrix_scope,

@@ -39,13 +39,15 @@ class Matrix:
     end: Effect
     zero: Effect
     load: Effect
+    load_passing: Effect
     store: Effect
     dots_bf16: Effect
     scope: Effect
     turn: Effect | None = None
     vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
-    panel_rows: int = 128  # of weights, at most
+    panel_rows: int = 256  # of weights, at most
     panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache
+    near: int = 512  # values of 32 tokens that stay in the first-level cache
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,7 @@ MATRIX = Matrix(
     end=matrix_end,
     zero=matrix_zero,
     load=matrix_load,
+    load_passing=matrix_load,
     store=matrix_store,
     dots_bf16=matrix_dots_bf16,
     scope=matrix_scope,

@@ -109,6 +109,7 @@ MATRIX = Matrix(
     end=end,
     zero=zero,
     load=load,
+    load_passing=load,
     store=store,
     dots_bf16=dots_bf16,
     scope=scope,

@@ -236,3 +236,5 @@ AMX_BF16 = AVX512_VBMI.above(
     narrow_bf16=narrow_bf16,
     matrix=amx.MATRIX,
 )
+# `prefetchw`: such CPUs have it, and a hypervisor that does not say so does not stop it.
+AMX_BF16 = replace(AMX_BF16, features=f"{AMX_BF16.features},+prfchw")

@@ -113,9 +113,9 @@ class Builder(Spaces):
         else:
             self.store(p, x if n == x.ty.lanes else self.shuffle(x, x, list(range(n))))
 
-    def prefetch(self, p: Val, locality: int = 3) -> None:
-        """Ask for the cache line at ``p``."""
-        c = [ir.Constant(ir.IntType(32), v) for v in (0, locality, 1)]
+    def prefetch(self, p: Val, locality: int = 3, *, write: bool = False) -> None:
+        """Ask for the cache line at ``p``, perhaps to write it."""
+        c = [ir.Constant(ir.IntType(32), v) for v in (int(write), locality, 1)]
         self.call("llvm.prefetch.p0", None, [p.ir, *c])
 
     def table(self, array: NDArray[Any]) -> Val:

@@ -1,6 +1,8 @@
 """Activations as a matrix product reads them: rows of one ``kind``, ``group`` tokens interleaved.
 
-The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. A group of g tokens
+The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. In ``bf16x2`` a
+value is two bf16, ``high = bf16(x)`` and ``low = bf16(x - high)``, 16 bits together: of every 32
+values the 16 dwords of their high parts, then those of their low parts. A group of g tokens
 is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
 neighbouring addresses; g = 1 is plain row-major. Where products take two tokens of eight values
 each (``Isa.pairs``), ``unit`` is 8 and two dwords of a token stand together.
@@ -21,14 +23,15 @@ from operator import add
 import numpy as np
 
 from treadle.jit.language import Builder, Val
-from treadle.jit.types import f32, i8, i32, i64
+from treadle.jit.types import f32, i8, i32, i64, u16, u32
 from treadle.kernels.spec import Grid, round_up
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
 DWORD = 4  # bytes of one, or codes
-PER_DWORD = {"q8": 4, "bf16": 2, "f32": 1}
-TOGETHER = 16  # tokens of a bf16 group that are written at once
+PER_DWORD = {"q8": 4, "bf16": 2, "bf16x2": 1, "f32": 1}
+NARROW = {"bf16": 1, "bf16x2": 2}  # how many bf16 a value is
+TOGETHER = 16  # tokens of such a group that are written at once
 BLOCK = 32  # values that share a q8 scale
 # 1.5 * 2**23: floats of this size are whole numbers, so an integer of up to 22 bits that is added
 # to the bits is added to the value. MAGIC times a scale of up to 22 bits is exact.
@@ -40,7 +43,7 @@ OFFSET = 128  # of the codes that ``comp`` serves
 class Act:
     """The layout of one activation buffer for rows of ``k`` values."""
 
-    kind: str  # "q8", "bf16" or "f32"
+    kind: str  # "q8", "bf16", "bf16x2" or "f32"
     k: int
     group: int = 1
     sub: int = BLOCK  # values that share a compensation: 16 or 32
@@ -81,7 +84,7 @@ class Act:
     @property
     def together(self) -> int:
         """Tokens that are written at once, for the sake of whole vectors: a part of a group."""
-        return TOGETHER if self.kind == "bf16" and self.group % TOGETHER == 0 else 1
+        return TOGETHER if self.kind in NARROW and self.group % TOGETHER == 0 else 1
 
     @property
     def store_scratch(self) -> int:
@@ -110,6 +113,10 @@ class Act:
             values: np.ndarray = q
         elif self.kind == "bf16":
             values = to_bf16_bits(x)
+        elif self.kind == "bf16x2":
+            whole = np.zeros((n, self.kd // BLOCK, BLOCK), np.float32)
+            whole.reshape(n, -1)[:, : self.k] = x
+            values = np.concatenate(two_bf16_bits(whole), axis=-1)
         else:
             values = x.astype(np.float32)
         row = np.zeros((groups.shape[0] * g, 4 * self.kd), np.uint8)
@@ -140,6 +147,9 @@ class Act:
         rows = self.dwords_ref(buffer, n)
         if self.kind == "f32":
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
+        if self.kind == "bf16x2":
+            both = from_bf16_bits(rows.view(np.uint16)).reshape(n, -1, 2, BLOCK).sum(-2)
+            return np.asarray(both.reshape(n, -1)[:, : self.k])
         if self.kind == "bf16":
             return from_bf16_bits(rows.view(np.uint16)[:, : self.k])
         raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
@@ -169,6 +179,25 @@ def to_bf16_bits(x: np.ndarray) -> np.ndarray:
 def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
     """The 16 bits of bf16 to float64."""
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def two_bf16_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 to the bits of two bf16, high and low."""
+    high = to_bf16_bits(x)
+    return high, to_bf16_bits(x - from_bf16_bits(high).astype(np.float32))
+
+
+def two_bf16(k: Builder, x: Val) -> tuple[Val, Val]:
+    """The same in a kernel: high and low in the order of ``x``, ``i16 * n``."""
+    high = k.isa.narrow_bf16(k, x)
+    back = (high.bits(u16.like(high.ty)).to(u32) << 16).bits(x.ty)
+    return high, k.isa.narrow_bf16(k, x - back)
+
+
+def narrowed(k: Builder, kind: str, x: Val) -> Val:
+    """The dwords of a block of a token's values, ``x``, in ``kind`` of NARROW."""
+    parts = two_bf16(k, x) if kind == "bf16x2" else (k.isa.narrow_bf16(k, x),)
+    return k.concat(*parts).bits(i32 * (BLOCK // PER_DWORD[kind]))
 
 
 def scaled_comp(offset: int, comp: Val) -> Val:
@@ -202,7 +231,7 @@ def emit_store(
         return
     n_dwords = BLOCK // PER_DWORD[act.kind]
     with k.loop(act.together) as t:
-        dwords = k.isa.narrow_bf16(k, k.concat(*values_of(n + t)))
+        dwords = narrowed(k, act.kind, k.concat(*values_of(n + t)))
         k.store(scratch + t * (4 * n_dwords), dwords)
     rows = [k.load(scratch, i32 * n_dwords, offset=t * 4 * n_dwords) for t in range(act.together)]
     at = group + (block * (4 * n_dwords * act.group) + place * 4)
@@ -231,8 +260,8 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
             at = ((block * per + i) * act.group + place) * 4
             k.store(group + act.comp_off, MAGIC_BITS - k.sum(reduce(add, part)) * OFFSET, offset=at)
         dwords = k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)
-    elif act.kind == "bf16":
-        dwords = k.isa.narrow_bf16(k, k.concat(*values)).bits(i32 * 16)
+    elif act.kind in NARROW:
+        dwords = narrowed(k, act.kind, k.concat(*values))
     else:
         dwords = k.concat(*values).bits(i32 * 32)
     at = group + (block * dwords.ty.lanes * stride + place * act.unit)

@@ -19,8 +19,8 @@ from itertools import product
 
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f32, i32, u16, u32
-from treadle.kernels.act import BLOCK
+from treadle.jit.types import f32, i32, u32
+from treadle.kernels.act import BLOCK, two_bf16
 from treadle.kernels.attention_item import SPAN, Item, Queries
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
@@ -105,13 +105,6 @@ class MatrixTile(Item):
 
     # -- to bf16 --------------------------------------------------------------------------------
 
-    def _narrow(self, x: Val) -> tuple[Val, Val]:
-        """High and low, in the same order: ``i16 * n``."""
-        k = self.k
-        high = self.isa.narrow_bf16(k, x)
-        back = (high.bits(u16.like(high.ty)).to(u32) << 16).bits(x.ty)
-        return high, self.isa.narrow_bf16(k, x - back)
-
     def _paired(self, even: Val, odd: Val) -> tuple[Val, Val]:
         """High and low, each of ``even`` beside that of ``odd``: ``i16 * 2n``."""
         k, n = self.k, even.ty.lanes
@@ -133,7 +126,7 @@ class MatrixTile(Item):
 
             def load(b: Val, query: Val = query, to: Val = to) -> None:
                 x = k.load(query, f32 * BLOCK, offset=b * (4 * BLOCK)) * factor
-                for part, offset in zip(self._narrow(x), (0, at.q_low), strict=True):
+                for part, offset in zip(two_bf16(self.k, x), (0, at.q_low), strict=True):
                     k.store(to + b * REGISTER, part, offset=offset)
 
             def clear(b: Val, r: Val = r) -> None:
@@ -326,7 +319,7 @@ class MatrixTile(Item):
             to = self.scratch + (at.p + r % EDGE * (LINE * SPAN))
             for j in range(SPAN):
                 both = k.concat(powers[2 * j], powers[2 * j + 1])
-                for part, offset in zip(self._narrow(both), (0, at.p_low), strict=True):
+                for part, offset in zip(two_bf16(self.k, both), (0, at.p_low), strict=True):
                     k.store(to, part, offset=offset + LINE * j)
             with k.if_(new > old), k.loop(spec.dims_v, step=SIDE) as d:
                 o = self.scratch + (at.o + (r * spec.dims_v + d) * 4)

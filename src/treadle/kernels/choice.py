@@ -13,7 +13,7 @@ from typing import Any
 from treadle.formats import Format
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
-from treadle.kernels.act import BLOCK, Act
+from treadle.kernels.act import BLOCK, NARROW, Act
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
@@ -40,7 +40,7 @@ SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
         {"fence": (0, 1, 2, 4, 8)},
         {"kc": (0, 512, 1024, 2048, 4096)},
     ),
-    "matrix": ({"mr": (2, 4, 8), "kc": (0, 1024, 2048, 4096)},),
+    "matrix": ({"mr": (2, 4, 8, 16), "kc": (0, 1024, 2048, 4096)},),
     "gemv": ({"mr": (1, 2, 4, 8, 16)},),
 }
 # Sums and rows of weights that a kernel may hold, in register files. A q8 tile keeps part of its
@@ -128,9 +128,12 @@ def gemm(
     where they serve the format; ``few``: with the tile that is for few tokens.
     """
     if matrix and on_matrix(fmt, isa):
-        kc = matrix_kc(isa, k)
-        shape: dict[str, Any] = {"mr": matrix_rows(isa, kc or k) // isa.lanes, "kc": kc}
-        shape |= {"act": "bf16", "nr": EDGE, **table.matrix.get(fmt.name, {})}
+        act = matrix_act(fmt)
+        assert act is not None, fmt.name
+        kc = matrix_kc(isa, k, NARROW[act])
+        rows = matrix_rows(isa, kc or k, NARROW[act])
+        shape: dict[str, Any] = {"mr": rows // isa.lanes, "kc": kc}
+        shape |= {"act": act, "nr": EDGE, **table.matrix.get(fmt.name, {})}
         kind: type[Gemm] = MatrixGemm
     else:
         act = gemm_act(fmt, isa)
@@ -168,7 +171,8 @@ def gated(
     like = gemm(fmt, isa, k, table, matrix=is_matrix, few=tokens <= isa.tiles.few[1])
     mr, matrix = like.mr, isinstance(like, MatrixGemm)
     if matrix:
-        mr = min(mr, matrix_rows(isa, k, 2) // isa.lanes)  # two panels an item
+        # Two panels an item.
+        mr = min(mr, matrix_rows(isa, k, 2 * NARROW[like.act]) // isa.lanes)
     return Gated(
         fmt.name,
         like.act,
@@ -205,26 +209,35 @@ def on_matrix(fmt: Format, isa: Isa) -> bool:
     """Whether packed products are made by matrix registers: where bf16 holds weights and
     activations better than, or as well as, what stands in the file holds them.
     """
-    return isa.matrix is not None and (fmt.codes is not None or fmt.act == "bf16")
+    return isa.matrix is not None and matrix_act(fmt) is not None
 
 
-def matrix_rows(isa: Isa, k: int, n_panels: int = 1) -> int:
-    """Rows of a panel, or of several of an item: they lie in the second-level cache beside the
-    tokens that they meet.
+def matrix_act(fmt: Format) -> str | None:
+    """What weights and activations are on matrix registers: bf16, or where that would lose bits of
+    the weights two bf16 each, which hold all of an F16's. None for weights that have more.
+    """
+    if fmt.codes or fmt.act == "bf16":
+        return "bf16"
+    return "bf16x2" if fmt.name == "F16" else None
+
+
+def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
+    """Rows of a panel: with so many parts, or so many panels an item, they lie in the second-level
+    cache beside the tokens that they meet.
     """
     assert isa.matrix is not None, isa.name
     rows = EDGE
-    while rows < isa.matrix.panel_rows and n_panels * 2 * rows * k * 2 <= isa.matrix.panel_bytes:
+    while rows < isa.matrix.panel_rows and n_parts * 2 * rows * k * 2 <= isa.matrix.panel_bytes:
         rows *= 2
     return rows
 
 
-def matrix_kc(isa: Isa, k: int) -> int:
+def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
     """Values of K in a panel of all the rows there may be: equal parts; 0 for all of them."""
     assert isa.matrix is not None, isa.name
-    most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows)
-    n_parts = -(-k // most)
-    return round_up(-(-k // n_parts), LARGE_BLOCK) if n_parts > 1 else 0
+    most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows * n_parts)
+    n = -(-k // most)
+    return round_up(-(-k // n), LARGE_BLOCK) if n > 1 else 0
 
 
 def folds(fmt: Format, isa: Isa) -> bool:
@@ -257,12 +270,14 @@ def fits(spec: Matmul, isa: Isa) -> bool:
     """Whether a product of this shape can be used at all, and is not far too large to be fast.
 
     Items are written whole, so their rows must fill the columns that y is padded to, and rows that
-    are walked together must fill an item.
+    are walked together must fill an item. On matrix registers strips of an item are.
     """
     rows = spec.rows_per_item(isa.lanes)
-    whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if family(spec) == "matrix":
-        return whole and isa.matrix is not None and rows % EDGE == 0 and spec.nr == EDGE
+        if isa.matrix is None or rows <= 0 or spec.nr != EDGE:
+            return False
+        return rows % EDGE == isa.matrix.panel_rows % rows == 0
+    whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if isinstance(spec, Gemm) and spec.unit == OUTER:
         return whole and outer_registers(spec) <= isa.regs
     if isinstance(spec, Gemm) and spec.unit == PAIRS:

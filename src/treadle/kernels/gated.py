@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.act import BLOCK, DWORD, Act, emit_store
+from treadle.kernels.act import BLOCK, DWORD, NARROW, Act, emit_store, two_bf16
 from treadle.kernels.activation import ACTIVATIONS, gated
 from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul, Share, shares
-from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.spec import Frame
+from treadle.kernels.matrix import EDGE, PART_BYTES, SUMS_BYTES, MatrixGemm, RegisterTile, Written
+from treadle.kernels.spec import LINE, Frame
 from treadle.record import dataclass
 
 
@@ -72,14 +72,28 @@ class Gated(Matmul):
         return self._places(lanes)[-1]
 
     def _places(self, lanes: int) -> tuple[int, int, int]:
-        """Where in scratch the stage is (behind the panels), a tile's values, and its end. What
-        ``emit_store`` needs lies behind the values.
+        """Where in scratch the stage is (behind the panels), a tile's values if it has any, and its
+        end. What ``emit_store`` needs lies behind the values.
         """
         product, n_panels = self.product, 2 * (self.item_rows(lanes) // self.rows_per_item(lanes))
         stage = n_panels * product.panel_pitch(lanes)
-        values = stage + product.stage_bytes(lanes) + product.sums_bytes
-        end = values + 2 * 4 * self.item_rows(lanes) * self.nr
+        values = stage + product.stage_bytes(lanes) + product.sums_bytes(lanes, n_panels)
+        if self.turned:
+            return stage, values, values
+        end = values + self._row_bytes(lanes) * self.nr
         return stage, values, end + self.result().store_scratch
+
+    @property
+    def turned(self) -> bool:
+        """Whether the result lies as the sums do: dwords of 32 tokens side by side."""
+        out = self.result()
+        return self.matrix and out.kind in NARROW and out.group == self.nr
+
+    def _row_bytes(self, lanes: int) -> int:
+        """Of a token's values: an odd number of lines, or those of many would share few sets of the
+        first-level cache.
+        """
+        return (2 * 4 * self.item_rows(lanes) // LINE | 1) * LINE
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, product = self.layout(), self.product
@@ -96,17 +110,25 @@ class Gated(Matmul):
                 product.fill(k, frame.scratch + p * pitch, stage, source)
             with k.loop(share.stop, start=share.start, step=self.nr) as token:
                 x = frame.x + token // self.nr * act.group_bytes
-                with k.loop(panels) as p:
-                    panel, to = frame.scratch + p * pitch, values + p * (4 * rows)
-                    with product.tiles(k, panel, x, stage) as (above, sums):
+                if isinstance(product, MatrixGemm) and self.turned:
+                    to = self._block(frame, token, first)
+                    half = self.block_bytes // 2  # a block is asked for by a strip of each matrix
+                    lines = Written(half // LINE, 1, k.i64(LINE), to, half)
+                    product.multiply(k, frame.scratch, x, stage, written=lines, n_panels=panels)
+                    self._activate_turned(k, frame, share, first, token, stage)
+                else:
+                    with product.tiles(k, frame.scratch, x, stage, n_panels=panels) as (
+                        above,
+                        sums,
+                    ):
                         for column, t, y in sums:
-                            at = 4 * (2 * item_rows * t + column)
-                            k.store(to + above * 4, y, offset=at)
-                # What fills up the last group is the last token once more: see Act.grid.
-                whole = (share.end + (self.to_group - 1)) // self.to_group * self.to_group
-                upto = k.select(token + self.nr >= share.end, whole, token + self.nr)
-                with k.loop(upto, start=token, step=self.result().together) as n:
-                    self._activate(k, frame, share, n, first, token, values)
+                            at = self._row_bytes(isa.lanes) * t + 4 * column
+                            k.store(values + above * 4, y, offset=at)
+                    # What fills up the last group is the last token once more: see Act.grid.
+                    whole = (share.end + (self.to_group - 1)) // self.to_group * self.to_group
+                    upto = k.select(token + self.nr >= share.end, whole, token + self.nr)
+                    with k.loop(upto, start=token, step=self.result().together) as n:
+                        self._activate(k, frame, share, n, first, token, values)
 
     def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> At:
         """The gate's weights, or the other matrix's where ``up``."""
@@ -127,18 +149,12 @@ class Gated(Matmul):
         """
         out, lanes = self.result(), k.isa.lanes
         rows, last = self.item_rows(lanes), share.end - 1
-        biases = []
-        if self.bias:
-            for s in range(2):
-                at = (
-                    first if share.expert is None else share.expert * frame.each("pitch", s) + first
-                )
-                biases.append(frame.each("bias", s) + at * 4)
-        free = values + 2 * 4 * rows * self.nr
+        biases = self._biases(k, frame, share, first)
+        free = values + self._row_bytes(lanes) * self.nr
 
         def block(b: int) -> None:
             def values_of(n: Val) -> list[Val]:
-                at, results = values + (k.min(n, last) - token) * (8 * rows), []
+                at, results = values + (k.min(n, last) - token) * self._row_bytes(lanes), []
                 for i in range(b * BLOCK, (b + 1) * BLOCK, lanes):
                     gate = k.load(at, f32 * lanes, offset=4 * i, align=4)
                     up = k.load(at, f32 * lanes, offset=4 * (rows + i), align=4)
@@ -156,6 +172,56 @@ class Gated(Matmul):
                     block(b)
             else:
                 block(b)
+
+    def _activate_turned(
+        self, k: Builder, frame: Frame, share: Share, first: Val, token: Val, sums: Val
+    ) -> None:
+        """The same of a whole group of tokens, straight from the sums of matrix registers: they lie
+        by row, tokens side by side, as the result does. What fills up a group is what x has there.
+        """
+        n_strips = self.item_rows(k.isa.lanes) // EDGE
+        to = self._block(frame, token, first)
+        n_parts = NARROW[self.to]
+        order = [i + EDGE // 2 * j for i in range(EDGE // 2) for j in range(2)]
+        with k.loop(k.min((self.m - first) // EDGE, n_strips)) as s, k.loop(EDGE // 2) as pair:
+            row = first + s * EDGE + pair * 2
+            biases = self._biases(k, frame, share, row)
+            tiles = [RegisterTile(k, sums + at * SUMS_BYTES) for at in (s, s + n_strips)]
+            for t in range(0, EDGE, EDGE // 2):
+                gates, ups = (tile.pair(pair, t) for tile in tiles)
+                results = []
+                for i, (gate, up) in enumerate(zip(gates, ups, strict=True)):
+                    if biases:
+                        gate = gate + k.splat(k.load(biases[0], f32, offset=4 * i), gate.ty)
+                        up = up + k.splat(k.load(biases[1], f32, offset=4 * i), up.ty)
+                    results.append(ACTIVATIONS[self.fn].gate(k, gate, up))
+                both = k.concat(*results)
+                at = to + (s * self.block_bytes + (pair * EDGE + t) * 4)
+                parts = two_bf16(k, both) if n_parts > 1 else (k.isa.narrow_bf16(k, both),)
+                for p, part in enumerate(parts):
+                    k.store(at, k.shuffle(part, part, order), offset=p * PART_BYTES, align=LINE)
+
+    def _block(self, frame: Frame, token: Val, row: Val) -> Val:
+        """Where the result of this token's group, and of this row's block, is."""
+        group = frame.y + token // self.to_group * self.result().group_bytes
+        return group + row // BLOCK * self.block_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block of rows in a group of the result, if it is ``turned``."""
+        return NARROW[self.to] * PART_BYTES
+
+    def _biases(self, k: Builder, frame: Frame, share: Share, row: Val) -> list[Val]:
+        """Where the gate's biases, and the other matrix's, are from ``row`` on; none where there
+        are none.
+        """
+        if not self.bias:
+            return []
+        rows = [
+            row + share.expert * frame.each("pitch", s) if share.expert is not None else row
+            for s in range(2)
+        ]
+        return [frame.each("bias", s) + at * 4 for s, at in enumerate(rows)]
 
     def run_ref(self, args: Any, run: Any) -> None:
         act = self.result()

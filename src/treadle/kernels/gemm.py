@@ -39,10 +39,9 @@ class Gemm(Tiled):
 
     op: ClassVar[str] = "gemm"
     resumes: ClassVar[bool] = True  # a tile starts from the sums of the K before; else from zero
-    sums_bytes: ClassVar[int] = 0  # scratch for what ``registers`` and ``tiles`` need
 
     def scratch(self, lanes: int) -> int:
-        return self.panel_pitch(lanes) + self.stage_bytes(lanes) + self.sums_bytes
+        return self.panel_pitch(lanes) + self.stage_bytes(lanes) + self.sums_bytes(lanes)
 
     def panel_pitch(self, lanes: int) -> int:
         """Scratch for a panel, and for what a tile of it needs."""
@@ -50,6 +49,10 @@ class Gemm(Tiled):
         behind = {OUTER: outer_bytes, PAIRS: pairs_bytes}.get(self.unit)
         more = behind(self, rows) if behind else self.lane_bytes
         return panel_bytes(self.fmt, self.layout(), rows) + more
+
+    def sums_bytes(self, lanes: int, n_panels: int = 1) -> int:
+        """Scratch for what ``registers`` and ``tiles`` of so many panels need."""
+        return 0
 
     def stage_bytes(self, lanes: int) -> int:
         """Scratch for packing."""
@@ -101,7 +104,7 @@ class Gemm(Tiled):
                     x = first_x + token // self.nr * act.group_bytes
                     out = Out(k, self, frame, seg, token)
                     part = first, last, out.load if again else None
-                    with self.tiles(k, panel, x, free, part) as (row, sums):
+                    with self.tiles(k, panel, x, free, part, out) as (row, sums):
                         out.store(sums, row, again, add=again and in_parts)
 
             tokens(k.i64(0), k.i64(min(kc, self.steps)), False)
@@ -116,13 +119,26 @@ class Gemm(Tiled):
 
     @contextmanager
     def tiles(
-        self, k: Builder, panel: Val, x: Val, free: Val, part: KRange | None = None
+        self,
+        k: Builder,
+        panel: Val,
+        x: Val,
+        free: Val,
+        part: KRange | None = None,
+        out: Out | None = None,
+        n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
-        """Once for each tile of a panel: the row that it begins at, and its sums.
+        """Once for each tile of a panel, or of several that follow each other: the row that it
+        begins at, and its sums.
 
         ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``Tile.multiply``, None for all
-        of K.
+        of K; ``out``: where the sums will go, if that is known.
         """
         kind = TILES[self.unit]
-        tile = kind(k, self, panel, x, part or (k.i64(0), k.i64(self.steps), None))
-        yield k.i64(0), tile.results()
+        ends = part or (k.i64(0), k.i64(self.steps), None)
+        if n_panels == 1:
+            yield k.i64(0), kind(k, self, panel, x, ends).results()
+            return
+        with k.loop(n_panels) as p:
+            here = panel + p * self.panel_pitch(k.isa.lanes)
+            yield p * self.rows_per_item(k.isa.lanes), kind(k, self, here, x, ends).results()

@@ -27,14 +27,23 @@ class Out:
     seg: Segment
     token: Val
 
+    @property
+    def stride(self) -> Val:
+        """Bytes from one token's row of y to the next one's."""
+        return self.frame.stride * 4
+
+    def at(self, row: Operand, t: int) -> Val:
+        """Where in y the panel's row of token t is."""
+        return self.frame.y + self._place(row, t)
+
     def _place(self, row: Operand, t: int) -> Val:
         """Where the panel's row of token t is, in bytes, in y and in the residual."""
         column = self.seg.column + self.seg.rows.first + row
-        return (self.token + t) * (self.frame.stride * 4) + column * 4
+        return (self.token + t) * self.stride + column * 4
 
     def load(self, m: int, t: int) -> Val:
         """What y holds."""
-        at = self.frame.y + self._place(self.k.isa.lanes * m, t)
+        at = self.at(self.k.isa.lanes * m, t)
         return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
