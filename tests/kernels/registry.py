@@ -33,6 +33,7 @@ from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
+from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
 
 EPS = 1e-6
@@ -222,6 +223,9 @@ GEMMS = [
     Gemm("F32", "bf16", 352, 1, 5),
     Gemm("Q4_1", "bf16", 96, 1, 4),
     Gemm("Q6_K", "bf16", 512, 2, 4, residual=True),
+    OrderedGemm("BF16", "bf16", 172, 2, 4, segments=2, bias=True),
+    OrderedGemm("Q8_0", "bf16", 352, 4, 2, bias=True, kc=64),
+    OrderedGemm("Q4_K", "bf16", 768, 1, 4, residual=True, kc=256),
 ]
 # Panels of codes that scales are multiplied into; each of the formats that can also stands below.
 FOLDED = [

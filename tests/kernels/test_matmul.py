@@ -22,15 +22,17 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import GEMMS, GEMVS
-from treadle.formats import by_name
+from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
+from treadle.kernels import choice
 from treadle.kernels.act import DWORD, Act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.spec import round_up
+from treadle.kernels.tile_ordered import OrderedGemm
 
 HEIGHTS = (1, 5, 50, 105)
 
@@ -47,6 +49,11 @@ def rows_for(spec: Matmul) -> list[Isa]:
     return rows.VECTORS[-1:] if getattr(spec, "unit", DWORD) != DWORD else rows.VECTORS
 
 
+def orders(isa: Isa) -> bool:
+    """Whether vectors can add as its matrix registers do."""
+    return isa.matrix is not None and isa.matrix.ordered
+
+
 def takes_signed(spec: Matmul) -> bool:
     """Whether the codes, or what is left after the offset, are signed bytes."""
     codes = spec.fmt.codes
@@ -57,7 +64,7 @@ PAIRS: list[tuple[Matmul, Isa]] = [
     (spec, isa)
     for spec in (*GEMMS, *GEMVS)
     for isa in rows_for(spec)
-    if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec)
+    if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec) or isinstance(spec, OrderedGemm)
 ]
 PAIRS += [
     (spec, rows.SIGNED)
@@ -464,6 +471,25 @@ def test_same_bits_for_every_cut(memory: Memory, rng: np.random.Generator) -> No
         for chunk in (spec.nr, 2 * spec.nr):
             again = problem.compute(memory, chunk)
             assert (again.view(np.uint32) == first.view(np.uint32)).all(), spec.name
+
+
+@pytest.mark.parametrize("isa", [row for row in rows.MATRICES if orders(row)], ids=rows.name)
+@pytest.mark.parametrize("w", [f.name for f in FORMATS.values() if choice.matrix_act(f) == "bf16"])
+def test_vectors_add_as_matrix_registers_do(
+    w: str, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    """To the bit: with ``deterministic=True`` a token may meet either."""
+    k = 3 * max(by_name(w).block, 32)
+    for kc in (0, k // 3):
+        many = MatrixGemm(w, "bf16", k, 32 // isa.lanes, 32, bias=True, kc=kc)
+        problem = random(many, isa, rng, 37, [70])
+        want = problem.compute(memory)[:, :70].view(np.uint32)
+        for mr, nr in choice.ORDERED.values():
+            spec = OrderedGemm(w, "bf16", k, mr, nr, bias=True, kc=kc)
+            given = problem.x, problem.weights, problem.biases, np.zeros(0)
+            few = Problem(spec, isa, problem.n, problem.heights, *given)
+            few.residual = np.zeros((few.n, few.stride), np.float32)
+            assert (few.compute(memory)[:, :70].view(np.uint32) == want).all(), spec.name
 
 
 def test_names_are_the_specs_own() -> None:

@@ -68,4 +68,5 @@ MATRIX = Matrix(
     store=store,
     dots_bf16=dots_bf16,
     scope=portable.matrix_scope,
+    ordered=True,
 )

@@ -28,11 +28,14 @@ class Matrix:
     that follows is for there alone: no vector of the machine's others is touched there, and no
     register lasts longer. ``zero(k, r)`` and ``store(k, r, p, stride)`` of sums; ``load(k, r, p,
     stride)``: rows from ``p`` on, ``stride`` bytes from one to the next; of a and b that memory
-    must not change before their dots. ``dots_bf16(k)``: for m and n of 0 and 1, c register 2 m + n,
+    must not change before their dots. ``load_passing``: the same of a, whose lines are not needed
+    again soon. ``dots_bf16(k)``: for m and n of 0 and 1, c register 2 m + n,
     a 4 + m and b 6 + n, ``c[i, j] += sum over l of a[i, 2 l] b[l, 2 j] + a[i, 2 l + 1] b[l, 2 j +
     1]``, c in f32 and 16 by 16, a and b in bf16 and 16 by 32, where what is smaller than 2**-126
     may count as zero. ``turn(k, p, stride)``: where the machine takes a by columns, rows of it in
-    memory and dwords in them change places, once, before they are loaded; else None.
+    memory and dwords in them change places, once, before they are loaded; else None. ``ordered``:
+    of a product of 32 values the even and the odd ones are summed apart, one fused multiplication
+    after the other, then both are added, and the result to c.
     """
 
     begin: Effect
@@ -44,6 +47,7 @@ class Matrix:
     dots_bf16: Effect
     scope: Effect
     turn: Effect | None = None
+    ordered: bool = False
     vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
     panel_rows: int = 256  # of weights, at most
     panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache

@@ -204,15 +204,15 @@ def matrix_dots_bf16(k: Builder) -> None:
 
 def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
     """Sums of the even products and of the odd, one row of b after the other."""
-    high = 0xFFFF0000
+    high, ty = 0xFFFF0000, f32 * 16
     with k.loop(16) as i:
-        total = k.var(k.load(_row(k, c, i), f32 * 16))
+        even, odd = k.var(k.zero(ty)), k.var(k.zero(ty))
         with k.loop(16) as j:
             x = k.splat(k.load(_row(k, a, i) + j * 4, u32), u32 * 16)
             w = k.load(_row(k, b, j), u32 * 16)
-            total.v = k.fma((x << 16).bits(total.ty), (w << 16).bits(total.ty), total.v)
-            total.v = k.fma((x & high).bits(total.ty), (w & high).bits(total.ty), total.v)
-        k.store(_row(k, c, i), total.v)
+            even.v = k.fma((x << 16).bits(ty), (w << 16).bits(ty), even.v)
+            odd.v = k.fma((x & high).bits(ty), (w & high).bits(ty), odd.v)
+        k.store(_row(k, c, i), k.load(_row(k, c, i), ty) + (even.v + odd.v))
 
 
 # What a machine's own matrix registers do; as memory, slower than vectors.
@@ -225,6 +225,7 @@ MATRIX = Matrix(
     store=matrix_store,
     dots_bf16=matrix_dots_bf16,
     scope=matrix_scope,
+    ordered=True,
 )
 PORTABLE = Isa(
     name="portable",

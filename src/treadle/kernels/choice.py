@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any
 
+import numpy as np
+
 from treadle.formats import Format
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
@@ -21,12 +23,15 @@ from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, MatrixGemm
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
+from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.tile_outer import OUTER, adds_in_i16, outer_registers
 from treadle.kernels.tile_pairs import PAIRS, pairs_registers
 from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
+# Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
+ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 
 Fields = Mapping[str, int]
@@ -90,9 +95,20 @@ SHIPPED = Table()
 
 
 def matmul(
-    fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    tokens: int,
+    table: Table = SHIPPED,
+    *,
+    alone: bool = False,
+    **fields: Any,
 ) -> Matmul:
-    """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more)."""
+    """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more); ``alone``:
+    whatever else is in a batch, a token's results are the same to the bit.
+    """
+    if alone:
+        return exact(fmt, isa, k, tokens, table, **fields)
     if table.is_gemv(fmt.name, tokens):
         return gemv(fmt, isa, k, tokens, table, **fields)
     matrix = table.is_matrix(fmt.name, isa, tokens)
@@ -151,6 +167,24 @@ def gemm(
     return kind(fmt.name, k=k, **shape, **fields)
 
 
+def exact(
+    fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
+) -> Gemm:
+    """The product that gives a token the same bits in every batch: one kernel for all of them, or
+    two that add in one order.
+    """
+    unit = isa.matrix
+    if unit is None or not unit.ordered or matrix_act(fmt) != "bf16":
+        few = GEMV_TOKENS[-1] < isa.tiles.few[1]
+        return gemm(fmt, isa, k, table, matrix=False, few=few, **fields)
+    many = gemm(fmt, isa, k, table, **fields)
+    # Rows of large blocks are unpacked faster one by one than sixteen together.
+    if tokens > unit.vector_tokens or fmt.block >= LARGE_BLOCK:
+        return many
+    mr, nr = ORDERED[min(tokens, GEMV_TOKENS[-1])]
+    return OrderedGemm(fmt.name, many.act, k, mr, nr, kc=many.kc, **fields)
+
+
 def gated(
     fmt: Format,
     isa: Isa,
@@ -160,6 +194,8 @@ def gated(
     out: Act,
     tokens: int,
     table: Table = SHIPPED,
+    *,
+    alone: bool = False,
 ) -> Gated | None:
     """The kernel that makes both products of a gated activation, ``m`` rows each, and the
     activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
@@ -167,8 +203,11 @@ def gated(
     """
     if m % BLOCK:
         return None
-    is_matrix = table.is_matrix(fmt.name, isa, tokens)
-    like = gemm(fmt, isa, k, table, matrix=is_matrix, few=tokens <= isa.tiles.few[1])
+    if alone:
+        like = exact(fmt, isa, k, tokens, table)
+    else:
+        is_matrix = table.is_matrix(fmt.name, isa, tokens)
+        like = gemm(fmt, isa, k, table, matrix=is_matrix, few=tokens <= isa.tiles.few[1])
     mr, matrix = like.mr, isinstance(like, MatrixGemm)
     if matrix:
         # Two panels an item.
@@ -184,6 +223,7 @@ def gated(
         folded=like.folded,
         unit=like.unit,
         matrix=matrix,
+        ordered=isinstance(like, OrderedGemm),
         fn=fn,
         m=m,
         to=out.kind,
@@ -218,7 +258,7 @@ def matrix_act(fmt: Format) -> str | None:
     """
     if fmt.codes or fmt.act == "bf16":
         return "bf16"
-    return "bf16x2" if fmt.name == "F16" else None
+    return "bf16x2" if fmt.dtype == np.float16 else None
 
 
 def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:

@@ -22,6 +22,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Matmul, Share, shares
 from treadle.kernels.matrix import EDGE, PART_BYTES, SUMS_BYTES, MatrixGemm, RegisterTile, Written
 from treadle.kernels.spec import LINE, Frame
+from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.record import dataclass
 
 
@@ -34,10 +35,11 @@ class Gated(Matmul):
     """
 
     op: ClassVar[str] = "gated"
-    fence: int = 1  # these four: which gemm
+    fence: int = 1  # these five: which gemm
     folded: bool = False
     unit: int = DWORD
     matrix: bool = False
+    ordered: bool = False
     fn: str = ""
     m: int = 0
     to: str = ""  # the result's kind, group, sub and unit
@@ -47,7 +49,7 @@ class Gated(Matmul):
 
     @property
     def product(self) -> Gemm:
-        kind = MatrixGemm if self.matrix else Gemm
+        kind = MatrixGemm if self.matrix else OrderedGemm if self.ordered else Gemm
         shape = self.w, self.act, self.k, self.mr, self.nr
         return kind(*shape, fence=self.fence, folded=self.folded, unit=self.unit)
 

@@ -38,6 +38,7 @@ class Gemm(Tiled):
     """Many tokens: items are panels of ``mr * lanes`` rows times chunks of tokens."""
 
     op: ClassVar[str] = "gemm"
+    tile: ClassVar[type[Tile] | None] = None  # None: of TILES
     resumes: ClassVar[bool] = True  # a tile starts from the sums of the K before; else from zero
 
     def scratch(self, lanes: int) -> int:
@@ -134,7 +135,7 @@ class Gemm(Tiled):
         ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``Tile.multiply``, None for all
         of K; ``out``: where the sums will go, if that is known.
         """
-        kind = TILES[self.unit]
+        kind = self.tile or TILES[self.unit]
         ends = part or (k.i64(0), k.i64(self.steps), None)
         if n_panels == 1:
             yield k.i64(0), kind(k, self, panel, x, ends).results()

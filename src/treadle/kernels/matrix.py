@@ -243,17 +243,11 @@ class TokenGroup:
         assert k.isa.matrix is not None, k.isa.name
         self.k, self.matrix, self.panel, self.pitch = k, k.isa.matrix, panel, pitch
         self.n_strips, self.sums, self.written = n_strips, sums, written
-        self.n_parts, self.x_step, self.near = (
-            n_parts,
-            n_parts * PART_BYTES,
-            self.near_steps(n_parts),
-        )
+        self.n_parts, self.x_step = n_parts, n_parts * PART_BYTES
+        # Steps of K whose tokens stay in the first-level cache.
+        self.near = self.matrix.near // (BLOCK * n_parts)
         # Lines of the next part's tokens that each step asks for: all strips together ask for all.
         self.n_asked = -(-EDGE * n_parts // most)
-
-    def near_steps(self, n_parts: int) -> int:
-        """Steps of K whose tokens stay in the first-level cache."""
-        return self.matrix.near // (BLOCK * n_parts)
 
     def multiply(self, x: Val, n_steps: Val, next_group: Val) -> None:
         """Over so many steps of K; then what follows are the tokens at ``next_group``."""
@@ -325,8 +319,7 @@ class RegisterTile:
         half = SIDE // 2
         at = self.sums + (r // half * (2 * REGISTER) + r % half * (2 * LINE))
         even, odd = (t // SIDE * REGISTER + i * LINE for i in range(2))
-        ty = f32 * SIDE
-        k = self.k
+        k, ty = self.k, f32 * SIDE
         return k.load(at, ty, offset=even, align=LINE), k.load(at, ty, offset=odd, align=LINE)
 
     def results(self) -> Sums:

@@ -151,8 +151,8 @@ class _Mixture:
     ) -> tuple[Buffer, Buffer]:
         """f32 rows by expert, and where each slot's is."""
         at, label, n_ff = self.at, self.label, self.at.n_ff
-        # One choice for every batch where bits must be a row's own; else by how many an expert has.
-        n = self.steps.family(self.n_slots // at.n)
+        # By how many an expert has; tiles of one token would be too many to sort.
+        n = self.n_slots // at.n
         n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1
         last = self._matmul([down], n_ff, n)
         firsts = [(name, some, self._matmul(some, h.width, n)) for name, some in self._alike(both)]
@@ -210,7 +210,9 @@ class _Mixture:
         """The kernel of both products and the activation."""
         steps, name = self.steps, both[0].name
         fmt = steps.weights.format(f"{name}.weight")
-        made = gated(fmt, steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table)
+        made = gated(
+            fmt, steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table, alone=steps.deterministic
+        )
         if made is None:
             return None
         return replace(made, bias=steps.has(f"{name}.bias"), experts=self.at.n_used)
@@ -277,7 +279,10 @@ class _Mixture:
         """The product for ``n`` rows of an expert."""
         steps, name = self.steps, matrices[0].name
         fmt, biased = steps.weights.format(f"{name}.weight"), steps.has(f"{name}.bias")
-        spec = matmul(fmt, steps.isa, k, n, steps.table, segments=len(matrices), bias=biased)
+        alone, segments = steps.deterministic, len(matrices)
+        spec = matmul(
+            fmt, steps.isa, k, n, steps.table, alone=alone, segments=segments, bias=biased
+        )
         return replace(spec, experts=self.at.n_used)
 
     def _pack(

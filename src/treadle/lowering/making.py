@@ -217,8 +217,9 @@ class Making:
         biased = any(steps.has(f"{name}.bias") for name in names)
         alike = len(formats) == 1 and not biased and not self._adapted(names)
         if of.y is None and alike and isinstance(spec, Gemm):
-            fmt, n = steps.weights.format(f"{names[0]}.weight"), steps.family(steps.plan.n_tokens)
-            both = gated(fmt, steps.isa, of.x.width, x.width, x.fn, act, n, steps.table)
+            fmt, alone = steps.weights.format(f"{names[0]}.weight"), steps.deterministic
+            shape, n = (of.x.width, x.width, x.fn, act), steps.plan.n_tokens
+            both = gated(fmt, steps.isa, *shape, n, steps.table, alone=alone)
             if both is not None:
                 h = self.activations(of.x, both.layout())
                 out = steps.activations(x.label, both.result())

@@ -91,17 +91,11 @@ class Steps:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def family(self, n: int) -> int:
-        """The number of tokens that kernels are chosen for. One family for every batch where that
-        must not change bits: what else is in it cannot change how a sum is taken.
-        """
-        return GEMV_TOKENS[-1] + 1 if self.deterministic else n
-
     def matmul(self, name: str, k: int, *, outputs: bool = False, **fields: bool | int) -> Matmul:
         """The kernel for products with the matrix ``name``."""
-        n = self.family(self.plan.n_outputs if outputs else self.plan.n_tokens)
-        fmt = self.weights.format(f"{name}.weight")
-        return matmul(fmt, self.isa, k, n, self.table, outputs=outputs, **fields)
+        n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        fmt, alone = self.weights.format(f"{name}.weight"), self.deterministic
+        return matmul(fmt, self.isa, k, n, self.table, alone=alone, outputs=outputs, **fields)
 
     def multiply(
         self,
