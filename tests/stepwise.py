@@ -34,9 +34,10 @@ class Compared:
     """What one step wrote: by compiled code, and by its twin."""
 
     label: str
-    kind: str  # f32, pairs (f32 of numbers held as two bf16), bf16, q8; or whole numbers
+    kind: str  # f32, pairs (of numbers held as two bf16), bf16, q8; or whole numbers
     actual: np.ndarray
     expected: np.ndarray
+    n_terms: int  # that a sum has, or about as many
 
     @property
     def error(self) -> float:
@@ -54,7 +55,7 @@ class Compared:
         unit = {"f32": 2**-21, "pairs": 2**-19, "bf16": 2**-8, "q8": 1 / 127}[self.kind]
         top = np.abs(self.expected).max()
         if self.kind in ("f32", "pairs"):
-            allowed = unit * np.sqrt(self.expected.shape[-1]) * top
+            allowed = unit * np.sqrt(self.n_terms) * top
         else:
             allowed = 1.01 * unit * top
         worst = np.abs(self.actual.astype(np.float64) - self.expected).max()
@@ -83,7 +84,9 @@ def walk(engine: Engine, parts: Sequence[Part]) -> Iterator[Compared]:
         for pool, data in zip(pools, after, strict=True):
             pool[:] = data
         for (kind, a), (_, e) in zip(actual, expected, strict=True):
-            yield Compared(step.label, kind, a, e)
+            kind = "pairs" if kind == "bf16x2" else kind
+            scores = step.spec.head_dim if isinstance(step.spec, Attention) else 0
+            yield Compared(step.label, kind, a, e, max(scores, e.shape[-1]))
     for part in parts:
         engine.cache.commit(part.seq)
 
@@ -142,7 +145,8 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
             y = rows(step.writes[0], slice(column, column + height))
             there = np.concatenate([to for _, _, to in spec.met_ref(args, run)])
             # One value alone may be near 0 where its terms are not.
-            found.append(("f32", y[there] + (height == 1)))
+            kind = spec.act if spec.act == "bf16x2" else "f32"
+            found.append((kind, y[there] + (height == 1)))
         return found
     if isinstance(spec, (RopeStore, LatentStore)):
         q = rows(step.writes[0], slice(spec.n_head * spec.head_dim))[:n]

@@ -267,6 +267,7 @@ def test_reasons(tiny: WriteTiny, tmp_path: Path) -> None:
         assert found(model, text(100)) == (0, 0, "new")
         assert found(model, [*text(100), 5]) == (100, 0, "end")  # of its own text, to the token
         assert found(model, text(90) + text(60, seed=3)) == (90, 0, "new")
+        store_of(model).folder.flush()
         model.engine.cache.forget()
         assert found(model, text(64) + text(60, seed=4)) == (0, 64, "new")
     with treadle.load(tiny(), threads=1, context=256) as model:

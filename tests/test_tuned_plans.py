@@ -100,12 +100,15 @@ def test_a_variable_puts_the_row_aside(tiny: WriteTiny, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("own_cache")
 def test_determinism_survives_a_row(tiny: WriteTiny) -> None:
-    """Tiled whatever the batch, with the machine's own tile."""
+    """Tiled whatever the batch, with the machine's own tile; vectors that add as matrix registers
+    do have tiles for each count of tokens.
+    """
     save(ISA, TABLE)
     with engine_of(tiny("llama", "Q8_0"), deterministic=True) as engine:
         ids = text(30)
         rows = [prefill(engine, ids, n) for n in (1, 2, 7, 30)]
-        assert {(family(s), s.nr) for s in products(engine.plan(1))} == {("gemm", 2)}
+        nr = 1 if on_matrix(by_name("Q8_0"), ISA) else 2
+        assert {(family(s), s.nr) for s in products(engine.plan(1))} == {("gemm", nr)}
     for other in rows[1:]:
         np.testing.assert_array_equal(other, rows[0])
 

@@ -40,14 +40,11 @@ MULTIPLY = re.compile(rf"\t({X86}|{ARM}|{RISCV})\t")
 IN_TILES = re.compile(r"\t(vfmacc\.vf|vwmacc(su|us)?\.vx|vfwmaccbf16\.vv|vqdot\w*\.vv)\t")
 # Vectors on the stack: RISC-V's are moved as whole registers, by way of an address that is made of
 # the stack pointer just before.
-STACK = re.compile(
-    r"[xyz]mm\d+.*\(%r[sb]p\)|\(%r[sb]p\).*[xyz]mm\d+"
-    r"|\t(ld|st)[rp]\tq.*\[sp"
-)
-# Arm's frame pointer: an address in the stack where a function makes it of the stack pointer, a
+STACK = re.compile(r"[xyz]mm\d+.*\(%rsp\)|\(%rsp\).*[xyz]mm\d+|\t(ld|st)[rp]\tq.*\[sp")
+# The frame pointer: an address in the stack where a function makes it of the stack pointer, a
 # register like any other where it does not.
-FRAME = re.compile(r"\t(?:mov|add)\tx29, sp")
-BY_FRAME = re.compile(r"\t(ld|st)[rp]\tq.*\[x29")
+FRAME = re.compile(r"\t(?:mov|add)\tx29, sp|\tmovq\t%rsp, %rbp|\tleaq\t.*\(%rsp\), %rbp")
+BY_FRAME = re.compile(r"[xyz]mm\d+.*\(%rbp\)|\(%rbp\).*[xyz]mm\d+|\t(ld|st)[rp]\tq.*\[x29")
 WHOLE = re.compile(r"\tv[ls]\dr\w*\.v\t\w+, \((\w+)\)")
 WRITES = re.compile(r"\t(?!s[bhwd]\t|v|b|f?s[wd]\t)\w+\t(\w+), (.*)")
 

@@ -58,7 +58,7 @@ def test_short_texts_beside_a_long_one(tmp_path: Path) -> None:
     """Many share a run, a long one has its own; what does not fit the context is refused."""
     path = tmp_path / "tiny.gguf"
     write_model(path, "modern-bert", n_ctx=1024, window=WINDOW)
-    with treadle.load(path, threads=2) as model:
+    with treadle.load(path, threads=2, kv="f32") as model:
         lengths = [3] * 100 + [900] + [5] * 60
         texts = [text(n, seed) for seed, n in enumerate(lengths)]
         runs = list(model.engine.together(texts))

@@ -112,12 +112,12 @@ def test_ollama(process: Served) -> None:
     with closing(ollama.Client(host=server.url)) as client:
         assert [entry.model for entry in client.list().models] == ["mine"]
         talk = [{"role": "user", "content": "hi"}]
-        greedy = {"temperature": 0, "num_predict": 8}
+        greedy = {"temperature": 0, "num_predict": 3}
         whole = client.chat(model="mine", messages=talk, options=greedy)
         parts = list(client.chat(model="mine", messages=talk, options=greedy, stream=True))
         assert "".join(part.message.content or "" for part in parts) == whole.message.content
         assert (parts[-1].done, parts[-1].done_reason) == (True, "length")
-        assert client.generate(model="mine", prompt="x", options=greedy).eval_count == 8
+        assert client.generate(model="mine", prompt="x", options=greedy).eval_count == 3
         assert len(client.embed(model="mine", input=["a", "b"]).embeddings) == 2
         assert client.show("mine").details is not None
         with pytest.raises(ollama.ResponseError, match="images"):
