@@ -1,6 +1,6 @@
 """Train the small model that ships inside treadle, and write it as GGUF.
 
-    python tools/train_demo.py --out src/treadle/data/demo.gguf --work DIR [--steps N] [--resume]
+    python tools/train_demo.py --out FILE --work DIR [--start FILE] [--steps N] [--resume]
 
 Everything follows from the library's text, the seed and the step number, so a run that was stopped
 and resumed is the run that was never stopped. A resume may change --steps while the learning rate
@@ -387,6 +387,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="stop early, without a file")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--start", type=Path, help="an earlier stage's file: train the next stage")
+    parser.add_argument("--seed", type=int, help="another order of the text, for a stage once more")
     parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     args = parser.parse_args(argv)
@@ -395,6 +396,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.use_deterministic_algorithms(True)
     args.work.mkdir(parents=True, exist_ok=True)
     recipe = recipe_of(args.start, args.tiny)
+    if args.seed is not None:
+        recipe = replace(recipe, seed=args.seed)
     text = prepare(recipe, args.work, args.tiny)
     weights = train(
         recipe,

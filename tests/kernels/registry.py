@@ -249,6 +249,10 @@ GEMVS = [
     Gemv("BF16", "f32", 172, 1, 1),
     Gemv("F16", "f32", 2048, 4, 1),
     Gemv("F32", "f32", 5, 1, 2),
+    Gemv("Q8_0", "q8", 352, 4, 1, segments=3, bias=True, ahead=2048),
+    Gemv("Q4_0", "q8", 2048, 4, 2, residual=True, ahead=1024),
+    Gemv("Q6_K", "q8", 768, 8, 1, segments=2, ahead=2048),
+    Gemv("F16", "f32", 172, 4, 4, ahead=4096),
 ]
 
 
@@ -342,6 +346,7 @@ COMBINES = [
 EXPERTS = [
     Gemm("Q8_0", "q8", 352, 2, 4, segments=2, bias=True, experts=2),
     Gemv("Q4_0", "q8", 352, 4, 1, segments=2, experts=8),
+    Gemv("Q8_0", "q8", 352, 4, 1, segments=2, bias=True, experts=8, ahead=2048),
     Pack("silu", "q8", 352, 6, per=12, counted=True),
     Pack("swiglu_clamped", "f32", 172, 1, per=4),
 ]
@@ -364,6 +369,7 @@ HEADS = [
     Gemm("Q8_0", "q8", 64, 2, 8, heads=3, unit=8),
     Gemv("Q8_0", "q8", 64, 2, 1, heads=3),
     Gemv("F16", "f32", 44, 4, 3, heads=2),
+    Gemv("Q8_0", "q8", 64, 4, 1, heads=3, ahead=2048),
 ]
 STATES = [
     Convolution(5, 3, gates=True),

@@ -232,12 +232,11 @@ def test_later_stages_start_from_the_best_tiles() -> None:
 
 
 def test_the_fields_that_are_swept() -> None:
-    assert set(swept_fields(Gemv("F32", "f32", K, 4, 1))) == {"mr"}
+    assert set(swept_fields(Gemv("F32", "f32", K, 4, 1))) == {"ahead", "mr"}
     assert set(swept_fields(Gemm("F32", "f32", K, 2, 6))) == {"mr", "nr", "fence", "kc"}
-    found = sweep(
-        FakeTimer(wanting(mr=16)), choice.gemv(Q8_0, VNNI, K, 1), VNNI, 1, runs=1, progress=quiet
-    )
-    assert fields_of(found) == {"mr": 16}
+    timer = FakeTimer(wanting(mr=16, ahead=2048))
+    found = sweep(timer, choice.gemv(Q8_0, VNNI, K, 1), VNNI, 1, runs=1, progress=quiet)
+    assert fields_of(found) == {"ahead": 2048, "mr": 16}
 
 
 # -- the crossover --------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Codes:
     scales: Emit | None = None
     minimums: bool = False  # whether ``scales`` gives them
     long_scales: bool = False  # scales have all of f32's bits
+    gathers: bool = False  # codes are looked up in memory
     folded: Codes | None = None
 
     @property

@@ -117,7 +117,7 @@ def scales_s(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
 
 
-S_CODES = Codes(unpack_s, 16, 25, run=8, order=ORDER, scales=scales_s)
+S_CODES = Codes(unpack_s, 16, 25, run=8, order=ORDER, gathers=True, scales=scales_s)
 IQ1_S = super_blocks("IQ1_S", 19, S_LAYOUT, read_s, write_s, S_CODER, S_CODES)
 
 
@@ -167,5 +167,5 @@ def scales_m(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     return odd_steps(k, isa, steps, tops.bits(packed.ty), 1 / 8), None
 
 
-M_CODES = Codes(unpack_m, 16, 25, run=8, order=ORDER, sub=16, scales=scales_m)
+M_CODES = Codes(unpack_m, 16, 25, run=8, order=ORDER, gathers=True, sub=16, scales=scales_m)
 IQ1_M = super_blocks("IQ1_M", 29, M_LAYOUT, read_m, write_m, M_CODER, M_CODES, scale_m)

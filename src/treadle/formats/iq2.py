@@ -91,7 +91,7 @@ def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
 
 
-XXS_CODES = Codes(unpack_xxs, 64, 107, run=8, order=ORDER, scales=scales_xxs)
+XXS_CODES = Codes(unpack_xxs, 64, 107, run=8, order=ORDER, gathers=True, scales=scales_xxs)
 IQ2_XXS = super_blocks("IQ2_XXS", 16, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER, XXS_CODES)
 
 
@@ -120,7 +120,9 @@ def unpack_xs(k: Builder, field: Field) -> list[Val]:
     return put_on(k, found, even_signs(k, (qs >> 9).bits(u8 * 64)), 64, step=2)
 
 
-XS_CODES = Codes(unpack_xs, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
+XS_CODES = Codes(
+    unpack_xs, 64, 107, run=8, order=ORDER, gathers=True, sub=16, scales=nibble_scales(1 / 8)
+)
 IQ2_XS = super_blocks("IQ2_XS", 17, XS_LAYOUT, read_xs, write_xs, XS_CODER, XS_CODES)
 
 
@@ -152,5 +154,7 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
     return put_on(k, points(k, S_GRID, index), sign_bytes(k, field("signs")), 64)
 
 
-S_CODES = Codes(unpack_s, 64, 107, run=8, order=ORDER, sub=16, scales=nibble_scales(1 / 8))
+S_CODES = Codes(
+    unpack_s, 64, 107, run=8, order=ORDER, gathers=True, sub=16, scales=nibble_scales(1 / 8)
+)
 IQ2_S = super_blocks("IQ2_S", 22, S_LAYOUT, read_s, write_s, S_CODER, S_CODES)

@@ -90,7 +90,7 @@ def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     return odd_steps(k, isa, steps, field("d"), 1 / 4), None
 
 
-XXS_CODES = Codes(unpack_xxs, 64, 126, run=8, order=ORDER, scales=scales_xxs)
+XXS_CODES = Codes(unpack_xxs, 64, 126, run=8, order=ORDER, gathers=True, scales=scales_xxs)
 IQ3_XXS = super_blocks("IQ3_XXS", 18, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER, XXS_CODES)
 
 
@@ -129,5 +129,5 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
     return put_on(k, points, sign_bytes(k, field("signs")), 16)
 
 
-S_CODES = Codes(unpack_s, 16, 31, run=8, order=ORDER, scales=nibble_scales(1))
+S_CODES = Codes(unpack_s, 16, 31, run=8, order=ORDER, gathers=True, scales=nibble_scales(1))
 IQ3_S = super_blocks("IQ3_S", 21, S_LAYOUT, read_s, write_s, S_CODER, S_CODES)

@@ -235,6 +235,7 @@ AMX_BF16 = AVX512_VBMI.above(
     "avx512bf16 amx-tile amx-bf16",
     narrow_bf16=narrow_bf16,
     matrix=amx.MATRIX,
+    tiles=replace(AVX512_VBMI.tiles, gemv=((1, 4), (2, 4), (4, 4)), gemv_large=4, gemv_ahead=2048),
 )
 # `prefetchw`: such CPUs have it, and a hypervisor that does not say so does not stop it.
 AMX_BF16 = replace(AMX_BF16, features=f"{AMX_BF16.features},+prfchw")

@@ -11,6 +11,7 @@ in vectors along K, which are added up across their lanes at the end of the row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
 from typing import Any, ClassVar
@@ -20,13 +21,14 @@ import numpy as np
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.act import BLOCK, Act
-from treadle.kernels.ahead import Ahead
+from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.matmul import Matmul, Segment, n_strips, pick_segment
 from treadle.kernels.spec import Frame, parts
 from treadle.record import dataclass
 
+Dot = Callable[[list[At], Neighbours | Runs], list[list[Val]]]
 ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
 
 
@@ -34,12 +36,16 @@ ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost 
 class Gemv(Matmul):
     """``nr`` tokens; items are ITEM_ROWS rows.
 
+    The ``mr`` rows that are walked together are neighbours; with ``ahead`` the items' rows are
+    ``mr`` runs, walked side by side, and lines are asked for so many bytes ahead in each.
+
     With experts one row of x, and of y, at a time: ``tiles`` has the expert of each row of y, and
     ``tokens`` of these follow each other that are made of the same row of x. With heads one head at
     a time.
     """
 
     op: ClassVar[str] = "gemv"
+    ahead: int = 0
 
     def layout(self) -> Act:
         return Act(self.act, self.k, sub=self.sub if self.act == "q8" else BLOCK)
@@ -91,6 +97,9 @@ class Gemv(Matmul):
         y = frame.y if row is None else frame.y + row * (frame.stride * 4)
         floats = partial(_dot_floats, k, self, tokens)
         dot = Q8(k, self, tokens, frame.scratch).dot if self.act == "q8" else floats
+        if self.ahead:
+            self._walk_runs(k, frame, y, dot, begin, end, expert)
+            return
         with k.loop(end, start=begin) as item:
             seg = pick_segment(k, frame, self, item, ITEM_ROWS, expert)
             with k.loop(ITEM_ROWS, step=self.mr) as r:
@@ -98,8 +107,35 @@ class Gemv(Matmul):
                 with k.if_(here.first < here.m):
                     mine = k.min((end - item) * ITEM_ROWS - r, here.m - here.first)
                     rows = [here.row(k, i) for i in range(self.mr)]
-                    ahead = Ahead(k, rows[0], mine, self.k // self.fmt.block)
-                    self._store(k, frame, y, seg, here.first, dot(rows, ahead))
+                    ahead = Neighbours(k, rows, mine, self.k // self.fmt.block)
+                    to = [here.first + i for i in range(self.mr)]
+                    self._store(k, frame, y, seg, to, dot(rows, ahead))
+
+    def _walk_runs(
+        self,
+        k: Builder,
+        frame: Frame,
+        y: Val,
+        dot: Dot,
+        begin: Val,
+        end: Val,
+        expert: Val | None,
+    ) -> None:
+        """The items of each segment are ``mr`` runs of rows, the last of them perhaps shorter: its
+        last row is then multiplied again, to the same result.
+        """
+        item = k.var(begin)
+        with k.loop(self.segments), k.if_(item.v < end):
+            seg = pick_segment(k, frame, self, item.v, ITEM_ROWS, expert)
+            left = seg.rows.m - seg.rows.first
+            n = k.min((end - item.v) * ITEM_ROWS, left)
+            each = (n + (self.mr - 1)) // self.mr
+            with k.loop(each) as j:
+                to = [seg.rows.first + k.min(each * i + j, n - 1) for i in range(self.mr)]
+                rows = [seg.rows.weights.row(row, self.k) for row in to]
+                ahead = Runs(k, rows, each - j, self.k // self.fmt.block, self.ahead)
+                self._store(k, frame, y, seg, to, dot(rows, ahead))
+            item.v = item.v + (n + (ITEM_ROWS - 1)) // ITEM_ROWS
 
     def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
         if not self.experts:
@@ -111,21 +147,22 @@ class Gemv(Matmul):
         ]
 
     def _store(
-        self, k: Builder, frame: Frame, y: Val, seg: Segment, first: Val, sums: list[list[Val]]
+        self, k: Builder, frame: Frame, y: Val, seg: Segment, rows: list[Val], sums: list[list[Val]]
     ) -> None:
+        """The sums of these rows with each token."""
         stride = frame.stride * 4
-        for i, row in enumerate(sums):
-            at = (seg.column + first + i) * 4
-            for t, total in enumerate(row):
+        for row, made in zip(rows, sums, strict=True):
+            at = (seg.column + row) * 4
+            for t, total in enumerate(made):
                 if seg.bias is not None:
-                    total = total + k.load(seg.bias, f32, offset=(first + i) * 4)
+                    total = total + k.load(seg.bias, f32, offset=row * 4)
                 if self.residual:
                     total = total + k.load(frame.residual + stride * t, f32, offset=at)
                 k.store(y + stride * t, total, offset=at)
 
 
 def _dot_floats(
-    k: Builder, spec: Gemv, tokens: list[Val], rows: list[At], ahead: Ahead
+    k: Builder, spec: Gemv, tokens: list[Val], rows: list[At], ahead: Neighbours | Runs
 ) -> list[list[Val]]:
     """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
     the last.
@@ -139,7 +176,7 @@ def _dot_floats(
 
     def run(c: Val, count: int) -> None:
         if count == step:
-            ahead.fetch(c, step * spec.mr)
+            ahead.fetch(c, step)
         for u, (first, n) in enumerate(parts(count, lanes)):
             at = c * step + first
             xs = [k.load(token, f32 * lanes, offset=at * 4) for token in tokens]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import Ty, f32, i8, i32
 from treadle.kernels.act import BLOCK, block_sums, scaled_comp
-from treadle.kernels.ahead import Ahead
+from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At, load_scale_run, scales_of, unpack_codes
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.reduce import reduce_all
@@ -61,11 +61,11 @@ class Q8:
         places = self._places(b)
         return [[self.k.load(p, ty) for p, ty in zip(places, self.types, strict=True)]]
 
-    def dot(self, rows: list[At], ahead: Ahead) -> list[list[Val]]:
+    def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
         """The products of some rows with all tokens."""
         k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
-            ahead.fetch(b, self.at_once * len(rows))
+            ahead.fetch(b, self.at_once)
             blocks.add(rows, self._operands(blocks, b), b * self.at_once)
         sums = blocks.totals()
         if not self.rest:

@@ -86,7 +86,7 @@ class SimtGemv(PerBlock, Gemv):
             for i in range(self.mr):
                 mine = here.behind(i)
                 with k.if_(lane.eq(0) & (mine.first < mine.m)):
-                    self._store(k, frame, y, seg, mine.first, totals[i : i + 1])
+                    self._store(k, frame, y, seg, [mine.first], totals[i : i + 1])
 
     def _total(self, k: Builder, v: Val) -> Val:
         """The sum of a group's lanes, in each of them."""
