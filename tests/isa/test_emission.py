@@ -25,6 +25,7 @@ from treadle.kernels.attention import Attention
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.spec import Spec
 
 AARCH64 = replace(PORTABLE, name="aarch64", triple="aarch64-unknown-linux-gnu")
@@ -40,7 +41,9 @@ EM = {"aarch64": 183, "riscv64": 243}
 PORTABLE_SPECS = [
     s
     for s in registry.ALL
-    if not (isinstance(s, Gemm) and s.act == "bf16") and not getattr(s, "matrix", False)
+    if not (isinstance(s, Gemm) and s.act == "bf16")
+    and not getattr(s, "matrix", False)
+    and not isinstance(s, BytesGemm)
 ]
 ONE_OF_EACH = list({type(s): s for s in reversed(PORTABLE_SPECS)}.values())
 # LLVM takes half a second for each: every fifth here, all of them in ``make emulated``.

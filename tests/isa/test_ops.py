@@ -323,6 +323,36 @@ def test_matrix_dots_of_whole_numbers(isa: Isa, rng: np.random.Generator) -> Non
         check_matrix_dots(isa, c, a, b, 0)
 
 
+@MATRIX_ROWS
+@pytest.mark.parametrize("n", [16, 32, 64])
+def test_matrix_dot_of_bytes(n: int, isa: Isa, rng: np.random.Generator) -> None:
+    """Twice on top of sums, of rows with ``n`` bytes."""
+    matrix = isa.matrix
+    assert matrix is not None
+    if matrix.begin_bytes is None:
+        pytest.skip("the machine has none of bytes")
+
+    def build(k: Builder, c: Val, a: Val, b: Val) -> None:
+        assert matrix.begin_bytes is not None
+        assert matrix.dot_bytes is not None
+        matrix.begin_bytes(k, k.room(64), n)
+        matrix.load(k, 1, c, 64)
+        matrix.load(k, 5, a, 80)
+        matrix.load(k, 6, b, 64)
+        for _ in range(2):
+            matrix.dot_bytes(k, 1, 5, 6)
+        matrix.store(k, 1, c, 64)
+        matrix.end(k)
+
+    c = rng.integers(-(1 << 20), 1 << 20, (16, 16), np.int32)
+    a = rng.integers(-128, 128, (16, 80), np.int8)
+    b = rng.integers(-128, 128, (n // 4, 16, 4), np.int8)
+    got = c.copy()
+    compiled(isa, 3, build)(got, a, b)
+    want = c + 2 * np.einsum("il,lj->ij", a[:, :n].astype(int), b.transpose(0, 2, 1).reshape(n, 16))
+    assert (got == want).all()
+
+
 # -- lookup
 # -----------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from treadle.kernels.hadamard import Rotate
 from treadle.kernels.latent import LatentStore, PackHeads
 from treadle.kernels.lora import Down, Up
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.rope import RopeStore
@@ -315,6 +316,20 @@ for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
+# The same for few tokens: with one scale in a product, an odd number of them, and two.
+BYTES = [
+    BytesGemm("Q8_0", "q8", 352, 4, 16, segments=3, bias=True),
+    BytesGemm("Q8_0", "q8", 2048, 4, 8, residual=True),
+    BytesGemm("Q6_K", "q8", 768, 8, 8, outputs=True),
+    BytesGemm("Q4_K", "q8", 768, 4, 8),
+]
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
+    assert f.codes is not None
+    if f.codes.top - f.codes.offset <= 127:
+        k = (2 + 4 * (i % 2)) * max(f.block, 32)
+        made = {"mr": 4, "nr": 16 - 8 * (i % 2), **_options(i // 2, 8)}
+        BYTES.append(BytesGemm(f.name, "q8", k, **made))
+GEMMS += BYTES
 # Experts: softmax and sigmoid, with what chooses and does not weigh, in groups.
 ROUTES = [
     Route(8, 2, "softmax"),

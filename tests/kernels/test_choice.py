@@ -25,6 +25,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.tile_outer import OUTER
 from treadle.kernels.tile_pairs import PAIRS
 
@@ -37,6 +38,7 @@ SME = ROWS["sme"]
 assert AMX.matrix is not None
 VECTOR_TOKENS, PANEL_BYTES = AMX.matrix.vector_tokens, AMX.matrix.panel_bytes
 PROMPT = VECTOR_TOKENS + 1
+NO_BYTES = replace(AMX, matrix=replace(AMX.matrix, dot_bytes=None))
 
 
 @ISAS
@@ -46,9 +48,23 @@ def test_what_is_shipped_fits(fmt: Format, isa: Isa) -> None:
         spec = matmul(fmt, isa, 2048, tokens)
         assert fits(spec, isa), spec.name
         assert isinstance(spec, Gemv) == (tokens < MANY)
+        few = isa.matrix is not None and not fmt.codes and tokens > isa.matrix.float_tokens
         assert (choice.family(spec) == "matrix") == (
-            tokens == PROMPT and choice.on_matrix(fmt, isa)
+            (tokens == PROMPT or few) and choice.on_matrix(fmt, isa)
         )
+        bytes_ = isa is AMX and MANY <= tokens <= VECTOR_TOKENS and fmt.codes is not None
+        assert isinstance(spec, BytesGemm) == bytes_
+
+
+def test_codes_are_met_as_bytes_by_few_tokens() -> None:
+    """Eight side by side with two scales, where a row has an even number of them."""
+    assert matmul(Q8_0, AMX, 2048, 8) == BytesGemm("Q8_0", "q8", 2048, 4, 8)
+    assert matmul(Q8_0, AMX, 2080, 8) == BytesGemm("Q8_0", "q8", 2080, 4, 16)
+    assert matmul(Q8_0, AMX, 2048, 9, bias=True) == BytesGemm("Q8_0", "q8", 2048, 4, 16, bias=True)
+    row = ROWS["avx512_vbmi"]
+    assert matmul(Q8_0, AMX, 2048, 8, experts=4) == matmul(Q8_0, row, 2048, 8, experts=4)
+    assert matmul(Q8_0, AMX, 2048, 8, heads=2) == matmul(Q8_0, row, 2048, 8, heads=2)
+    assert choice.gated(Q8_0, AMX, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
 
 
 def test_a_table_is_honoured_where_it_says_something() -> None:
@@ -83,7 +99,7 @@ def test_a_row_says_its_own_tiles() -> None:
 def test_matrix_registers_are_for_prompts() -> None:
     """Of formats of bytes, BF16 and F16; others would lose bits."""
     assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, AMX)} == {"F32", "F64"}
-    few, many = (matmul(Q8_0, AMX, 2048, n) for n in (16, 17))
+    few, many = (matmul(Q8_0, NO_BYTES, 2048, n) for n in (16, 17))
     assert few == matmul(Q8_0, ROWS["avx512_vbmi"], 2048, 16)
     assert many == MatrixGemm("Q8_0", "bf16", 2048, 16, 32)
     assert matmul(by_name("F32"), AMX, 2048, 17) == matmul(by_name("F32"), VNNI, 2048, 17)
@@ -113,15 +129,15 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
 
 def test_batches_of_a_few_more_have_plans_of_their_own_beside_matrix_registers() -> None:
     for isa in ROWS.values():
-        sizes = (*GEMV_TOKENS, VECTOR_TOKENS) if isa in (AMX, SME) else GEMV_TOKENS
-        assert choice.batch_sizes(isa) == sizes
+        sizes = (*GEMV_TOKENS, VECTOR_TOKENS) if isa is SME else GEMV_TOKENS
+        assert choice.batch_sizes(isa) == ((*GEMV_TOKENS, 8, 16) if isa is AMX else sizes)
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
     table = Table({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"Q8_0": {"mr": 2}})
     assert matmul(Q8_0, AMX, 2048, PROMPT, table) == MatrixGemm("Q8_0", "bf16", 2048, 2, 32)
     vectors = Gemm("Q8_0", "q8", 2048, 1, 6)
-    assert matmul(Q8_0, AMX, 2048, VECTOR_TOKENS, table) == vectors
+    assert matmul(Q8_0, NO_BYTES, 2048, VECTOR_TOKENS, table) == vectors
     assert matmul(Q8_0, VNNI, 2048, PROMPT, table) == vectors
     assert matmul(Q4_0, AMX, 2048, PROMPT, table) == matmul(Q4_0, AMX, 2048, PROMPT)
     crossed = Table(vector_tokens={"Q8_0": 8})
@@ -142,8 +158,12 @@ def test_large_panels_are_cut_for_many_threads(threads: int, rows: int) -> None:
     cut = choice.narrowed(spec, [1024, 1000], AMX.lanes, threads)
     assert cut.rows_per_item(AMX.lanes) == rows
     assert replace(cut, mr=spec.mr) == spec
-    few = matmul(Q8_0, AMX, 5632, VECTOR_TOKENS)
+    few = matmul(Q8_0, NO_BYTES, 5632, VECTOR_TOKENS)
     assert choice.narrowed(few, [1024, 1000], AMX.lanes, threads) == few
+    by_bytes = choice.narrowed(
+        matmul(Q8_0, AMX, 5632, VECTOR_TOKENS), [1024, 1000], AMX.lanes, threads
+    )
+    assert by_bytes.rows_per_item(AMX.lanes) == (16 if threads > 64 else min(64, rows))
 
 
 @ISAS
@@ -153,6 +173,7 @@ def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -
     45. No other format's products with whole-numbered scales are bytes. Outer products are added up
     in i16, which holds few products of such codes. Where dots are, a sign costs more than scaling.
     """
+    isa = replace(isa, matrix=None)
     narrow = isa.dot4_top < 252 - 128 * (isa.dot4_least < 0 and not isa.shorts)
     outer = isa.tiles.unit == OUTER
     want = not outer and (fmt.name == "Q2_K" or (fmt.name == "Q3_K" and not narrow))

@@ -31,6 +31,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.spec import round_up
 from treadle.kernels.tile_ordered import OrderedGemm
 
@@ -39,11 +40,13 @@ HEIGHTS = (1, 5, 50, 105)
 
 def on_matrix(spec: Matmul) -> bool:
     """Whether the kernel needs matrix registers."""
-    return isinstance(spec, MatrixGemm)
+    return isinstance(spec, (MatrixGemm, BytesGemm))
 
 
 def rows_for(spec: Matmul) -> list[Isa]:
     """The rows that it is tested on: of units that few rows are for, the best that is here."""
+    if isinstance(spec, BytesGemm):
+        return [row for row in rows.MATRICES if row.matrix and row.matrix.dot_bytes]
     if on_matrix(spec):
         return rows.MATRICES
     return rows.VECTORS[-1:] if getattr(spec, "unit", DWORD) != DWORD else rows.VECTORS
@@ -69,7 +72,7 @@ PAIRS: list[tuple[Matmul, Isa]] = [
 PAIRS += [
     (spec, rows.SIGNED)
     for spec in (*GEMMS, *GEMVS)
-    if takes_signed(spec) and getattr(spec, "unit", DWORD) == DWORD
+    if takes_signed(spec) and getattr(spec, "unit", DWORD) == DWORD and not on_matrix(spec)
 ]
 
 

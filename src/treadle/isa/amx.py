@@ -14,6 +14,15 @@ from treadle.jit.types import i8, u8
 CONFIG = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
 
 
+# The same for bytes: registers of sums, and of the others those bytes and rows that are asked for.
+def _config(n: int) -> list[int]:
+    columns, rows = [64] * 4 + [n] * 2 + [64] * 2, [16] * 6 + [n // 4] * 2
+    out = [1, *[0] * 63]
+    for r in range(8):
+        out[16 + 2 * r], out[48 + r] = columns[r], rows[r]
+    return out
+
+
 def _call(k: Builder, name: str, args: list[Any]) -> None:
     k.call(f"llvm.x86.{name}", None, args)
 
@@ -25,6 +34,12 @@ def _register(k: Builder, r: int) -> Any:
 def begin(k: Builder, p: Val) -> None:
     """``ldtilecfg``."""
     k.store(p, k.const(CONFIG, u8 * 64))
+    _call(k, "ldtilecfg", [p.ir])
+
+
+def begin_bytes(k: Builder, p: Val, n: int) -> None:
+    """``ldtilecfg``."""
+    k.store(p, k.const(_config(n), u8 * 64))
     _call(k, "ldtilecfg", [p.ir])
 
 
@@ -59,6 +74,11 @@ def dots_bf16(k: Builder) -> None:
         _call(k, "tdpbf16ps", [_register(k, r) for r in (c, 4 + c // 2, 6 + c % 2)])
 
 
+def dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
+    """``tdpbssd``."""
+    _call(k, "tdpbssd", [_register(k, r) for r in (c, a, b)])
+
+
 MATRIX = Matrix(
     begin=begin,
     end=end,
@@ -68,5 +88,8 @@ MATRIX = Matrix(
     store=store,
     dots_bf16=dots_bf16,
     scope=portable.matrix_scope,
+    begin_bytes=begin_bytes,
+    dot_bytes=dot_bytes,
     ordered=True,
+    float_tokens=4,
 )

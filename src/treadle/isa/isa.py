@@ -36,6 +36,10 @@ class Matrix:
     memory and dwords in them change places, once, before they are loaded; else None. ``ordered``:
     of a product of 32 values the even and the odd ones are summed apart, one fused multiplication
     after the other, then both are added, and the result to c.
+
+    ``begin_bytes(k, p, n)``, for ``begin``: a has ``n`` bytes a row and b ``n / 4`` rows of 64, and
+    ``dot_bytes(k, c, a, b)``: ``c[i, j] += sum over l of a[i, l] b[l / 4, 4 j + l % 4]``, c in i32,
+    a and b in i8; None where the machine has nothing of the kind.
     """
 
     begin: Effect
@@ -47,8 +51,11 @@ class Matrix:
     dots_bf16: Effect
     scope: Effect
     turn: Effect | None = None
+    begin_bytes: Effect | None = None
+    dot_bytes: Effect | None = None
     ordered: bool = False
     vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
+    float_tokens: int = 16  # the same of weights that are floats in the file
     panel_rows: int = 256  # of weights, at most
     panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache
     near: int = 512  # values of 32 tokens that stay in the first-level cache

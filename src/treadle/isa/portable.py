@@ -5,6 +5,7 @@ lower.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 from treadle.isa.isa import Isa, Matrix
 from treadle.jit.language import Builder, Val
@@ -161,8 +162,17 @@ def masked_gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
 MATRIX_BYTES = 1024  # of one register
 
 
+# Functions whose registers are set up for bytes: how many a row of a has.
+_BYTES: WeakKeyDictionary[Builder, int] = WeakKeyDictionary()
+
+
 def matrix_begin(k: Builder, p: Val) -> None:
     """The registers are memory of the function's own: nobody is to be asked."""
+
+
+def matrix_begin_bytes(k: Builder, p: Val, n: int) -> None:
+    """The same; loads touch no more than there is."""
+    _BYTES[k] = n
 
 
 def matrix_end(k: Builder) -> None:
@@ -186,8 +196,10 @@ def matrix_zero(k: Builder, r: int) -> None:
 
 def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
     """Row by row."""
-    with k.loop(16) as i:
-        k.store(_row(k, r, i), k.load(p + i * stride, i32 * 16))
+    n = _BYTES.get(k, 64)
+    rows, dwords = (n // 4 if r >= 6 else 16), (n // 4 if r in (4, 5) else 16)
+    with k.loop(rows) as i:
+        k.store(_row(k, r, i), k.load(p + i * stride, i32 * dwords))
 
 
 def matrix_store(k: Builder, r: int, p: Val, stride: int) -> None:
@@ -215,6 +227,18 @@ def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
         k.store(_row(k, c, i), k.load(_row(k, c, i), ty) + (even.v + odd.v))
 
 
+def matrix_dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
+    """One dword of a row of a after the other."""
+    with k.loop(16) as i:
+        total = k.var(k.load(_row(k, c, i), i32 * 16))
+        with k.loop(_BYTES[k] // 4) as j:
+            x = k.splat(k.load(_row(k, a, i) + j * 4, i32), i32 * 16)
+            w = k.load(_row(k, b, j), i32 * 16)
+            for at in (24, 16, 8, 0):  # a byte with its sign
+                total.v = total.v + (x << at >> 24) * (w << at >> 24)
+        k.store(_row(k, c, i), total.v)
+
+
 # What a machine's own matrix registers do; as memory, slower than vectors.
 MATRIX = Matrix(
     begin=matrix_begin,
@@ -225,6 +249,8 @@ MATRIX = Matrix(
     store=matrix_store,
     dots_bf16=matrix_dots_bf16,
     scope=matrix_scope,
+    begin_bytes=matrix_begin_bytes,
+    dot_bytes=matrix_dot_bytes,
     ordered=True,
 )
 PORTABLE = Isa(

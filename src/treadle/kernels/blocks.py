@@ -112,9 +112,10 @@ def unpack_codes(k: Builder, blocks: list[At]) -> list[Val]:
     return parts
 
 
-def codes_in_order(k: Builder, block: At) -> Val:
-    """The codes of one block as they follow each other, ``u8 * block``."""
-    parts, groups = unpack_codes(k, [block]), block.codes.groups(block.fmt.block)
+def codes_in_order(k: Builder, *blocks: At) -> Val:
+    """The codes of neighbouring blocks as they follow each other, ``u8 * (n * block)``."""
+    fmt, codes = blocks[0].fmt, blocks[0].codes
+    parts, groups = unpack_codes(k, [*blocks]), codes.groups(fmt.block, len(blocks))
     if len(parts) == 1:
         (whole,) = parts
     else:

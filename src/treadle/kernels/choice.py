@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.formats import Format
+from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
 from treadle.kernels.act import BLOCK, NARROW, Act
@@ -20,7 +20,8 @@ from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
-from treadle.kernels.matrix import EDGE, MatrixGemm
+from treadle.kernels.matrix import EDGE, SIDE, MatrixGemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.panel import code_top
 from treadle.kernels.spec import round_up
 from treadle.kernels.tile_ordered import OrderedGemm
@@ -32,6 +33,8 @@ from treadle.record import dataclass
 GEMV_TOKENS = (1, 2, 4)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
+# Tokens and vectors of rows of products of bytes on matrix registers.
+BYTES = {8: 4, 16: 4}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are 7 % slower
 
@@ -79,7 +82,10 @@ class Table:
         registers, where these serve it.
         """
         unit = isa.matrix
-        return unit is not None and tokens > self.vector_tokens.get(w, unit.vector_tokens)
+        if unit is None:
+            return False
+        few = unit.vector_tokens if by_name(w).codes else unit.float_tokens
+        return tokens > self.vector_tokens.get(w, few)
 
     def updated(self, newer: Table) -> Table:
         """This table with what another says put over it."""
@@ -113,12 +119,31 @@ def matmul(
     if table.is_gemv(fmt.name, tokens):
         return gemv(fmt, isa, k, tokens, table, **fields)
     matrix = table.is_matrix(fmt.name, isa, tokens)
+    apart = fields.get("experts") or fields.get("heads")
+    if meets_bytes(fmt, isa, tokens) and not (matrix or apart):
+        n = min(n for n in BYTES if n >= tokens)
+        if k // BLOCK % 2:  # no two scales side by side
+            n = max(BYTES)
+        return BytesGemm(fmt.name, "q8", k, BYTES[n], n, **fields)
     return gemm(fmt, isa, k, table, matrix=matrix, few=tokens <= isa.tiles.few[1], **fields)
+
+
+def meets_bytes(fmt: Format, isa: Isa, tokens: int) -> bool:
+    """Whether batches of up to ``tokens`` tokens, more than a gemv is for, meet codes as bytes on
+    matrix registers: those that are bytes with a sign.
+    """
+    unit, codes = isa.matrix, fmt.codes
+    if unit is None or unit.dot_bytes is None or codes is None or not isa.rounds:
+        return False
+    return tokens <= max(BYTES) and codes.top - codes.offset <= 127
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many."""
-    more = isa.matrix.vector_tokens if isa.matrix else isa.tiles.few[1]
+    if isa.matrix is not None:
+        few = {*BYTES} if isa.matrix.dot_bytes else set[int]()
+        return (*GEMV_TOKENS, *sorted({*few, isa.matrix.vector_tokens}))
+    more = isa.tiles.few[1]
     return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
 
 
@@ -203,7 +228,7 @@ def gated(
 ) -> Gated | None:
     """The kernel that makes both products of a gated activation, ``m`` rows each, and the
     activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
-    not fill.
+    not fill, and where codes are met as bytes.
     """
     if m % BLOCK:
         return None
@@ -211,6 +236,8 @@ def gated(
         like = exact(fmt, isa, k, tokens, table)
     else:
         is_matrix = table.is_matrix(fmt.name, isa, tokens)
+        if meets_bytes(fmt, isa, tokens) and not is_matrix:
+            return None
         like = gemm(fmt, isa, k, table, matrix=is_matrix, few=tokens <= isa.tiles.few[1])
     mr, matrix = like.mr, isinstance(like, MatrixGemm)
     if matrix:
@@ -321,6 +348,8 @@ def fits(spec: Matmul, isa: Isa) -> bool:
         if isa.matrix is None or rows <= 0 or spec.nr != EDGE:
             return False
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
+    if isinstance(spec, BytesGemm):
+        return isa.matrix is not None and rows > 0 and COLUMNS % rows == 0 and spec.nr in BYTES
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if isinstance(spec, Gemm) and spec.unit == OUTER:
         return whole and outer_registers(spec) <= isa.regs
@@ -333,9 +362,10 @@ def narrowed(spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int) -
     """``spec`` with as many rows an item as leave each of so many threads one, where it is for
     matrix registers: their panels are large. No sum is taken otherwise for it.
     """
+    least = SIDE if isinstance(spec, BytesGemm) else EDGE
     while (
-        family(spec) == "matrix"
-        and spec.rows_per_item(lanes) > EDGE
+        (least == SIDE or family(spec) == "matrix")
+        and spec.rows_per_item(lanes) > least
         and spec.strips(heights, lanes) < n_threads
     ):
         spec = replace(spec, mr=spec.mr // 2)

@@ -105,7 +105,7 @@ def _multiply(
     ``y_pitch`` columns of ``y`` apart.
     """
     steps, (rows, column, pitch), n = ops.steps, x, ops.steps.plan.n_tokens
-    spec = replace(steps.matmul(weight, k), heads=heads)
+    spec = steps.matmul(weight, k, heads=heads)
     lanes = steps.isa.lanes
     while m % spec.rows_per_item(lanes) and spec.mr % 2 == 0:
         spec = replace(spec, mr=spec.mr // 2)
