@@ -27,6 +27,7 @@ from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import EDGE
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.runtime import machine, peaks, trial, tune, tuned
 from treadle.runtime.describe import row_in_use
 from treadle.runtime.tune import Crossover, Sweep, Variant
@@ -106,7 +107,8 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     assert row.table.matrix == ({"Q8_0": winners["matrix"]} if isa.matrix else {})
     assert set(row.table.gemv) == {("Q8_0", n) for n in choice.GEMV_TOKENS}
     few = matmul(by_name("Q8_0"), isa, 64, 9, row.table)
-    assert {"mr": few.mr, "nr": few.nr} == winners["gemm"]
+    # Products of bytes are not swept; matrix registers may win at nine tokens.
+    assert isinstance(few, BytesGemm) or few.mr == winners[choice.family(few)]["mr"]
     many = matmul(by_name("Q8_0"), isa, 64, 99, row.table)
     assert many.mr == winners["matrix" if isa.matrix else "gemm"]["mr"]
 

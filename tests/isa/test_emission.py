@@ -43,7 +43,7 @@ PORTABLE_SPECS = [
     for s in registry.ALL
     if not (isinstance(s, Gemm) and s.act == "bf16")
     and not getattr(s, "matrix", False)
-    and not isinstance(s, BytesGemm)
+    and not isinstance(s, (MatrixGemm, BytesGemm))
 ]
 ONE_OF_EACH = list({type(s): s for s in reversed(PORTABLE_SPECS)}.values())
 # LLVM takes half a second for each: every fifth here, all of them in ``make emulated``.

@@ -23,6 +23,7 @@ from treadle.kernels.act import Act
 from treadle.kernels.activation import activated
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.spec import round_up
 
 GATED = [
@@ -150,6 +151,9 @@ def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
         made = choice.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8), n)
         like = choice.matmul(fmt, isa, 2048, n)
         assert isinstance(like, Gemm)
+        if isinstance(like, BytesGemm):
+            assert made is None
+            continue
         assert made is not None
         assert (made.layout(), made.folded) == (like.layout(), like.folded)
         assert choice.gated(fmt, isa, 2048, 5632 + 16, "silu", Act("q8", 5648, 8), n) is None

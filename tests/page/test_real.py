@@ -87,7 +87,7 @@ def test_every_setting_is_accepted(mode: str, server: Process, visit: Opened) ->
     setting(
         page,
         mode=mode,
-        max_tokens="12",
+        max_tokens="5",
         stop="never\nthis",
         alternatives="3",
         thinking="off",
@@ -95,9 +95,9 @@ def test_every_setting_is_accepted(mode: str, server: Process, visit: Opened) ->
     )
     ask(page, "def f(x):")
     expect(page.locator(".note")).to_have_text("The answer stops at the limit of tokens.")
-    assert "12 tokens" in page.locator(".stats").inner_text()
+    assert "5 tokens" in page.locator(".stats").inner_text()
     page.click('[data-does="tokens"]')
-    expect(page.locator(".token")).to_have_count(12)
+    expect(page.locator(".token")).to_have_count(5)
     assert page.locator(".alternatives li").count() in (3, 0)
 
 

@@ -232,10 +232,11 @@ AVX512_BF16 = AVX512_VBMI.above(
 # Prompts of every format of bytes, and of BF16, unpacked to bf16; all else as in the rows before.
 AMX_BF16 = AVX512_VBMI.above(
     "amx_bf16",
-    "avx512bf16 amx-tile amx-bf16 amx-int8",
+    "avx512bf16 amx-tile amx-bf16",
     narrow_bf16=narrow_bf16,
     matrix=amx.MATRIX,
     tiles=replace(AVX512_VBMI.tiles, gemv=((1, 4), (2, 4), (4, 4)), gemv_large=4, gemv_ahead=2048),
 )
-# `prefetchw`: such CPUs have it, and a hypervisor that does not say so does not stop it.
-AMX_BF16 = replace(AMX_BF16, features=f"{AMX_BF16.features},+prfchw")
+# `prefetchw`, products of bytes: such CPUs have them, and a hypervisor that does not say so stops
+# none of them.
+AMX_BF16 = replace(AMX_BF16, features=f"{AMX_BF16.features},+prfchw,+amx-int8")

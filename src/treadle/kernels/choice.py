@@ -121,10 +121,7 @@ def matmul(
     matrix = table.is_matrix(fmt.name, isa, tokens)
     apart = fields.get("experts") or fields.get("heads")
     if meets_bytes(fmt, isa, tokens) and not (matrix or apart):
-        n = min(n for n in BYTES if n >= tokens)
-        if k // BLOCK % 2:  # no two scales side by side
-            n = max(BYTES)
-        return BytesGemm(fmt.name, "q8", k, BYTES[n], n, **fields)
+        return by_bytes(fmt, k, tokens, **fields)
     return gemm(fmt, isa, k, table, matrix=matrix, few=tokens <= isa.tiles.few[1], **fields)
 
 
@@ -136,6 +133,14 @@ def meets_bytes(fmt: Format, isa: Isa, tokens: int) -> bool:
     if unit is None or unit.dot_bytes is None or codes is None or not isa.rounds:
         return False
     return tokens <= max(BYTES) and codes.top - codes.offset <= 127
+
+
+def by_bytes(fmt: Format, k: int, tokens: int, **fields: Any) -> BytesGemm:
+    """The product that does so."""
+    n = min(n for n in BYTES if n >= tokens)
+    if k // BLOCK % 2:  # no two scales side by side
+        n = max(BYTES)
+    return BytesGemm(fmt.name, "q8", k, BYTES[n], n, **fields)
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:

@@ -228,14 +228,16 @@ def cross(
     """Compare the best gemv, the best gemm and, where there are matrix registers, the best on them,
     at the numbers of tokens in CROSSOVER, cold.
 
-    gemv serves one token whatever was measured: a tile of one is mostly filling.
+    gemv serves one token whatever was measured: a tile of one is mostly filling. Where few tokens
+    meet codes as bytes on matrix registers, that stands for gemm.
     """
     gemv_s: dict[int, float] = {}
     gemm_s: dict[int, float] = {}
     matrix_s: dict[int, float] = {}
     gemm, matrix = (choice.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
     for tokens in CROSSOVER:
-        specs: list[Matmul] = [choice.gemv(fmt, isa, k, tokens, table), gemm]
+        few = choice.by_bytes(fmt, k, tokens) if choice.meets_bytes(fmt, isa, tokens) else gemm
+        specs: list[Matmul] = [choice.gemv(fmt, isa, k, tokens, table), few]
         specs += [matrix] if isinstance(matrix, MatrixGemm) else []
         tried = [Variant(spec, swept_fields(spec)) for spec in specs]
         title = f"comparing {fmt.name}, {tokens} tokens"
