@@ -322,6 +322,7 @@ BYTES = [
     BytesGemm("Q8_0", "q8", 2048, 4, 8, residual=True),
     BytesGemm("Q6_K", "q8", 768, 8, 8, outputs=True),
     BytesGemm("Q4_K", "q8", 768, 4, 8),
+    BytesGemm("Q4_1", "q8", 352, 1, 16),
 ]
 for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
     assert f.codes is not None

@@ -9,13 +9,11 @@ from treadle.isa.isa import Matrix
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import i8, u8
 
-# The configuration: palette 1, then from byte 16 each register's bytes a row (16 bits), from byte
-# 48 each one's rows.
-CONFIG = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
 
-
-# The same for bytes: registers of sums, and of the others those bytes and rows that are asked for.
 def _config(n: int) -> list[int]:
+    """Palette 1, then from byte 16 each register's bytes a row (16 bits), from byte 48 each one's
+    rows: of a ``n`` bytes, of b as many dwords' rows, all else whole.
+    """
     columns, rows = [64] * 4 + [n] * 2 + [64] * 2, [16] * 6 + [n // 4] * 2
     out = [1, *[0] * 63]
     for r in range(8):
@@ -32,9 +30,8 @@ def _register(k: Builder, r: int) -> Any:
 
 
 def begin(k: Builder, p: Val) -> None:
-    """``ldtilecfg``."""
-    k.store(p, k.const(CONFIG, u8 * 64))
-    _call(k, "ldtilecfg", [p.ir])
+    """With whole registers."""
+    begin_bytes(k, p, 64)
 
 
 def begin_bytes(k: Builder, p: Val, n: int) -> None:

@@ -33,10 +33,10 @@ from treadle.record import dataclass
 GEMV_TOKENS = (1, 2, 4)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
-# Tokens and vectors of rows of products of bytes on matrix registers.
-BYTES = {8: 4, 16: 4}
+# Tokens of products of bytes on matrix registers, and vectors of rows of an item.
+BYTE_TOKENS, BYTE_ROWS = (8, 16), 4
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
-GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are 7 % slower
+GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
 
 Fields = Mapping[str, int]
 
@@ -132,21 +132,21 @@ def meets_bytes(fmt: Format, isa: Isa, tokens: int) -> bool:
     unit, codes = isa.matrix, fmt.codes
     if unit is None or unit.dot_bytes is None or codes is None or not isa.rounds:
         return False
-    return tokens <= max(BYTES) and codes.top - codes.offset <= 127
+    return tokens <= BYTE_TOKENS[-1] and codes.top - codes.offset <= 127
 
 
 def by_bytes(fmt: Format, k: int, tokens: int, **fields: Any) -> BytesGemm:
     """The product that does so."""
-    n = min(n for n in BYTES if n >= tokens)
+    n = min(n for n in BYTE_TOKENS if n >= tokens)
     if k // BLOCK % 2:  # no two scales side by side
-        n = max(BYTES)
-    return BytesGemm(fmt.name, "q8", k, BYTES[n], n, **fields)
+        n = BYTE_TOKENS[-1]
+    return BytesGemm(fmt.name, "q8", k, BYTE_ROWS, n, **fields)
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many."""
     if isa.matrix is not None:
-        few = {*BYTES} if isa.matrix.dot_bytes else set[int]()
+        few = {*BYTE_TOKENS} if isa.matrix.dot_bytes else set[int]()
         return (*GEMV_TOKENS, *sorted({*few, isa.matrix.vector_tokens}))
     more = isa.tiles.few[1]
     return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
@@ -354,7 +354,9 @@ def fits(spec: Matmul, isa: Isa) -> bool:
             return False
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
     if isinstance(spec, BytesGemm):
-        return isa.matrix is not None and rows > 0 and COLUMNS % rows == 0 and spec.nr in BYTES
+        return (
+            isa.matrix is not None and rows > 0 and COLUMNS % rows == 0 and spec.nr in BYTE_TOKENS
+        )
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if isinstance(spec, Gemm) and spec.unit == OUTER:
         return whole and outer_registers(spec) <= isa.regs
@@ -367,12 +369,13 @@ def narrowed(spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int) -
     """``spec`` with as many rows an item as leave each of so many threads one, where it is for
     matrix registers: their panels are large. No sum is taken otherwise for it.
     """
-    least = SIDE if isinstance(spec, BytesGemm) else EDGE
-    while (
-        (least == SIDE or family(spec) == "matrix")
-        and spec.rows_per_item(lanes) > least
-        and spec.strips(heights, lanes) < n_threads
-    ):
+    if isinstance(spec, BytesGemm):
+        least = SIDE
+    elif family(spec) == "matrix":
+        least = EDGE
+    else:
+        return spec
+    while spec.rows_per_item(lanes) > least and spec.strips(heights, lanes) < n_threads:
         spec = replace(spec, mr=spec.mr // 2)
     return spec
 

@@ -195,10 +195,7 @@ def emit_pack_rows(
             for p, part in enumerate(parts):
                 k.store(to + at, part, offset=p * PART_BYTES, align=LINE)
 
-    each = rows // RUNS
-    with k.loop(each) as j:
-        at = [each * i + j for i in range(RUNS)]
-        run = [source.row(k, r) for r in at]
+    with in_runs(k, source, rows) as (at, run):
         skipped = begin // BLOCK * step_pitch(n_parts)
         tos = [panel + r // EDGE * pitch + (r % EDGE * LINE - skipped) for r in at]
         with k.loop(k.min(end // n_values, full), start=begin // n_values) as c:
@@ -210,6 +207,19 @@ def emit_pack_rows(
             with k.if_(end > full * n_values):
                 for row, to in zip(run, tos, strict=True):
                     some(row, to, k.i64(full), rest)
+
+
+@contextmanager
+def in_runs(
+    k: Builder, source: WeightRows, rows: Val | int
+) -> Iterator[tuple[list[Val], list[At]]]:
+    """``rows`` rows as RUNS runs: for each row of a run, its number and that of the others' rows
+    beside it, and where they are.
+    """
+    each = rows // RUNS
+    with k.loop(each) as j:
+        at = [each * i + j for i in range(RUNS)]
+        yield at, [source.row(k, r) for r in at]
 
 
 @dataclass

@@ -24,7 +24,7 @@ from treadle.jit.types import f32, f64, i8, i32
 from treadle.kernels.act import BLOCK, DWORD, block_sums
 from treadle.kernels.blocks import At, WeightRows, codes_in_order, scales_of
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.matrix import AHEAD, REGISTER, RUNS, SIDE
+from treadle.kernels.matrix import AHEAD, REGISTER, SIDE, in_runs
 from treadle.kernels.out import Out, Sums
 from treadle.kernels.spec import LINE, round_up
 from treadle.kernels.tile import Ends, KRange
@@ -38,7 +38,7 @@ SMALL = 8  # small blocks that are unpacked together
 @dataclass(frozen=True)
 class BytesGemm(Gemm):
     """``act`` "q8", ``nr`` 16, or 8 where a row has an even number of scales; ``mr * lanes`` a
-    multiple of 64.
+    multiple of 16.
     """
 
     @property
@@ -102,19 +102,16 @@ class BytesGemm(Gemm):
         k.outlined("pack", (panel, *rows.values), pack)
 
     def _unpack(self, k: Builder, panel: Val, source: WeightRows) -> None:
-        """Rows in runs, as ``matrix.emit_pack_rows``."""
+        """Codes, scales and minimums of all rows."""
         fmt, n = self.fmt, 1
         while fmt.block < 256 and n < SMALL and self.k // fmt.block % (2 * n) == 0:
             n *= 2
-        each = self.mr * k.isa.lanes // RUNS
-        with k.loop(each) as j:
-            at = [each * i + j for i in range(RUNS)]
-            run = [source.row(k, r) for r in at]
-            with k.loop(self.k // (n * fmt.block)) as c:
-                for row in run:
-                    row.block(c, n).prefetch(k, AHEAD // sum(fmt.strides), n, 3)
-                for r, row in zip(at, run, strict=True):
-                    self._some(k, row.block(c, n), panel + r * self.row_pitch, c * n, n)
+        rows = in_runs(k, source, self.mr * k.isa.lanes)
+        with rows as (at, run), k.loop(self.k // (n * fmt.block)) as c:
+            for row in run:
+                row.block(c, n).prefetch(k, AHEAD // sum(fmt.strides), n, 3)
+            for r, row in zip(at, run, strict=True):
+                self._some(k, row.block(c, n), panel + r * self.row_pitch, c * n, n)
 
     def _some(self, k: Builder, first: At, to: Val, b: Val, n: int) -> None:
         """``n`` blocks, from a row's ``b``-th on."""
