@@ -1,5 +1,6 @@
-"""Jina's BERT (ALiBi, a gated FFN): its folder in place and converted, and GGUF's other spelling,
-against what its formulae give in float64. Its code is no part of transformers.
+"""Jina's BERT (ALiBi, a gated FFN) and the one for code (LayerNorm of queries and keys, a second
+norm behind attention, the gate behind what it gates): folders in place and converted, and GGUF's
+other spelling, against what the formulae give in float64. The code is no part of transformers.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 
 N_EMBD, N_FF, N_LAYER, N_VOCAB, EPS = 96, 160, 3, 320, 1e-12
+CODE_NORMS = ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1")
 Tensors = dict[str, np.ndarray]
 
 
-def write_folder(folder: Path, n_head: int, **keys: Any) -> Tensors:
-    """Random weights, spelt as in jina-embeddings-v2-base-en; float32."""
+def write_folder(folder: Path, n_head: int, *, code: bool = False, **keys: Any) -> Tensors:
+    """Random weights, spelt as in jina-embeddings-v2-base-en or -base-code; float32."""
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(n_head)
@@ -41,10 +43,12 @@ def write_folder(folder: Path, n_head: int, **keys: Any) -> Tensors:
         for name in ("self.query", "self.key", "self.value", "output.dense"):
             shapes[f"{at}attention.{name}.weight"] = (N_EMBD, N_EMBD)
             shapes[f"{at}attention.{name}.bias"] = (N_EMBD,)
-        shapes[f"{at}mlp.gated_layers.weight"] = (2 * N_FF, N_EMBD)
-        shapes[f"{at}mlp.wo.weight"] = (N_EMBD, N_FF)
-        shapes[f"{at}mlp.wo.bias"] = (N_EMBD,)
-        for name in ("attention.output.LayerNorm", "mlp.layernorm"):
+        both, down = ("up_gated_layer", "down_layer") if code else ("gated_layers", "wo")
+        shapes[f"{at}mlp.{both}.weight"] = (2 * N_FF, N_EMBD)
+        shapes[f"{at}mlp.{down}.weight"] = (N_EMBD, N_FF)
+        shapes[f"{at}mlp.{down}.bias"] = (N_EMBD,)
+        own = (*CODE_NORMS, "layer_norm_2") if code else ("mlp.layernorm",)
+        for name in ("attention.output.LayerNorm", *own):
             shapes[f"{at}{name}.weight"] = shapes[f"{at}{name}.bias"] = (N_EMBD,)
     made = {}
     for name, shape in shapes.items():
@@ -76,7 +80,7 @@ def write_folder(folder: Path, n_head: int, **keys: Any) -> Tensors:
     return made
 
 
-def states(tensors: Tensors, ids: list[int], n_head: int) -> np.ndarray:
+def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.ndarray:
     """The model's formulae in float64."""
     w = {name: rows.astype(np.float64) for name, rows in tensors.items()}
 
@@ -105,15 +109,23 @@ def states(tensors: Tensors, ids: list[int], n_head: int) -> np.ndarray:
     for i in range(N_LAYER):
         stem = f"encoder.layer.{i}."
         names = (f"{stem}attention.self.{name}" for name in ("query", "key", "value"))
-        q, k, v = (heads(linear(x, name)) for name in names)
+        q, k, v = (linear(x, name) for name in names)
+        if code:
+            q, k = norm(q, f"{stem}{CODE_NORMS[0]}"), norm(k, f"{stem}{CODE_NORMS[1]}")
+        q, k, v = heads(q), heads(k), heads(v)
         score = q @ k.swapaxes(1, 2) / math.sqrt(N_EMBD // n_head) + bias
         p = np.exp(score - score.max(-1, keepdims=True))
         y = (p / p.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(ids), -1)
         y = linear(y, f"{stem}attention.output.dense")
-        x = norm(x + y, f"{stem}attention.output.LayerNorm")
-        gate, up = np.split(linear(x, f"{stem}mlp.gated_layers"), 2, axis=1)
+        before, x = x, norm(x + y, f"{stem}attention.output.LayerNorm")
+        if code:
+            x = norm(before + x, f"{stem}layer_norm_1")
+            up, gate = np.split(linear(x, f"{stem}mlp.up_gated_layer"), 2, axis=1)
+        else:
+            gate, up = np.split(linear(x, f"{stem}mlp.gated_layers"), 2, axis=1)
         gate = gate * (1 + erf(gate / math.sqrt(2))) / 2
-        x = norm(x + linear(gate * up, f"{stem}mlp.wo"), f"{stem}mlp.layernorm")
+        down, last = ("down_layer", "layer_norm_2") if code else ("wo", "mlp.layernorm")
+        x = norm(x + linear(gate * up, f"{stem}mlp.{down}"), f"{stem}{last}")
     return x
 
 
@@ -128,10 +140,10 @@ def split_up(path: Path, made: Path) -> Path:
             rows = tensor.shape[0]
             if "ffn_up" in name:
                 half = len(tensor.data) // 2
-                parts = [
-                    (name.replace("up", "gate"), tensor.data[:half]),
-                    (name, tensor.data[half:]),
-                ]
+                first, second = name.replace("up", "gate"), name
+                if "blk.0.attn_norm_2.weight" in file.tensors:
+                    first, second = second, first
+                parts = [(first, tensor.data[:half]), (second, tensor.data[half:])]
                 rows //= 2
             for to, data in parts:
                 writer.add_tensor(to, (rows, *tensor.shape[1:]), tensor.ggml_type, data)
@@ -139,13 +151,14 @@ def split_up(path: Path, made: Path) -> Path:
     return made
 
 
+@pytest.mark.parametrize("code", [False, True], ids=["text", "code"])
 @pytest.mark.parametrize("n_head", [4, 6])
-def test_states(n_head: int, tmp_path: Path) -> None:
+def test_states(n_head: int, code: bool, tmp_path: Path) -> None:
     """Alone and beside others, with the bits of any number of threads."""
-    tensors = write_folder(tmp_path / "hf", n_head)
+    tensors = write_folder(tmp_path / "hf", n_head, code=code)
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     ids = np.random.default_rng(7).integers(3, N_VOCAB, 150).tolist()
-    exact, bits = states(tensors, ids, n_head), []
+    exact, bits = states(tensors, ids, n_head, code=code), []
     for path in (tmp_path / "hf", made, split_up(made, tmp_path / "split.gguf")):
         for threads in (1, 2):
             with treadle.load(path, threads=threads, kv="f32") as model:
@@ -161,12 +174,13 @@ def test_states(n_head: int, tmp_path: Path) -> None:
         assert np.array_equal(found, bits[0])
 
 
-def test_what_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [False, True], ids=["text", "code"])
+def test_what_is_written(code: bool, tmp_path: Path) -> None:
     """The names that the gguf package lists for the architecture."""
     gguf = pytest.importorskip("gguf")
     arch = gguf.MODEL_ARCH.JINA_BERT_V2
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
-    write_folder(tmp_path / "hf", 4)
+    write_folder(tmp_path / "hf", 4, code=code)
     with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
         assert file.metadata["general.architecture"] == gguf.MODEL_ARCH_NAMES[arch]
         assert file.metadata["jina-bert-v2.attention.causal"] is False
@@ -180,32 +194,3 @@ def test_refused(tmp_path: Path) -> None:
     write_folder(tmp_path / "relu", 4, feed_forward_type="reglu")
     with pytest.raises(UnsupportedError, match="feed_forward_type: is 'reglu'"):
         open_hf(tmp_path / "relu")
-
-
-def test_the_one_for_code(tmp_path: Path) -> None:
-    """It has further norms: refused by name, as a folder and as GGUF."""
-    from safetensors.numpy import save_file
-
-    tensors = write_folder(tmp_path / "hf", 4)
-    with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
-        writer = GGUFWriter(tmp_path / "code.gguf")
-        for key, value in file.metadata.items():
-            writer.add(key, value, file.types[key])
-        for name, tensor in file.tensors.items():
-            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
-            if "attn_output_norm.weight" in name:
-                to = name.replace("attn_output_norm", "attn_norm_2")
-                writer.add_tensor(to, tensor.shape, tensor.ggml_type, tensor.data)
-        writer.write()
-    for name in [name for name in tensors if "mlp" in name]:
-        words = {"gated_layers": "up_gated_layer", "wo": "down_layer"}
-        to = name.replace("mlp.layernorm", "layer_norm_2")
-        for ours, theirs in words.items():
-            to = to.replace(f"mlp.{ours}.", f"mlp.{theirs}.")
-        tensors[to] = tensors.pop(name)
-        if "layernorm" in name:
-            tensors[to.replace("norm_2", "norm_1")] = tensors[to].copy()
-    save_file(tensors, tmp_path / "hf" / "model.safetensors")
-    for path in (tmp_path / "hf", tmp_path / "code.gguf"):
-        with pytest.raises(UnsupportedError, match="a second norm behind attention"):
-            treadle.load(path, context=64)

@@ -106,6 +106,32 @@ CASES: dict[str, Case] = {
 }
 
 
+# llama.cpp's converter wrote no file of these.
+ALONE: dict[str, Case] = {
+    "hunyuan-moe": Case(
+        "HunYuanMoEV1",
+        "hunyuan-moe",
+        {"num_experts": 8, "moe_topk": 3, "head_dim": 32, "intermediate_size": 64},
+    ),
+    "hunyuan-moe-alpha": Case(
+        "HunYuanMoEV1",
+        "hunyuan-moe",
+        {
+            "num_experts": 8,
+            "moe_topk": 2,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+            },
+        },
+    ),
+}
+
+
 def own(case: Case, **more: Any) -> Case:
     options: Mapping[str, Any] = {**_OWN, **case.options, **more}
     return Case(case.family, case.arch, options, case.head)
@@ -114,6 +140,40 @@ def own(case: Case, **more: Any) -> Case:
 @pytest.mark.parametrize("name", CASES)
 def test_in_place_and_converted(name: str, tmp_path: Path, data: Path) -> None:
     check(name, own(CASES[name]), tmp_path, data)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_without_a_file_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """What is converted has the names and keys that the gguf package lists."""
+    gguf = pytest.importorskip("gguf")
+    case = own(ALONE[name])
+    arch = next(a for a, written in gguf.MODEL_ARCH_NAMES.items() if written == case.arch)
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
+    with open_gguf(check_both(case, tmp_path)) as file:
+        for name in file.tensors:
+            stem = name.rpartition(".")[0]
+            assert stem.replace(f"blk.{name.split('.')[1]}.", "blk.{bid}.") in known, name
+        found = {key.partition(".")[2]: value for key, value in file.metadata.items()}
+        assert found["expert_used_count"] == case.options["moe_topk"]
+        assert found["expert_feed_forward_length"] == found["feed_forward_length"]
+        assert found["expert_shared_feed_forward_length"] == found["feed_forward_length"]
+
+
+def test_counts_layer_by_layer(tmp_path: Path) -> None:
+    """As Hunyuan-A13B has them: all alike, or refused."""
+    save(own(ALONE["hunyuan-moe"]), tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    n = config["num_hidden_layers"]
+    config |= {"moe_topk": [3] * n, "num_shared_expert": [1] * n, "moe_intermediate_size": [64] * n}
+    path.write_text(json.dumps(config))
+    with treadle.load(tmp_path / "hf", threads=1) as model:
+        experts = model.config.layers[0].experts
+        assert experts is not None
+        assert (experts.n_used, experts.n_ff, experts.n_ff_shared) == (3, 64, 64)
+    path.write_text(json.dumps(config | {"moe_topk": [3] * (n - 1) + [2]}))
+    with pytest.raises(UnsupportedError, match="moe_topk: differs from layer to layer"):
+        open_hf(tmp_path / "hf")
 
 
 def check(name: str, case: Case, tmp_path: Path, data: Path) -> None:

@@ -144,6 +144,10 @@ COLUMN_NORMS = [
     *(ColumnNorm(k, EPS) for k in (5, 64, 1041)),
     ColumnNorm(7, EPS, heads=3),
     ColumnNorm(256, EPS, heads=2),
+    # LayerNorm.
+    *(ColumnNorm(k, EPS, centred=True, bias=True) for k in (5, 768, 1041)),
+    ColumnNorm(64, EPS, heads=3, centred=True),
+    ColumnNorm(7, EPS, heads=2, bias=True),
 ]
 ROTATIONS = [Rotate(32, 3), Rotate(96, 2), Rotate(128, 2), Rotate(256, 1), Rotate(320, 1)]
 # Of pages whose dims are turned, which vectors of a processor alone read.

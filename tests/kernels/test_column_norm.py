@@ -8,7 +8,7 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import COLUMN_NORMS
-from tests.kernels.test_elementwise import norm_error
+from tests.kernels.test_elementwise import centring_error, norm_error
 from treadle.isa.isa import Isa
 from treadle.kernels.column_norm import ColumnNorm
 
@@ -22,13 +22,20 @@ def test_column_norm(spec: ColumnNorm, isa: Isa, memory: Memory, rng: np.random.
     stride = column + width + 3
     x = 3 * rng.standard_normal((n, stride)).astype(np.float32)
     x[1] = 0
-    w = rng.standard_normal(spec.k).astype(np.float32)
+    vectors = {"w": rng.standard_normal(spec.k).astype(np.float32)}
+    if spec.bias:
+        vectors["bias"] = rng.standard_normal(spec.k).astype(np.float32)
     expected, strides = x.astype(np.float64), {"stride": stride, "column": column}
-    spec.run_ref(spec.args(x=expected, w=w, **strides), Run(n))
-    tolerance = np.abs(expected) * (norm_error(spec.k, isa) + U32)
-    tolerance[:, :column] = tolerance[:, column + width :] = 0
+    parts = expected[:, column : column + width].copy().reshape(n, spec.heads, spec.k)
+    spec.run_ref(spec.args(x=expected, **vectors, **strides), Run(n))
+    relative, tolerance = norm_error(spec.k, isa) + U32, np.zeros((n, stride))
+    off = centring_error(spec, isa, parts, vectors["w"])
+    off = off + relative * np.abs(vectors.get("bias", 0.0))  # it may cancel what it is added to
+    inside = slice(column, column + width)
+    tolerance[:, inside] = off.reshape(n, width) + np.abs(expected[:, inside]) * relative
     for front in (False, True):
         out = memory.copy(x, name="x", front=front)
-        args = {"x": out, "w": memory.copy(w, front=front), **strides}
+        copies = {name: memory.copy(v, front=front) for name, v in vectors.items()}
+        args = {"x": out, **copies, **strides}
         call(spec, isa, memory, args, Run(n), n * spec.heads)
         assert_close(out, expected, tolerance, spec.name)

@@ -20,6 +20,7 @@ from tests.kernels.registry import EMBEDS, NORMS, PACKS
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels.act import BLOCK, MAGIC_BITS, OFFSET, Act, quantize_ref
+from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.spec import round_up
 
@@ -114,8 +115,8 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
 # -- Norm -----------------------------------------------------------------------------------------
 
 
-def centring_error(spec: Norm, isa: Isa, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """What LayerNorm adds for rows ``x``, float64 ``[n, k]``. The mean is off by ``e``: a chain's
+def centring_error(spec: Norm | ColumnNorm, isa: Isa, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What LayerNorm adds for rows ``x``, float64 ``[.., k]``. The mean is off by ``e``: a chain's
     gamma of the mean size; so each value by ``e`` and a rounding of its own, and the variance by
     twice as much of the mean distance.
     """

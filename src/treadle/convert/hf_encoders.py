@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.convert.hf_family import Family, Windowed
+from treadle.convert.hf_made import Rows, Rule, same, turned
 from treadle.convert.hf_names import (
     BERT,
     BERT_SCORE,
@@ -12,9 +14,11 @@ from treadle.convert.hf_names import (
     MODERN_BERT,
     MODERN_BERT_SCORE,
     NOMIC_BERT,
+    NOMIC_BERT_EXPERTS,
     ROBERTA_SCORE,
 )
 from treadle.files.keys import Keys
+from treadle.models.graphs.kinds import EVERY_N
 
 
 def _all_but_first_of(keys: Keys, n_layer: int) -> Windowed:
@@ -52,29 +56,68 @@ def _jina(keys: Keys) -> Family | None:
     return _JINA if keys.get("position_embedding_type") == "alibi" else None
 
 
+_NOMIC = Family(
+    "nomic-bert",
+    {**_BERT, "rope_theta": 1000.0, "max_position_embeddings": 2048, "vocab_size": 30528},
+    NOMIC_BERT,
+    _EPS,
+    {
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+        "rope_theta": "rotary_emb_base",
+        "partial_rotary_factor": "rotary_emb_fraction",
+        "hidden_act": "activation_function",
+    },
+    only={"prenorm": False, "use_rms_norm": False, "causal": False},
+)
+
+
+def _nomic_rules(keys: Keys) -> Sequence[Rule]:
+    """Experts lie one below the other, their second matrices [in, out]."""
+    n = keys.integer("num_experts")
+
+    def each(rows: Rows) -> Rows:
+        return rows.reshape(n, -1, rows.shape[-1])
+
+    return (
+        Rule(("mlp.experts.mlp.w1",), {"mlp.experts.w1.weight": each}),
+        Rule(("mlp.experts.mlp.w2",), {"mlp.experts.w2.weight": lambda rows: turned(each(rows))}),
+        Rule(("mlp.experts.bias",), {"mlp.experts_bias.weight": same}),
+    )
+
+
+# Every other layer has experts; its first code gives the keys, transformers has none of it.
+_NOMIC_EXPERTS = replace(
+    _NOMIC,
+    arch="nomic-bert-moe",
+    defaults={**_NOMIC.defaults, "moe_top_k": 1, EVERY_N: 1},
+    names=NOMIC_BERT_EXPERTS,
+    activation="gelu",
+    only={
+        **_NOMIC.only,
+        "moe_normalize_expert_weights": False,
+        "expert_choice_router": False,
+        "num_shared_experts": 0,
+    },
+    experts=True,
+    made=_nomic_rules,
+)
+
+
+def _nomic(keys: Keys) -> Family | None:
+    return _NOMIC_EXPERTS if keys.get("num_experts") else None
+
+
 ENCODERS: dict[str, Family] = {
     "bert": replace(_PLAIN, score_names=BERT_SCORE, variant=_jina),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "nomic_bert": Family(
-        "nomic-bert",
-        {**_BERT, "rope_theta": 1000.0, "max_position_embeddings": 2048, "vocab_size": 30528},
-        NOMIC_BERT,
-        _EPS,
-        {
-            "rms_norm_eps": "layer_norm_epsilon",
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-            "rope_theta": "rotary_emb_base",
-            "partial_rotary_factor": "rotary_emb_fraction",
-            "hidden_act": "activation_function",
-        },
-        only={"prenorm": False, "num_experts": 0, "use_rms_norm": False, "causal": False},
-    ),
+    "nomic_bert": replace(_NOMIC, variant=_nomic),
     "modernbert": Family(
         "modern-bert",
         {

@@ -17,23 +17,30 @@ from treadle.convert.hf_made import (
     turned,
     upper,
 )
-from treadle.convert.hf_names import LLAMA, LLAMA_EXPERTS, Names, experts_123
+from treadle.convert.hf_names import HUNYUAN_EXPERTS, LLAMA, LLAMA_EXPERTS, Names, experts_123
 from treadle.convert.hf_rope import f32
 from treadle.convert.hf_windows import all_but_every, every_layer, upper_layers
 from treadle.files.keys import Keys
 from treadle.models.archs import ARCHS, EXPERTS_GATING, EXPERTS_NORM
+from treadle.models.graphs.kinds import EVERY_N
 
 # GGUF's keys, and what families call them.
 _COUNTS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_used_count": ("num_experts_per_tok", "moe_k", "top_k_experts"),
+    "expert_used_count": (
+        "num_experts_per_tok",
+        "moe_k",
+        "top_k_experts",
+        "moe_topk",
+        "moe_top_k",
+    ),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ),
-    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
     "leading_dense_block_count": (
@@ -42,6 +49,7 @@ _COUNTS = {
         "moe_layer_start_index",
     ),
     "interleave_moe_layer_step": ("moe_layer_interval",),
+    EVERY_N: (EVERY_N,),
 }
 
 
@@ -53,7 +61,7 @@ def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
         given += [word for word in words if word in keys.defaults]
         found = next(iter(given), None)
         if found is not None:
-            made[name] = keys.integer(found, lo=0)
+            made[name] = _count(keys, found)
     if not made.get("expert_count"):  # the same family without any
         return {}
     own = dict(ARCHS[family.arch].keys)
@@ -67,6 +75,16 @@ def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     if last not in (-1, n_layer - 1):
         keys.refuse("moe_layer_end_index", f"is {last}: treadle has experts up to the last layer")
     return made
+
+
+def _count(keys: Keys, word: str) -> int:
+    """A count; Hunyuan has it layer by layer."""
+    given = keys.get(word)
+    if not isinstance(given, list) or not given:
+        return keys.integer(word, lo=0)
+    if any(each != given[0] for each in given):
+        keys.refuse(word, "differs from layer to layer: treadle has one for all")
+    return Keys({word: given[0]}, keys.path, prefix=keys.prefix).integer(word, lo=0)
 
 
 # -- tensors that lie otherwise ---------------------------------------------------------------
@@ -144,6 +162,17 @@ def _always(*rules: Rule) -> Any:
         return rules
 
     return made
+
+
+def _hunyuan_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Widths that llama.cpp wants said: an expert's is that of an FFN where no key gives it."""
+    n_ff = keys.integer("intermediate_size")
+    own = "moe_intermediate_size"
+    return {
+        "expert_feed_forward_length": n_ff if keys.get(own) is None else _count(keys, own),
+        "expert_shared_feed_forward_length": n_ff,
+        EXPERTS_NORM: True,
+    }
 
 
 GRANITE: Names = {
@@ -316,6 +345,20 @@ MIXTURES: dict[str, Family] = {
         {**LLAMA, **experts_123("block_sparse_moe.")},
         experts=True,
         made=_always(scores("block_sparse_moe.e_score_correction_bias", "block_sparse_moe.score")),
+    ),
+    "hunyuan_v1_moe": Family(
+        "hunyuan-moe",
+        {
+            **_COMMON_5,
+            "vocab_size": 290943,
+            "max_position_embeddings": 2048,
+            "num_experts": 1,
+            "moe_topk": 1,
+        },
+        HUNYUAN_EXPERTS,
+        only={"use_cla": False, "use_mla": False, "moe_layer_num_skipped": 0},
+        experts=True,
+        more=_hunyuan_keys,
     ),
     "gpt_oss": Family(
         "gpt-oss",

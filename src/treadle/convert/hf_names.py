@@ -54,6 +54,12 @@ HUNYUAN: Names = {
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
 }
+HUNYUAN_EXPERTS: Names = {
+    **LLAMA_EXPERTS,
+    **HUNYUAN,
+    "mlp.gate.wg": "ffn_gate_inp",
+    **{f"mlp.shared_mlp.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
+}
 STARCODER2: Names = {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 NEOX: Names = {
     "embed_in": "token_embd",
@@ -98,12 +104,12 @@ JINA_BERT: Names = {
     "mlp.gated_layers": "ffn_up",  # and its gate, which comes first
     "mlp.wo": "ffn_down",
     "mlp.layernorm": "layer_output_norm",
-    # Of jina-v2-code, which the graph refuses.
+    # Of jina-v2-code.
     "attention.self.layer_norm_q": "attn_q_norm",
     "attention.self.layer_norm_k": "attn_k_norm",
     "layer_norm_1": "attn_norm_2",
     "layer_norm_2": "layer_output_norm",
-    "mlp.up_gated_layer": "ffn_up",
+    "mlp.up_gated_layer": "ffn_up",  # and its gate, which comes second
     "mlp.down_layer": "ffn_down",
 }
 NOMIC_BERT: Names = {
@@ -117,6 +123,14 @@ NOMIC_BERT: Names = {
     "mlp.fc12": "ffn_gate",
     "mlp.fc2": "ffn_down",
     "norm2": "layer_output_norm",
+}
+NOMIC_BERT_EXPERTS: Names = {
+    **NOMIC_BERT,
+    "mlp.fc1": "ffn_up",
+    "mlp.router.layer": "ffn_gate_inp",
+    "mlp.experts.w1": "ffn_up_exps",
+    "mlp.experts.w2": "ffn_down_exps",
+    "mlp.experts_bias": "ffn_exps_bias",
 }
 MODERN_BERT: Names = {
     "embeddings.tok_embeddings": "token_embd",

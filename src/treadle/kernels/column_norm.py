@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.jit.language import Builder, Isa
-from treadle.kernels.elementwise import map_row, mean_square
+from treadle.jit.language import Builder, Isa, Val
+from treadle.kernels.elementwise import map_row, mean_square, row_mean
 from treadle.kernels.spec import Args, Frame, Spec
 from treadle.record import dataclass
 
@@ -17,14 +17,20 @@ from treadle.record import dataclass
 @dataclass(frozen=True)
 class ColumnNorm(Spec):
     """RMS norm of each of ``heads`` parts of ``k`` values from ``column`` on, times ``w``, which
-    all share. Items: tokens x heads.
+    all share; ``centred``: LayerNorm, as in ``elementwise.Norm``. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "column_norm"
-    args = Args("x:inout w:const stride column")
+    args = Args("x:inout w:const stride column bias:const?")
     k: int
     eps: float
     heads: int = 1
+    centred: bool = False
+    bias: bool = False  # is added at the end, the same to all heads
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"bias"} if self.bias else set())
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         x, w, lanes = frame.x + frame.column * 4, frame.w, isa.lanes
@@ -33,12 +39,25 @@ class ColumnNorm(Spec):
             row = x + item // self.heads * stride
             if self.heads > 1:
                 row = row + item % self.heads * (4 * self.k)
-            gain = 1.0 / k.sqrt(mean_square(k, row, self.k, lanes) + self.eps)
-            map_row(k, self.k, row, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, w)
+            mean = None
+            if self.centred:
+                mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
+            gain = 1.0 / k.sqrt(mean_square(k, row, self.k, lanes, mean) + self.eps)
+
+            def normed(v: Val, *more: Val, mean: Val | None = mean, gain: Val = gain) -> Val:
+                v = v if mean is None else v - k.splat(mean, v.ty)
+                v = v * k.splat(gain, v.ty) * more[0]
+                return v + more[1] if self.bias else v
+
+            map_row(k, self.k, row, normed, row, w, *([frame.bias] if self.bias else []))
 
     def run_ref(self, args: Any, run: Any) -> None:
         rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
         part = rows[:, args.column : args.column + self.heads * self.k]
         y = part.astype(np.float64).reshape(len(rows), self.heads, self.k)
+        if self.centred:
+            y = y - y.mean(-1, keepdims=True)
         y = y / np.sqrt((y**2).mean(-1, keepdims=True) + self.eps) * args.w[: self.k]
+        if self.bias:
+            y = y + args.bias[: self.k]
         part[:] = y.reshape(part.shape)

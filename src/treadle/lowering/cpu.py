@@ -291,11 +291,11 @@ class CpuOps(Making, Ops):
         if v_norm is not None and (v_norm.weight or v_norm.centred or v_norm.heads != at.n_head_kv):
             raise UnsupportedError(f"{v_norm.label}: with a weight, or not of each head")
         norms = [way.norm for way in ways]
-        if any(x.centred or steps.has(f"{x.weight}.bias") for x in norms if x):
-            raise UnsupportedError(f"L{layer}: LayerNorm or a bias of queries or keys")
-        if norms[0] is not None and norms[0].heads == 1 < at.n_head:  # of all heads together
+        if norms[0] is not None and self._by_itself(norms[0], at.n_head):
             if q_way.norm_last:
-                raise UnsupportedError(f"{norms[0].label}: of all heads, behind the rope")
+                raise UnsupportedError(
+                    f"{norms[0].label}: LayerNorm, or of all heads, behind the rope"
+                )
             for norm, (_, column) in zip(norms, places, strict=False):
                 assert norm is not None
                 self.column_norm(norm, qkv, column)
@@ -341,3 +341,9 @@ class CpuOps(Making, Ops):
             **kept,
         )
         return qkv
+
+    def _by_itself(self, norm: Normed, n_head: int) -> bool:
+        """Whether a norm of queries or keys is a step before the rope's, which has RMS norms of
+        heads alone.
+        """
+        return norm.heads == 1 < n_head or norm.centred or self.steps.has(f"{norm.weight}.bias")

@@ -56,7 +56,7 @@ class Making:
             return self.activations(x, Act("f32", x.width)), 0
         if isinstance(x, Mixed):
             return self.combine(x), 0
-        if isinstance(x, Normed) and not x.centred:
+        if isinstance(x, Normed):
             rows, column = self.place(x.x)
             self.column_norm(x, rows, column)
             return rows, column
@@ -66,14 +66,17 @@ class Making:
         """The norm in place: of ``x.heads`` parts of each row, from a column on."""
         from treadle.kernels.column_norm import ColumnNorm
 
+        bias = f"{x.weight}.bias"
+        biased = self.steps.has(bias)
         self.steps.emit(
             x.label,
-            ColumnNorm(x.width // x.heads, x.eps, x.heads),
+            ColumnNorm(x.width // x.heads, x.eps, x.heads, x.centred, biased),
             Grid(x.heads, "n_tokens"),
             x=rows,
             w=self.steps.vector(f"{x.weight}.weight", x.scale),
             stride=rows.row_bytes // 4,
             column=column,
+            bias=self.steps.vector(bias, x.scale) if biased else None,
         )
 
     def combine(self, x: Mixed, residual: Buffer | None = None) -> Buffer:
@@ -134,8 +137,10 @@ class Making:
         act = Act("f32", x.width)
         if not isinstance(x, Normed) or act.group_bytes == wide.row_bytes:
             return self.floats(x)
-        self._norm_step(f"{x.label}.rows", x, act, self.floats(x.x), wide, rows_out=True)
-        return wide
+        if x.wide is None:
+            x.wide = wide
+            self._norm_step(f"{x.label}.rows", x, act, self.floats(x.x), wide, rows_out=True)
+        return x.wide
 
     def _norm_step(
         self,

@@ -46,6 +46,7 @@ class Normed(Value):
     centred: bool
     scale: float
     eps: float
+    wide: Buffer | None = field(default=None, kw_only=True)  # f32 in rows as a product's, made
 
 
 @dataclass(eq=False)

@@ -233,6 +233,7 @@ ARCHS: dict[str, Arch] = {
         Arch("ernie4_5", rope="norm"),
         Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
         Arch("hunyuan-dense", needs=QK_NORM, norm_last=True),
+        Arch("hunyuan-moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),), norm_last=True),
         Arch("command-r", rope="norm", norm="layer", lacks=FFN_NORM),
         Arch(
             "cohere2",
@@ -282,6 +283,15 @@ ARCHS: dict[str, Arch] = {
             lacks=PRE_NORM | OUTPUT_NORM,
         ),
         Arch(
+            "nomic-bert-moe",
+            graph="encoder",
+            activation="gelu_erf",
+            gated=False,
+            norm="layer",
+            needs=BEHIND,
+            lacks=PRE_NORM | OUTPUT_NORM,
+        ),
+        Arch(
             "modern-bert",
             graph="encoder",
             activation="gelu_erf",
@@ -305,7 +315,7 @@ ARCHS: dict[str, Arch] = {
 REFUSED: dict[str, str] = {
     name: why
     for why, names in {
-        "experts of a kind": "nomic-bert-moe hunyuan-moe llama4 dbrx grok phimoe",
+        "experts of a kind": "llama4 dbrx grok phimoe",
         "a recurrent state beside attention or in its place": (
             "mamba jamba rwkv6 rwkv7 kimi-linear"
         ),

@@ -7,7 +7,8 @@
     x = x + mixer(before(x)) + ffn(before(x))
 
 Some layers have one half alone, others a third one. A norm that the file lacks is none. One that
-stands behind the sum, as BERT's do, is the stream from there on. The last sum may be scaled.
+stands behind the sum, as BERT's do, is the stream from there on; in Jina's BERT for code the states
+from before are added once more, and that sum has a norm too. The last sum may be scaled.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
             if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
                 h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}")
             last = half is halves[-1] and g.has(f"{gain}.weight")
-            x = g.add(x, h, gain=gain if last else "")
+            before, x = x, g.add(x, h, gain=gain if last else "")
             if g.has(f"blk.{i}.{half.behind}.weight"):
                 x = _norm(g, f"L{i}.{half.label}.sum_norm", x, f"blk.{i}.{half.behind}")
+            if half.again and g.has(f"blk.{i}.{half.again}.weight"):
+                x = g.add(before, x)
+                x = _norm(g, f"L{i}.{half.label}.again_norm", x, f"blk.{i}.{half.again}")
         return x
     mixer, ffn = halves
     h = _before(g, i, x, mixer)

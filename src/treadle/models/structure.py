@@ -49,6 +49,7 @@ class Sublayer:
     label: of its steps, behind the layer's number.
     before, after, behind: stems of its norms: of what it reads, of what it gives, and of the sum
         of that and the states.
+    again: of a norm of one more sum, of what ``behind`` gives and the states before.
     build: ``build(g, i, h)`` gives what is added to the states, made of ``h``, the normed ones.
     rows: its tensors, those of the norms included, of each layer that has it.
     sizes: the words of their shapes; those of the graph are there as well.
@@ -63,6 +64,7 @@ class Sublayer:
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Layer], Sizes]
     memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: ()
+    again: str = ""
 
 
 class Late(dict[str, Made]):

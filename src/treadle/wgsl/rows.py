@@ -207,11 +207,21 @@ def pack(step: Step) -> list[Call]:
 COLUMN_NORM = """
 fn main() {
   let row = a.x + wg.y * a.stride + wg.x * K;
+  var mean = 0.0;
+  if (CENTRED) {
+    for (var i = t; i < K; i += THREADS) { mean += word_f32(row + i); }
+    mean = sum_of(t, mean) / f32(K);
+  }
   var square = 0.0;
-  for (var i = t; i < K; i += THREADS) { square += word_f32(row + i) * word_f32(row + i); }
+  for (var i = t; i < K; i += THREADS) {
+    let v = word_f32(row + i) - mean;
+    square += v * v;
+  }
   let scale = 1.0 / sqrt(sum_of(t, square) / f32(K) + EPS);
   for (var i = t; i < K; i += THREADS) {
-    put_f32(row + i, word_f32(row + i) * scale * bitcast<f32>(w[i]));
+    var v = (word_f32(row + i) - mean) * scale * bitcast<f32>(w[i]);
+    if (BIAS) { v += bitcast<f32>(bias[i]); }
+    put_f32(row + i, v);
   }
 }
 """
@@ -222,13 +232,13 @@ def column_norm(step: Step) -> list[Call]:
     spec, given = step.spec, step.args
     assert isinstance(spec, ColumnNorm)
     args = {"x": (given["x"], given["column"]), "stride": given["stride"]}
-    constants = ("K", spec.k), ("EPS", spec.eps)
-    shader = Shader(spec.name, COLUMN_NORM, constants, tuple(args), ("w",))
+    constants = ("K", spec.k), ("EPS", spec.eps), ("CENTRED", spec.centred), ("BIAS", spec.bias)
+    shader = Shader(spec.name, COLUMN_NORM, constants, tuple(args), ("w", "bias"))
 
     def groups(count: Count) -> Groups:
         return spec.heads, count("n_tokens"), 1
 
-    return [Call(shader, args, groups, {"w": given["w"]})]
+    return [Call(shader, args, groups, {name: given.get(name) for name in ("w", "bias")})]
 
 
 SOFTCAP = """

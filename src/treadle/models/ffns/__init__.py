@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.models.ffns.gated import FUSED, GATED, GATED_FUSED
+from treadle.models.ffns.gated import FUSED, FUSED_UP_FIRST, GATED, GATED_FUSED
 from treadle.models.ffns.plain import PLAIN
 from treadle.models.structure import Late, Sublayer
 
@@ -12,7 +12,7 @@ LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
 
 FFNS = Late[Sublayer](
     __name__,
-    {"gated": GATED, FUSED: GATED_FUSED, "plain": PLAIN},
+    {"gated": GATED, FUSED: GATED_FUSED, FUSED_UP_FIRST: GATED_FUSED, "plain": PLAIN},
     late={
         "experts": "experts.EXPERTS",
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",

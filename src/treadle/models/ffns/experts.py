@@ -24,7 +24,10 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
     shared = _shared(g, f"{at}.shared", h, blk) if g.has(f"{blk}_up_shexp.weight") else []
     if g.config.layers[i].ffn != LATENT_EXPERTS:
-        return g.call("experts", at, h, scores, *shared, layer=i)
+        made = g.call("experts", at, h, scores, *shared, layer=i)
+        if g.has(f"{blk}_{SUM_BIAS}.weight"):
+            made = g.add_rows(f"{at}.bias", made, f"{blk}_{SUM_BIAS}", by="first")
+        return made
     inner = g.linear(f"{at}.latent_down", h, f"{blk}_latent_down")
     inner = g.call("experts", at, inner, scores, layer=i)
     made = g.linear(f"{at}.latent_up", inner, f"{blk}_latent_up")
@@ -78,8 +81,11 @@ _SHARED = (
     TensorRow("ffn_down_shexp.weight", ("n_embd", "n_ff_shexp"), optional=True),
     *NORMS_AFTER,
 )
+# treadle's own name: of Nomic's BERT, and llama.cpp's converter leaves it out.
+SUM_BIAS = "exps_bias"
 _BEHIND = (
     *_of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
+    TensorRow(f"ffn_{SUM_BIAS}.weight", ("n_embd",), optional=True),  # of the weighted sum
     TensorRow("ffn_down_exps.scale", ("n_expert",), optional=True),  # of what an expert weighs
     *_SHARED,
 )

@@ -21,13 +21,15 @@ def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
     """The same; ``at``: what its steps are called."""
     layer, blk = g.config.layers[i], f"blk.{i}.ffn"
     fn, names = g.config.arch.activation, [f"{blk}_gate", f"{blk}_up"]
-    if layer.ffn == FUSED:
-        names = [part(f"{blk}_up", first, layer.n_ff) for first in (0, layer.n_ff)]
+    if layer.ffn in (FUSED, FUSED_UP_FIRST):
+        firsts = (layer.n_ff, 0) if layer.ffn == FUSED_UP_FIRST else (0, layer.n_ff)
+        names = [part(f"{blk}_up", first, layer.n_ff) for first in firsts]
     gate, up = g.linears(f"{at}.gate_up", h, names)
     return g.linear(f"{at}.down", g.gated(f"{at}.{fn}", gate, up, fn), f"{blk}_down")
 
 
 FUSED = "gated_up"  # the rows of ffn_up are those of the gate, then its own
+FUSED_UP_FIRST = "gated_up_first"  # its own, then those of the gate
 NORMS_BEFORE = with_bias("ffn_norm", "n_embd")
 NORMS_AFTER = (
     TensorRow("post_ffw_norm.weight", ("n_embd",), optional=True),  # before the add

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.errors import UnsupportedError
 from treadle.models.archs import Arch
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, embedding, states
@@ -18,9 +17,6 @@ from treadle.models.structure import TensorRow, with_bias
 
 def read(keys: Keys, arch: Arch) -> Config:
     """As a decoder's; a window reaches half of the key's number to each side."""
-    if SECOND_NORM in keys.gguf.tensors:
-        what = "a second norm behind attention, and LayerNorm of queries and keys (jina-v2-code)"
-        raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} with {what}: treadle has none")
     config = read_config(keys, arch)
     layers = (
         replace(at, causal=False, window=at.window // 2 + 1 if at.window else 0)
@@ -29,7 +25,6 @@ def read(keys: Keys, arch: Arch) -> Config:
     return replace(config, layers=tuple(layers))
 
 
-SECOND_NORM = "blk.0.attn_norm_2.weight"
 ENCODER = replace(
     DECODER,
     outputs={"embedding": embedding, "states": states},

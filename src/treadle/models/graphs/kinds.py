@@ -12,6 +12,7 @@ from treadle.models.archs import PATTERN, WINDOW, Arch
 from treadle.models.config import Experts
 from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
+from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
 from treadle.models.rope import Rope, read_ropes
@@ -26,6 +27,8 @@ POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 RANK = 4
 Q_RANK = "attention.q_lora_rank"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
+SECOND_NORM = "attn_norm_2.weight"
+EVERY_N = "moe_every_n_layers"
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 N_EXPERT_MAX = 4096
 LATENT_SIZE = "moe_latent_size"
@@ -124,15 +127,22 @@ def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     if not arch.gated:
         return "plain"
     fused = f"blk.{i}.ffn_gate.weight" not in keys.gguf.tensors
-    return FUSED_FFN if fused and n_rows(keys, f"blk.{i}.ffn_up.weight") == 2 * n_ff else "gated"
+    if not fused or n_rows(keys, f"blk.{i}.ffn_up.weight") != 2 * n_ff:
+        return "gated"
+    # Jina's BERT for code has them the other way round than its others, and no key says which.
+    return FUSED_UP_FIRST if f"blk.{i}.{SECOND_NORM}" in keys.gguf.tensors else FUSED_FFN
 
 
 def has_experts(keys: Keys, i: int) -> bool:
-    """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th."""
+    """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th,
+    which is the second of n in Nomic's BERT and the last elsewhere.
+    """
     if not keys.integer("expert_count", 0, lo=0) or i < keys.integer(
         "leading_dense_block_count", 0, lo=0
     ):
         return False
+    if every := keys.integer(EVERY_N, 0, lo=0):
+        return i % every == 1
     return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0
 
 

@@ -25,7 +25,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         if not g.has(f"{blk}_{name}_norm.weight"):
             return x
         heads = 1 if layer.wide_norm else heads
-        return g.norm(f"{at}.{name}_norm", x, f"{blk}_{name}_norm", heads=heads)
+        centred = g.config.centred
+        return g.norm(f"{at}.{name}_norm", x, f"{blk}_{name}_norm", heads=heads, centred=centred)
 
     def turned(x: Rows, table: int | None) -> Rows:
         return x if table is None else g.rope(f"{at}.rope", x, table)
@@ -107,18 +108,20 @@ _KV = (
     *with_bias("attn_v", "n_v", "n_embd"),
 )
 _AFTER = (
-    TensorRow("attn_q_norm.weight", ("q_norm",), optional=True),
-    TensorRow("attn_k_norm.weight", ("k_norm",), optional=True),
+    *with_bias("attn_q_norm", "q_norm", optional=True),
+    *with_bias("attn_k_norm", "k_norm", optional=True),
     TensorRow("attn_sinks.weight", ("n_head",), optional=True),
     *with_bias("attn_output", "n_embd", "n_attn"),
     TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
     *with_bias("attn_output_norm", "n_embd", optional=True),  # behind it
+    *with_bias("attn_norm_2", "n_embd", optional=True),  # behind one more sum
 )
 ATTENTION = Sublayer(
     label="attn",
     before="attn_norm",
     after="post_attention_norm",
     behind="attn_output_norm",
+    again="attn_norm_2",
     build=build,
     rows=(*_BEFORE, *with_bias("attn_q", "n_q", "n_embd"), *_KV, *_AFTER),
     sizes=_sizes,
@@ -141,6 +144,6 @@ ATTENTION_SHARED = replace(
     rows=(
         *_BEFORE,
         *with_bias("attn_q", "n_q", "n_embd"),
-        *(row for row in _AFTER if row.name != "attn_k_norm.weight"),
+        *(row for row in _AFTER if not row.name.startswith("attn_k_norm.")),
     ),
 )
