@@ -129,24 +129,27 @@ def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.n
     return x
 
 
-def split_up(path: Path, made: Path) -> Path:
-    """The same with the gate by itself, as llama.cpp's converter had it at first."""
+def respell(path: Path, made: Path) -> Path:
+    """The same in GGUF's other spelling: one matrix as two, as llama.cpp's converter had them at
+    first, or two as one, as it has them now, in a checkpoint's order.
+    """
     writer = GGUFWriter(made)
     with open_gguf(path) as file:
         for key, value in file.metadata.items():
             writer.add(key, value, file.types[key])
         for name, tensor in file.tensors.items():
+            gate, (rows, *k) = name.replace("up", "gate"), tensor.shape
             parts = [(name, tensor.data)]
-            rows = tensor.shape[0]
-            if "ffn_up" in name:
-                half = len(tensor.data) // 2
-                first, second = name.replace("up", "gate"), name
-                if "blk.0.attn_norm_2.weight" in file.tensors:
-                    first, second = second, first
-                parts = [(first, tensor.data[:half]), (second, tensor.data[half:])]
-                rows //= 2
+            if "ffn_up" in name and gate not in file.tensors:
+                half, rows = len(tensor.data) // 2, rows // 2
+                parts = [(gate, tensor.data[:half]), (name, tensor.data[half:])]
+            elif "ffn_up" in name:
+                both, rows = np.concatenate([tensor.data, file.tensors[gate].data]), 2 * rows
+                parts = [(name, both)]
+            elif "ffn_gate" in name:
+                parts = []
             for to, data in parts:
-                writer.add_tensor(to, (rows, *tensor.shape[1:]), tensor.ggml_type, data)
+                writer.add_tensor(to, (rows, *k), tensor.ggml_type, data)
         writer.write()
     return made
 
@@ -159,7 +162,7 @@ def test_states(n_head: int, code: bool, tmp_path: Path) -> None:
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     ids = np.random.default_rng(7).integers(3, N_VOCAB, 150).tolist()
     exact, bits = states(tensors, ids, n_head, code=code), []
-    for path in (tmp_path / "hf", made, split_up(made, tmp_path / "split.gguf")):
+    for path in (tmp_path / "hf", made, respell(made, tmp_path / "other.gguf")):
         for threads in (1, 2):
             with treadle.load(path, threads=threads, kv="f32") as model:
                 assert model.config.ignored == ()
@@ -187,7 +190,7 @@ def test_what_is_written(code: bool, tmp_path: Path) -> None:
         for name in file.tensors:
             stem = name.rpartition(".")[0]
             assert stem.replace(f"blk.{name.split('.')[1]}.", "blk.{bid}.") in known, name
-        assert file.tensors["blk.0.ffn_up.weight"].shape == (2 * N_FF, N_EMBD)
+        assert file.tensors["blk.0.ffn_up.weight"].shape == ((1 if code else 2) * N_FF, N_EMBD)
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.convert.hf_family import Family, Windowed
-from treadle.convert.hf_made import Rows, Rule, same, turned
+from treadle.convert.hf_made import Rows, Rule, lower, same, turned, upper
 from treadle.convert.hf_names import (
     BERT,
     BERT_SCORE,
@@ -43,12 +43,18 @@ _ONLY = {"position_embedding_type": "absolute", "is_decoder": False}
 _PLAIN = Family("bert", _BERT, BERT, _EPS, activation="gelu", only=_ONLY)
 _ROBERTA = replace(_PLAIN, score_names=ROBERTA_SCORE, positions_behind_pad=True)
 
+# Of jina-v2-code alone, whose gate comes second: as one matrix llama.cpp takes it for the first.
+_UP_FIRST = Rule(
+    ("mlp.up_gated_layer.weight",),
+    {"mlp.up_layer.weight": upper, "mlp.gate_layer.weight": lower},
+)
 # ALiBi in place of positions; its config.json calls itself a BERT.
 _JINA = replace(
     _PLAIN,
     arch="jina-bert-v2",
     names=JINA_BERT,
     only={**_ONLY, "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+    made=lambda keys: (_UP_FIRST,),
 )
 
 

@@ -26,7 +26,7 @@ Rows = npt.NDArray[Any]
 Make = Callable[..., Rows]  # of the arrays of its sources
 
 MXFP4 = "MXFP4"
-_IN_LAYER = re.compile(r"(?P<layer>.*\blayers\.(?P<i>\d+)\.)(?P<rest>.+)")
+_IN_LAYER = re.compile(r"(?P<layer>.*\blayers?\.(?P<i>\d+)\.)(?P<rest>.+)")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
 _EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 

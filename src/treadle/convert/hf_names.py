@@ -109,7 +109,8 @@ JINA_BERT: Names = {
     "attention.self.layer_norm_k": "attn_k_norm",
     "layer_norm_1": "attn_norm_2",
     "layer_norm_2": "layer_output_norm",
-    "mlp.up_gated_layer": "ffn_up",  # and its gate, which comes second
+    "mlp.up_layer": "ffn_up",
+    "mlp.gate_layer": "ffn_gate",
     "mlp.down_layer": "ffn_down",
 }
 NOMIC_BERT: Names = {
