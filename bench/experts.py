@@ -10,11 +10,8 @@ told: how much of the prefill the steps around the products take, and what decod
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
-import time
 from contextlib import closing
 from math import prod
 from pathlib import Path
@@ -24,8 +21,8 @@ from typing import Any
 
 import numpy as np
 from random_model import random_rows
+from speeds import Mine, Theirs
 
-import treadle
 from treadle.batch import Part
 from treadle.files.gguf import GGUFWriter, ValueType
 from treadle.formats import by_name
@@ -67,6 +64,30 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "expert_feed_forward_length": 2880,
         },
     ),
+    "qwen3.5-35b-a3b": (
+        "qwen35moe",
+        {
+            "embedding_length": 2048,
+            "feed_forward_length": 512,
+            "attention.head_count": 16,
+            "attention.head_count_kv": 2,
+            "attention.key_length": 256,
+            "attention.value_length": 256,
+            "rope.dimension_count": 64,
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "rope.freq_base": 1e7,
+            "full_attention_interval": 4,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 4096,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 32,
+            "ssm.group_count": 16,
+            "expert_count": 256,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": 512,
+            "expert_shared_feed_forward_length": 512,
+        },
+    ),
     "mixtral-8x7b": (
         "llama",
         {
@@ -81,25 +102,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Run by the rival's interpreter: a line of JSON for each line that it is given.
-RIVAL = """
-import json, sys, time
-import llama_cpp
-path, threads = sys.argv[1], int(sys.argv[2])
-model = llama_cpp.Llama(path, n_ctx=4096, n_batch=2048, n_ubatch=512, n_threads=threads,
-                        n_threads_batch=threads, verbose=False)
-print("{}", flush=True)
-for line in sys.stdin:
-    ids, n = json.loads(line)
-    model.reset()
-    begin = time.perf_counter()
-    model.eval(ids)
-    middle = time.perf_counter()
-    for i in range(n):
-        model.eval([ids[i]])
-    end = time.perf_counter()
-    print(json.dumps([middle - begin, (end - middle) / n]), flush=True)
-"""
 
 
 def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
@@ -126,6 +128,7 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
     rng, seed = np.random.default_rng(0), 0
     for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
         asked = tensor.name in (*row.needs, "output.weight") or not tensor.optional
+        asked = asked or ("shexp" in tensor.name and "expert_shared_feed_forward_length" in own)
         # gpt-oss has a bias everywhere.
         asked = asked or (arch == "gpt-oss" and tensor.name.endswith("bias"))
         asked = asked and "probs" not in tensor.name and "norm.bias" not in tensor.name
@@ -133,8 +136,10 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
             continue
         for name, dims in places.items():
             seed += 1
-            if len(dims) == 1 or "gate_inp" in name or name.endswith("bias"):
+            small = len(dims) == 1 or dims[-1] % 32  # a convolution's taps
+            if small or "gate_inp" in name or name.endswith("bias"):
                 values = np.ones(dims) if "norm" in name else rng.standard_normal(dims) * 0.05
+                values = -np.exp(values) if name.endswith("ssm_a") else values
                 w.add_tensor(name, dims, "F32", values.astype(np.float32))
                 continue
             experts = "_exps" in name or fmt != "MXFP4"
@@ -147,24 +152,8 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
     w.write()
 
 
-class Mine:
-    """treadle, by the engine alone."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        self.model = treadle.load(path, threads=threads, context=4096)
-
-    def run(self, ids: list[int], n: int) -> list[float]:
-        """Seconds of the prompt, and of each of ``n`` further tokens."""
-        engine = self.model.engine
-        engine.cache.forget()
-        with closing(engine.cache.sequence()) as seq:
-            begin = time.perf_counter()
-            for at in range(0, len(ids), engine.max_tokens):
-                engine.run([Part(seq, ids[at : at + engine.max_tokens], 1)])
-            middle = time.perf_counter()
-            for i in range(n):
-                engine.run([Part(seq, [ids[i]], 1)])
-            return [middle - begin, (time.perf_counter() - middle) / n]
+class Shared(Mine):
+    """treadle, which also tells where the time goes."""
 
     def shares(self, ids: list[int]) -> dict[str, float]:
         """The share of a batch's time that each kind of step takes."""
@@ -176,33 +165,6 @@ class Mine:
             found[kind] = found.get(kind, 0.0) + seconds
         total = sum(found.values())
         return {kind: seconds / total for kind, seconds in found.items()}
-
-
-class Rival:
-    """llama-cpp-python, in a process of its own."""
-
-    def __init__(self, python: str, path: Path, threads: int) -> None:
-        self.process = subprocess.Popen(
-            [python, "-c", RIVAL, str(path), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._line()
-
-    def _line(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("the rival ended")
-        return json.loads(line)
-
-    def run(self, ids: list[int], n: int) -> list[float]:
-        """As ``Mine.run``."""
-        assert self.process.stdin is not None
-        print(json.dumps([ids, n]), file=self.process.stdin, flush=True)
-        found: list[float] = self._line()
-        return found
 
 
 def main() -> None:
@@ -221,10 +183,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experts.gguf"
         write(path, given.shape, given.format, given.layers)
-        mine = Mine(path, given.threads)
+        mine = Shared(path, given.threads)
         programs: dict[str, Any] = {"treadle": mine}
         if given.rival:
-            programs["llama.cpp"] = Rival(given.rival, path, given.threads)
+            programs["llama.cpp"] = Theirs(given.rival, path, given.threads)
         times: dict[str, list[list[float]]] = {name: [] for name in programs}
         for name, program in programs.items():
             program.run(ids, 2)  # compiled, and in the page cache

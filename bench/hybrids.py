@@ -2,8 +2,10 @@
 token written, in real layer shapes cut to 8 layers, with random weights.
 
     nice python bench/hybrids.py [--models lfm2,mamba2,qwen35] [--format Q8_0] [--threads 2]
+                                 [--rival PYTHON]
 
-The machine must be quiet: shares hold on a busy one, speeds do not.
+``--rival``: an interpreter that has llama_cpp; then both read the prompt and write in turns. The
+machine must be quiet: shares hold on a busy one, speeds do not.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from random_model import random_rows
+from speeds import Mine, Theirs
 
 import treadle
 from treadle.batch import Part
@@ -125,11 +128,14 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--format", default="Q8_0")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rival", help="an interpreter that has llama_cpp")
     given = parser.parse_args()
     for name in given.models.split(","):
         with TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.gguf"
             write(name, given.format, path)
+            if given.rival:
+                compare(name, path, given.threads, given.rival)
             with treadle.load(path, threads=given.threads, context=4096) as model:
                 for what, ids, before in (("prompt", [7] * PROMPT, 0), ("token", [7], 64)):
                     times = measure(model, ids, before)
@@ -139,6 +145,22 @@ def main() -> None:
                     print(f"{name} {what}: {speed:.1f} tokens/s, states {state / total:.1%}")
                     for step, seconds in sorted(times.items(), key=lambda at: -at[1])[:9]:
                         print(f"    {step:24} {seconds / total:6.1%}")
+
+
+def compare(name: str, path: Path, threads: int, python: str) -> None:
+    """A prompt and 16 tokens written, in turns: medians."""
+    programs = {"treadle": Mine(path, threads), "llama.cpp": Theirs(python, path, threads)}
+    ids: list[int] = np.random.default_rng(1).integers(300, N_VOCAB, PROMPT).tolist()
+    times: dict[str, list[list[float]]] = {who: [] for who in programs}
+    for at in range(-1, ROUNDS):
+        for who, program in programs.items():
+            found = program.run(ids, 16)
+            if at >= 0:  # the first compiles, and fills the page cache
+                times[who].append(found)
+    for who, each in times.items():
+        prefill, decode = np.median(each, axis=0)
+        print(f"{name} {who:10} pp{PROMPT} {PROMPT / prefill:8.1f} tokens/s", end="   ")
+        print(f"decode {1 / decode:7.2f} tokens/s")
 
 
 STATE = re.compile(r"\.(conv|dt|rates|scan|gate|halves|ba)\b(?!\.pack)")

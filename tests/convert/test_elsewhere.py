@@ -108,6 +108,18 @@ def test_biases(tmp_path: Path) -> None:
     assert note == "it refuses qwen3 with attn_output.bias ('wrong number of tensors')"
 
 
+@pytest.mark.parametrize("arch", ["bert", "gpt2", "gpt-oss"])
+def test_biases_that_are_in_all_files(arch: str) -> None:
+    names = [f"blk.0.{stem}.bias" for stem in ("attn_output", "ffn_up", "ffn_down")]
+    assert read_otherwise({"general.architecture": arch}, names) == []
+
+
+def test_a_tensor_of_treadles_own() -> None:
+    keys = {"general.architecture": "nomic-bert-moe"}
+    (note,) = read_otherwise(keys, ["blk.1.ffn_down_exps.weight", "blk.1.ffn_exps_bias.weight"])
+    assert "it refuses nomic-bert-moe with ffn_exps_bias.weight" in note
+
+
 @pytest.mark.parametrize(
     ("arch", "norm", "said"),
     [

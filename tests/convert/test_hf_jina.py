@@ -187,6 +187,7 @@ def test_what_is_written(code: bool, tmp_path: Path) -> None:
     with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
         assert file.metadata["general.architecture"] == gguf.MODEL_ARCH_NAMES[arch]
         assert file.metadata["jina-bert-v2.attention.causal"] is False
+        assert file.metadata[gguf.Keys.Tokenizer.TOKEN_TYPE_COUNT] == 2
         for name in file.tensors:
             stem = name.rpartition(".")[0]
             assert stem.replace(f"blk.{name.split('.')[1]}.", "blk.{bid}.") in known, name

@@ -16,8 +16,13 @@ BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN's, where llama.cpp is not told on it
 ANY_BIAS = frozenset(
     {*QKV_BIAS, "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"}
 )
-BIASES = {"llama": ANY_BIAS}  # that it takes, by architecture; in all others:
+# Architectures whose files have them or may have them; the others take those of FEW_BIASES.
+WITH_BIASES = frozenset(
+    {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2", "nemotron"}
+    | {"bert", "jina-bert-v2", "nomic-bert-moe"}
+)
 FEW_BIASES = QKV_BIAS
+OWN = frozenset({"ffn_exps_bias.weight"})  # treadle's names, which it has in no architecture
 # Whether it makes the weights of a token's experts add up to 1, where it does not ask the file.
 NORMED = {"llama": True, "qwen3moe": True, "qwen2moe": False, "olmoe": False}
 
@@ -89,9 +94,9 @@ def _yarn(file: Written) -> str:
 
 
 def _biases(file: Written) -> str:
-    known = BIASES.get(file.arch.name, FEW_BIASES)
+    known = ANY_BIAS if file.arch.name in WITH_BIASES else FEW_BIASES
     stems = {".".join(name.split(".")[2:]) for name in file.tensors if name.startswith("blk.")}
-    found = sorted(stem for stem in stems & ANY_BIAS if stem not in known)
+    found = sorted(stems & (ANY_BIAS - known | OWN))
     if not found:
         return ""
     return f"it refuses {file.arch.name} with {', '.join(found)} ('wrong number of tensors')"

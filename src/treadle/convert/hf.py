@@ -109,6 +109,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
         metadata |= keys
         checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
+        if types := checkpoint.tensors.get("token_types.weight"):  # llama.cpp needs to be told
+            metadata["tokenizer.ggml.token_type_count"] = types.shape[0]
         if further := further_tensors(weights, hyper):
             checkpoint = _with_further(checkpoint, further)
     except BaseException:
