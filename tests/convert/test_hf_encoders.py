@@ -15,10 +15,12 @@ from tests.convert.test_hf import convert, prompt, worst
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf
+from treadle.convert.hf import open_hf, open_hf_source
+from treadle.convert.recipe import plan_entries
 from treadle.embedding import Embedder
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
+from treadle.formats import by_name
 from treadle.text.tokenizer import load_tokenizer
 
 _ALL = {"num_key_value_heads": 4, "pad_token_id": 0}
@@ -62,6 +64,22 @@ def test_states_in_place_and_converted(case: str, tmp_path: Path) -> None:
             assert loaded.config.ignored == ()
             error = worst(loaded.states(ids), expected)
             assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
+
+
+@pytest.mark.parametrize("asked", [None, "Q8_0"])
+def test_tables_are_in_f32(asked: str | None, tmp_path: Path) -> None:
+    """Of bfloat16 weights: llama.cpp adds rows of F32 to its states, and aborts at others."""
+    import torch
+
+    require_transformers()
+    build(CASES["bert"]).to(torch.bfloat16).save_pretrained(tmp_path / "hf")
+    source = open_hf_source(tmp_path / "hf")
+    entries = plan_entries(source, None if asked is None else by_name(asked))
+    found = {entry.tensor.name: entry.type.name for entry in entries}
+    source.close()
+    assert {found["position_embd.weight"], found["token_types.weight"]} == {"F32"}
+    assert {found["token_embd.weight"], found["blk.0.attn_q.weight"]} == {asked or "BF16"}
+    assert found["blk.0.attn_q.bias"] == "F32"
 
 
 @pytest.mark.parametrize("name", SHARED)

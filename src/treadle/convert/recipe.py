@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,10 @@ from treadle.formats import FORMATS, Format, GGMLType, type_of
 from treadle.record import dataclass
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
+# Tables and taps: llama.cpp adds, chooses by, or folds with these in F32 alone.
+FLOATS = re.compile(
+    r"(position_embd|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv)\.weight"
+)
 OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment")
 
 
@@ -119,13 +124,15 @@ def _empty_type(value: Any) -> ValueType | None:
 
 
 def plan_entries(source: Source, wanted: Format | None) -> list[Entry]:
-    """What each tensor becomes: matrices ``wanted``, vectors F32; without it, what they are."""
+    """What each tensor becomes: matrices ``wanted``, vectors and FLOATS F32; without it, what they
+    are.
+    """
     _check_rows(source, wanted)
 
     def choose(tensor: SourceTensor) -> Format | None:
-        if wanted is None:
+        if wanted is None and (source.verbatim or not FLOATS.search(tensor.name)):
             return None if tensor.written is None else FORMATS[tensor.written]
-        if is_matrix(tensor):
+        if wanted is not None and is_matrix(tensor):
             return wanted
         own = FORMATS.get(tensor.ggml_type)  # whole numbers and the like stay what they are
         return F32 if own is not None and own.block == 1 else None
@@ -147,7 +154,8 @@ def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> Ent
 
 def is_matrix(tensor: SourceTensor) -> bool:
     """Whether ``--type`` is for it."""
-    return len(tensor.shape) >= 2 and tensor.name.endswith(".weight")
+    name = tensor.name
+    return len(tensor.shape) >= 2 and name.endswith(".weight") and not FLOATS.search(name)
 
 
 def _check_rows(source: Source, wanted: Format | None) -> None:
