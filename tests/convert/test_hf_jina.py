@@ -5,7 +5,6 @@ other spelling, against what the formulae give in float64. The code is no part o
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.convert.random_folder import Formulae, Tensors, gelu, softmax, write_random
 from tests.convert.test_hf import convert
 from tests.tiny import rounding
 from treadle.convert.hf import open_hf
@@ -22,15 +22,11 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 
 N_EMBD, N_FF, N_LAYER, N_VOCAB, EPS = 96, 160, 3, 320, 1e-12
 CODE_NORMS = ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1")
-Tensors = dict[str, np.ndarray]
 
 
 def write_folder(folder: Path, n_head: int, *, code: bool = False, **keys: Any) -> Tensors:
     """Random weights, spelt as in jina-embeddings-v2-base-en or -base-code; float32."""
-    from safetensors.numpy import save_file
-
-    rng = np.random.default_rng(n_head)
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (N_VOCAB, N_EMBD),
         "embeddings.token_type_embeddings.weight": (2, N_EMBD),
         "embeddings.LayerNorm.weight": (N_EMBD,),
@@ -50,16 +46,6 @@ def write_folder(folder: Path, n_head: int, *, code: bool = False, **keys: Any) 
         own = (*CODE_NORMS, "layer_norm_2") if code else ("mlp.layernorm",)
         for name in ("attention.output.LayerNorm", *own):
             shapes[f"{at}{name}.weight"] = shapes[f"{at}{name}.bias"] = (N_EMBD,)
-    made = {}
-    for name, shape in shapes.items():
-        rows = rng.standard_normal(shape)
-        if len(shape) == 1:
-            rows = 0.3 * rows + ("norm" in name.lower() and name.endswith("weight"))
-        elif "embeddings" not in name:
-            rows *= 1.4 / math.sqrt(shape[1])
-        made[name] = rows.astype(np.float32)
-    folder.mkdir()
-    save_file(made, folder / "model.safetensors")
     config = {
         "model_type": "bert",
         "architectures": ["JinaBertForMaskedLM"],
@@ -76,21 +62,13 @@ def write_folder(folder: Path, n_head: int, *, code: bool = False, **keys: Any) 
         "type_vocab_size": 2,
         **keys,
     }
-    (folder / "config.json").write_text(json.dumps(config))
-    return made
+    return write_random(folder, shapes, config, n_head)
 
 
 def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.ndarray:
     """The model's formulae in float64."""
-    w = {name: rows.astype(np.float64) for name, rows in tensors.items()}
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
-        return np.asarray(x * w[f"{name}.weight"] + w[f"{name}.bias"])
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return np.asarray(x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0))
+    formulae = Formulae(tensors, EPS)
+    w, norm, linear = formulae.w, formulae.norm, formulae.linear
 
     def heads(x: np.ndarray) -> np.ndarray:
         return x.reshape(len(ids), n_head, -1).swapaxes(0, 1)
@@ -101,7 +79,6 @@ def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.n
         power = 1 << (n.bit_length() - 1)
         return slopes(power) + slopes(2 * power)[::2][: n - power]
 
-    erf = np.vectorize(math.erf)
     at = np.arange(len(ids))
     bias = -np.array(slopes(n_head))[:, None, None] * abs(at[:, None] - at[None])
     x = w["embeddings.word_embeddings.weight"][ids]
@@ -114,8 +91,7 @@ def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.n
             q, k = norm(q, f"{stem}{CODE_NORMS[0]}"), norm(k, f"{stem}{CODE_NORMS[1]}")
         q, k, v = heads(q), heads(k), heads(v)
         score = q @ k.swapaxes(1, 2) / math.sqrt(N_EMBD // n_head) + bias
-        p = np.exp(score - score.max(-1, keepdims=True))
-        y = (p / p.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(ids), -1)
+        y = (softmax(score) @ v).swapaxes(0, 1).reshape(len(ids), -1)
         y = linear(y, f"{stem}attention.output.dense")
         before, x = x, norm(x + y, f"{stem}attention.output.LayerNorm")
         if code:
@@ -123,9 +99,8 @@ def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.n
             up, gate = np.split(linear(x, f"{stem}mlp.up_gated_layer"), 2, axis=1)
         else:
             gate, up = np.split(linear(x, f"{stem}mlp.gated_layers"), 2, axis=1)
-        gate = gate * (1 + erf(gate / math.sqrt(2))) / 2
         down, last = ("down_layer", "layer_norm_2") if code else ("wo", "mlp.layernorm")
-        x = norm(x + linear(gate * up, f"{stem}mlp.{down}"), f"{stem}{last}")
+        x = norm(x + linear(gelu(gate) * up, f"{stem}mlp.{down}"), f"{stem}{last}")
     return x
 
 

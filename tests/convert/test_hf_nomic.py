@@ -4,7 +4,6 @@ float64. transformers loads such a folder and leaves the experts out.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.convert.random_folder import Formulae, Tensors, gelu, softmax, write_random
 from tests.convert.test_hf import convert
 from tests.tiny import rounding
 from treadle.convert.hf import open_hf
@@ -21,14 +21,10 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 
 N_EMBD, N_FF, N_LAYER, N_VOCAB, N_HEAD, EPS = 64, 96, 4, 320, 4, 1e-5
 N_EXPERT, N_USED, BASE = 8, 2, 10000.0
-Tensors = dict[str, np.ndarray]
 
 
 def write_folder(folder: Path, **keys: Any) -> Tensors:
     """Random weights, spelt as in nomic-embed-text-v2-moe; float32."""
-    from safetensors.numpy import save_file
-
-    rng = np.random.default_rng(5)
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (N_VOCAB, N_EMBD),
         "embeddings.token_type_embeddings.weight": (1, N_EMBD),
@@ -52,17 +48,6 @@ def write_folder(folder: Path, **keys: Any) -> Tensors:
             shapes |= {f"{at}{name}.weight": shape, f"{at}{name}.bias": shape[:1]}
         for name in ("norm1", "norm2"):
             shapes[f"{at}{name}.weight"] = shapes[f"{at}{name}.bias"] = (N_EMBD,)
-    made = {}
-    for name, shape in shapes.items():
-        rows = rng.standard_normal(shape)
-        if len(shape) == 1:
-            is_norm = ("norm" in name or "ln" in name) and name.endswith("weight")
-            rows = 0.3 * rows + is_norm
-        elif "embeddings" not in name:
-            rows *= 1.4 / math.sqrt(shape[1])
-        made[name] = rows.astype(np.float32)
-    folder.mkdir()
-    save_file(made, folder / "model.safetensors")
     config = {
         "model_type": "nomic_bert",
         "architectures": ["NomicBertModel"],
@@ -84,27 +69,14 @@ def write_folder(folder: Path, **keys: Any) -> Tensors:
         "causal": False,
         **keys,
     }
-    (folder / "config.json").write_text(json.dumps(config))
-    return made
+    return write_random(folder, shapes, config, 5)
 
 
 def states(tensors: Tensors, ids: list[int], *, bias: bool) -> np.ndarray:
     """The model's formulae in float64; ``bias``: of the sums of experts."""
-    w = {name: rows.astype(np.float64) for name, rows in tensors.items()}
-    gelu = np.vectorize(lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2)
+    formulae = Formulae(tensors, EPS)
+    w, norm, linear = formulae.w, formulae.norm, formulae.linear
     n, dims = len(ids), N_EMBD // N_HEAD
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
-        return np.asarray(x * w[f"{name}.weight"] + w[f"{name}.bias"])
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return np.asarray(x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0))
-
-    def softmax(x: np.ndarray) -> np.ndarray:
-        p = np.exp(x - x.max(-1, keepdims=True))
-        return np.asarray(p / p.sum(-1, keepdims=True))
 
     def turned(x: np.ndarray) -> np.ndarray:  # [heads, tokens, dims], halves together
         angle = np.arange(n)[:, None] * BASE ** (-np.arange(0, dims, 2) / dims)
