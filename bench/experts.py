@@ -3,13 +3,15 @@
     python bench/experts.py [SHAPE] [FORMAT] [--layers 4] [--threads 2] [--rival PYTHON]
 
 A model of random weights is written to a temporary folder, in the shape of a published one and cut
-to a few layers. ``--rival``: an interpreter that has llama_cpp; without it treadle is alone. Also
-told: how much of the prefill the steps around the products take, and what decoding reads.
+to a few layers; qwen3-1.7b has no experts, for comparison. ``--rival``: an interpreter that has
+llama_cpp; without it treadle is alone. Also told: operations per second of the prefill, how much of
+it the steps around the experts' products take, and what decoding reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from contextlib import closing
@@ -88,6 +90,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "expert_shared_feed_forward_length": 512,
         },
     ),
+    "qwen3-1.7b": (
+        "qwen3",
+        {
+            "embedding_length": 2048,
+            "feed_forward_length": 6144,
+            "attention.head_count": 16,
+            "attention.head_count_kv": 8,
+            "attention.key_length": 128,
+            "attention.value_length": 128,
+            "rope.freq_base": 1e6,
+        },
+    ),
     "mixtral-8x7b": (
         "llama",
         {
@@ -152,6 +166,9 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
     w.write()
 
 
+AROUND = re.compile(r"^ffn\.(router|route|sort|gather|combine|fetch)")
+
+
 class Shared(Mine):
     """treadle, which also tells where the time goes."""
 
@@ -202,10 +219,18 @@ def main() -> None:
                 f"{name:10} pp{given.prompt} {given.prompt / prefill:8.1f} tokens/s"
                 f"   decode {1 / decode:7.2f} tokens/s"
             )
-        decode = median(each[1] for each in times["treadle"])
+        prefill, decode = (median(each) for each in zip(*times["treadle"], strict=True))
+        if given.rival:
+            theirs = [median(each) for each in zip(*times["llama.cpp"], strict=True)]
+            print(f"times: prompt {theirs[0] / prefill:.2f}, text {theirs[1] / decode:.2f}")
+        plan = mine.model.plan(min(given.prompt, mine.model.engine.max_tokens))
+        n_ops = sum(step.work([(0, given.prompt)])[1] for step in plan)
+        shares = mine.shares(ids)
+        around = sum(share for kind, share in shares.items() if AROUND.search(kind))
+        print(f"prefill {n_ops / prefill / 1e9:.0f} GFLOP/s, around experts {around:.1%}")
         n_bytes = sum(step.work([(given.prompt, 1)])[0] for step in mine.model.plan(1))
         print(f"decoding reads {n_bytes / 1e6:.0f} MB a token, {n_bytes / decode / 1e9:.1f} GB/s")
-        for kind, share in sorted(mine.shares(ids).items(), key=lambda item: -item[1])[:12]:
+        for kind, share in sorted(shares.items(), key=lambda item: -item[1])[:12]:
             print(f"  {share:6.1%} {kind}", file=sys.stderr)
 
 
