@@ -291,7 +291,7 @@ class CpuOps(Making, Ops):
         if v_norm is not None and (v_norm.weight or v_norm.centred or v_norm.heads != at.n_head_kv):
             raise UnsupportedError(f"{v_norm.label}: with a weight, or not of each head")
         norms = [way.norm for way in ways]
-        if norms[0] is not None and self._by_itself(norms[0], at.n_head):
+        if norms[0] is not None and (norms[0].heads == 1 < at.n_head or self._layer_norms(norms)):
             if q_way.norm_last:
                 raise UnsupportedError(
                     f"{norms[0].label}: LayerNorm, or of all heads, behind the rope"
@@ -342,8 +342,6 @@ class CpuOps(Making, Ops):
         )
         return qkv
 
-    def _by_itself(self, norm: Normed, n_head: int) -> bool:
-        """Whether a norm of queries or keys is a step before the rope's, which has RMS norms of
-        heads alone.
-        """
-        return norm.heads == 1 < n_head or norm.centred or self.steps.has(f"{norm.weight}.bias")
+    def _layer_norms(self, norms: Sequence[Normed | None]) -> bool:
+        """Whether one is LayerNorm, or has a bias: the rope's step has neither."""
+        return any(x and (x.centred or self.steps.has(f"{x.weight}.bias")) for x in norms)
