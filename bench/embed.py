@@ -68,8 +68,8 @@ import json, sys, time
 import numpy as np
 import llama_cpp
 path, threads = sys.argv[1], int(sys.argv[2])
-model = llama_cpp.Llama(path, embedding=True, n_ctx=4096, n_batch=4096, n_ubatch=4096,
-                        n_seq_max=32, n_threads=threads, n_threads_batch=threads, verbose=False)
+model = llama_cpp.Llama(path, embedding=True, n_ctx=512, n_batch=512, n_ubatch=512,
+                        n_threads=threads, n_threads_batch=threads, verbose=False)
 def vectors(texts):
     return model.embed(texts, normalize=True)
 """

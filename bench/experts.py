@@ -145,7 +145,8 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
         asked = asked or ("shexp" in tensor.name and "expert_shared_feed_forward_length" in own)
         # gpt-oss has a bias everywhere.
         asked = asked or (arch == "gpt-oss" and tensor.name.endswith("bias"))
-        asked = asked and "probs" not in tensor.name and "norm.bias" not in tensor.name
+        norms = "norm" in tensor.name and tensor.name.endswith("bias")
+        asked = asked and "probs" not in tensor.name and not norms
         if not asked or tensor.name in row.lacks:
             continue
         for name, dims in places.items():

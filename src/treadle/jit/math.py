@@ -47,6 +47,7 @@ TAIL = (
     0.10301675647497177,
     0.10375905781984329,
 )
+GELU_FAR = 1e6  # nothing is left of the share beyond it
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 ATANH = tuple(2 / n for n in range(15, 0, -2))  # coefficients of s**14 to 1: 2 artanh(s) / s
 WHOLE = 12582912.0  # 1.5 * 2**23: a float that this is added to is rounded to a whole number
@@ -142,7 +143,9 @@ def gelu_erf(k: Builder, x: Val) -> Val:
     The share beyond |x| is ``e**(-x**2 / 2)`` times a polynomial in ``u = 1 / (1 + 0.26 |x|)``
     (Hastings, 1955); that of degree 9 with the least relative error, 2.5e-8 for |x| < 14.
     """
-    u = 1.0 / (k.abs(x) * 0.26 + 1.0)
+    # Kept finite, so that a reciprocal which is mended by multiplications stays a number.
+    near = k.min(k.const(GELU_FAR, x.ty), k.abs(x))  # x comes second: NaN for NaN
+    u = k.isa.reciprocal(k, near * 0.26 + 1.0)
     p = polynomial(k, u, TAIL)
     beyond = exp(k, x * x * -0.5) * (p * u)
     return x * k.select(x < 0.0, beyond, 1.0 - beyond)

@@ -78,8 +78,13 @@ class RopeStore(Paged):
         tmp = frame.scratch
         if self.page.fmt.rotated:
             from treadle.kernels.hadamard import rotate  # few pages are of such a format
+        n_tokens = frame.run("n_tokens")
         with k.loop(frame.end, start=frame.begin) as item:
-            n, head = item // self.n_head_kv, item % self.n_head_kv
+            # A page's worth of tokens of one head, before the next one: a line of transposed keys
+            # has a place for each of them, and is this thread's alone.
+            first = item // (PAGE * self.n_head_kv) * PAGE
+            each, place = k.min(n_tokens - first, PAGE), item - first * self.n_head_kv
+            n, head = first + place % each, place // each
             row = qkv + n * stride * 4
             table, q_table = (at + n * (self.rope_dims * 4) for at in (tables, of_queries))
             with k.loop(queries) as g:
