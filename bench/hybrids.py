@@ -64,6 +64,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "attention.key_length": 256,
         "attention.value_length": 256,
         "rope.dimension_count": 64,
+        "rope.dimension_sections": [11, 11, 10, 0],
         "full_attention_interval": 4,
         "ssm.conv_kernel": 4,
         "ssm.inner_size": 4096,
@@ -85,11 +86,16 @@ def write(name: str, fmt: str, path: Path) -> None:
     metadata = {f"{name}.{key}": value for key, value in given.items()}
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
     graph, rng = GRAPHS[row.graph], np.random.default_rng(0)
+    wanted = {"ssm_conv1d.bias", "ssm_norm.weight"} if name == "mamba2" else set()  # by llama.cpp
+    theirs = {ours: theirs for theirs, ours in row.names}
     for tensor, places in graph.tensors(graph.read(Keys(file, name, row.keys), row)):
-        if tensor.optional and tensor.name not in row.needs:
+        if (
+            tensor.optional and tensor.name not in {*row.needs, *wanted}
+        ) or tensor.name in row.lacks:
             continue
         for seed, (place, shape) in enumerate(places.items()):
-            if len(shape) == 2 and shape[1] % 256 == 0:
+            place = theirs.get(place, place)
+            if len(shape) == 2 and shape[1] % 256 == 0 and "norm" not in place:
                 of = by_name(fmt)
                 writer.add_tensor(
                     place, shape, of, lambda of=of, shape=shape, s=seed: random_rows(of, *shape, s)
