@@ -20,7 +20,7 @@ from treadle.kernels.top import RESULT
 from treadle.kvcache import KVCache, Sequence
 from treadle.lowering.weights import Weights
 from treadle.models.config import N_BATCH
-from treadle.models.graphs import GRAPHS
+from treadle.models.graphs import GRAPHS, main_output
 from treadle.plan import Plan
 from treadle.ready import Ready
 from treadle.rows import Rows
@@ -86,11 +86,10 @@ class Engine:
 
     # -- plans ----------------------------------------------------------------------------------
 
-    def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "logits") -> Plan:
-        """The plan that serves batches of this size, and gives ``output`` of the model's graph;
-        with adapters, where new texts have some.
-        """
-        return self.plan_for(n_tokens, n_outputs, output, bool(self.cache.lora)).plan
+    def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
+        """The plan of such batches, with new texts' adapters: ``output``, or the graph's main."""
+        made, adapted = output or main_output(self.config), bool(self.cache.lora)
+        return self.plan_for(n_tokens, n_outputs, made, adapted).plan
 
     def adapt(self, adapters: Ids[Adapter]) -> None:
         """Let sequences be read with these (``Sequence.lora``); before anything is run. Batches
@@ -101,8 +100,8 @@ class Engine:
         self.adapters, ranks = tuple(adapters), [adapter.ranks for adapter in adapters]
         self._adapted = replace(self._weights, adapters=ranks)
         self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
-        output = next(iter(GRAPHS[self.config.arch.graph].outputs))
-        self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=output)
+        made = main_output(self.config)
+        self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=made)
         for adapter in adapters:
             adapter.check(self._adapted.met)
 
@@ -152,9 +151,9 @@ class Engine:
         return self._run(parts, partial(self._read_rows, parts), None, self.sampled)
 
     def run_timed(self, parts: Ids[Part]) -> list[tuple[str, float]]:
-        """The same, giving each step's label and seconds instead of logits."""
+        """The same, giving each step's label and seconds; of what writes no text, of a vector."""
         times: list[float] = []
-        plan = self._run(parts, lambda ready: ready.plan, times)
+        plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
         return list(zip([step.label for step in plan], times, strict=True))
 
     def run_reference(self, parts: Ids[Part], until: str | None = None) -> tuple[Plan, np.ndarray]:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from treadle.errors import ContextFullError
+from treadle.models.archs import ARCHS
 
 BOS = 256  # after the 256 byte values
 
@@ -147,7 +148,11 @@ class FakeModel:
     pause_s: float = 0.0
     interrupt_at: int | None = None  # the piece before which Ctrl-C is pressed
     calls: list[Any] = field(default_factory=list)
-    config: Any = field(default_factory=lambda: SimpleNamespace(n_vocab=257, n_ctx_train=4096))
+    config: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            n_vocab=257, n_ctx_train=4096, causal=True, scores=False, arch=ARCHS["llama"]
+        )
+    )
     gguf: Any = field(
         default_factory=lambda: SimpleNamespace(
             tensors={"output": FakeTensor("F32", 288), "w": FakeTensor("Q8_0", 360)},

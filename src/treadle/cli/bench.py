@@ -19,7 +19,9 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
 from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
 from treadle.cli.table import print_json
+from treadle.errors import TreadleError
 from treadle.files.target import check_folder, check_not_read, files_of
+from treadle.models.graphs import main_output
 from treadle.record import dataclass
 
 TELLING_S = 0.02  # seconds of all repetitions: waking the threads takes some 0.1 ms of each
@@ -183,6 +185,9 @@ def time_model(
     results: list[Result] = []
     engines: list[Contender] = []
     try:
+        if main_output(model.config) != "logits":
+            how = "`treadle plan MODEL -p 128 --profile` times its steps"
+            raise TreadleError(f"{path}: it writes no text: {how}")
         ids: Streams = streams(schedule.n_sequences, schedule.context, model.config.n_vocab)
         engines.append(Treadle(model, ids))
         if schedule.against:

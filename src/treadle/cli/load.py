@@ -13,7 +13,7 @@ import treadle
 from treadle.cli.garbage import garbage_kept
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
-from treadle.errors import FileError
+from treadle.errors import FileError, TreadleError
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import is_hf, missing
 from treadle.words import listed, n_bytes
@@ -126,7 +126,12 @@ def load_model(
         settings["draft"] = find_model(settings["draft"], progress)
     given = {name: value for name, value in settings.items() if value not in (None, ())}
     with garbage_kept():
-        model = treadle.load(path, progress=progress, **given)
+        try:
+            model = treadle.load(path, progress=progress, **given)
+        except TreadleError:
+            if context or not room or path is None or not 0 < (most := _positions(path)) < room:
+                raise
+            model = treadle.load(path, progress=progress, **{**given, "context": most})
     trained = model.config.n_ctx_train
     if context is not None and context > trained:
         progress.close()
@@ -138,6 +143,15 @@ def load_model(
         progress.close()
         remark(text)
     return model
+
+
+def _positions(path: Path) -> int:
+    """How many positions a model has learned; 0: it has none to learn."""
+    from treadle.convert.open import open_model
+    from treadle.models.load import load_config
+
+    with open_model(path) as gguf:
+        return load_config(gguf).n_positions
 
 
 def device_name(model: Model) -> str | None:

@@ -51,6 +51,8 @@ def command(
         loaded = load_model(model, progress, room=room, **load)
         if tokens > (most := loaded.engine.max_tokens):
             raise click.UsageError(f"-p {tokens}: one run of this model takes at most {most}")
+        if depth and not loaded.config.causal:
+            raise click.UsageError("-d: an encoder reads a text at once, nothing comes before")
         steps = list(loaded.plan(tokens))
         shown = [step for step in steps if fnmatchcase(step.label, match)]
         if not shown:

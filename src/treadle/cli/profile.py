@@ -19,6 +19,7 @@ from typing import Any
 from treadle.cli.engines import streams
 from treadle.cli.progress import ProgressBar
 from treadle.cli.speed import Cost, Peaks, part_of
+from treadle.models.graphs import main_output
 from treadle.record import dataclass
 
 RUNS = 7  # of each sort, behind one to warm up
@@ -48,6 +49,7 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
 
     session = model.session()
     (ids,) = streams(1, depth + n_tokens, model.config.n_vocab)
+    writes = main_output(model.config) == "logits"
     stamped: list[dict[str, float]] = []
     wholes: list[float] = []
     try:
@@ -59,7 +61,10 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
             stamped.append(dict(model.engine.run_timed([Part(session.seq, ids[depth:])])))
             session.truncate(depth)
             began = time.perf_counter()
-            model.engine.run([Part(session.seq, ids[depth:])])
+            if writes:
+                model.engine.run([Part(session.seq, ids[depth:])])
+            else:
+                model.engine.embed([ids])
             wholes.append(time.perf_counter() - began)
             session.truncate(depth)
         progress("timing the steps", RUNS + 1, RUNS + 1)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.structure import Graph, Late
+
+if TYPE_CHECKING:
+    from treadle.models.config import Config
 
 GRAPHS = Late[Graph](
     __name__,
@@ -15,3 +20,9 @@ GRAPHS = Late[Graph](
         "nextn": "nextn.NEXTN",
     },
 )
+
+
+def main_output(config: Config) -> str:
+    """What a plan gives where nothing is asked for: logits, or a vector, of what writes no text."""
+    writes = "logits" in GRAPHS[config.arch.graph].outputs and not config.scores
+    return "logits" if writes else "embedding"
