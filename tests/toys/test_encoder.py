@@ -162,4 +162,5 @@ def test_an_encoder(isa: str | None, register: Register, tmp_path: Path) -> None
         error = np.abs(engine.embed([text(600)])[0] - vector(model, text(600))).max()
         assert error <= 4 * rounding(model.config)  # longer than a prefill's chunk
         with pytest.raises(UnsupportedError, match="no logits: a model of the graph 'encoder'"):
-            engine.plan()
+            engine.plan(output="logits")
+        assert "embedding" in engine.plan().outputs  # its main one
