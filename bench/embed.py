@@ -131,9 +131,9 @@ def write_folder(folder: Path, shape: str) -> None:
     mark = {"id": None, "special": True, "single_word": False, "lstrip": False, "rstrip": False}
     ends = [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("[CLS]", "[SEP]")]
     pooled = {
-        f"pooling_mode_{name}_token{'s' * (name == 'mean')}": False for name in ("cls", "mean")
+        "pooling_mode_mean_tokens": pooling == "mean",
+        "pooling_mode_cls_token": pooling == "cls",
     }
-    pooled[f"pooling_mode_{'mean_tokens' if pooling == 'mean' else 'cls_token'}"] = True
     files: dict[str, Any] = {
         "config.json": {
             "model_type": "bert",

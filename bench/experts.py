@@ -18,19 +18,16 @@ from contextlib import closing
 from math import prod
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from random_model import random_rows
+from random_model import QWEN35_STATES, random_rows, tensors_of
 from speeds import Mine, Theirs
 
 from treadle.batch import Part
 from treadle.files.gguf import GGUFWriter, ValueType
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
-from treadle.models.graphs import GRAPHS
-from treadle.models.keys import Keys
 
 N_VOCAB = 32000
 COMMON = {"context_length": 8192, "attention.layer_norm_rms_epsilon": 1e-6}
@@ -78,12 +75,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope.dimension_count": 64,
             "rope.dimension_sections": [11, 11, 10, 0],
             "rope.freq_base": 1e7,
-            "full_attention_interval": 4,
-            "ssm.conv_kernel": 4,
-            "ssm.inner_size": 4096,
-            "ssm.state_size": 128,
-            "ssm.time_step_rank": 32,
-            "ssm.group_count": 16,
+            **QWEN35_STATES,
             "expert_count": 256,
             "expert_used_count": 8,
             "expert_feed_forward_length": 512,
@@ -135,12 +127,8 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
     w.add("tokenizer.ggml.token_type", kinds, ValueType.INT32)
     w.add("tokenizer.ggml.bos_token_id", 1)
     w.add("tokenizer.ggml.eos_token_id", 2)
-    embd = SimpleNamespace(shape=(N_VOCAB, keys["embedding_length"]))
-    metadata = {f"{arch}.{key}": value for key, value in keys.items()}
-    file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
-    row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
-    rng, seed = np.random.default_rng(0), 0
-    for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
+    row, rng, seed = ARCHS[arch], np.random.default_rng(0), 0
+    for tensor, places in tensors_of(arch, keys, path):
         asked = tensor.name in (*row.needs, "output.weight") or not tensor.optional
         asked = asked or ("shexp" in tensor.name and "expert_shared_feed_forward_length" in own)
         # gpt-oss has a bias everywhere.

@@ -16,11 +16,10 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from random_model import random_rows
+from random_model import QWEN35_STATES, random_rows, tensors_of
 from speeds import Mine, Theirs
 
 import treadle
@@ -28,8 +27,6 @@ from treadle.batch import Part
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
-from treadle.models.graphs import GRAPHS
-from treadle.models.keys import Keys
 
 N_LAYER, N_VOCAB, PROMPT, ROUNDS = 8, 32000, 512, 7
 COMMON = {
@@ -65,12 +62,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "attention.value_length": 256,
         "rope.dimension_count": 64,
         "rope.dimension_sections": [11, 11, 10, 0],
-        "full_attention_interval": 4,
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 4096,
-        "ssm.state_size": 128,
-        "ssm.time_step_rank": 32,
-        "ssm.group_count": 16,
+        **QWEN35_STATES,
     },
 }
 
@@ -82,16 +74,12 @@ def write(name: str, fmt: str, path: Path) -> None:
     for key, value in given.items():
         writer.add(f"{name}.{key}", value)
     writer.add("tokenizer.ggml.model", "no_vocab")
-    embd = SimpleNamespace(shape=(N_VOCAB, given["embedding_length"]))
-    metadata = {f"{name}.{key}": value for key, value in given.items()}
-    file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
-    graph, rng = GRAPHS[row.graph], np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     wanted = {"ssm_conv1d.bias", "ssm_norm.weight"} if name == "mamba2" else set()  # by llama.cpp
     theirs = {ours: theirs for theirs, ours in row.names}
-    for tensor, places in graph.tensors(graph.read(Keys(file, name, row.keys), row)):
-        if (
-            tensor.optional and tensor.name not in {*row.needs, *wanted}
-        ) or tensor.name in row.lacks:
+    for tensor, places in tensors_of(name, given, path):
+        spare = tensor.optional and tensor.name not in {*row.needs, *wanted}
+        if spare or tensor.name in row.lacks:
             continue
         for seed, (place, shape) in enumerate(places.items()):
             place = theirs.get(place, place)

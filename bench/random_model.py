@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from treadle.files.gguf import GGUFWriter, ValueType
 from treadle.formats import Format, by_name
+from treadle.models.archs import ARCHS
+from treadle.models.graphs import GRAPHS
+from treadle.models.keys import Keys
+from treadle.models.structure import TensorRow
 
 STRIP = 1 << 20  # values made at once
+QWEN35_STATES = {  # of its 4B and of its 35B-A3B
+    "full_attention_interval": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 4096,
+    "ssm.state_size": 128,
+    "ssm.time_step_rank": 32,
+    "ssm.group_count": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,20 @@ def quantised_strip(name: str, k: int) -> np.ndarray:
     rng = np.random.default_rng(k)
     base = rng.standard_normal((max(1, STRIP // k), k), np.float32) * np.float32(k**-0.5)
     return by_name(name).quantize_rows(base)
+
+
+def tensors_of(
+    arch: str, keys: Mapping[str, Any], path: Path
+) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
+    """Each tensor that the architecture's graph may have with these keys, and its places' shapes;
+    ``path`` is for messages.
+    """
+    row = ARCHS[arch]
+    embd = SimpleNamespace(shape=(keys["vocab_size"], keys["embedding_length"]))
+    metadata = {f"{arch}.{key}": value for key, value in keys.items()}
+    file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
+    graph = GRAPHS[row.graph]
+    yield from graph.tensors(graph.read(Keys(file, arch, row.keys), row))
 
 
 def random_rows(fmt: Format, m: int, k: int, seed: int) -> np.ndarray:

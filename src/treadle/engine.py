@@ -87,7 +87,7 @@ class Engine:
     # -- plans ----------------------------------------------------------------------------------
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
-        """The plan of such batches, with new texts' adapters: ``output``, or the graph's main."""
+        """The plan that serves such batches and gives ``output``, or the graph's main one."""
         made, adapted = output or main_output(self.config), bool(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted).plan
 

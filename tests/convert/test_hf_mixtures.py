@@ -165,6 +165,7 @@ def test_counts_layer_by_layer(tmp_path: Path) -> None:
     path = tmp_path / "hf" / "config.json"
     config = json.loads(path.read_text())
     n = config["num_hidden_layers"]
+    config |= dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor"), False)
     config |= {"moe_topk": [3] * n, "num_shared_expert": [1] * n, "moe_intermediate_size": [64] * n}
     path.write_text(json.dumps(config))
     with treadle.load(tmp_path / "hf", threads=1) as model:

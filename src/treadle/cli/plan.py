@@ -14,6 +14,7 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.speed import Peaks, explain_caches, measured_peaks
 from treadle.cli.table import heading, n_bytes, print_json, print_table, say, scaled
 from treadle.errors import TreadleError
+from treadle.models.graphs import main_output
 
 ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
 AGREES = 0.03  # of the whole: what the steps' sum may differ by before it is explained
@@ -51,8 +52,8 @@ def command(
         loaded = load_model(model, progress, room=room, **load)
         if tokens > (most := loaded.engine.max_tokens):
             raise click.UsageError(f"-p {tokens}: one run of this model takes at most {most}")
-        if depth and not loaded.config.causal:
-            raise click.UsageError("-d: an encoder reads a text at once, nothing comes before")
+        if depth and main_output(loaded.config) != "logits":
+            raise click.UsageError("-d: it reads a text at once, nothing comes before")
         steps = list(loaded.plan(tokens))
         shown = [step for step in steps if fnmatchcase(step.label, match)]
         if not shown:

@@ -18,7 +18,7 @@ ANY_BIAS = frozenset(
 )
 # Architectures whose files have them or may have them; the others take those of FEW_BIASES.
 WITH_BIASES = frozenset(
-    {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2", "nemotron"}
+    {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
     | {"bert", "jina-bert-v2", "nomic-bert-moe"}
 )
 FEW_BIASES = QKV_BIAS

@@ -57,7 +57,8 @@ def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     """GGUF's keys of a family's experts."""
     made: dict[str, Any] = {}
     for name, words in _COUNTS.items():
-        given = [word for word in words if keys.values.get(word) is not None]
+        none = (None, False)  # the second is Hunyuan's
+        given = [word for word in words if all(keys.values.get(word) is not no for no in none)]
         given += [word for word in words if word in keys.defaults]
         found = next(iter(given), None)
         if found is not None:
@@ -69,7 +70,7 @@ def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
         made[EXPERTS_GATING] = int(own[EXPERTS_GATING])
     if keys.get("norm_topk_prob") is not None:
         made[EXPERTS_NORM] = keys.flag("norm_topk_prob", False)
-    if keys.get("routed_scaling_factor") is not None:
+    if keys.get("routed_scaling_factor") not in (None, False):
         made["expert_weights_scale"] = f32(keys.number("routed_scaling_factor", lo=0.0))
     last = keys.integer("moe_layer_end_index", -1, lo=-1)
     if last not in (-1, n_layer - 1):
@@ -165,13 +166,16 @@ def _always(*rules: Rule) -> Any:
 
 
 def _hunyuan_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
-    """Widths that llama.cpp wants said: an expert's is that of an FFN where no key gives it."""
+    """Widths that llama.cpp wants said: an expert's is that of an FFN where no key gives it. Its
+    weights add up to 1 and are not scaled, whatever other keys say.
+    """
     n_ff = keys.integer("intermediate_size")
     own = "moe_intermediate_size"
     return {
         "expert_feed_forward_length": n_ff if keys.get(own) is None else _count(keys, own),
         "expert_shared_feed_forward_length": n_ff,
         EXPERTS_NORM: True,
+        "expert_weights_scale": None,
     }
 
 

@@ -22,7 +22,7 @@ from treadle.formats import FORMATS, Format, GGMLType, type_of
 from treadle.record import dataclass
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
-# Tables and taps: llama.cpp adds, chooses by, or folds with these in F32 alone.
+# Tables, routers and taps: llama.cpp's converter has them in F32, and it aborts at others of some.
 FLOATS = re.compile(
     r"(position_embd|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv)\.weight"
 )

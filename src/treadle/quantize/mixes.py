@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import field
 
+from treadle.convert.recipe import FLOATS
 from treadle.record import dataclass
 
 
@@ -97,8 +98,7 @@ ROLES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 # Matrices that stay as they are: small, and what they decide is delicate.
 KEPT = re.compile(
-    r"_norm\.weight$|ffn_gate_inp\.weight|altup|laurel|per_layer_model_proj|position_embd\.weight"
-    r"|token_types\.weight|ssm_conv1d|shortconv\.conv\.weight|attn_rel_b\.weight"
+    rf"{FLOATS.pattern}|_norm\.weight$|altup|laurel|per_layer_model_proj|attn_rel_b\.weight"
     r"|time_mix_(first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight"
 )
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 
+# treadle's own name: of Nomic's BERT, and llama.cpp's converter leaves it out.
+SUM_BIAS = "exps_bias"
+
+
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """``sum w[e] down[e](act(gate[e](h)) * up[e](h))`` over a token's experts e, and the shared
     one's. PLAIN_EXPERTS: ``down[e](act(up[e](h)))``; LATENT_EXPERTS: this in a smaller space.
@@ -81,8 +85,6 @@ _SHARED = (
     TensorRow("ffn_down_shexp.weight", ("n_embd", "n_ff_shexp"), optional=True),
     *NORMS_AFTER,
 )
-# treadle's own name: of Nomic's BERT, and llama.cpp's converter leaves it out.
-SUM_BIAS = "exps_bias"
 _BEHIND = (
     *_of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
     TensorRow(f"ffn_{SUM_BIAS}.weight", ("n_embd",), optional=True),  # of the weighted sum
