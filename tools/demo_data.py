@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
+import io
+import math
 import random
 import re
 import sysconfig
 import textwrap
 import tokenize
+import zipfile
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +29,9 @@ CANDIDATE_SHARE = 0.05
 # A held-out file may share this part of its telling lines with all training files together.
 MAX_SHARED_LINES = 0.13
 MEAN_CUT = 700
+ENCODED_AT_ONCE = 20_000
+# Characters of the texts most like the library that two kinds of stream read beside it.
+WIDE, LIKE = 110_000_000, 32_000_000
 
 # Tests, third-party code, and tables that programs wrote: little to learn about writing Python.
 _SKIP_FOLDERS = {
@@ -48,6 +55,7 @@ _SKIP_PACKAGE_FOLDERS = {
 MAX_CHARACTERS, MAX_LINE = 200_000, 400
 MAX_LEAKED = 3  # telling lines that a training document may share with all held-out files
 MAX_REPEATED = 0.3  # the share of a document's telling lines that earlier ones may have
+_WORD = re.compile(r"\w+|[^\w\s]+")
 _ANYBODYS = re.compile(
     r"(from|import|def __|raise |except |return |class \w+\(object\)|if __name__)"
 )
@@ -70,26 +78,28 @@ def read_library(root: Path | None = None) -> list[Document]:
         parts = path.split("/")
         if _SKIP_FOLDERS.intersection(parts) or _SKIP_FILES.match(path):
             continue
-        text = _source(file)
+        text = _source(file.read_bytes())
         if len(text) > 80:
             documents.append(Document(path, text))
     return documents
 
 
-def _source(file: Path) -> str:
-    """A program's text without form feeds and tabs; "" for what is none or cannot be read."""
+def _source(data: bytes) -> str:
+    """A program's text without form feeds and tabs; "" for what is none."""
     try:
-        with tokenize.open(file) as stream:
-            return stream.read().replace("\f", "").expandtabs(8)
-    except (SyntaxError, UnicodeDecodeError, OSError):
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = io.TextIOWrapper(io.BytesIO(data), encoding).read()
+    except (SyntaxError, UnicodeDecodeError):
         return ""
+    return text.replace("\f", "").expandtabs(8)
 
 
 def read_tests(root: Path | None = None) -> list[Document]:
     """The standard library's own tests: the same names and habits, far more of them."""
     root = root or Path(sysconfig.get_path("stdlib"))
     files = sorted(root.glob("test/**/*.py"), key=lambda file: file.relative_to(root).as_posix())
-    return [Document(file.relative_to(root).as_posix(), text) for file, text in _prose(files)]
+    named = ((file.relative_to(root).as_posix(), file.read_bytes()) for file in files)
+    return list(_prose(named))
 
 
 def read_packages() -> tuple[list[Document], dict[str, str]]:
@@ -103,8 +113,20 @@ def read_packages() -> tuple[list[Document], dict[str, str]]:
         versions[name] = distribution.version
         listed = sorted(distribution.files or (), key=lambda file: file.as_posix())
         wanted = [file for file in listed if file.suffix == ".py" and not _skipped(file.parts)]
-        paths = {Path(str(file.locate())): file.as_posix() for file in wanted}
-        documents += [Document(paths[file], text) for file, text in _prose(paths)]
+        documents += _prose((file.as_posix(), file.read_binary()) for file in wanted)
+    return documents, versions
+
+
+def read_wheels(folder: Path) -> tuple[list[Document], dict[str, str]]:
+    """Sources inside a folder's wheels, sorted by wheel and path, and each package's version."""
+    documents, versions = [], {}
+    for file in sorted(folder.glob("*.whl")):
+        name, version = file.name.split("-")[:2]
+        versions[name] = version
+        with zipfile.ZipFile(file) as wheel:
+            paths = [PurePosixPath(path) for path in sorted(wheel.namelist())]
+            wanted = [path for path in paths if path.suffix == ".py" and not _skipped(path.parts)]
+            documents += _prose((path.as_posix(), wheel.read(path.as_posix())) for path in wanted)
     return documents, versions
 
 
@@ -112,17 +134,17 @@ def _skipped(parts: Sequence[str]) -> bool:
     return bool(_SKIP_PACKAGE_FOLDERS.intersection(parts)) or ".." in parts
 
 
-def _prose(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+def _prose(files: Iterable[tuple[str, bytes]]) -> Iterator[Document]:
     """Files that people wrote: no tables, nothing minified, nothing huge."""
-    for file in files:
-        text = _source(file)
+    for path, data in files:
+        text = _source(data)
         lines = text.splitlines()
         if not 200 < len(text) < MAX_CHARACTERS or max(map(len, lines)) > MAX_LINE:
             continue
         digits = sum(map(str.isdigit, text)) / len(text)
         foreign = sum(ord(c) > 127 for c in text) / len(text)
         if digits < 0.08 and foreign < 0.02:
-            yield file, text
+            yield Document(path, text)
 
 
 def distinct(documents: Sequence[Document], held_out: Sequence[Document]) -> list[Document]:
@@ -139,6 +161,35 @@ def distinct(documents: Sequence[Document], held_out: Sequence[Document]) -> lis
         seen |= lines
         out.append(document)
     return out
+
+
+def by_likeness(
+    documents: Sequence[Document], library: Sequence[Document]
+) -> list[Document]:
+    """The documents, those first whose words and marks are most like the library's.
+
+    A document's mark is the mean over its words of log(share in the library / share in all
+    documents): what picks text of one kind out of text of many (Moore and Lewis, 2010).
+    """
+    like, all_ = (_word_counts(part) for part in (library, documents))
+    n_like, n_all = like.total(), all_.total()
+    weight = {
+        word: math.log((like[word] + 1) / n_like) - math.log((count + 1) / n_all)
+        for word, count in all_.items()
+    }
+
+    def mark(document: Document) -> float:
+        words = _WORD.findall(document.text)
+        return sum(weight[word] for word in words) / max(1, len(words))
+
+    return sorted(documents, key=mark, reverse=True)
+
+
+def _word_counts(documents: Sequence[Document]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(_WORD.findall(document.text))
+    return counts
 
 
 def fingerprint(documents: Sequence[Document]) -> str:
@@ -225,13 +276,22 @@ class Sources:
 
     @classmethod
     def of_this_environment(
-        cls, library: Sequence[Document], held_out: Sequence[Document]
+        cls,
+        library: Sequence[Document],
+        held_out: Sequence[Document],
+        wheels: Path | None = None,
     ) -> Sources:
-        """The library's training documents, its tests and PACKAGES, near-duplicates left out."""
+        """The library's training documents, its tests and packages, near-duplicates left out.
+
+        The packages are the installed PACKAGES, and those of a folder of wheels.
+        """
         tests = read_tests()
         packages, versions = read_packages()
-        kept = {d.path for d in distinct([*library, *tests, *packages], held_out)}
-        parts = ([d for d in part if d.path in kept] for part in (library, tests, packages))
+        if wheels is not None:
+            more, more_versions = read_wheels(wheels)
+            packages, versions = [*packages, *more], {**versions, **more_versions}
+        kept = {id(d) for d in distinct([*library, *tests, *packages], held_out)}
+        parts = ([d for d in part if id(d) in kept] for part in (library, tests, packages))
         return cls(*parts, versions)
 
     @property
@@ -239,11 +299,19 @@ class Sources:
         return [*self.library, *self.tests, *self.packages]
 
     def stream(self, name: str, tokenizer: Tokenizer, seed: int) -> npt.NDArray[np.uint16]:
-        """One pass: the library alone, all texts, or mostly library and functions at the end."""
+        """One pass: the library alone, all texts, or mostly library and functions at the end.
+
+        "wide" and "like" read the library once beside the half and the eighth of all other texts
+        that are most like it.
+        """
         if name == "library":
             return make_stream(self.library, tokenizer, seed)
         rng = random.Random(seed)
         others = [*self.tests, *self.packages]
+        if name in ("wide", "like"):
+            others = by_likeness(others, self.library)
+            others = _up_to(others, WIDE if name == "wide" else LIKE)
+            return make_stream([*self.library, *others], tokenizer, seed, parts=0.5)
         if name == "finish":
             others = rng.sample(others, len(others) // 4)
         documents = [*self.library, *self.library, *others]
@@ -269,15 +337,29 @@ def make_stream(
     rng.shuffle(texts)
     segments = [list(_cuts(text, rng)) for text in texts]
     flat = [segment for group in segments for segment in group]
-    encoded = iter(tokenizer.encode_batch(flat, add_special_tokens=False))
+    encoded = _encoded(tokenizer, flat)
     begin, end = id_of(tokenizer, BOS), id_of(tokenizer, EOS)
-    stream: list[int] = []
+    stream = array("H")
     for group in segments:
         stream.append(begin)
         for _ in group:
-            stream.extend(next(encoded).ids)
+            stream.extend(next(encoded))
         stream.append(end)
     return np.array(stream, dtype=np.uint16)
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+    """The ids of each text; some at a time, for encodings hold far more than ids."""
+    for start in range(0, len(texts), ENCODED_AT_ONCE):
+        batch = texts[start : start + ENCODED_AT_ONCE]
+        for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
+            yield encoding.ids
+
+
+def _up_to(documents: Sequence[Document], n_characters: int) -> list[Document]:
+    """The first documents that make up a number of characters."""
+    total = np.cumsum([len(document.text) for document in documents])
+    return list(documents[: int(np.searchsorted(total, n_characters))])
 
 
 def _cuts(text: str, rng: random.Random) -> Iterator[str]:

@@ -69,13 +69,17 @@ def initial_weights(size: Size, seed: int) -> Weights:
 def grow(small: Weights, into: Weights) -> Weights:
     """The small model inside a new one's shapes, computing the same.
 
-    What the small one lacks is new: rows keep their fresh values, columns that read them are zero.
+    What the small one lacks is new: rows keep their fresh values, columns that read them are zero,
+    and so is what new layers add. Those stand evenly among the old ones.
     """
-    out = {}
-    for stem, value in into.items():
-        out[stem] = torch.zeros_like(value) if stem == "ffn_down" else value.clone()
-        out[stem][tuple(slice(n) for n in small[stem].shape)] = small[stem]
-    return out
+    n_old, n_new = len(small["attn_norm"]), len(into["attn_norm"])
+    out = {"token_embd": small["token_embd"], "output_norm": small["output_norm"]}
+    for stem in into.keys() - out.keys():
+        out[stem] = torch.zeros_like(into[stem]) if stem == "ffn_down" else into[stem].clone()
+        for layer, old in enumerate(small[stem]):
+            rows = tuple(slice(n) for n in old.shape)
+            out[stem][(layer * n_new // n_old, *rows)] = old
+    return {stem: out[stem].clone() for stem in into}
 
 
 def dropout_masks(size: Size, n_tokens: int, rate: float, seed: int) -> Tensor:

@@ -97,6 +97,13 @@ FURTHER = replace(
     seed=3,
     grown_from=DEMO.size,
 )
+# A fourth stage has two more layers, and reads packages that the others did not have.
+DEEPER = replace(
+    FURTHER,
+    size=replace(DEMO.size, n_layer=10),
+    phases=(Phase(0.0, 256, "wide"), Phase(0.55, 256, "like"), Phase(0.75, 1024, "like")),
+    seed=5,
+)
 TINY = Recipe(
     Size(288, 2, 64, 96, 2, 1, 64),
     256,
@@ -107,6 +114,7 @@ TINY = Recipe(
 )
 TINY_GROWN = replace(TINY, size=replace(TINY.size, n_ff=128), grown_from=TINY.size)
 TINY_FURTHER = replace(TINY_GROWN, seed=3, grown_from=TINY_GROWN.size)
+TINY_DEEPER = replace(TINY_FURTHER, size=replace(TINY_GROWN.size, n_layer=3), seed=5)
 
 
 @dataclass(frozen=True)
@@ -120,20 +128,24 @@ class Text:
     versions: dict[str, str] = field(default_factory=dict)  # of the packages that were read
 
 
-def recipe_of(start: Path | None, tiny: bool) -> Recipe:
+def recipe_of(start: Path | None, tiny: bool, deeper: bool = False) -> Recipe:
     """The stage that comes after the one that wrote the file to start from."""
-    stages = (TINY, TINY_GROWN, TINY_FURTHER) if tiny else (SMALL, DEMO, FURTHER)
+    first, *later = (TINY, TINY_GROWN, TINY_FURTHER) if tiny else (SMALL, DEMO, FURTHER)
+    if deeper:
+        later = [TINY_DEEPER if tiny else DEEPER]
     if start is None:
-        return stages[0]
+        return first
     with open_gguf(start) as gguf:
-        n_ff = gguf.metadata["llama.feed_forward_length"]
-    for stage in stages[1:]:
-        if stage.grown_from is not None and stage.grown_from.n_ff == n_ff:
+        keys = ("llama.block_count", "llama.feed_forward_length")
+        shape = tuple(gguf.metadata[key] for key in keys)
+    for stage in later:
+        small = stage.grown_from
+        if small is not None and (small.n_layer, small.n_ff) == shape:
             return stage
     raise SystemExit(f"{start} is not the file of an earlier stage")
 
 
-def prepare(recipe: Recipe, work: Path, tiny: bool) -> Text:
+def prepare(recipe: Recipe, work: Path, tiny: bool, wheels: Path | None = None) -> Text:
     """Read, split and tokenise the texts; the tokenizer and the streams are kept in work."""
     train, held_out = demo_data.split(demo_data.read_library())
     if tiny:
@@ -145,7 +157,7 @@ def prepare(recipe: Recipe, work: Path, tiny: bool) -> Text:
     tokenizer = Tokenizer.from_file(str(file))
     sources = demo_data.Sources(train)
     if {phase.streams for phase in recipe.phases} != {"library"}:
-        sources = demo_data.Sources.of_this_environment(train, held_out)
+        sources = demo_data.Sources.of_this_environment(train, held_out, wheels)
     fingerprint = demo_data.fingerprint([*sources.everything, *held_out])
     streams: dict[str, list[npt.NDArray[np.uint16]]] = {}
     for name in dict.fromkeys(phase.streams for phase in recipe.phases):
@@ -388,6 +400,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--start", type=Path, help="an earlier stage's file: train the next stage")
     parser.add_argument("--seed", type=int, help="another order of the text, for a stage once more")
+    parser.add_argument("--deeper", action="store_true", help="the stage with two more layers")
+    parser.add_argument("--wheels", type=Path, help="a folder of packages to read as well")
     parser.add_argument("--tiny", action="store_true", help="a toy of the same kind, in seconds")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     args = parser.parse_args(argv)
@@ -395,10 +409,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1 if args.tiny else 2)
     torch.use_deterministic_algorithms(True)
     args.work.mkdir(parents=True, exist_ok=True)
-    recipe = recipe_of(args.start, args.tiny)
+    recipe = recipe_of(args.start, args.tiny, args.deeper)
     if args.seed is not None:
         recipe = replace(recipe, seed=args.seed)
-    text = prepare(recipe, args.work, args.tiny)
+    text = prepare(recipe, args.work, args.tiny, args.wheels)
     weights = train(
         recipe,
         text,

@@ -142,7 +142,10 @@ def test_states_are_read_and_written(
         assert np.array_equal(np.delete(found["states"].reshape(CELLS, -1), list(written), 0), same)
 
 
-@pytest.mark.parametrize("spec", of((Convolution, Scan)), ids=registry.name)
+ONE_BY_ONE = [spec for spec in of((Convolution, Scan)) if getattr(spec, "block", 1) == 1]
+
+
+@pytest.mark.parametrize("spec", ONE_BY_ONE, ids=registry.name)
 def test_bits_do_not_depend_on_how_a_text_is_cut(
     spec: Row, memory: Memory, rng: np.random.Generator
 ) -> None:

@@ -14,6 +14,7 @@ from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 from treadle.record import dataclass
 
 TILE = 64  # channels that one item handles
+AHEAD = 16  # tokens
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Convolution(Spec):
         bias = k.load_first(frame.bias + at * 4, ty, n) if self.bias else None
         with k.loop(record["n_tokens"]) as t:
             row = frame.x + ((record["token"] + t) * frame.stride + frame.column + at) * 4
+            k.prefetch(row + frame.stride * (4 * AHEAD))  # rows lie far from each other
             u = k.load_first(row, ty, n)
             if self.gates:
                 u = u * k.load_first(row + 8 * self.k, ty, n)

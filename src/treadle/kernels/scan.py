@@ -1,14 +1,21 @@
 """Recurrences: each head's state, a matrix, goes from token to token, and is seen by each.
 
-An item has some columns of one head's state, and takes all tokens of a part in order: so bits do
-not depend on how a text is cut into runs, nor on the number of threads. The first token reads the
-state from its old place and writes it to the next one: a run that fails has changed nothing.
+An item has some columns of one head's state, and takes all tokens of a part in order: bits do not
+depend on the number of threads, and by single tokens not on how a text is cut into runs. The first
+token reads the state from its old place and writes it to the next one: a run that fails has changed
+nothing.
+
+Several tokens at a time (``block``) see the state as it was before them, and each other by products
+of their keys and queries: so the state is gone through once for all of them, and multiplied by
+their decays at once (the chunks of Dao and Gu, 2024, and of Yang and others, 2024, small enough to
+stay in registers and f32).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import add
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,10 +23,12 @@ import numpy as np
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import Ty, f32, ptr
 from treadle.kernels.matmul import COLUMNS
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record, round_up, widest
+from treadle.kernels.reduce import reduce_all
+from treadle.kernels.spec import LINE, PART, Args, Frame, Spec, load_record, round_up, widest
 from treadle.record import dataclass
 
 TILE = 32  # columns of a state that one item handles, at most
+BLOCK = 4  # tokens at a time: their sums and keys leave room for a state's vectors
 
 
 class Here(NamedTuple):
@@ -30,6 +39,7 @@ class Here(NamedTuple):
     column: Val  # where its columns begin
     source: Var  # its columns of the first row: where a token finds them,
     state: Val  # and where it leaves them
+    pitch: int  # bytes between two rows of these
     token: Val
     n_tokens: Val
 
@@ -46,10 +56,20 @@ class Token(NamedTuple):
     query: Any
 
 
+class Block(NamedTuple):
+    """Tokens that are handled together, some columns of them at a time."""
+
+    tokens: list[Token]
+    left: list[list[Val]]  # [t][s]: the product of the decays of the tokens s to t
+    out: list[Val]  # where each token's columns go
+    ty: Ty
+    n: int  # vectors of ty that are handled together
+
+
 @dataclass(frozen=True)
 class Scan(Spec):
     """What both recurrences have: ``n_head`` states ``[n_state, head_dim]``, f32, one behind
-    another; ``n_group`` keys and queries of ``n_state`` values a token.
+    another; ``n_group`` keys and queries of ``n_state`` values a token; ``block`` tokens at a time.
 
     ``x``: rows of values, keys and queries, from ``values``, ``keys`` and ``queries`` on;
     ``rates``: two numbers a head, the second is what its state is multiplied by
@@ -64,6 +84,7 @@ class Scan(Spec):
     head_dim: int
     n_state: int
     n_group: int
+    block: int = 1
 
     @property
     def tile(self) -> int:
@@ -78,6 +99,9 @@ class Scan(Spec):
         """Of a part."""
         return self.n_head * self.tiles
 
+    def scratch(self, lanes: int) -> int:
+        return 4 * self.n_state * self.tile if self.block > 1 else 0
+
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         n = self.n_head * self.head_dim * self.n_state
         return 4 * n, 5 * n * n_tokens
@@ -87,21 +111,48 @@ class Scan(Spec):
         return head // (self.n_head // self.n_group)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        width = min(isa.lanes, self.tile)
-        with self._items(k, frame, f32 * width) as here, k.loop(here.n_tokens) as t:
-            row = here.token + t
-            x = frame.x + row * frame.stride * 4
-            rates = frame.rates + (row * frame.rates_stride + here.head) * 4
-            first = k.load(rates, f32)
-            decay = k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
-            key, query = (
-                x + (at + here.group * self.n_state) * 4 for at in (frame.keys, frame.queries)
-            )
-            values = x + (frame.values + here.column) * 4
-            out = frame.out + (row * frame.out_stride + here.column) * 4
-            token = Token(first, decay, values, key, query)
-            self._token(k, frame, here, f32 * width, token, out)
+        ty = f32 * min(isa.lanes, self.tile)
+        with self._items(k, frame, ty) as here:
+            done = self._blocks(k, isa, frame, here, ty) if self.block > 1 else k.i64(0)
+            with k.loop(here.n_tokens, start=done) as t:
+                token, out = self._token_at(k, frame, here, t)
+                self._token(k, frame, here, ty, token, out)
+                here.source.v = here.state
+
+    def _blocks(self, k: Builder, isa: Isa, frame: Frame, here: Here, ty: Ty) -> Val:
+        """As many tokens of an item as whole blocks have: their number."""
+        done = here.n_tokens // self.block * self.block
+        n = max(1, min(self.tile // ty.lanes, isa.regs // (4 * self.block)))
+        with k.loop(done, step=self.block) as t:
+            both = [self._token_at(k, frame, here, t + i) for i in range(self.block)]
+            tokens, out = [token for token, _ in both], [at for _, at in both]
+            for token in tokens:  # those of the next block: rows lie far from each other
+                ahead = frame.stride * (4 * self.block)
+                rows = (token.value, self.tile), (token.key, self.n_state), (token.query, self.n_state)
+                for row, n_values in rows:
+                    for line in range(0, 4 * n_values, LINE):
+                        k.prefetch(row + (ahead + line))
+            left = [[token.decay] for token in tokens]
+            for i, row in enumerate(left):
+                for s in range(i - 1, -1, -1):
+                    row.insert(0, left[i - 1][s] * tokens[i].decay)
+            self._block(k, isa, frame, here, Block(tokens, left, out, ty, n))
             here.source.v = here.state
+        return done
+
+    def _token_at(self, k: Builder, frame: Frame, here: Here, t: Val) -> tuple[Token, Val]:
+        """An item's ``t``-th token, and where its columns go."""
+        row = here.token + t
+        x = frame.x + row * frame.stride * 4
+        rates = frame.rates + (row * frame.rates_stride + here.head) * 4
+        first = k.load(rates, f32)
+        decay = k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
+        key, query = (
+            x + (at + here.group * self.n_state) * 4 for at in (frame.keys, frame.queries)
+        )
+        values = x + (frame.values + here.column) * 4
+        out = frame.out + (row * frame.out_stride + here.column) * 4
+        return Token(first, decay, values, key, query), out
 
     @contextmanager
     def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[Here]:
@@ -113,18 +164,113 @@ class Scan(Spec):
             at = head * (self.n_state * self.head_dim) + tile * self.tile
             home = frame.states + (frame.state_off + at * 4)
             old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
+            state, pitch = new, 4 * self.head_dim
+            if self.block > 1:
+                state, pitch = frame.scratch, 4 * self.tile
             source = k.var(old)
-            with k.if_(record["position"].eq(0)):
-                source.v = new
-                with k.loop(self.n_state) as n:
-                    for j in range(0, self.tile, ty.lanes):
-                        k.store(new + (n * (4 * self.head_dim) + 4 * j), k.zero(ty))
+            with k.if_else(record["position"].eq(0)) as (begins, goes_on):
+                with begins:
+                    source.v = state
+                    self._rows(k, ty, None, (state, pitch))
+                with goes_on:
+                    if self.block > 1:
+                        source.v = state
+                        self._rows(k, ty, (old, 4 * self.head_dim), (state, pitch))
             column, group = head * self.head_dim + tile * self.tile, self.group_of(head)
-            yield Here(head, group, column, source, new, record["token"], record["n_tokens"])
+            yield Here(
+                head, group, column, source, state, pitch, record["token"], record["n_tokens"]
+            )
+            if self.block > 1:
+                self._rows(k, ty, (state, pitch), (new, 4 * self.head_dim))
+
+    def _rows(
+        self, k: Builder, ty: Ty, source: tuple[Val, int] | None, to: tuple[Val, int]
+    ) -> None:
+        """A tile of a state, or zeros, to another place; each with the bytes between its rows."""
+        with k.loop(self.n_state) as n:
+            for j in range(0, 4 * self.tile, 4 * ty.lanes):
+                v = k.zero(ty)
+                if source is not None:
+                    v = k.load(source[0] + (n * source[1] + j), ty)
+                k.store(to[0] + (n * to[1] + j), v)
 
     def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         """One token of an item."""
         raise NotImplementedError
+
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+        """Some tokens of an item."""
+        raise NotImplementedError
+
+    def _dots(self, k: Builder, isa: Isa, pairs: Sequence[tuple[Val, Val]]) -> list[Val]:
+        """The inner product of each pair of keys or queries."""
+        lanes, rows = isa.lanes, list(dict.fromkeys(row for pair in pairs for row in pair))
+        full, rest = divmod(self.n_state, lanes)
+        sums = [k.var(k.zero(f32 * lanes)) for _ in pairs]
+
+        def step(at: Val, n: int) -> None:
+            loaded = {row: k.load_first(row + at * 4, f32 * lanes, n) for row in rows}
+            for (a, b), var in zip(pairs, sums, strict=True):
+                var.v = k.fma(loaded[a], loaded[b], var.v)
+
+        with k.loop(full * lanes, step=lanes) as at:
+            step(at, lanes)
+        if rest:
+            step(k.i64(full * lanes), rest)
+        found: list[Val] = []
+        for start in range(0, len(sums), lanes):
+            some = [var.v for var in sums[start : start + lanes]]
+            whole = reduce_all(k, some, add)
+            found += [k.extract(whole, lane) for lane in range(len(some))]
+        return found
+
+    def _among(
+        self, k: Builder, isa: Isa, block: Block, rows: Sequence[Val], own: int
+    ) -> list[list[Val]]:
+        """[t][s]: how much the row of token t sees of what token s, one before it, has added; with
+        ``own`` of what t itself has, too. Each is spread over a vector.
+        """
+        n = len(rows)
+        pairs = [(t, s) for t in range(n) for s in range(t + own)]
+        dots = self._dots(k, isa, [(rows[t], block.tokens[s].key) for t, s in pairs])
+        among: list[list[Val]] = [[] for _ in rows]
+        for (t, s), dot in zip(pairs, dots, strict=True):
+            among[t].append(k.splat(dot if s == t else dot * block.left[t][s + 1], block.ty))
+        return among
+
+    def _see(
+        self, k: Builder, here: Here, block: Block, at: int, rows: Sequence[Val]
+    ) -> list[list[Val]]:
+        """What each row of ``n_state`` values sees of a state's columns from ``at`` on."""
+        seen = [[k.var(k.zero(block.ty)) for _ in range(block.n)] for _ in rows]
+        source, size = here.source.v + 4 * at, 4 * block.ty.lanes
+        with k.loop(self.n_state) as n:
+            home = source + n * here.pitch
+            s = [k.load(home + size * j, block.ty) for j in range(block.n)]
+            for row, vars_ in zip(rows, seen, strict=True):
+                by = k.splat(k.load(row + n * 4, f32), block.ty)
+                for j, var in enumerate(vars_):
+                    var.v = k.fma(s[j], by, var.v)
+        return [[var.v for var in vars_] for vars_ in seen]
+
+    def _learn(self, k: Builder, here: Here, block: Block, at: int, new: list[list[Val]]) -> None:
+        """A state's columns from ``at`` on become what is left of them and of ``key new^T``."""
+        ty, left = block.ty, block.left[-1]
+        keep = k.splat(left[0], ty)
+        kept = [*left[1:], None]  # what is left of what each token adds; of the last one's, all
+        new = [
+            vectors if part is None else [v * k.splat(part, ty) for v in vectors]
+            for vectors, part in zip(new, kept, strict=True)
+        ]
+        source, size = here.source.v + 4 * at, 4 * ty.lanes
+        with k.loop(self.n_state) as n:
+            home = n * here.pitch
+            s = [k.load(source + (home + size * j), ty) * keep for j in range(block.n)]
+            for token, vectors in zip(block.tokens, new, strict=True):
+                by = k.splat(k.load(token.key + n * 4, f32), ty)
+                s = [k.fma(v, by, x) for v, x in zip(vectors, s, strict=True)]
+            for j, x in enumerate(s):
+                k.store(here.state + (home + 4 * at + size * j), x)
 
     def _step(self, k: Builder, here: Here, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
         """The state becomes ``decay`` of itself and ``key add^T``; gives what ``query`` sees."""
@@ -132,7 +278,7 @@ class Scan(Spec):
         source = here.source.v
         with k.loop(self.n_state) as n:
             b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
-            row = n * (4 * self.head_dim)
+            row = n * here.pitch
             for j, (new, y) in enumerate(zip(add, seen, strict=True)):
                 at = row + 4 * ty.lanes * j
                 s = k.fma(new, b, k.load(source + at, ty) * keep)
@@ -193,6 +339,26 @@ class Mamba2(Scan):
         for j, v, y in zip(columns, x, seen, strict=True):
             k.store(out + 4 * j, k.fma(v, d, y))
 
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+        tokens, ty = block.tokens, block.ty
+        weights = self._among(k, isa, block, [token.query for token in tokens], 1)
+        d = k.splat(k.load(frame.d + here.head * 4, f32), ty)
+        for at in range(0, self.tile, block.n * ty.lanes):
+            columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
+            x = [[k.load(token.value + j, ty) for j in columns] for token in tokens]
+            new = [
+                [v * k.splat(token.first, ty) for v in vectors]
+                for token, vectors in zip(tokens, x, strict=True)
+            ]
+            seen = self._see(k, here, block, at, [token.query for token in tokens])
+            for t, out in enumerate(block.out):
+                for j, (column, y) in enumerate(zip(columns, seen[t], strict=True)):
+                    y = k.fma(x[t][j], d, y * k.splat(block.left[t][0], ty))
+                    for weight, vectors in zip(weights[t], new, strict=False):
+                        y = k.fma(vectors[j], weight, y)
+                    k.store(out + column, y)
+            self._learn(k, here, block, at, new)
+
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         new = (token.first * token.value)[:, None]
         s = s * token.decay[:, None] + token.key[:, :, None] * new
@@ -218,7 +384,7 @@ class Delta(Scan):
         beta, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
         source = here.source.v
         with k.loop(self.n_state) as n:
-            row = source + n * (4 * self.head_dim)
+            row = source + n * here.pitch
             b = k.splat(k.load(token.key + n * 4, f32), ty)
             for j, y in zip(columns, known, strict=True):
                 y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
@@ -228,6 +394,30 @@ class Delta(Scan):
         ]
         for j, sees in zip(columns, self._step(k, here, ty, token, add), strict=True):
             k.store(out + 4 * j, sees)
+
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+        tokens, ty = block.tokens, block.ty
+        keys, queries = [t.key for t in tokens], [t.query for t in tokens]
+        known_by = self._among(k, isa, block, keys, 0)
+        seen_by = self._among(k, isa, block, queries, 1)
+        for at in range(0, self.tile, block.n * ty.lanes):
+            columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
+            both = self._see(k, here, block, at, [*keys, *queries])
+            known, seen = both[: self.block], both[self.block :]
+            new: list[list[Val]] = []
+            for t, token in enumerate(tokens):
+                beta, keep = k.splat(token.first, ty), k.splat(block.left[t][0], ty)
+                new.append([])
+                for j, column in enumerate(columns):
+                    left = k.load(token.value + column, ty) - known[t][j] * keep
+                    y = seen[t][j] * keep
+                    for weight, vectors in zip(known_by[t], new, strict=False):
+                        left = left - vectors[j] * weight
+                    new[t].append(left * beta)
+                    for weight, vectors in zip(seen_by[t], new, strict=True):
+                        y = k.fma(vectors[j], weight, y)
+                    k.store(block.out[t] + column, y)
+            self._learn(k, here, block, at, new)
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         s = s * token.decay[:, None]

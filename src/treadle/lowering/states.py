@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
-from treadle.kernels.scan import Delta, Mamba2, Scan
+from treadle.kernels.scan import BLOCK, Delta, Mamba2, Scan
 from treadle.kernels.spec import Grid, round_up
 from treadle.lowering.values import Floats
 
@@ -87,7 +87,7 @@ def rates(ops: CpuOps, label: str, x: Rows, beta: Rows | None = None, *, a: str,
 def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
     """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
     state = _state(ops, layer)
-    spec = Mamba2(state.n_head, state.head_dim, state.n_state, state.n_group)
+    spec = Mamba2(state.n_head, state.head_dim, state.n_state, state.n_group, _block(ops))
     n = state.n_inner
     columns = {"values": 0, "keys": n, "queries": n + state.n_keys}
     return _scanned(ops, label, spec, x, rates, layer, columns, ops.steps.vector(weight))
@@ -105,7 +105,8 @@ def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped:
             stride=rows.row_bytes // 4,
             column=column + at,
         )
-    spec = Delta(state.n_head, state.head_dim, state.n_state, state.n_group, grouped)
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_group
+    spec = Delta(*sizes, _block(ops), grouped)
     columns = {"queries": 0, "keys": state.n_keys, "values": 2 * state.n_keys}
     return _scanned(ops, label, spec, x, rates, layer, columns, None)
 
@@ -201,6 +202,15 @@ def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
         column=column,
     )
     return Floats(label, n, rows, column), Floats(label, n, rows, column + n)
+
+
+def _block(ops: CpuOps) -> int:
+    """Tokens that a recurrence takes at a time: one where bits must not depend on how a text is
+    cut, and in threads of their own, of which each has one column.
+    """
+    steps = ops.steps
+    alone = steps.deterministic or steps.isa.simt is not None
+    return 1 if alone or steps.plan.n_tokens < BLOCK else BLOCK
 
 
 def _state(ops: CpuOps, layer: int) -> Recurrence:
