@@ -305,14 +305,15 @@ class Bench:
 
     def print(self) -> None:
         """The table."""
+        from treadle.kernels.act import N_PRODUCTS
         from treadle.runtime.describe import row_in_use
         from treadle.runtime.machine import cpu_name
 
         names = [engine.name for engine in self.engines]
         best = {
-            act: max(peaks[act] for peaks in self.peaks)
+            act: max(peaks[act.partition("x")[0]] for peaks in self.peaks) / N_PRODUCTS.get(act, 1)
             for act in set(self.acts.values())
-        }  # fmt: skip
+        }
         told = ", ".join(f"{act} {value / 1e9:.0f}" for act, value in sorted(best.items()))
         print(
             f"{cpu_name()}, {row_in_use().name}, {self.given.threads} threads, "

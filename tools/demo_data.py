@@ -163,9 +163,7 @@ def distinct(documents: Sequence[Document], held_out: Sequence[Document]) -> lis
     return out
 
 
-def by_likeness(
-    documents: Sequence[Document], library: Sequence[Document]
-) -> list[Document]:
+def by_likeness(documents: Sequence[Document], library: Sequence[Document]) -> list[Document]:
     """The documents, those first whose words and marks are most like the library's.
 
     A document's mark is the mean over its words of log(share in the library / share in all

@@ -101,7 +101,7 @@ FURTHER = replace(
 DEEPER = replace(
     FURTHER,
     size=replace(DEMO.size, n_layer=10),
-    phases=(Phase(0.0, 256, "wide"), Phase(0.55, 256, "like"), Phase(0.75, 1024, "like")),
+    phases=(Phase(0.0, 256, "wide"), Phase(0.21, 1024, "wide"), Phase(0.6, 1024, "like")),
     seed=5,
 )
 TINY = Recipe(

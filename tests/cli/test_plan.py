@@ -196,6 +196,18 @@ def test_shares_name_each_peak_in_use() -> None:
     assert work.share_of_peak(1e-4) == pytest.approx(0.2)
 
 
+def test_values_that_are_several_bf16_cost_as_many_products() -> None:
+    peaks = {**PEAKS, "bf16": 1e12}
+    steps = [FakeStep("a", f"gemm_{of}_k64_matrix", (), 0, 10**7) for of in SEVERAL]
+    work = Cost.of(steps, [([(0, 1)], 1)], peaks)
+    assert work.ops == 3 * 10**7
+    assert work.share_of_peak(1e-3) == pytest.approx((1 + 3 + 6) * 1e-5 / 1e-3)
+    assert work.shares(1e-3) == pytest.approx({"bf16": 10 * 1e7 / 1e-3 / 1e12})
+
+
+SEVERAL = ("BF16_bf16", "F16_bf16x2", "F32_bf16x3")
+
+
 def test_the_packaged_model(run: Run) -> None:
     """The real engine: every step has a time, and attention at depth reads keys and values."""
     from treadle.convert.open import packaged_model

@@ -39,7 +39,8 @@ from treadle.kernels.act import DWORD
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.lora import Down, Up
 from treadle.kernels.rates import Gate, Rates, UnitHeads
-from treadle.kernels.scan import Delta, Scan
+from treadle.kernels.recurrences import Delta
+from treadle.kernels.scan import Scan
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows

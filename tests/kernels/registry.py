@@ -23,9 +23,9 @@ from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.merge import Merge
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
-from treadle.kernels.scan import Delta, Mamba2
 from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
@@ -71,6 +71,7 @@ NORMS = [
     Norm("bf16", 172, 1, EPS),
     Norm("bf16x2", 172, 32, EPS),
     Norm("bf16x2", 352, 6, EPS),
+    Norm("bf16x3", 172, 32, EPS),
     Norm("bf16", 352, 6, EPS),
     Norm("f32", 172, 6, EPS),
     Norm("f32", 352, 1, EPS, outputs=True),
@@ -94,6 +95,7 @@ PACKS = [
     Pack("copy", "bf16", 172, 6),
     Pack("copy", "bf16", 172, 32),
     Pack("copy", "bf16x2", 172, 32),
+    Pack("copy", "bf16x3", 172, 32),
     Pack("gelu", "bf16", SLICE + 32, 32),
     Pack("copy", "f32", 352, 1),
     Pack("silu", "q8", 352, 6),
@@ -314,6 +316,8 @@ MATRIX = [
     MatrixGemm("BF16", "bf16", 172, 16, 32, bias=True, kc=64),
     MatrixGemm("F16", "bf16x2", 172, 16, 32, bias=True, kc=64),
     MatrixGemm("F16", "bf16x2", 1056, 8, 32, residual=True),
+    MatrixGemm("F32", "bf16x3", 172, 16, 32, bias=True, kc=64),
+    MatrixGemm("F32", "bf16x3", 1056, 8, 32, residual=True),
     MatrixGemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True),
 ]
 for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
@@ -354,6 +358,7 @@ GATHERS = [
     Gather("q8", 96, 4, 32, 8, unit=8),
     Gather("bf16", 172, 32, 32, 32),
     Gather("bf16x2", 172, 32, 32, 32),
+    Gather("bf16x3", 172, 32, 32, 32),
     Gather("f32", 172, 5, 32, 10),
 ]
 COMBINES = [

@@ -19,7 +19,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import EMBEDS, NORMS, PACKS
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.act import BLOCK, MAGIC_BITS, OFFSET, Act, quantize_ref
+from treadle.kernels.act import BLOCK, DWORDS, MAGIC_BITS, NARROW, OFFSET, Act, quantize_ref
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.spec import round_up
@@ -53,10 +53,8 @@ def check_act(
     n = len(exact)
     stored = act.read_ref(out, n)
     tolerance = np.abs(exact) * relative + absolute
-    if act.kind == "bf16":
-        tolerance += np.abs(exact) * 2.0**-8 * (1 + relative) + 2.0**-134
-    if act.kind == "bf16x2":  # what is left of 2**-9 of it is rounded to 2**-9
-        tolerance += np.abs(exact) * 2.0**-17 * (1 + relative) + 2.0**-126
+    if act.kind in NARROW:  # what is left of 2**-9 of it is rounded to 2**-9, and so on
+        tolerance += np.abs(exact) * 2.0 ** (1 - 9 * NARROW[act.kind]) * (1 + relative) + 2.0**-126
     if act.kind == "q8":
         top = np.abs(exact).reshape(n, -1, BLOCK).max(-1, keepdims=True)
         step = np.broadcast_to(top / 127, (n, act.kb, BLOCK)).reshape(n, -1)
@@ -80,12 +78,12 @@ def check_sums(out: np.ndarray, act: Act, n: int, what: str) -> None:
 def check_padding(out: np.ndarray, act: Act, n: int) -> None:
     """Zeros from K to the end of the last block: a product runs over them."""
     rows_ = act.dwords_ref(out, n).view(np.uint8)
-    if act.kind == "bf16x2":
-        blocks = rows_.view(np.uint16).reshape(n, -1, 2, BLOCK)
-        for part in range(2):
+    if act.kind in NARROW:
+        blocks = rows_.view(np.uint16).reshape(n, -1, NARROW[act.kind], BLOCK)
+        for part in range(NARROW[act.kind]):
             assert not blocks[:, :, part].reshape(n, -1)[:, act.k :].any()
         return
-    assert not rows_[:, act.k * {"q8": 1, "bf16": 2, "f32": 4}[act.kind] :].any()
+    assert not rows_[:, act.k * {"q8": 1, "f32": 4}[act.kind] :].any()
 
 
 # -- Embed ----------------------------------------------------------------------------------------
@@ -247,7 +245,7 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("kind", ["q8", "bf16", "bf16x2", "f32"])
+@pytest.mark.parametrize("kind", DWORDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_not_a_number_is_not_lost(
     kind: str, bad: float, isa: Isa, memory: Memory, rng: np.random.Generator
@@ -273,7 +271,7 @@ def test_not_a_number_is_not_lost(
 
 
 @pytest.mark.parametrize("group", [1, 6])
-@pytest.mark.parametrize("kind", ["q8", "bf16", "bf16x2", "f32"])
+@pytest.mark.parametrize("kind", DWORDS)
 def test_act_round_trip(kind: str, group: int, rng: np.random.Generator) -> None:
     act = Act(kind, 96, group)
     x = rng.standard_normal((7, 96)).astype(np.float32)

@@ -43,6 +43,7 @@ GATED = [
     Gated("BF16", "bf16", 172, 8, 32, 2, matrix=True, fn="silu", m=64, to="f32", to_group=12),
     Gated("F16", "bf16x2", 172, 8, 32, 2, matrix=True, fn="silu", m=96, to="bf16x2", to_group=32),
     Gated("F16", "bf16x2", 352, 16, 32, 2, matrix=True, fn="gelu", m=64, to="bf16", to_group=32),
+    Gated("F32", "bf16x3", 172, 8, 32, 2, matrix=True, fn="silu", m=96, to="bf16x3", to_group=32),
     Gated("MLX4_G64", "q8", 128, 2, 8, 2, fn="gelu", m=64, to="q8", to_group=8),
     Gated("Q4_0", "q8", 352, 2, 8, 2, unit=8, fn="silu", m=96, to="q8", to_group=6, to_unit=8),
     Gated("Q4_K", "q8", 256, 8, 6, 2, unit=1, fn="silu", m=96, to="q8", to_group=6),

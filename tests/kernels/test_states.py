@@ -17,7 +17,8 @@ from treadle.isa.isa import Isa
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
-from treadle.kernels.scan import Delta, Mamba2, Scan
+from treadle.kernels.recurrences import Delta, Mamba2
+from treadle.kernels.scan import Scan
 from treadle.kernels.spec import PART
 
 Row = Convolution | Scan

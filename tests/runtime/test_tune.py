@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise, product
 from zlib import crc32
 
@@ -30,6 +31,8 @@ from treadle.runtime.tune import (
 )
 
 VNNI, AVX2, AMX = ROWS["avx512_vnni"], ROWS["avx2"], ROWS["amx_bf16"]
+assert AMX.matrix
+TWO_PARTS = replace(AMX, matrix=replace(AMX.matrix, parts=2))  # where an F32 is too long for it
 Q8_0 = by_name("Q8_0")
 K, N = 2048, 512
 
@@ -279,7 +282,7 @@ def test_vectors_are_for_as_many_tokens_as_they_win_at(wins: int, vectors: int) 
     found = cross(FakeTimer(cost), Q8_0, AMX, K, SHIPPED, runs=1, progress=quiet)
     assert (found.tokens, found.vector_tokens) == (CROSSOVER[-1], vectors)
     assert found.matrix_s == dict.fromkeys(CROSSOVER, wins + 0.5)
-    for fmt, isa in ((by_name("F32"), AMX), (Q8_0, VNNI)):
+    for fmt, isa in ((by_name("F32"), TWO_PARTS), (Q8_0, VNNI)):
         other = cross(FakeTimer(crossing(4)), fmt, isa, K, SHIPPED, runs=1, progress=quiet)
         assert (other.vector_tokens, other.matrix_s) == (None, {})
 
@@ -344,7 +347,7 @@ def test_matrix_registers_are_swept_where_they_serve() -> None:
     few = {choice.family(s) for s, n in timer.checked if n in CROSSOVER and s.op == "gemm"}
     assert few == {"gemm", "matrix"}
     assert table.vector_tokens == {"Q8_0": crossed.vector_tokens}
-    for fmt, isa in ((by_name("F32"), AMX), (Q8_0, VNNI)):
+    for fmt, isa in ((by_name("F32"), TWO_PARTS), (Q8_0, VNNI)):
         assert tune(timer, fmt, isa, K, N, ["matrix"], runs=1) == ([], None, SHIPPED)
 
 

@@ -22,6 +22,7 @@ NAMES = {
     **ARITHMETIC,
 }  # of measured peaks
 MATRIX = "matrix"  # how names of kernels on matrix registers end, which multiply bf16
+SEVERAL = {"bf16x2": 3, "bf16x3": 6}  # and if a value is several of them, products made for one
 PLAIN = "f32"  # what kernels whose name has none multiply
 # Kernels that do one thing between them, as a profile sums them up.
 PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}
@@ -81,6 +82,7 @@ class Cost:
 
     n_bytes: int
     n_ops: Mapping[str, int]  # by the peak that bounds them
+    made: Mapping[str, int]  # the same, as many as the kernels make for them
     least_s: Mapping[str, float]  # of the steps that each peak bounds; empty without peaks
     peaks: Peaks
 
@@ -89,20 +91,23 @@ class Cost:
         """Add up ``steps`` over ``runs``, each of some parts and a number of rows of logits."""
         steps, total_bytes, read = list(steps), 0, reading(peaks)
         total_ops: dict[str, int] = {}
+        made: dict[str, int] = {}
         least_s: dict[str, float] = {}
         for parts, n_outputs in runs:
             for step in steps:
                 n_bytes, n_ops = step.work(parts, n_outputs)
                 kind = kind_of(step.kernel, peaks)
                 total_bytes += n_bytes
+                n_made = n_ops * products_of(step.kernel)
                 if n_ops:
                     total_ops[kind] = total_ops.get(kind, 0) + n_ops
+                    made[kind] = made.get(kind, 0) + n_made
                 if peaks:
                     reading_s = n_bytes / peaks[read]
-                    computing_s = n_ops / peaks[kind] if kind in peaks else 0.0
+                    computing_s = n_made / peaks[kind] if kind in peaks else 0.0
                     bound = kind if computing_s > reading_s else read
                     least_s[bound] = least_s.get(bound, 0.0) + max(reading_s, computing_s)
-        return cls(total_bytes, total_ops, least_s, peaks)
+        return cls(total_bytes, total_ops, made, least_s, peaks)
 
     @property
     def ops(self) -> int:
@@ -124,7 +129,7 @@ class Cost:
         """The share of each peak in use: bytes of the bandwidth and of the stream, operations of
         their kind's.
         """
-        used = {reading(self.peaks): self.n_bytes, **self.n_ops}
+        used = {reading(self.peaks): self.n_bytes, **self.made}
         used |= {STREAM: self.n_bytes} if STREAM in self.peaks else {}
         known = {name: n for name, n in used.items() if n and name in self.peaks}
         return {name: n / seconds / self.peaks[name] for name, n in known.items()}
@@ -142,6 +147,11 @@ def kind_of(kernel: str, peaks: Peaks) -> str:
     named = (kind for word in words for kind in ARITHMETIC if word.startswith(kind))
     kind = ARITHMETIC[next(named, PLAIN) if part_of(kernel) == "matmul" else PLAIN]
     return kind if kind in peaks or ARITHMETIC[PLAIN] not in peaks else ARITHMETIC[PLAIN]
+
+
+def products_of(kernel: str) -> int:
+    """How many products ``kernel`` makes for one, by the type in its name."""
+    return next((SEVERAL[word] for word in kernel.split("_") if word in SEVERAL), 1)
 
 
 def part_of(kernel: str) -> str:

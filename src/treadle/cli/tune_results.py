@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from treadle.cli.speed import products_of
 from treadle.cli.table import heading, print_table, say, scaled
 from treadle.record import dataclass
 from treadle.words import counted
@@ -79,7 +80,8 @@ def rows_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> Iterator[dict[str
             "problem": variant.problem,
         }
         if variant.problem is None:
-            op_s = peaks.get(variant.spec.act.removesuffix("x2"), peaks["f32"])
+            act = variant.spec.act
+            op_s = peaks.get(act.partition("x")[0], peaks["f32"]) / products_of(act)
             least_s = max(n_ops / op_s, result.n_bytes / read_rate(peaks))
             row |= {
                 "hot_s": variant.hot_s,

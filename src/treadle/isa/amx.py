@@ -89,4 +89,5 @@ MATRIX = Matrix(
     dot_bytes=dot_bytes,
     ordered=True,
     float_tokens=4,
+    parts=3,
 )

@@ -56,6 +56,7 @@ class Matrix:
     ordered: bool = False
     vector_tokens: int = 16  # up to so many tokens vectors are faster: a tile is mostly empty
     float_tokens: int = 16  # the same of weights that are floats in the file
+    parts: int = 2  # the most bf16 that one value may be, and be faster than in vectors
     panel_rows: int = 256  # of weights, at most
     panel_bytes: int = 1 << 20  # the same in bytes: the panel lies in the second-level cache
     near: int = 512  # values of 32 tokens that stay in the first-level cache

@@ -2,7 +2,8 @@
 
 The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. In ``bf16x2`` a
 value is two bf16, ``high = bf16(x)`` and ``low = bf16(x - high)``, 16 bits together: of every 32
-values the 16 dwords of their high parts, then those of their low parts. A group of g tokens
+values the 16 dwords of their high parts, then those of their low parts. ``bf16x3`` has a third part
+of what is left, and all 24 bits of an f32. A group of g tokens
 is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
 neighbouring addresses; g = 1 is plain row-major. Where products take two tokens of eight values
 each (``Isa.pairs``), ``unit`` is 8 and two dwords of a token stand together.
@@ -29,10 +30,11 @@ from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
 DWORD = 4  # bytes of one, or codes
-PER_DWORD = {"q8": 4, "bf16": 2, "bf16x2": 1, "f32": 1}
-NARROW = {"bf16": 1, "bf16x2": 2}  # how many bf16 a value is
-TOGETHER = 16  # tokens of such a group that are written at once
 BLOCK = 32  # values that share a q8 scale
+DWORDS = {"q8": 8, "bf16": 16, "bf16x2": 32, "bf16x3": 48, "f32": 32}  # of a block
+NARROW = {"bf16": 1, "bf16x2": 2, "bf16x3": 3}  # how many bf16 a value is
+N_PRODUCTS = {"bf16x2": 3, "bf16x3": 6}  # of two such values: products that are made for one
+TOGETHER = 16  # tokens of such a group that are written at once
 # 1.5 * 2**23: floats of this size are whole numbers, so an integer of up to 22 bits that is added
 # to the bits is added to the value. MAGIC times a scale of up to 22 bits is exact.
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
@@ -43,7 +45,7 @@ OFFSET = 128  # of the codes that ``comp`` serves
 class Act:
     """The layout of one activation buffer for rows of ``k`` values."""
 
-    kind: str  # "q8", "bf16", "bf16x2" or "f32"
+    kind: str  # one of DWORDS
     k: int
     group: int = 1
     sub: int = BLOCK  # values that share a compensation: 16 or 32
@@ -52,7 +54,7 @@ class Act:
     @property
     def kd(self) -> int:
         """Dwords a row; rows are filled up to whole blocks with zeros."""
-        return round_up(self.k, BLOCK) // PER_DWORD[self.kind]
+        return -(-self.k // BLOCK) * DWORDS[self.kind]
 
     @property
     def kb(self) -> int:
@@ -89,7 +91,7 @@ class Act:
     @property
     def store_scratch(self) -> int:
         """Scratch that ``emit_store`` needs."""
-        return 4 * BLOCK // PER_DWORD[self.kind] * self.together if self.together > 1 else 0
+        return 4 * DWORDS[self.kind] * self.together if self.together > 1 else 0
 
     def n_bytes(self, n_tokens: int) -> int:
         return round_up(n_tokens, self.group) * self.row_bytes
@@ -111,12 +113,10 @@ class Act:
         if self.kind == "q8":
             q, d = quantize_ref(x)
             values: np.ndarray = q
-        elif self.kind == "bf16":
-            values = to_bf16_bits(x)
-        elif self.kind == "bf16x2":
-            whole = np.zeros((n, self.kd // BLOCK, BLOCK), np.float32)
+        elif self.kind in NARROW:
+            whole = np.zeros((n, -(-self.k // BLOCK), BLOCK), np.float32)
             whole.reshape(n, -1)[:, : self.k] = x
-            values = np.concatenate(two_bf16_bits(whole), axis=-1)
+            values = np.concatenate(bf16_bits(whole, NARROW[self.kind]), axis=-1)
         else:
             values = x.astype(np.float32)
         row = np.zeros((groups.shape[0] * g, 4 * self.kd), np.uint8)
@@ -147,11 +147,9 @@ class Act:
         rows = self.dwords_ref(buffer, n)
         if self.kind == "f32":
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
-        if self.kind == "bf16x2":
-            both = from_bf16_bits(rows.view(np.uint16)).reshape(n, -1, 2, BLOCK).sum(-2)
-            return np.asarray(both.reshape(n, -1)[:, : self.k])
-        if self.kind == "bf16":
-            return from_bf16_bits(rows.view(np.uint16)[:, : self.k])
+        if self.kind in NARROW:
+            each = from_bf16_bits(rows.view(np.uint16)).reshape(n, -1, NARROW[self.kind], BLOCK)
+            return np.asarray(each.sum(-2).reshape(n, -1)[:, : self.k])
         raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         q = rows.view(np.int8)[:, : self.kb * BLOCK].reshape(n, self.kb, BLOCK)
@@ -181,23 +179,28 @@ def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def two_bf16_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """f32 to the bits of two bf16, high and low."""
-    high = to_bf16_bits(x)
-    return high, to_bf16_bits(x - from_bf16_bits(high).astype(np.float32))
+def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
+    """f32 to the bits of so many bf16, the highest first: each of what the ones before it leave."""
+    parts = [to_bf16_bits(x)]
+    for _ in range(1, n_parts):
+        x = x - from_bf16_bits(parts[-1]).astype(np.float32)
+        parts.append(to_bf16_bits(x))
+    return parts
 
 
-def two_bf16(k: Builder, x: Val) -> tuple[Val, Val]:
-    """The same in a kernel: high and low in the order of ``x``, ``i16 * n``."""
-    high = k.isa.narrow_bf16(k, x)
-    back = (high.bits(u16.like(high.ty)).to(u32) << 16).bits(x.ty)
-    return high, k.isa.narrow_bf16(k, x - back)
+def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
+    """The same in a kernel: parts in the order of ``x``, ``i16 * n``."""
+    parts = [k.isa.narrow_bf16(k, x)]
+    for _ in range(1, n_parts):
+        last = parts[-1]
+        x = x - (last.bits(u16.like(last.ty)).to(u32) << 16).bits(x.ty)
+        parts.append(k.isa.narrow_bf16(k, x))
+    return parts
 
 
-def narrowed(k: Builder, kind: str, x: Val) -> Val:
-    """The dwords of a block of a token's values, ``x``, in ``kind`` of NARROW."""
-    parts = two_bf16(k, x) if kind == "bf16x2" else (k.isa.narrow_bf16(k, x),)
-    return k.concat(*parts).bits(i32 * (BLOCK // PER_DWORD[kind]))
+def narrowed(k: Builder, kind: str, x: Val) -> list[Val]:
+    """The dwords of a block of a token's values, ``x``, in ``kind`` of NARROW: of each part."""
+    return [part.bits(i32 * DWORDS["bf16"]) for part in in_bf16(k, x, NARROW[kind])]
 
 
 def scaled_comp(offset: int, comp: Val) -> Val:
@@ -229,15 +232,17 @@ def emit_store(
     if act.together == 1:
         _store_one(k, act, group, place, block, values_of(n))
         return
-    n_dwords = BLOCK // PER_DWORD[act.kind]
+    pitch, ty = 4 * DWORDS[act.kind], i32 * DWORDS["bf16"]
     with k.loop(act.together) as t:
-        dwords = narrowed(k, act.kind, k.concat(*values_of(n + t)))
-        k.store(scratch + t * (4 * n_dwords), dwords)
-    rows = [k.load(scratch, i32 * n_dwords, offset=t * 4 * n_dwords) for t in range(act.together)]
-    at = group + (block * (4 * n_dwords * act.group) + place * 4)
-    for c, column in enumerate(transpose(k, rows, k.isa.lanes)):
-        for i, v in enumerate(column):
-            k.store(at, v, offset=4 * (c * act.group + i * v.ty.lanes))
+        for part, dwords in enumerate(narrowed(k, act.kind, k.concat(*values_of(n + t)))):
+            k.store(scratch + t * pitch, dwords, offset=part * ty.n_bytes)
+    at = group + (block * (pitch * act.group) + place * 4)
+    for part in range(NARROW[act.kind]):
+        first = part * ty.lanes
+        rows = [k.load(scratch, ty, offset=t * pitch + 4 * first) for t in range(act.together)]
+        for c, column in enumerate(transpose(k, rows, k.isa.lanes)):
+            for i, v in enumerate(column):
+                k.store(at, v, offset=4 * ((first + c) * act.group + i * v.ty.lanes))
 
 
 def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
@@ -259,15 +264,17 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
             part = rounded[i * len(rounded) // per : (i + 1) * len(rounded) // per]
             at = ((block * per + i) * act.group + place) * 4
             k.store(group + act.comp_off, MAGIC_BITS - k.sum(reduce(add, part)) * OFFSET, offset=at)
-        dwords = k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)
+        parts = [k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)]
     elif act.kind in NARROW:
-        dwords = narrowed(k, act.kind, k.concat(*values))
+        parts = narrowed(k, act.kind, k.concat(*values))
     else:
-        dwords = k.concat(*values).bits(i32 * 32)
-    at = group + (block * dwords.ty.lanes * stride + place * act.unit)
-    if act.group == 1:
-        k.store(at, dwords)
-        return
-    units = dwords if act.unit == DWORD else dwords.bits(i64 * (dwords.ty.n_bytes // act.unit))
-    for lane in range(units.ty.lanes):
-        k.store(at, k.extract(units, lane), offset=lane * act.unit * act.group)
+        parts = [k.concat(*values).bits(i32 * 32)]
+    at = group + (block * DWORDS[act.kind] * stride + place * act.unit)
+    for i, dwords in enumerate(parts):
+        to = at + i * dwords.ty.n_bytes * act.group
+        if act.group == 1:
+            k.store(to, dwords)
+            continue
+        units = dwords if act.unit == DWORD else dwords.bits(i64 * (dwords.ty.n_bytes // act.unit))
+        for lane in range(units.ty.lanes):
+            k.store(to, k.extract(units, lane), offset=lane * act.unit * act.group)

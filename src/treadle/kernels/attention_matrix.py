@@ -20,7 +20,7 @@ from itertools import product
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, u32
-from treadle.kernels.act import BLOCK, two_bf16
+from treadle.kernels.act import BLOCK, in_bf16
 from treadle.kernels.attention_item import SPAN, Item, Queries
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
@@ -126,7 +126,7 @@ class MatrixTile(Item):
 
             def load(b: Val, query: Val = query, to: Val = to) -> None:
                 x = k.load(query, f32 * BLOCK, offset=b * (4 * BLOCK)) * factor
-                for part, offset in zip(two_bf16(self.k, x), (0, at.q_low), strict=True):
+                for part, offset in zip(in_bf16(self.k, x, 2), (0, at.q_low), strict=True):
                     k.store(to + b * REGISTER, part, offset=offset)
 
             def clear(b: Val, r: Val = r) -> None:
@@ -319,7 +319,7 @@ class MatrixTile(Item):
             to = self.scratch + (at.p + r % EDGE * (LINE * SPAN))
             for j in range(SPAN):
                 both = k.concat(powers[2 * j], powers[2 * j + 1])
-                for part, offset in zip(two_bf16(self.k, both), (0, at.p_low), strict=True):
+                for part, offset in zip(in_bf16(self.k, both, 2), (0, at.p_low), strict=True):
                     k.store(to, part, offset=offset + LINE * j)
             with k.if_(new > old), k.loop(spec.dims_v, step=SIDE) as d:
                 o = self.scratch + (at.o + (r * spec.dims_v + d) * 4)

@@ -84,7 +84,9 @@ class Table:
         unit = isa.matrix
         if unit is None:
             return False
-        few = unit.vector_tokens if by_name(w).codes else unit.float_tokens
+        fmt = by_name(w)
+        fast = fmt.codes is None and matrix_act(fmt, isa) != "bf16x3"
+        few = unit.float_tokens if fast else unit.vector_tokens
         return tokens > self.vector_tokens.get(w, few)
 
     def updated(self, newer: Table) -> Table:
@@ -178,7 +180,7 @@ def gemm(
     where they serve the format; ``few``: with the tile that is for few tokens.
     """
     if matrix and on_matrix(fmt, isa):
-        act = matrix_act(fmt)
+        act = matrix_act(fmt, isa)
         assert act is not None, fmt.name
         kc = matrix_kc(isa, k, NARROW[act])
         rows = matrix_rows(isa, kc or k, NARROW[act])
@@ -208,7 +210,7 @@ def exact(
     two that add in one order.
     """
     unit = isa.matrix
-    if unit is None or not unit.ordered or matrix_act(fmt) != "bf16":
+    if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
         few = GEMV_TOKENS[-1] < isa.tiles.few[1]
         return gemm(fmt, isa, k, table, matrix=False, few=few, **fields)
     many = gemm(fmt, isa, k, table, **fields)
@@ -285,16 +287,18 @@ def on_matrix(fmt: Format, isa: Isa) -> bool:
     """Whether packed products are made by matrix registers: where bf16 holds weights and
     activations better than, or as well as, what stands in the file holds them.
     """
-    return isa.matrix is not None and matrix_act(fmt) is not None
+    return isa.matrix is not None and matrix_act(fmt, isa) is not None
 
 
-def matrix_act(fmt: Format) -> str | None:
+def matrix_act(fmt: Format, isa: Isa) -> str | None:
     """What weights and activations are on matrix registers: bf16, or where that would lose bits of
-    the weights two bf16 each, which hold all of an F16's. None for weights that have more.
+    the weights two bf16 each, which hold all of an F16's, or three, which hold an F32's. None for
+    weights that have more, or where so many products take longer than vectors.
     """
     if fmt.codes or fmt.act == "bf16":
         return "bf16"
-    return "bf16x2" if fmt.dtype == np.float16 else None
+    n = {np.dtype(np.float16): 2, np.dtype(np.float32): 3}.get(np.dtype(fmt.dtype))
+    return f"bf16x{n}" if n and isa.matrix is not None and n <= isa.matrix.parts else None
 
 
 def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:

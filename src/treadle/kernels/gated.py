@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.act import BLOCK, DWORD, NARROW, Act, emit_store, two_bf16
+from treadle.kernels.act import BLOCK, DWORD, NARROW, Act, emit_store, in_bf16
 from treadle.kernels.activation import ACTIVATIONS, gated
 from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
@@ -199,8 +199,7 @@ class Gated(Matmul):
                     results.append(ACTIVATIONS[self.fn].gate(k, gate, up))
                 both = k.concat(*results)
                 at = to + (s * self.block_bytes + (pair * EDGE + t) * 4)
-                parts = two_bf16(k, both) if n_parts > 1 else (k.isa.narrow_bf16(k, both),)
-                for p, part in enumerate(parts):
+                for p, part in enumerate(in_bf16(k, both, n_parts)):
                     k.store(at, k.shuffle(part, part, order), offset=p * PART_BYTES, align=LINE)
 
     def _block(self, frame: Frame, token: Val, row: Val) -> Val:

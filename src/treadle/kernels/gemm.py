@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32
-from treadle.kernels.act import BLOCK, DWORD, MAGIC_BITS, PER_DWORD
+from treadle.kernels.act import BLOCK, DWORD, DWORDS, MAGIC_BITS
 from treadle.kernels.blocks import WeightRows
 from treadle.kernels.matmul import n_strips, pick_segment, shares
 from treadle.kernels.out import Out, Sums
@@ -87,7 +87,7 @@ class Gemm(Tiled):
         act, rows = self.layout(), self.rows_per_item(isa.lanes)
         share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
         panel, free = frame.scratch, frame.scratch + self.panel_pitch(isa.lanes)
-        kc = self.kc // BLOCK * (BLOCK // PER_DWORD[self.act]) // STEP[self.act] or self.steps
+        kc = self.kc // BLOCK * DWORDS[self.act] // STEP[self.act] or self.steps
         in_parts = not self.resumes and kc < self.steps
         with self.registers(k, free), k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)

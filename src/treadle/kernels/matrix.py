@@ -12,7 +12,8 @@ ones that are not needed again soon. Sums wait in scratch for the next such part
 are brought nearer meanwhile.
 
 Weights in F16 have more bits than a bf16 holds. They and their activations are two bf16 each
-(``act`` "bf16x2"), high and low, and three products are made of one.
+(``act`` "bf16x2"), high and low, and three products are made of one. Those in F32 are three
+("bf16x3"), as many bits as an f32 has, and six products.
 
 Scales are multiplied into the weights before these are rounded: beside a product of registers, 8192
 multiplications in 16 cycles, scaling the sums of a block would take longer than the block.
@@ -27,7 +28,7 @@ from typing import ClassVar
 
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
-from treadle.kernels.act import BLOCK, NARROW, PER_DWORD, two_bf16
+from treadle.kernels.act import BLOCK, DWORDS, NARROW, in_bf16
 from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.out import Out, Sums
@@ -42,9 +43,14 @@ EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for
 REGISTER = LINE * SIDE  # bytes
 SUMS_BYTES = 4 * REGISTER  # of a strip
 PART_BYTES = LINE * EDGE  # of a step: of a strip, or of a group's tokens
-# Which part of a strip's values, high or low, meets which of the tokens'; small products first. The
-# fourth, of both low parts, is below 2**-18 of the whole.
-PRODUCTS = {1: ((0, 0),), 2: ((0, 1), (0, 0), (1, 0))}
+# Which part of a strip's values, 0 being the highest, meets which of the tokens'. What is left out
+# is below 2**-18 of the whole for two parts, and below 2**-25 for three. Each has a part in common
+# with the last.
+PRODUCTS = {
+    1: ((0, 0),),
+    2: ((0, 1), (0, 0), (1, 0)),
+    3: ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)),
+}
 # Rows are packed in runs, side by side: streams of memory, of which packing asks for so many bytes
 # before it reads them. One stream is slower, by up to a fifth; so are eight.
 RUNS, AHEAD = 4, 1024
@@ -53,7 +59,7 @@ NEXT_LEVEL = 2  # of a prefetch: into the second-level cache
 
 @dataclass(frozen=True)
 class MatrixGemm(Gemm):
-    """On matrix registers: ``act`` "bf16" or "bf16x2", ``nr`` 32, ``mr * lanes`` a multiple of 32.
+    """On matrix registers: ``act`` of NARROW, ``nr`` 32, ``mr * lanes`` a multiple of 32.
     With ``kc`` no more of a panel is packed at once, and what lies in the second-level cache is
     that.
     """
@@ -90,7 +96,7 @@ class MatrixGemm(Gemm):
             n = self._n_strips(k, weights) * EDGE
             emit_pack_rows(k, panel, self.strip_pitch, self.n_parts, weights, n, begin, end)
 
-        values = STEP[self.act] * PER_DWORD[self.act]
+        values = STEP[self.act] * BLOCK // DWORDS[self.act]
         ends = (end * values for end in part or (k.i64(0), k.i64(self.steps)))
         begin, end = ends
         k.outlined("pack", (panel, *rows.values, begin, end), pack)
@@ -153,7 +159,7 @@ class MatrixGemm(Gemm):
     ) -> Val:
         """As ``tiles``, but leave the ``sums`` where they are; of how many strips."""
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
-        n_steps = (last - first) * (STEP[self.act] * PER_DWORD[self.act]) // BLOCK
+        n_steps = (last - first) * STEP[self.act] // DWORDS[self.act]
         x = x + first * (STEP[self.act] * 4 * EDGE)
         most = n_panels * self.mr * k.isa.lanes // EDGE
         n_strips = k.i64(most) if n_strips is None else n_strips
@@ -191,8 +197,7 @@ def emit_pack_rows(
         values = load_values(k, row, c, n)
         for i, v in enumerate(values):
             at = (c * len(values) + i) * step_pitch(n_parts)
-            parts = two_bf16(k, v) if n_parts > 1 else (k.isa.narrow_bf16(k, v),)
-            for p, part in enumerate(parts):
+            for p, part in enumerate(in_bf16(k, v, n_parts)):
                 k.store(to + at, part, offset=p * PART_BYTES, align=LINE)
 
     with in_runs(k, source, rows) as (at, run):

@@ -11,7 +11,7 @@ from treadle.formats import Format
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, f32, i8, i32, u8
-from treadle.kernels.act import BLOCK, DWORD, OFFSET, PER_DWORD, Act
+from treadle.kernels.act import BLOCK, DWORD, DWORDS, OFFSET, Act
 from treadle.kernels.blocks import (
     At,
     WeightRows,
@@ -220,7 +220,7 @@ def _pack_floats(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> 
     """Weights of any format as bf16 or f32 dwords, PACK_DWORDS (or a whole block) of each row at a
     time.
     """
-    per = PER_DWORD[act.kind]
+    per = BLOCK // DWORDS[act.kind]
     n_values = max(PACK_DWORDS * per, strip[0].fmt.block)
     n_dwords = n_values // per
     full = act.k // n_values

@@ -29,7 +29,13 @@ Ends: TypeAlias = "tuple[Val, Val]"  # of steps of K: the first, and the one beh
 # The same, and what the sums of (m, t) were before.
 KRange: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
 Dots: TypeAlias = "dict[tuple[int, int], Val]"  # by m and t
-STEP = {"q8": 8, "bf16": 4, "bf16x2": 8, "f32": 4}  # dwords of K that the loop does at a time
+STEP = {
+    "q8": 8,
+    "bf16": 4,
+    "bf16x2": 8,
+    "bf16x3": 12,
+    "f32": 4,
+}  # dwords of K that the loop does at a time
 
 
 class Tile:

@@ -16,13 +16,12 @@ from typing import ClassVar
 
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, i32
-from treadle.kernels.act import BLOCK, PER_DWORD
+from treadle.kernels.act import DWORDS
 from treadle.kernels.blocks import WeightRows
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.tile import STEP, Ends, Tile
 from treadle.record import dataclass
 
-DWORDS = BLOCK // PER_DWORD["bf16"]  # of a register's product
 HIGH = -1 << 16  # a dword's odd value
 
 
@@ -37,9 +36,9 @@ class OrderedTile(Tile):
         k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
         sums = [[k.var(k.zero(floats)) for _ in range(spec.nr)] for _ in range(spec.mr)]
         tiles = list(product(range(spec.mr), range(spec.nr)))
-        with k.loop(last, start=first, step=DWORDS // STEP[spec.act]) as c:
+        with k.loop(last, start=first, step=DWORDS["bf16"] // STEP[spec.act]) as c:
             chains = {tile: [k.zero(floats), k.zero(floats)] for tile in tiles}
-            for u in range(DWORDS):
+            for u in range(DWORDS["bf16"]):
                 kd = c * STEP[spec.act] + u
                 weights = [self._values(w) for w in self._weights(kd)]
                 tokens = [self._values(self._token(kd, t)) for t in range(spec.nr)]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats import Format
-from treadle.kernels.act import DWORD, Act, from_bf16_bits, to_bf16_bits, two_bf16_bits
+from treadle.kernels.act import DWORD, NARROW, Act, bf16_bits, from_bf16_bits
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.spec import round_up
 from treadle.record import dataclass
@@ -45,12 +45,10 @@ class Tiled(Matmul):
     def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
         """A segment's weights as a panel holds them, float64 ``[M, K]``."""
         weights = super().weights_ref(w, rows)
-        if self.act == "bf16":
-            return from_bf16_bits(to_bf16_bits(weights))
-        if self.act == "bf16x2":
-            high, low = two_bf16_bits(weights.astype(np.float32))
-            return np.asarray(from_bf16_bits(high) + from_bf16_bits(low))
-        return weights
+        if self.act not in NARROW:
+            return weights
+        parts = bf16_bits(weights.astype(np.float32), NARROW[self.act])
+        return np.asarray(sum(from_bf16_bits(part) for part in parts))
 
     def layout(self) -> Act:
         if self.act != "q8":

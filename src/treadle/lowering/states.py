@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
-from treadle.kernels.scan import BLOCK, Delta, Mamba2, Scan
+from treadle.kernels.recurrences import Delta, Mamba2
+from treadle.kernels.scan import BLOCK, Scan
 from treadle.kernels.spec import Grid, round_up
 from treadle.lowering.values import Floats
 

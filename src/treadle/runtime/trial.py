@@ -17,7 +17,7 @@ import numpy as np
 
 from treadle.errors import CacheError, CompileError
 from treadle.jit.language import Isa
-from treadle.kernels.act import BLOCK, Act
+from treadle.kernels.act import BLOCK, N_PRODUCTS, Act
 from treadle.kernels.choice import tokens_per_item
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
@@ -34,6 +34,7 @@ ROUNDING = 2.0**-24  # of f32
 # Weights rounded to bf16 from an f32 that may differ from the twin's in its last bit: one in some
 # ten thousand comes out at the neighbour; three of a row's may.
 NEXT_BF16 = 3 * 2.0**-8
+LEFT_OUT = {"bf16x2": 2.0**-18, "bf16x3": 2.0**-24}  # of products of several bf16: see N_PRODUCTS
 FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
 
 
@@ -231,8 +232,8 @@ class Trial:
             spec.run_ref(args, {spec.count: n})
             x = np.abs(spec.layout().read_ref(self._input(spec.layout(), n), n))
             rounding = (self._chain(spec) + 8) * ROUNDING
-            if plain.kind == "bf16x2":  # three chains, without the product of both low parts
-                rounding = (3 * self.k + 8) * ROUNDING + 2.0**-18
+            if plain.kind in N_PRODUCTS:
+                rounding = (N_PRODUCTS[plain.kind] * self.k + 8) * ROUNDING + LEFT_OUT[plain.kind]
             as_codes = self.fmt.codes is not None and plain.kind != "bf16"
             sizes = self._magnitudes(apart=as_codes)
             tolerance = (x.astype(np.float32) @ sizes.T) * rounding

@@ -18,7 +18,8 @@ from treadle.kernels.gather import Combine, Gather
 from treadle.kernels.lora import Down, Up
 from treadle.kernels.pooling import Pooling
 from treadle.kernels.rates import Gate, Rates, UnitHeads
-from treadle.kernels.scan import Delta, Mamba2, Scan
+from treadle.kernels.recurrences import Delta, Mamba2
+from treadle.kernels.scan import Scan
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Frame, Spec
 from treadle.kernels.sums import Add, AddRows
