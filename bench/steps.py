@@ -54,7 +54,7 @@ def main() -> None:
             counters = np.zeros(n_items, np.int64)
             args = np.array([counters.ctypes.data], np.int64)
             steps = np.zeros(given.steps, STEP)
-            steps[:] = (kernel, args.ctypes.data, n_items, 0, 1)
+            steps[:] = (kernel, args.ctypes.data, n_items, 0, 1, 1)
             run = np.zeros(1, RUN_STATE)
             team = Team(n_threads, isa, 4096)
             times = []

@@ -89,7 +89,7 @@ class Chain:
             self.args[s] = Relay.args.slots({"x": x, "out": y, "n": N})
             # No items: n_tokens is 0, so 5 * ceil(0 / 3) of them.
             count = (n_items, 0, 1) if n_items else (5, none, 3)
-            self.steps[s] = (address, self.args[s].ctypes.data, *count)
+            self.steps[s] = (address, self.args[s].ctypes.data, *count, 1)
             self.expected.append(self.expected[source] + 1 if n_items else 0)
             source = out if n_items else source
 
@@ -130,6 +130,31 @@ def test_every_item_runs_once_and_every_step_in_its_turn(
         chain.check()
         n_runs += 1
     assert sum(counts()) == n_runs * 3 * sum(SIZES)
+    team.close()
+
+
+@dataclass(frozen=True)
+class Begins(Spec):
+    """Marks where a claim begins."""
+
+    op: ClassVar[str] = "test_begins"
+    args = Args("out:inout")
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        k.store(frame.out, k.i64(1), offset=frame.begin * 8)
+
+
+@pytest.mark.parametrize("whole", [1, 3, 8, 100])
+def test_items_that_share_cache_lines_are_not_parted(whole: int, isa: Isa) -> None:
+    team, marks, state = Team(3, isa, 64), np.zeros(N, np.int64), np.zeros(1, RUN_STATE)
+    kernel = load_kernels([Begins()], isa)[Begins().name]
+    args = np.array(Begins.args.slots({"out": marks.ctypes.data}), np.int64)
+    steps = np.zeros(40, STEP)
+    steps[:] = (kernel, args.ctypes.data, N, 0, 1, whole)
+    team.run(steps.ctypes.data, len(steps), state.ctypes.data)
+    begins = np.flatnonzero(marks)
+    assert not (begins % whole).any()
+    assert len(begins) > 3 or whole > 8
     team.close()
 
 
@@ -176,7 +201,7 @@ def test_an_alarm_ends_a_run_at_once(n_threads: int, isa: Isa) -> None:
     kernel = load_kernels([Held()], isa)[Held().name]
     args = np.array(Held.args.slots({"word": alarm.ctypes.data}), np.int64)
     steps = np.zeros(30, STEP)
-    steps[:] = (kernel, args.ctypes.data, N, 0, 1)
+    steps[:] = (kernel, args.ctypes.data, N, 0, 1, 1)
     counts = [scratch.bytes[:8].view(np.int64) for scratch in team._scratch]
 
     def ring() -> None:

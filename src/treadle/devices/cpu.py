@@ -47,7 +47,9 @@ class Program:
                 count = place(counted)
             elif grid.count != "one":
                 count = inputs.address + run_offset(grid.count)
-            self.records[i] = (address_of[step.spec], at, grid.base, count, grid.per)
+            self.records[i] = (
+                address_of[step.spec], at, grid.base, count, grid.per, grid.whole,
+            )  # fmt: skip
             at += 8 * len(row)
 
 

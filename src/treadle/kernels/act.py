@@ -102,7 +102,8 @@ class Act:
         What stands in a group beside the real rows is multiplied too, and must be ordinary numbers:
         the remains of another buffer, read as floats, can be denormal and a hundred times slower.
         """
-        return Grid(base * self.group // self.together, count, self.group)
+        each = self.group // self.together
+        return Grid(base * each, count, self.group, each)
 
     # -- numpy's view ---------------------------------------------------------------------------
 

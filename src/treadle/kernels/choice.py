@@ -36,6 +36,7 @@ ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 # Tokens of products of bytes on matrix registers, and vectors of rows of an item.
 BYTE_TOKENS, BYTE_ROWS = (8, 16), 4
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
+MANY = 512  # tokens of a batch, where nothing is known of them
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
 
 Fields = Mapping[str, int]
@@ -124,7 +125,7 @@ def matmul(
     apart = fields.get("experts") or fields.get("heads")
     if meets_bytes(fmt, isa, tokens) and not (matrix or apart):
         return by_bytes(fmt, k, tokens, **fields)
-    return gemm(fmt, isa, k, table, matrix=matrix, few=tokens <= isa.tiles.few[1], **fields)
+    return gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
 def meets_bytes(fmt: Format, isa: Isa, tokens: int) -> bool:
@@ -173,11 +174,11 @@ def gemm(
     table: Table = SHIPPED,
     *,
     matrix: bool = True,
-    few: bool = False,
+    tokens: int = MANY,
     **fields: Any,
 ) -> Gemm:
     """The product that packs panels, for any number of tokens; ``matrix``: on matrix registers
-    where they serve the format; ``few``: with the tile that is for few tokens.
+    where they serve the format; ``tokens``: as many as batches mostly have, at most.
     """
     if matrix and on_matrix(fmt, isa):
         act = matrix_act(fmt, isa)
@@ -192,7 +193,9 @@ def gemm(
         folded = act == "q8" and folds(fmt, isa)
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes)
-        mr = isa.tiles.few[0] if few else mr
+        mr = isa.tiles.few[0] if tokens <= isa.tiles.few[1] else mr
+        if act == "f32":  # groups of one size: what fills up the last takes as long as tokens do
+            nr = -(-tokens // -(-tokens // nr))
         shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
         if act == "q8":
             shape["unit"] = isa.tiles.unit
@@ -211,8 +214,9 @@ def exact(
     """
     unit = isa.matrix
     if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
-        few = GEMV_TOKENS[-1] < isa.tiles.few[1]
-        return gemm(fmt, isa, k, table, matrix=False, few=few, **fields)
+        few = isa.tiles.few[1]
+        some = few if few > GEMV_TOKENS[-1] else MANY
+        return gemm(fmt, isa, k, table, matrix=False, tokens=some, **fields)
     many = gemm(fmt, isa, k, table, **fields)
     # Rows of large blocks are unpacked faster one by one than sixteen together.
     if tokens > unit.vector_tokens or fmt.block >= LARGE_BLOCK:
@@ -245,7 +249,7 @@ def gated(
         is_matrix = table.is_matrix(fmt.name, isa, tokens)
         if meets_bytes(fmt, isa, tokens) and not is_matrix:
             return None
-        like = gemm(fmt, isa, k, table, matrix=is_matrix, few=tokens <= isa.tiles.few[1])
+        like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens)
     mr, matrix = like.mr, isinstance(like, MatrixGemm)
     if matrix:
         # Two panels an item.

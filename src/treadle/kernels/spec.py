@@ -100,12 +100,14 @@ LINE = 64  # bytes of a cache line
 class Grid:
     """Work items of a step: ``base * ceil(count / per)``. ``count`` is a field of RUN_STATE, the
     constant one, or an argument of the step's own: a buffer that begins with the number, i64, which
-    an earlier step has written.
+    an earlier step has written. ``whole`` items that follow each other write to the same cache
+    lines: two threads would hand these to and fro, so one takes all of them.
     """
 
     base: int
     count: str = "one"
     per: int = 1
+    whole: int = 1
 
     def items(self, run: Any) -> int:
         """Items for the RUN_STATE record ``run``."""

@@ -15,6 +15,7 @@ from treadle.errors import UnsupportedError
 from treadle.kernels.act import Act
 from treadle.kernels.choice import SHIPPED, Table
 from treadle.kernels.elementwise import Embed
+from treadle.kernels.kv import PAGE
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Grid
@@ -334,7 +335,7 @@ class CpuOps(Making, Ops):
                 q_table=-1 if q_way.table is None or q_way.table == k_way.table else q_way.table,
                 v_eps=v_norm.eps if v_norm else None,
             ),
-            Grid(at.n_head_kv, "n_tokens"),
+            Grid(at.n_head_kv, "n_tokens", whole=min(PAGE, self.steps.plan.n_tokens)),
             qkv=qkv,
             q_norm=q_norm,
             stride=qkv.row_bytes // 4,

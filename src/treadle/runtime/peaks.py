@@ -323,7 +323,7 @@ def _least_time(
     slots = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
     packed, run = np.array(slots, np.int64), np.zeros(1, RUN_STATE)
     step = np.zeros(1, STEP)
-    step[0] = (kernel, packed.ctypes.data, n_items, 0, 1)
+    step[0] = (kernel, packed.ctypes.data, n_items, 0, 1, 1)
     times: list[float] = []
     stop = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < stop:

@@ -28,8 +28,9 @@ from treadle.kernels.spec import LINE, Frame, Spec
 from treadle.record import dataclass
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
-# ``base`` items, or with ``count``, an address: base * ceil(what is there / per).
-STEP_FIELDS = ("kernel", "args", "base", "count", "per")
+# ``base`` items, or with ``count``, an address: base * ceil(what is there / per); ``whole`` of them
+# are not parted, if that is not 0.
+STEP_FIELDS = ("kernel", "args", "base", "count", "per", "whole")
 STEP = np.dtype([(name, "i8") for name in STEP_FIELDS])
 NEXT_FIELDS = (  # a run's own: Python writes them beside the job, the caller publishes them
     "n_steps",
@@ -122,7 +123,11 @@ class _Loop:
         # Large claims first, so that a thread reads on where it was and its prefetches serve it;
         # small ones last, so that all threads end together.
         part = (self.total.v - item) // self._job("share")
-        n = k.min(k.max(part, 1), self.total.v - item)
+        whole, most = self._step("whole"), self.total.v - item
+        wanted = k.var(k.min(k.max(part, 1), most))
+        with k.if_(whole > 1):  # a division that most steps do without
+            wanted.v = k.min((wanted.v + (whole - 1)) // whole * whole, most)
+        n = wanted.v
         took = k.compare_swap(self.team + CLAIM, word, word + n)
         execute = k.label("execute")
         k.branch(took, execute, at["poll"])

@@ -208,7 +208,7 @@ class Trial:
         counted = int(run.ctypes.data) + run_offset(grid.count)
         for i, row in enumerate(args):
             at = int(row.ctypes.data)
-            steps[i] = (self._addresses[spec.name], at, grid.base, counted, grid.per)
+            steps[i] = (self._addresses[spec.name], at, grid.base, counted, grid.per, 1)
         wall, cpu = time.perf_counter(), time.process_time()
         began = self._clock()
         self._team.run(int(steps.ctypes.data), len(steps), int(run.ctypes.data))
