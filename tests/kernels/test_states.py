@@ -19,11 +19,11 @@ from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.scan import Scan
-from treadle.kernels.spec import PART
+from treadle.kernels.spec import LINE, PART
 
 Row = Convolution | Scan
 PAIR = 2 * COLUMNS  # two numbers of each head
-CELLS, FRONT = 5, 12  # slots of states, and bytes of other layers in front of one
+CELLS = 5  # slots of states
 PARTS = [
     (0, 5, 0, 0, 1, 0),
     (5, 1, 9, 2, 3, 0),
@@ -42,15 +42,21 @@ def values_of(spec: Row) -> int:
     return spec.n_head * spec.n_state * spec.head_dim
 
 
+def front_of(spec: Row) -> int:
+    """Bytes of other layers in front of a state: whole cache lines, where it has to lie in such."""
+    return LINE if getattr(spec, "passing", False) else 12
+
+
 def given(spec: Row, rng: np.random.Generator) -> dict[str, Any]:
     """Arguments with rows of awkward strides; keys and queries of length about 1."""
-    n, cell = 9, 4 * values_of(spec) + 2 * FRONT
+    n, front = 9, front_of(spec)
+    cell = 4 * values_of(spec) + 2 * front
     states = np.full(CELLS * cell, 0xFF, np.uint8)
     for slot in range(CELLS):
-        at = slot * cell + FRONT
+        at = slot * cell + front
         noise = rng.standard_normal(values_of(spec)).astype(np.float32)
         states[at : at + noise.nbytes] = noise.view(np.uint8)
-    made: dict[str, Any] = {"states": states, "cell_bytes": cell, "state_off": FRONT}
+    made: dict[str, Any] = {"states": states, "cell_bytes": cell, "state_off": front}
     if isinstance(spec, Convolution):
         width = spec.k * (3 if spec.gates else 1) + 2
         made |= {"x": rng.standard_normal((n, width + 3)), "stride": width + 3, "column": 2}
@@ -102,7 +108,8 @@ def compiled(
 
 def states_in(spec: Row, args: dict[str, Any]) -> np.ndarray:
     """All slots, float32 ``[CELLS, n_values]``."""
-    cells = args["states"].reshape(CELLS, -1)[:, FRONT : FRONT + 4 * values_of(spec)]
+    front = front_of(spec)
+    cells = args["states"].reshape(CELLS, -1)[:, front : front + 4 * values_of(spec)]
     return np.ascontiguousarray(cells).view(np.float32)
 
 

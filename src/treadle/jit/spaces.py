@@ -29,6 +29,12 @@ class Spaces(Emitter):
             made.linkage, made.align = "external", align
         return Val(self, self.b.addrspacecast(made, ptr.ir), ptr)
 
+    def store_passing(self, p: Val, x: Val) -> None:
+        """``x`` to ``p``, aligned to its size, past the caches: for what nobody reads soon."""
+        stored = self.b.store(x.ir, p.ir, align=x.ty.n_bytes)
+        one = self.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        stored.set_metadata("nontemporal", one)
+
     def call_several(self, name: str, n: int, ty: Ty, args: Sequence[Any]) -> list[Val]:
         """Call an intrinsic that has ``n`` results, with raw IR arguments."""
         made = self.module.globals.get(name)

@@ -85,6 +85,7 @@ class Scan(Spec):
     n_state: int
     n_group: int
     block: int = 1
+    passing: bool = False  # states, in whole cache lines, go past the caches: one token a part
 
     @property
     def tile(self) -> int:
@@ -286,7 +287,7 @@ class Scan(Spec):
             for j, (new, y) in enumerate(zip(add, seen, strict=True)):
                 at = row + 4 * ty.lanes * j
                 s = k.fma(new, b, k.load(source + at, ty) * keep)
-                k.store(here.state + at, s)
+                (k.store_passing if self.passing else k.store)(here.state + at, s)
                 y.v = k.fma(s, c, y.v)
         return [y.v for y in seen]
 

@@ -5,6 +5,7 @@ All but ``rates`` and recurrences work in place: what they are given is used up.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.convolution import Convolution
@@ -12,7 +13,7 @@ from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.scan import BLOCK, Scan
-from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.spec import LINE, Grid, round_up
 from treadle.lowering.values import Floats
 
 if TYPE_CHECKING:
@@ -128,10 +129,14 @@ def _scanned(
         ops.floats(rates),
         steps.floats(label, state.n_inner),
     )
-    before = 4 * (state.n_conv - 1) * state.n_channels  # bytes of the convolution's
+    state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
+    # A token's state goes past the caches: weights come between it and the next token, and lines
+    # that are written whole need not be read.
+    in_lines = not (states.cell_bytes | state_off | 4 * state.head_dim) % LINE
+    passing = in_lines and steps.plan.n_tokens == 1 and steps.isa.simt is None
     steps.emit(
         label,
-        spec,
+        replace(spec, passing=passing),
         Grid(spec.items, "n_parts"),
         x=rows,
         rates=factors,
@@ -145,7 +150,7 @@ def _scanned(
         keys=column + columns["keys"],
         queries=column + columns["queries"],
         cell_bytes=states.cell_bytes,
-        state_off=states.layer_off(layer) + before,
+        state_off=state_off,
     )
     return Floats(label, state.n_inner, out)
 
