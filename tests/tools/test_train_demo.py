@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,16 +146,32 @@ def test_each_stage_goes_on_from_the_one_before(tool: Any, straight: Path, tmp_p
     assert third["float32"]["loss"] < second["rounded"]["loss"]
 
 
+def test_a_stage_of_more_layers(tool: Any, straight: Path, tmp_path: Path) -> None:
+    run(tool, tmp_path, "--steps", "1", "--start", str(straight / "demo.gguf"))
+    further = tmp_path / "further"
+    run(tool, further, "--steps", "1", "--deeper", "--start", str(tmp_path / "demo.gguf"))
+    with open_gguf(further / "demo.gguf") as gguf:
+        assert load_config(gguf).n_layer == 3
+    second, deeper = (
+        json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+        for folder in (tmp_path, further)
+    )
+    assert deeper["float32"]["loss"] < second["rounded"]["loss"]
+    with pytest.raises(SystemExit, match="not the file of an earlier stage"):
+        run(tool, further, "--steps", "1", "--deeper", "--start", str(further / "demo.gguf"))
+
+
 def test_a_file_of_no_stage_is_refused(tool: Any, straight: Path) -> None:
     with pytest.raises(SystemExit, match="not the file of an earlier stage"):
         tool.recipe_of(straight / "demo.gguf", tiny=False)
 
 
 @pytest.mark.usefixtures("tool")
-def test_a_grown_model_computes_the_same() -> None:
+@pytest.mark.parametrize(("n_layer", "n_ff"), [(2, 80), (3, 48), (5, 80)])
+def test_a_grown_model_computes_the_same(n_layer: int, n_ff: int) -> None:
     model = sys.modules["demo_model"]
     small = model.Size(96, 2, 32, 48, 2, 1, 16)
-    large = model.Size(96, 2, 32, 80, 2, 1, 16)
+    large = model.Size(96, n_layer, 32, n_ff, 2, 1, 16)
     weights = {
         stem: value + 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(3))
         for stem, value in model.initial_weights(small, 1).items()
@@ -163,6 +180,9 @@ def test_a_grown_model_computes_the_same() -> None:
     ids, rope = torch.arange(16)[None] * 5, model.rope_table(small, 16)
     before = model.forward(weights, small, ids, rope, None, torch.float32)
     after = model.forward(grown, large, ids, rope, None, torch.float32)
+    assert {stem: v.shape for stem, v in grown.items()} == {
+        stem: v.shape for stem, v in model.initial_weights(large, 2).items()
+    }
     assert torch.allclose(before, after, rtol=1e-4, atol=1e-4 * float(before.abs().max()))
 
 
@@ -200,8 +220,32 @@ def test_texts_that_repeat_others_or_a_held_out_file_are_left_out() -> None:
 def test_the_other_texts_are_sources_that_people_wrote() -> None:
     data = sys.modules["demo_data"]
     file = ROOT / "src" / "treadle" / "model.py"
-    assert [text for _, text in data._prose([file])] == [file.read_text("utf-8")]
-    assert not list(data._prose([DEMO, ROOT / "missing.py"]))
+    given = [("model.py", file.read_bytes()), ("demo.py", DEMO.read_bytes())]
+    assert list(data._prose(given)) == [data.Document("model.py", file.read_text("utf-8"))]
+
+
+@pytest.mark.usefixtures("tool")
+def test_wheels_are_read_as_they_are(tmp_path: Path) -> None:
+    data = sys.modules["demo_data"]
+    text = "".join(f"value_{name} = other_value(name)\n" for name in "abcdefghijkl")
+    with zipfile.ZipFile(tmp_path / "some_thing-1.2.3-py3-none-any.whl", "w") as wheel:
+        for path in ("some/b.py", "some/a.py", "some/tests/c.py", "some/d.txt"):
+            wheel.writestr(path, text)
+    documents, versions = data.read_wheels(tmp_path)
+    assert [d.path for d in documents] == ["some/a.py", "some/b.py"]
+    assert {d.text for d in documents} == {text}
+    assert versions == {"some_thing": "1.2.3"}
+
+
+@pytest.mark.usefixtures("tool")
+def test_texts_are_ordered_by_likeness() -> None:
+    data = sys.modules["demo_data"]
+    library = [data.Document("l.py", "def spam(eggs):\n    return eggs\n" * 9)]
+    like = data.Document("like.py", "def eggs(spam):\n    return spam\n" * 3)
+    mixed = data.Document("mixed.py", "def spam(model):\n    tensor.cuda(model)\n" * 3)
+    other = data.Document("other.py", "tensor.cuda(device).float(model)\n" * 3)
+    assert data.by_likeness([other, mixed, like], library) == [like, mixed, other]
+    assert data._up_to([like, mixed, other], len(like.text) + len(mixed.text) + 1) == [like, mixed]
 
 
 def test_tests_and_tables_are_left_out(library: tuple[list[Any], list[Any]]) -> None:
