@@ -48,7 +48,8 @@ def test_what_is_shipped_fits(fmt: Format, isa: Isa) -> None:
         spec = matmul(fmt, isa, 2048, tokens)
         assert fits(spec, isa), spec.name
         assert isinstance(spec, Gemv) == (tokens < MANY)
-        few = isa.matrix is not None and not fmt.codes and tokens > isa.matrix.float_tokens
+        short = not fmt.codes and fmt.name != "F32"
+        few = isa.matrix is not None and short and tokens > isa.matrix.float_tokens
         assert (choice.family(spec) == "matrix") == (
             (tokens == PROMPT or few) and choice.on_matrix(fmt, isa)
         )
@@ -97,12 +98,18 @@ def test_a_row_says_its_own_tiles() -> None:
 
 
 def test_matrix_registers_are_for_prompts() -> None:
-    """Of formats of bytes, BF16 and F16; others would lose bits."""
-    assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, AMX)} == {"F32", "F64"}
+    """F64 would lose bits; F32 has three parts, too many for few tokens, and for other machines."""
+    assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, AMX)} == {"F64"}
+    assert AMX.matrix
+    two_parts = replace(AMX, matrix=replace(AMX.matrix, parts=2))
+    assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, two_parts)} == {"F32", "F64"}
     few, many = (matmul(Q8_0, NO_BYTES, 2048, n) for n in (16, 17))
     assert few == matmul(Q8_0, ROWS["avx512_vbmi"], 2048, 16)
     assert many == MatrixGemm("Q8_0", "bf16", 2048, 16, 32)
-    assert matmul(by_name("F32"), AMX, 2048, 17) == matmul(by_name("F32"), VNNI, 2048, 17)
+    f32 = by_name("F32")
+    assert matmul(f32, AMX, 2048, 17) == MatrixGemm("F32", "bf16x3", 2048, 16, 32, kc=512)
+    assert matmul(f32, AMX, 2048, 16) == matmul(f32, VNNI, 2048, 16)
+    assert (matmul(f32, AMX, 2048, 16).nr, matmul(f32, AMX, 2048, 9).nr) == (8, 9)
     assert not any(choice.on_matrix(fmt, VNNI) for fmt in READ)
     assert choice.gemm(Q8_0, AMX, 2048) == many
     assert choice.gemm(Q8_0, AMX, 2048, matrix=False) == few
@@ -262,7 +269,7 @@ def test_outer_products_are_for_rows_that_say_so() -> None:
         spec = matmul(by_name(name), rvv, 2048, MANY)
         assert isinstance(spec, Gemm)
         assert (spec.unit, spec.mr, spec.act) == (OUTER, mr, "q8")
-    floats = matmul(by_name("F16"), rvv, 2048, MANY)
+    floats = matmul(by_name("F16"), rvv, 2048, PROMPT)
     assert floats == Gemm("F16", "f32", 2048, *rvv.tiles.floats)
     fused = choice.gated(Q4_0, rvv, 2048, 4096, "silu", Act("q8", 4096, 6), MANY)
     assert fused is not None

@@ -149,8 +149,9 @@ class Act:
         if self.kind == "f32":
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
         if self.kind in NARROW:
-            each = from_bf16_bits(rows.view(np.uint16)).reshape(n, -1, NARROW[self.kind], BLOCK)
-            return np.asarray(each.sum(-2).reshape(n, -1)[:, : self.k])
+            shape = n, self.kd // DWORDS[self.kind], NARROW[self.kind], BLOCK
+            values = from_bf16_bits(rows.view(np.uint16)).reshape(shape).sum(-2)
+            return np.asarray(values.reshape(n, shape[1] * BLOCK)[:, : self.k])
         raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         q = rows.view(np.int8)[:, : self.kb * BLOCK].reshape(n, self.kb, BLOCK)

@@ -36,7 +36,7 @@ ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 # Tokens of products of bytes on matrix registers, and vectors of rows of an item.
 BYTE_TOKENS, BYTE_ROWS = (8, 16), 4
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
-MANY = 512  # tokens of a batch, where nothing is known of them
+FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
 
 Fields = Mapping[str, int]
@@ -194,7 +194,7 @@ def gemm(
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes)
         mr = isa.tiles.few[0] if tokens <= isa.tiles.few[1] else mr
-        if act == "f32":  # groups of one size: what fills up the last takes as long as tokens do
+        if act == "f32" and tokens <= FEW:  # what fills a group up takes as long as tokens do
             nr = -(-tokens // -(-tokens // nr))
         shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
         if act == "q8":

@@ -108,7 +108,7 @@ def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped:
             column=column + at,
         )
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
-    spec = Delta(*sizes, _block(ops), grouped)
+    spec = Delta(*sizes, _block(ops), grouped=grouped)
     columns = {"queries": 0, "keys": state.n_keys, "values": 2 * state.n_keys}
     return _scanned(ops, label, spec, x, rates, layer, columns, None)
 
