@@ -17,6 +17,7 @@ from tests.jit.emit import ir_text
 from tests.kernels import (
     registry,
     test_attention,
+    test_chunks,
     test_elementwise,
     test_matmul,
     test_rope,
@@ -100,6 +101,8 @@ def test_dots_of_bf16(name: str, most: int, rng: np.random.Generator) -> None:
 MATRICES: list[tuple[Test, Spec]] = [
     (test_matmul.test_random_numbers, registry.MATRIX[0]),
     (test_attention.test_attention, registry.ATTENTIONS_MATRIX[3]),
+    (test_chunks.test_whole_numbers_are_exact, registry.CHUNKED[2]),
+    (test_chunks.test_keys_of_chunks, registry.CHUNK_KEYS[2]),
 ]
 
 

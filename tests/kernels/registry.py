@@ -10,6 +10,7 @@ from typing import Any
 from treadle.formats import FORMATS, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
+from treadle.kernels.chunks import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
@@ -396,6 +397,13 @@ HEADS = [
     Gemv("F16", "f32", 44, 4, 3, heads=2),
     Gemv("Q8_0", "q8", 64, 4, 1, heads=3, ahead=2048),
 ]
+CHUNKED: list[Chunked] = [
+    ChunkedMamba2(2, 64, 32, 1),
+    ChunkedMamba2(4, 32, 128, 2),
+    ChunkedDelta(4, 32, 64, 2),
+    ChunkedDelta(2, 64, 32, 1, grouped=True),
+]
+CHUNK_KEYS = [spec.keys for spec in CHUNKED]
 STATES = [
     Convolution(5, 3, gates=True),
     Convolution(64, 4),

@@ -6,8 +6,8 @@ from typing import Any
 
 from treadle.isa import portable
 from treadle.isa.isa import Matrix
-from treadle.jit.language import Builder, Val
-from treadle.jit.types import i8, u8
+from treadle.jit.language import Builder, Operand, Val
+from treadle.jit.types import i8, i64, u8
 
 
 def _config(n: int) -> list[int]:
@@ -60,9 +60,9 @@ def load_passing(k: Builder, r: int, p: Val, stride: int) -> None:
     _call(k, "tileloaddt164", [_register(k, r), p.ir, k.i64(stride).ir])
 
 
-def store(k: Builder, r: int, p: Val, stride: int) -> None:
+def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
     """``tilestored``."""
-    _call(k, "tilestored64", [_register(k, r), p.ir, k.i64(stride).ir])
+    _call(k, "tilestored64", [_register(k, r), p.ir, k.val(stride, i64).ir])
 
 
 def dots_bf16(k: Builder) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from treadle.isa.isa import Isa, Matrix
-from treadle.jit.language import Builder, Val
+from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, f16, f32, i16, i32, i64, u8, u16, u32, u64
 
 
@@ -202,7 +202,7 @@ def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
         k.store(_row(k, r, i), k.load(p + i * stride, i32 * dwords))
 
 
-def matrix_store(k: Builder, r: int, p: Val, stride: int) -> None:
+def matrix_store(k: Builder, r: int, p: Val, stride: Operand) -> None:
     """Row by row."""
     with k.loop(16) as i:
         k.store(p + i * stride, k.load(_row(k, r, i), i32 * 16))

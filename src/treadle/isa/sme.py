@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.isa.isa import Matrix
-from treadle.jit.language import Builder, Val
+from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, bf16, boolean, i32, i64, ptr
 
 SME = "llvm.aarch64.sme"
@@ -33,7 +33,7 @@ def _every_lane(k: Builder, lanes: int) -> Any:
     return k.call(f"llvm.aarch64.sve.ptrue.{ty.mangled}", ty, [k.const(EVERY, i32).ir]).ir
 
 
-def _move(k: Builder, how: str, tile: int, p: Val, stride: int) -> None:
+def _move(k: Builder, how: str, tile: int, p: Val, stride: Operand) -> None:
     """Slices of a tile, in their order, from or to rows of memory."""
     every, number = _every_lane(k, 4), k.const(tile, i32).ir
     with k.loop(SIDE) as i:
@@ -77,7 +77,7 @@ def load(k: Builder, r: int, p: Val, stride: int) -> None:
     k.store(_slot(k, r), k.i64(stride), offset=8, align=8)
 
 
-def store(k: Builder, r: int, p: Val, stride: int) -> None:
+def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
     """``st1w``."""
     _move(k, "st1w.horiz", r, p, stride)
 

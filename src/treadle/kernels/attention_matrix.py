@@ -24,6 +24,7 @@ from treadle.kernels.act import BLOCK, in_bf16
 from treadle.kernels.attention_item import SPAN, Item, Queries
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
+from treadle.kernels.registers import paired, turn
 from treadle.kernels.spec import LINE, Frame, round_up
 from treadle.record import dataclass
 
@@ -108,13 +109,10 @@ class MatrixTile(Item):
     def _paired(self, even: Val, odd: Val) -> tuple[Val, Val]:
         """High and low, each of ``even`` beside that of ``odd``: ``i16 * 2n``."""
         k, n = self.k, even.ty.lanes
-        order = [i + n * j for i in range(n) for j in BOTH]
-        high = self.isa.narrow_bf16(k, k.concat(even, odd))
-        high = k.shuffle(high, high, order)
+        high = paired(k, even, odd)
         pairs = high.bits(u32 * n)
         less = (pairs << 16).bits(even.ty), (pairs & 0xFFFF0000).bits(odd.ty)
-        low = self.isa.narrow_bf16(k, k.concat(even - less[0], odd - less[1]))
-        return high, k.shuffle(low, low, order)
+        return high, paired(k, even - less[0], odd - less[1])
 
     def _load_queries(self) -> None:
         """The tile's queries, and nothing yet for its results."""
@@ -193,17 +191,8 @@ class MatrixTile(Item):
 
     def _turn(self, name: str, at: Val, n: int, n_side: int) -> None:
         """Turn ``n`` groups of ``n_side`` registers side by side, where the machine wants it so."""
-        matrix = self.isa.matrix
-        assert matrix is not None
-        turn = matrix.turn
-        if turn is None:
-            return
-
-        def turn_all(k: Builder, at: Val) -> None:
-            with k.loop(n) as i, k.loop(n_side) as j:
-                turn(k, at + (i * (REGISTER * n_side) + j * LINE), LINE * n_side)
-
-        matrix.scope(self.k, f"turn_{name}", (at,), turn_all)
+        assert self.isa.matrix is not None
+        turn(self.k, self.isa.matrix, name, at, n, n_side)
 
     def _multiply(
         self,

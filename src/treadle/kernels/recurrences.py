@@ -23,19 +23,22 @@ class Mamba2(Scan):
     def needs(self) -> set[str]:
         return self.args.required | {"d"}
 
+    def skip(self, k: Builder, frame: Frame, here: Here) -> Val:
+        return k.load(frame.d + here.head * 4, f32)
+
     def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         columns = range(0, self.tile, ty.lanes)
         x = [k.load(token.value + 4 * j, ty) for j in columns]
         dt = k.splat(token.first, ty)
         seen = self._step(k, here, ty, token, [v * dt for v in x])
-        d = k.splat(k.load(frame.d + here.head * 4, f32), ty)
+        d = k.splat(self.skip(k, frame, here), ty)
         for j, v, y in zip(columns, x, seen, strict=True):
             k.store(out + 4 * j, k.fma(v, d, y))
 
     def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
         tokens, ty = block.tokens, block.ty
         weights = self._among(k, isa, block, [token.query for token in tokens], 1)
-        d = k.splat(k.load(frame.d + here.head * 4, f32), ty)
+        d = k.splat(self.skip(k, frame, here), ty)
         for at in range(0, self.tile, block.n * ty.lanes):
             columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
             x = [[k.load(token.value + j, ty) for j in columns] for token in tokens]

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, ptr
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.reduce import reduce_all
@@ -77,9 +77,10 @@ class Scan(Spec):
     """
 
     args = Args(
-        "x:in rates:in d:const? states:const out:out stride rates_stride out_stride"
+        "x:in rates:in d:const? chunks:in? states:const out:out stride rates_stride out_stride"
         " values keys queries cell_bytes state_off"
     )
+    state_at: ClassVar[int] = 0
     n_head: int
     head_dim: int
     n_state: int
@@ -100,8 +101,13 @@ class Scan(Spec):
         """Of a part."""
         return self.n_head * self.tiles
 
+    @property
+    def staged(self) -> bool:
+        """Whether an item's columns lie in scratch, from ``state_at`` on, while it goes on."""
+        return self.block > 1
+
     def scratch(self, lanes: int) -> int:
-        return 4 * self.n_state * self.tile if self.block > 1 else 0
+        return 4 * self.n_state * self.tile if self.staged else 0
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         n = self.n_head * self.head_dim * self.n_state
@@ -115,10 +121,14 @@ class Scan(Spec):
         ty = f32 * min(isa.lanes, self.tile)
         with self._items(k, frame, ty) as here:
             done = self._blocks(k, isa, frame, here, ty) if self.block > 1 else k.i64(0)
-            with k.loop(here.n_tokens, start=done) as t:
-                token, out = self._token_at(k, frame, here, t)
-                self._token(k, frame, here, ty, token, out)
-                here.source.v = here.state
+            self._one_by_one(k, frame, here, ty, done)
+
+    def _one_by_one(self, k: Builder, frame: Frame, here: Here, ty: Ty, start: Operand) -> None:
+        """The tokens of an item from ``start`` on."""
+        with k.loop(here.n_tokens, start=start) as t:
+            token, out = self._token_at(k, frame, here, t)
+            self._token(k, frame, here, ty, token, out)
+            here.source.v = here.state
 
     def _blocks(self, k: Builder, isa: Isa, frame: Frame, here: Here, ty: Ty) -> Val:
         """As many tokens of an item as whole blocks have: their number."""
@@ -170,22 +180,22 @@ class Scan(Spec):
             home = frame.states + (frame.state_off + at * 4)
             old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
             state, pitch = new, 4 * self.head_dim
-            if self.block > 1:
-                state, pitch = frame.scratch, 4 * self.tile
+            if self.staged:
+                state, pitch = frame.scratch + self.state_at, 4 * self.tile
             source = k.var(old)
             with k.if_else(record["position"].eq(0)) as (begins, goes_on):
                 with begins:
                     source.v = state
                     self._rows(k, ty, None, (state, pitch))
                 with goes_on:
-                    if self.block > 1:
+                    if self.staged:
                         source.v = state
                         self._rows(k, ty, (old, 4 * self.head_dim), (state, pitch))
             column, group = head * self.head_dim + tile * self.tile, self.group_of(head)
             yield Here(
                 head, group, column, source, state, pitch, record["token"], record["n_tokens"]
             )
-            if self.block > 1:
+            if self.staged:
                 self._rows(k, ty, (state, pitch), (new, 4 * self.head_dim))
 
     def _rows(
@@ -198,6 +208,10 @@ class Scan(Spec):
                 if source is not None:
                     v = k.load(source[0] + (n * source[1] + j), ty)
                 k.store(to[0] + (n * to[1] + j), v)
+
+    def skip(self, k: Builder, frame: Frame, here: Here) -> Val | None:
+        """What of a token's own value its head's outputs have, if anything."""
+        return None
 
     def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
         """One token of an item."""

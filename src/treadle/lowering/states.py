@@ -8,13 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from treadle.kernels.act import BLOCK
+from treadle.kernels.choice import matrix_act
+from treadle.kernels.chunk_keys import CHUNK
+from treadle.kernels.chunks import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
-from treadle.kernels.scan import BLOCK, Scan
+from treadle.kernels.scan import BLOCK as SOME
+from treadle.kernels.scan import Scan
 from treadle.kernels.spec import LINE, Grid, round_up
 from treadle.lowering.values import Floats
+from treadle.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.lowering.cpu import CpuOps
@@ -89,7 +95,9 @@ def rates(ops: CpuOps, label: str, x: Rows, beta: Rows | None = None, *, a: str,
 def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
     """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
     state = _state(ops, layer)
-    spec = Mamba2(state.n_head, state.head_dim, state.n_state, state.n_group, _block(ops))
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_group
+    by_chunks = _chunked(ops, layer)
+    spec = ChunkedMamba2(*sizes) if by_chunks else Mamba2(*sizes, _block(ops))
     n = state.n_inner
     columns = {"values": 0, "keys": n, "queries": n + state.n_keys}
     return _scanned(ops, label, spec, x, rates, layer, columns, ops.steps.vector(weight))
@@ -108,7 +116,9 @@ def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped:
             column=column + at,
         )
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
-    spec = Delta(*sizes, _block(ops), grouped=grouped)
+    by_chunks = _chunked(ops, layer)
+    kind, block = (ChunkedDelta, 1) if by_chunks else (Delta, _block(ops))
+    spec = kind(*sizes, block, grouped=grouped)
     columns = {"queries": 0, "keys": state.n_keys, "values": 2 * state.n_keys}
     return _scanned(ops, label, spec, x, rates, layer, columns, None)
 
@@ -124,11 +134,23 @@ def _scanned(
     d: Any,
 ) -> Rows:
     steps, (rows, column), state = ops.steps, ops.place(x), _state(ops, layer)
-    states, factors, out = (
-        steps.cache.states_of(layer),
-        ops.floats(rates),
-        steps.floats(label, state.n_inner),
-    )
+    states, factors = steps.cache.states_of(layer), ops.floats(rates)
+    out, stride = steps.floats(label, state.n_inner), rows.row_bytes // 4
+    columns = {name: column + at for name, at in columns.items()}
+    chunks = None
+    if isinstance(spec, Chunked):
+        n_chunks = -(-steps.plan.n_tokens // CHUNK)
+        chunks = Buffer(f"{label}.keys", n_chunks, spec.keys.n_bytes * spec.n_group, "u1")
+        steps.emit(
+            f"{label}.keys",
+            spec.keys,
+            Grid(spec.n_group, "n_tokens", CHUNK),
+            x=rows,
+            out=chunks,
+            stride=stride,
+            keys=columns["keys"],
+            queries=columns["queries"],
+        )
     state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
     # A token's state goes past the caches: weights come between it and the next token, and lines
     # that are written whole need not be read.
@@ -141,14 +163,15 @@ def _scanned(
         x=rows,
         rates=factors,
         d=d,
+        chunks=chunks,
         states=states.const,
         out=out,
-        stride=rows.row_bytes // 4,
+        stride=stride,
         rates_stride=factors.row_bytes // 4,
         out_stride=out.row_bytes // 4,
-        values=column + columns["values"],
-        keys=column + columns["keys"],
-        queries=column + columns["queries"],
+        values=columns["values"],
+        keys=columns["keys"],
+        queries=columns["queries"],
         cell_bytes=states.cell_bytes,
         state_off=state_off,
     )
@@ -216,7 +239,20 @@ def _block(ops: CpuOps) -> int:
     """
     steps = ops.steps
     alone = steps.deterministic or steps.isa.simt is not None
-    return 1 if alone or steps.plan.n_tokens < BLOCK else BLOCK
+    return 1 if alone or steps.plan.n_tokens < SOME else SOME
+
+
+def _chunked(ops: CpuOps, layer: int) -> bool:
+    """Whether a recurrence goes by chunks on matrix registers: where the layer's products of many
+    tokens meet bf16 as well.
+    """
+    steps, state = ops.steps, _state(ops, layer)
+    matrix = steps.isa.matrix
+    if matrix is None or steps.deterministic or steps.plan.n_tokens <= matrix.vector_tokens:
+        return False
+    fmt = steps.weights.format(f"blk.{layer}.ssm_out.weight")
+    narrow = matrix_act(fmt, steps.isa) == "bf16"
+    return narrow and not (state.head_dim % CHUNK or state.n_state % BLOCK)
 
 
 def _state(ops: CpuOps, layer: int) -> Recurrence:
