@@ -17,7 +17,7 @@ from tests.kernels.harness import U32, assert_close
 from treadle.formats.kernel_bits import bit_extract, bit_spread, count_ones, multishift
 from treadle.isa.isa import Isa, Matrix
 from treadle.jit.builder import Builder
-from treadle.jit.types import Ty, bf16, f16, f32, i8, i32, u8, u16
+from treadle.jit.types import Ty, bf16, f16, f32, i8, i16, i32, u8, u16
 from treadle.jit.values import Val
 from treadle.kernels.act import from_bf16_bits, to_bf16_bits
 
@@ -385,6 +385,21 @@ def test_lookup(isa: Isa, table: str) -> None:
             assert (got == np.array(TABLES[table], np.uint8)[index % 16]).all(), (index, got)
 
         holds()
+
+
+@pytest.mark.parametrize("isa", [row for row in rows.ALL if row.lookup_words], ids=rows.name)
+def test_lookup_words(isa: Isa, rng: np.random.Generator) -> None:
+    """What an index has above its fifth bit counts nothing."""
+    look_up = isa.lookup_words
+    assert look_up is not None
+
+    def build(k: Builder, table: Val, index: Val, out: Val) -> None:
+        k.store(out, look_up(k, k.load(table, i16 * 32), k.load(index, u16 * 32)))
+
+    table = rng.integers(-(1 << 15), 1 << 15, 32).astype(np.int16)
+    index, got = rng.integers(0, 1 << 16, 32).astype(np.uint16), np.zeros(32, np.int16)
+    compiled(isa, 3, build)(table, index, got)
+    assert (got == table[index % 32]).all()
 
 
 # -- bits of bytes

@@ -16,7 +16,7 @@ import numpy as np
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_bits import bit_spread, nibbles
+from treadle.formats.kernel_bits import bit_spread, nibbles, paired_words
 from treadle.formats.numbers import in_bits, one_scale
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import Rounded, above, half_away, inverse, signed, to_int
@@ -32,8 +32,12 @@ HALVES = ((0,), (1,))  # weights 0 to 15, then 16 to 31
 # -- four bits ---------------------------------------------------------------------------------
 
 read_4, write_4 = in_bits(4, 16)
-Q4_0_CODES = Codes(nibbles, 8, 15, run=16, order=HALVES)
-Q4_1_CODES = Codes(nibbles, 0, 15, m="m", run=16, order=HALVES)
+Q4_0_CODES = Codes(
+    nibbles, 8, 15, run=16, order=HALVES, levels=tuple(range(-8, 8)), words=paired_words
+)
+Q4_1_CODES = Codes(
+    nibbles, 0, 15, m="m", run=16, order=HALVES, levels=tuple(range(16)), words=paired_words
+)
 
 
 def search_4_0(x: F32Array, weights: F32Array | None) -> Rounded:

@@ -43,6 +43,10 @@ class Codes:
     ``folded`` reads the same blocks with whole-numbered scales multiplied into the codes, which are
     bytes still: more codes then share a scale. Minimums may stay as they are, one for ``m_sub``
     codes. What is packed once for many tokens can afford the multiplications.
+
+    Where a code is one of few, of each ``sub`` there are few different weights: ``levels`` is what
+    codes stand for, 2 to 32 numbers, a power of two of them, and ``words(k, field)`` gives the
+    codes of every 32 weights in order, ``u16 * 32``, whose upper bits may be anything.
     """
 
     unpack: Emit
@@ -59,6 +63,8 @@ class Codes:
     long_scales: bool = False  # scales have all of f32's bits
     gathers: bool = False  # codes are looked up in memory
     folded: Codes | None = None
+    levels: tuple[float, ...] = ()
+    words: Emit | None = None
 
     @property
     def has_m(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Isa, Val
-from treadle.formats.kernel_bits import looked_up
+from treadle.formats.kernel_bits import looked_up, paired_words
 from treadle.formats.packing import join_bits, split_bits
 from treadle.jit.types import f16, f32, u16, u32
 
@@ -84,7 +84,17 @@ def scales_mx(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     return bits.bits(f32.like(e.ty)), None
 
 
-MX_CODES = Codes(unpack, 16, 28, run=16, order=((0,), (1,)), scales=scales_mx)
+LEVELS = tuple(VALUES.tolist())
+MX_CODES = Codes(
+    unpack,
+    16,
+    28,
+    run=16,
+    order=((0,), (1,)),
+    scales=scales_mx,
+    levels=LEVELS,
+    words=paired_words,
+)
 MXFP4 = Format("MXFP4", 39, 32, MX_LAYOUT, dequantize_mx, quantize_mx, "q8", MX_CODES)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
-from treadle.formats.kernel_bits import looked_up
+from treadle.formats.kernel_bits import looked_up, paired_words
 from treadle.formats.kernel_scales import halves, repeat
 from treadle.formats.numbers import one_scale, super_blocks
 from treadle.formats.packing import join_bits, join_words, split_bits, split_words
@@ -72,7 +72,8 @@ NL_CODER = Coder(
     scales=np.concatenate([NL_RANGE, -NL_RANGE, 1 / STEPS]).astype(np.float32),
     shares=np.array([1, 0.5, 0.25], np.float32),
 )
-NL_CODES = Codes(unpack, 128, 241, run=16, order=((0,), (1,)))
+LEVELS = tuple(STEPS.tolist())
+NL_CODES = Codes(unpack, 128, 241, run=16, order=((0,), (1,)), levels=LEVELS, words=paired_words)
 IQ4_NL = one_scale("IQ4_NL", 20, 32, NL_LAYOUT, read_steps, write_steps, NL_CODER.run, NL_CODES)
 
 
@@ -122,5 +123,14 @@ def scales_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 XS_ORDER = tuple(range(0, 16, 2)), tuple(range(1, 16, 2))
-XS_CODES = Codes(unpack, 128, 241, run=16, order=XS_ORDER, scales=scales_xs)
+XS_CODES = Codes(
+    unpack,
+    128,
+    241,
+    run=16,
+    order=XS_ORDER,
+    scales=scales_xs,
+    levels=LEVELS,
+    words=paired_words,
+)
 IQ4_XS = super_blocks("IQ4_XS", 23, XS_LAYOUT, read_xs, write_xs, XS_CODER, XS_CODES)

@@ -32,6 +32,11 @@ from treadle.jit.types import f32, i8, i32, u8, u16, u32
 U8Array = npt.NDArray[np.uint8]
 
 
+def words_of(k: Builder, field: Field, name: str, n_bytes: int) -> list[Val]:
+    """Every 32 bytes of a field as words."""
+    return [field(name, 32, at).to(u16) for at in range(0, n_bytes, 32)]
+
+
 # -- Q2_K: two bits, 16 sub-blocks of 16 -------------------------------------------------------
 #
 # Byte i of ``scales`` holds a sub-block's scale in its low nibble and its minimum in the high one.
@@ -59,6 +64,11 @@ def write_2(out: Blocks, found: Any) -> None:
     """The same, into blocks."""
     out["scales"] = found.sc | found.m << np.uint8(4)
     out["qs"] = join_bits(found.q, 2, 32)
+
+
+def words_2(k: Builder, field: Field) -> list[Val]:
+    """Codes, in words."""
+    return [v >> 2 * i for v in words_of(k, field, "qs", 64) for i in range(4)]
 
 
 def unpack_2(k: Builder, field: Field) -> list[Val]:
@@ -89,7 +99,17 @@ Q2_FOLDED = Codes(
     unpack_folded_2, 0, 45, run=8, order=TWO_BITS, m_sub=16, scales=scales_folded_2, minimums=True
 )
 Q2_CODES = Codes(
-    unpack_2, 0, 3, run=8, order=TWO_BITS, sub=16, scales=scales_2, minimums=True, folded=Q2_FOLDED
+    unpack_2,
+    0,
+    3,
+    run=8,
+    order=TWO_BITS,
+    sub=16,
+    scales=scales_2,
+    minimums=True,
+    folded=Q2_FOLDED,
+    levels=tuple(range(4)),
+    words=words_2,
 )
 Q2_K = super_blocks("Q2_K", 10, Q2_LAYOUT, read_2, write_2, Q2_SEARCH, Q2_CODES)
 
@@ -142,6 +162,14 @@ def unpack_3(k: Builder, field: Field) -> list[Val]:
     return out
 
 
+def words_3(k: Builder, field: Field) -> list[Val]:
+    """Codes, in words."""
+    (thirds,) = words_of(k, field, "hmask", 32)
+    lower = [v >> 2 * i for v in words_of(k, field, "qs", 64) for i in range(4)]
+    moved = [thirds << 2 - i if i < 2 else thirds >> i - 2 for i in range(8)]
+    return [(low & 3) | (third & 4) for low, third in zip(lower, moved, strict=True)]
+
+
 def steps_3(k: Builder, field: Field) -> Val:
     """``sc`` of the 16 sub-blocks, bytes."""
     packed = field("scales")
@@ -171,7 +199,18 @@ def scales_folded_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 
 Q3_FOLDED = Codes(unpack_folded_3, 128, 252, run=8, order=TWO_BITS, scales=scales_folded_3)
-Q3_CODES = Codes(unpack_3, 4, 7, run=8, order=TWO_BITS, sub=16, scales=scales_3, folded=Q3_FOLDED)
+Q3_CODES = Codes(
+    unpack_3,
+    4,
+    7,
+    run=8,
+    order=TWO_BITS,
+    sub=16,
+    scales=scales_3,
+    folded=Q3_FOLDED,
+    levels=tuple(range(-4, 4)),
+    words=words_3,
+)
 Q3_K = super_blocks("Q3_K", 11, Q3_LAYOUT, read_3, write_3, Q3_SEARCH, Q3_CODES)
 
 
@@ -232,9 +271,24 @@ def unpack_4(k: Builder, field: Field) -> list[Val]:
     return [bit_extract(k, v, at, 4) for at in (0, 4) for v in (first, second)]
 
 
+def words_4(k: Builder, field: Field) -> list[Val]:
+    """Codes, in words."""
+    return [v >> at for v in words_of(k, field, "qs", 128) for at in (0, 4)]
+
+
 # Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
 Q4_ORDER = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
-Q4_CODES = Codes(unpack_4, 0, 15, run=16, order=Q4_ORDER, scales=six_bits, minimums=True)
+Q4_CODES = Codes(
+    unpack_4,
+    0,
+    15,
+    run=16,
+    order=Q4_ORDER,
+    scales=six_bits,
+    minimums=True,
+    levels=tuple(range(16)),
+    words=words_4,
+)
 Q4_K = super_blocks("Q4_K", 12, Q4_LAYOUT, read_4, write_4, Q4_SEARCH, Q4_CODES)
 
 
@@ -280,7 +334,25 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
     return out
 
 
-Q5_CODES = Codes(unpack_5, 0, 31, run=16, order=Q4_ORDER, scales=six_bits, minimums=True)
+def words_5(k: Builder, field: Field) -> list[Val]:
+    """Codes, in words."""
+    (fifths,) = words_of(k, field, "qh", 32)
+    moved = [fifths << 4 - i if i < 4 else fifths >> i - 4 for i in range(8)]
+    lower = words_4(k, field)
+    return [(low & 15) | (fifth & 16) for low, fifth in zip(lower, moved, strict=True)]
+
+
+Q5_CODES = Codes(
+    unpack_5,
+    0,
+    31,
+    run=16,
+    order=Q4_ORDER,
+    scales=six_bits,
+    minimums=True,
+    levels=tuple(range(32)),
+    words=words_5,
+)
 Q5_K = super_blocks("Q5_K", 13, Q5_LAYOUT, read_5, write_5, Q5_SEARCH, Q5_CODES)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.formats.format import Builder, Field, Val
+from treadle.jit.types import u16
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
@@ -32,6 +33,12 @@ def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
 def count_ones(k: Builder, v: Val) -> Val:
     """How many bits of each lane are set."""
     return k.call(f"llvm.ctpop.{v.ty.mangled}", v.ty, [v.ir])
+
+
+def paired_words(k: Builder, field: Field) -> list[Val]:
+    """The codes of 32 weights for every 16 bytes of ``qs``: their nibbles, all low ones first."""
+    shift = k.const([0] * 16 + [4] * 16, u16 * 32)
+    return [k.concat(v, v).to(u16) >> shift for v in k.split(field("qs"), 16)]
 
 
 def nibbles(k: Builder, field: Field) -> list[Val]:

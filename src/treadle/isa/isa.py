@@ -166,7 +166,9 @@ class Isa:
     b[2i] + a[2i+1] b[2i+1]`` in f32, or None where the machine has no such instruction (bf16
     weights are then widened to f32). ``pause(k)``: a hint to the core that it is in a loop that
     waits. ``lookup(k, table, index)``: lane i is byte ``index[i] % 16`` (u8) of the ``table`` of 16
-    numbers; at least 16 lanes. ``gather(k, table, index, ty)``: lane i is element ``index[i]`` (an
+    numbers; at least 16 lanes. ``lookup_words(k, table, index)``: lane i is the word ``index[i] %
+    32`` of ``table``, ``i16 * 32``, index ``u16 * 32``; None where that is no single instruction.
+    ``gather(k, table, index, ty)``: lane i is element ``index[i]`` (an
     integer, never negative) of ``ty``'s scalars at ``table``. ``bit_extract(k, v, shift, width,
     to)``, ``multishift(k, v, at)`` and ``bit_spread(k, v, at, to)``: as ``formats/kernel_bits.py``
     says. ``widen_f16``/``narrow_f16``: between ``f16 * n`` and ``f32 * n``. ``narrow_bf16(k, x)``:
@@ -195,6 +197,7 @@ class Isa:
     bit_extract: Op
     multishift: Op
     bit_spread: Op
+    lookup_words: Op | None = None
     matrix: Matrix | None = None
     simt: Simt | None = None
     shorts: Shorts | None = None

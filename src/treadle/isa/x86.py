@@ -124,6 +124,12 @@ def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
     return multishift(k, v, [bit - to for bit in at]) & (1 << to)
 
 
+def lookup_words(k: Builder, table: Val, index: Val) -> Val:
+    """``vpermw``."""
+    args = [table.ir, index.bits(table.ty).ir]
+    return k.call("llvm.x86.avx512.permvar.hi.512", table.ty, args)
+
+
 def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
     """``vpermb``, which looks up in the whole register: the table is in there several times over,
     so the index need not be masked.
@@ -205,6 +211,7 @@ AVX512 = replace(
     cpu="x86-64-v4",
     features="-prefer-256-bit",
     vector_bits=512,
+    lookup_words=lookup_words,
     gather=portable.masked_gather,  # vpgatherd*, which LLVM splits again for the CPUs before
     reciprocal=reciprocal,
     regs=32,

@@ -378,13 +378,15 @@ class Builder(Spaces):
         """Go on emitting at ``label``."""
         self.b.position_at_end(label)
 
-    def fence(self) -> None:
+    def fence(self, *rooms: Val) -> None:
         """An empty statement that LLVM's scheduler may not move memory operations across.
 
         Between groups of dots it keeps the scheduler from hoisting a whole unrolled block's loads
-        and spilling.
+        and spilling. ``rooms``: what was stored there is loaded again afterwards, not remembered.
         """
-        self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+        ty = ir.FunctionType(ir.VoidType(), [room.ty.ir for room in rooms])
+        given = [room.ir for room in rooms]
+        self.b.asm(ty, "", ",".join(["r"] * len(rooms) + ["~{memory}"]), given, True)
 
     def pin(self, v: Val, register: str) -> Val:
         """``v`` by way of an empty statement on a register (the target's letter for its class).

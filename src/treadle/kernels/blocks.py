@@ -16,6 +16,8 @@ from treadle.kernels.act import BLOCK
 from treadle.kernels.spec import LINE
 from treadle.record import dataclass
 
+WORDS = 32  # of a table that ``Isa.lookup_words`` takes
+
 
 @dataclass(frozen=True)
 class At:
@@ -41,9 +43,10 @@ class At:
         steps = (each * stride for stride in self.fmt.strides)
         return At(self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True)))
 
-    def load(self, k: Builder, field: str, ty: Ty) -> Val:
-        """``ty`` from where the field of this block begins."""
+    def load(self, k: Builder, field: str, ty: Ty, at: int = 0) -> Val:
+        """``ty`` from where the field of this block begins, or ``at`` bytes on."""
         part, offset = self.fmt.place(field)
+        offset += at
         align = gcd(self.fmt.strides[part], offset, k.isa.aligned)
         return k.load(self.parts[part], ty, offset=offset, align=align)
 
@@ -83,25 +86,25 @@ class WeightRows:
 
 def fields_of(k: Builder, blocks: list[At], run: int = 0) -> Callable[..., Val]:
     """What formats are handed: the bytes of a field of several blocks (a power of two), or as many
-    from there on. ``run`` blocks at a time are neighbours; 0: all of them.
+    from its ``at``-th on. ``run`` blocks at a time are neighbours; 0: all of them.
     """
     fmt, reach = blocks[0].fmt, k.isa.vector_bits // 8
     size = fmt.dtype.itemsize
 
-    def field(name: str, n_bytes: int = 0) -> Val:
-        offset = fmt.place(name)[1]
+    def field(name: str, n_bytes: int = 0, at: int = 0) -> Val:
+        offset = fmt.place(name)[1] + at
         if fmt.parts:  # neighbours' fields follow each other
             each = run or len(blocks)
             ty = u8 * (fmt.dtype[name].itemsize * each)
-            return k.concat(*(at.load(k, name, ty) for at in blocks[::each]))
+            return k.concat(*(block.load(k, name, ty) for block in blocks[::each]))
         n_bytes = n_bytes or fmt.dtype[name].itemsize
         assert offset + n_bytes <= size, (fmt.name, name, n_bytes)
         # One load and one shuffle, where a register holds them all and nothing past their end.
         if run > 1 and (run - 1) * size + offset + n_bytes <= reach <= run * size and n_bytes <= 4:
             held = [i * size + offset + j for i in range(run) for j in range(n_bytes)]
-            whole = [k.load(at.parts[0], u8 * reach) for at in blocks[::run]]
+            whole = [k.load(block.parts[0], u8 * reach) for block in blocks[::run]]
             return k.concat(*(k.shuffle(v, v, held) for v in whole))
-        return k.concat(*(at.load(k, name, u8 * n_bytes) for at in blocks))
+        return k.concat(*(block.load(k, name, u8 * n_bytes, at) for block in blocks))
 
     return field
 
@@ -149,6 +152,39 @@ def load_weights(k: Builder, block: At) -> list[Val]:
         x = k.shuffle(whole, whole, range(b * BLOCK, (b + 1) * BLOCK)).to(i32) - codes.offset
         x = x.to(f32) * k.shuffle(d, d, lanes)
         out.append(x if m is None else x + k.shuffle(m, m, lanes))
+    return out
+
+
+def load_narrow(k: Builder, block: At) -> list[Val]:
+    """The weights of one block as bf16, ``i16 * 32`` each: of each sub-block the few that there are
+    are narrowed, and each code's is looked up.
+    """
+    codes, table_ty = block.codes, f32 * (WORDS // 2)
+    look_up = k.isa.lookup_words
+    assert look_up is not None
+    assert codes.words is not None
+    # A number of each lane of a register is a shuffle for each, and those are the bottleneck; from
+    # memory it comes spread over all lanes.
+    scales = [v for v in scales_of(k, [block]) if v is not None]
+    rooms = [k.room(v.ty.n_bytes, name) for v, name in zip(scales, ("d", "m"), strict=False)]
+    for v, room in zip(scales, rooms, strict=True):
+        k.store(room, v)
+    k.fence(*rooms)
+    levels = codes.levels * max(1, WORDS // 2 // len(codes.levels))
+    out = []
+    for b, places in enumerate(codes.words(k, fields_of(k, [block]))):
+        halves = []
+        for half in range(2):
+            at = half * (WORDS // 2) % len(levels)
+            offset = (b * BLOCK + half * (BLOCK // 2)) // codes.sub * 4
+            d, *m = (k.splat(k.load(room, f32, offset=offset), table_ty) for room in rooms)
+            some = k.const(levels[at : at + WORDS // 2], table_ty) * d
+            halves.append(some + m[0] if m else some)
+        if codes.sub < BLOCK:
+            assert len(levels) == WORDS // 2, block.fmt.name
+            seconds = k.const([0] * (WORDS // 2) + [WORDS // 2] * (WORDS // 2), places.ty)
+            places = (places & (WORDS // 2 - 1)) | seconds
+        out.append(look_up(k, k.isa.narrow_bf16(k, k.concat(*halves)), places))
     return out
 
 

@@ -29,7 +29,7 @@ from typing import ClassVar
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, DWORDS, NARROW, in_bf16
-from treadle.kernels.blocks import At, WeightRows
+from treadle.kernels.blocks import At, WeightRows, load_narrow
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.out import Out, Sums
 from treadle.kernels.panel import load_values
@@ -193,11 +193,16 @@ def emit_pack_rows(
     n_values = max(BLOCK, fmt.block)  # at once
     n_blocks, (full, rest) = n_values // fmt.block, divmod(source.k, n_values)
 
+    looks_up = fmt.codes is not None and fmt.codes.words and k.isa.lookup_words
+
     def some(row: At, to: Val, c: Val, n: int) -> None:
-        values = load_values(k, row, c, n)
-        for i, v in enumerate(values):
+        if looks_up and n_parts == 1:
+            values = [[v] for v in load_narrow(k, row.block(c))]
+        else:
+            values = [in_bf16(k, v, n_parts) for v in load_values(k, row, c, n)]
+        for i, parts in enumerate(values):
             at = (c * len(values) + i) * step_pitch(n_parts)
-            for p, part in enumerate(in_bf16(k, v, n_parts)):
+            for p, part in enumerate(parts):
                 k.store(to + at, part, offset=p * PART_BYTES, align=LINE)
 
     with in_runs(k, source, rows) as (at, run):
