@@ -173,6 +173,20 @@ def test_large_panels_are_cut_for_many_threads(threads: int, rows: int) -> None:
     assert by_bytes.rows_per_item(AMX.lanes) == (16 if threads > 64 else min(64, rows))
 
 
+def test_threads_share_many_tokens_of_few_rows() -> None:
+    """Each packs all of these: less than to read all tokens."""
+    spec = matmul(Q8_0, AMX, 2048, PROMPT)
+    for threads, tokens, cut in (
+        (2, 512, False),
+        (2, 256, True),
+        (4, 1024, False),
+        (8, 1024, True),
+    ):
+        found = choice.narrowed(spec, [128], AMX.lanes, threads, tokens)
+        assert (found != spec) == cut
+        assert cut or choice.tokens_per_item(found, 1, tokens, threads) == 256
+
+
 @ISAS
 @pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
 def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -> None:

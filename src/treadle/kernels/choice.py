@@ -373,15 +373,17 @@ def fits(spec: Matmul, isa: Isa) -> bool:
     return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
 
 
-def narrowed(spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int) -> Matmul:
+def narrowed(
+    spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int, n_tokens: int = 0
+) -> Matmul:
     """``spec`` with as many rows an item as leave each of so many threads one, where it is for
-    matrix registers: their panels are large. No sum is taken otherwise for it.
+    matrix registers: their panels are large. But of few rows and many tokens threads share these
+    out. No sum is taken otherwise for it.
     """
-    if isinstance(spec, BytesGemm):
-        least = SIDE
-    elif family(spec) == "matrix":
-        least = EDGE
-    else:
+    least = SIDE if isinstance(spec, BytesGemm) else EDGE
+    if family(spec) != "matrix" and least == EDGE:
+        return spec
+    if n_tokens >= n_threads * max(sum(heights), 8 * spec.nr):
         return spec
     while spec.rows_per_item(lanes) > least and spec.strips(heights, lanes) < n_threads:
         spec = replace(spec, mr=spec.mr // 2)

@@ -165,13 +165,22 @@ class Route(Spec):
 
 def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
     """The first of the largest of ``n`` values and where it is; minus infinity in its place."""
-    best, place = k.var(k.const(float("-inf"), f32)), k.var(k.i64(0))
-    with k.loop(n) as i:
-        v = k.load(at + i * 4, f32)
+    lanes = k.isa.lanes
+    ty, places = f32 * lanes, i32 * lanes
+    best, place = k.var(k.const(float("-inf"), ty)), k.var(k.zero(places))  # of each lane
+
+    def look(c: Val, count: int) -> None:
+        v = first_of(k, at + c * (4 * lanes), count, float("-inf"))
         better = v > best.v
-        best.v, place.v = k.select(better, v, best.v), k.select(better, i, place.v)
-    k.store(at + place.v * 4, k.const(float("-inf"), f32))
-    return place.v, best.v
+        here = k.splat((c * lanes).to(i32), places) + k.const(range(lanes), places)
+        best.v, place.v = k.select(better, v, best.v), k.select(better, here, place.v)
+
+    k.runs(n, lanes, look)
+    top = k.reduce(best.v, k.max)
+    among = k.select(best.v.eq(k.splat(top, ty)), place.v, k.const(n, places))
+    first = k.reduce(among, k.min).to(i64)
+    k.store(at + first * 4, k.const(float("-inf"), f32))
+    return first, top
 
 
 def first_of(k: Builder, at: Val, count: int, rest: float) -> Val:

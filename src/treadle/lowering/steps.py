@@ -109,9 +109,9 @@ class Steps:
         residual: Buffer | None = None,
     ) -> None:
         """A step of products of ``x``: of each matrix into its columns of ``y``."""
-        spec = narrowed(spec, heights, self.isa.lanes, self.n_threads)
-        strips = spec.strips(heights, self.isa.lanes)
         n_tokens = self.plan.n_outputs if spec.outputs else self.plan.n_tokens
+        spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
+        strips = spec.strips(heights, self.isa.lanes)
         tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
         biases = [self.vector(f"{name}.bias") for name in names] if spec.bias else None
         self.emit(
