@@ -16,6 +16,7 @@ from treadle.record import dataclass
 
 WIDTH = 16  # dwords that a row's bytes are whole vectors of
 CODES_WIDTH = BLOCK // DWORD  # dwords that its codes alone are
+MOST = 16  # rows that are transposed at once: of more, vectors would be spilt
 PIECE = 512  # values of a row that one item adds up: decoding's single row feeds several threads
 
 
@@ -61,7 +62,7 @@ class Gather(Spec):
         """Write ``width`` dwords of each row, the ``c``-th and on, ``per`` of a row together."""
         first, ty = 0, (i32 if per == 1 else i64) * (width // per)
         while first < self.group:  # transposed by powers of two
-            n = 1 << (self.group - first).bit_length() - 1
+            n = min(1 << (self.group - first).bit_length() - 1, MOST)
             held = [k.load(row, ty, offset=c * 4) for row in rows[first : first + n]]
             for j, column in enumerate(transpose(k, held, ty.lanes)):
                 at = out + (c + j * per) * (4 * self.group)
