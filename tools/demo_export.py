@@ -17,7 +17,7 @@ from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.formats import by_name
 
 NORMAL, CONTROL = 1, 3  # token types
-MOSTLY_Q5_K_S = 16  # general.file_type
+MOSTLY_Q4_K_S = 14  # general.file_type
 
 
 def export(
@@ -25,13 +25,13 @@ def export(
 ) -> None:
     """Write the model to path; facts become general.* keys.
 
-    Matrices are in Q5_K (in Q5_0 where a row is no multiple of its blocks), norms in F32.
+    Matrices are in Q4_K (in Q4_0 where a row is no multiple of its blocks), norms in F32.
     """
     writer = GGUFWriter(path)
     writer.add("general.architecture", "llama")
     for key, value in facts.items():
         writer.add(f"general.{key}", value)
-    writer.add("general.file_type", MOSTLY_Q5_K_S)
+    writer.add("general.file_type", MOSTLY_Q4_K_S)
     writer.add("general.quantization_version", 2)
     _add_shape(writer, size)
     _add_tokenizer(writer, tokenizer)
@@ -44,7 +44,7 @@ def export(
 def _format_of(rows: npt.NDArray[np.float32]) -> str:
     if rows.ndim == 1:
         return "F32"
-    return "Q5_0" if rows.shape[-1] % 256 else "Q5_K"
+    return "Q4_0" if rows.shape[-1] % 256 else "Q4_K"
 
 
 def _add_shape(writer: GGUFWriter, size: Size) -> None:

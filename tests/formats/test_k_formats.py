@@ -23,7 +23,8 @@ from treadle.formats import FORMATS, GGML_TYPES, Format, format, k_search
 from treadle.formats.blocks32 import Q5_0, Q5_1
 from treadle.formats.floats import F64
 from treadle.formats.fp4 import MXFP4, NVFP4, to_e4m3
-from treadle.formats.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, join_scales, split_scales
+from treadle.formats.k_low import Q2_K, Q3_K
+from treadle.formats.k_quants import Q4_K, Q5_K, Q6_K, join_scales, split_scales
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 from treadle.kernels.searches import search_kernel

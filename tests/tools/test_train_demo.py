@@ -283,7 +283,7 @@ def test_the_file_is_sound_and_describes_itself(straight: Path) -> None:
         assert "standard library" in str(gguf.metadata["general.dataset.0.name"])
         assert "general.dataset.1.name" not in gguf.metadata
         kinds = {t.format.name for t in gguf.tensors.values() if t.format and len(t.shape) == 2}
-        assert kinds == {"Q5_0"}  # rows of 64 and 96: no multiple of Q5_K's 256
+        assert kinds == {"Q4_0"}  # rows of 64 and 96: no multiple of Q4_K's 256
 
 
 def test_treadle_tokenizes_as_the_trainer_did(straight: Path) -> None:
@@ -321,7 +321,7 @@ def test_the_file_computes_what_was_trained(tool: Any, straight: Path, tmp_path:
 
 
 def test_the_shipped_model_is_small_and_llama() -> None:
-    assert DEMO.stat().st_size <= 6_000_000
+    assert DEMO.stat().st_size <= 6_100_000
     with open_gguf(DEMO) as gguf:
         config = load_config(gguf)
         tokenizer = load_tokenizer(gguf)

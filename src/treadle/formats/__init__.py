@@ -12,7 +12,8 @@ from treadle.formats.iq1 import IQ1_M, IQ1_S
 from treadle.formats.iq2 import IQ2_S, IQ2_XS, IQ2_XXS
 from treadle.formats.iq3 import IQ3_S, IQ3_XXS
 from treadle.formats.iq4 import IQ4_NL, IQ4_XS
-from treadle.formats.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+from treadle.formats.k_low import Q2_K, Q3_K
+from treadle.formats.k_quants import Q4_K, Q5_K, Q6_K
 from treadle.formats.mlx import mlx, named
 from treadle.formats.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 

@@ -35,6 +35,11 @@ def count_ones(k: Builder, v: Val) -> Val:
     return k.call(f"llvm.ctpop.{v.ty.mangled}", v.ty, [v.ir])
 
 
+def words_of(k: Builder, field: Field, name: str, n_bytes: int) -> list[Val]:
+    """Every 32 bytes of a field as words."""
+    return [field(name, 32, at).to(u16) for at in range(0, n_bytes, 32)]
+
+
 def paired_words(k: Builder, field: Field) -> list[Val]:
     """The codes of 32 weights for every 16 bytes of ``qs``: their nibbles, all low ones first."""
     shift = k.const([0] * 16 + [4] * 16, u16 * 32)

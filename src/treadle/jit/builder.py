@@ -379,10 +379,9 @@ class Builder(Spaces):
         self.b.position_at_end(label)
 
     def fence(self, *rooms: Val) -> None:
-        """An empty statement that LLVM's scheduler may not move memory operations across.
-
-        Between groups of dots it keeps the scheduler from hoisting a whole unrolled block's loads
-        and spilling. ``rooms``: what was stored there is loaded again afterwards, not remembered.
+        """An empty statement that LLVM's scheduler may not move memory operations across: a whole
+        unrolled block's loads, that would be spilt. ``rooms``: what was stored there is loaded
+        again afterwards, not remembered.
         """
         ty = ir.FunctionType(ir.VoidType(), [room.ty.ir for room in rooms])
         given = [room.ir for room in rooms]

@@ -191,8 +191,7 @@ class MatrixTile(Item):
 
     def _turn(self, name: str, at: Val, n: int, n_side: int) -> None:
         """Turn ``n`` groups of ``n_side`` registers side by side, where the machine wants it so."""
-        assert self.isa.matrix is not None
-        turn(self.k, self.isa.matrix, name, at, n, n_side)
+        turn(self.k, name, at, n, n_side)
 
     def _multiply(
         self,

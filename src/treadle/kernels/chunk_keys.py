@@ -93,10 +93,10 @@ class ChunkKeys(Spec):
             n_registers = self.n_state // SIDE
             self._transposed(k, keys, right, n_registers)
             self._transposed(k, home + self.turned_off, home + self.turned_off, n_registers)
-            turn(k, matrix, "queries", home, n_registers)
-            turn(k, matrix, "turned", home + self.turned_off, n_registers)
+            turn(k, "queries", home, n_registers)
+            turn(k, "turned", home + self.turned_off, n_registers)
             if self.solves:
-                turn(k, matrix, "keys", keys, n_registers)
+                turn(k, "keys", keys, n_registers)
             self._see(k, home, right, home + self.seen_off)
             if self.solves:
                 self._see(k, keys, right, home + self.known_off)

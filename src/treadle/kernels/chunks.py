@@ -19,7 +19,6 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from treadle.isa.isa import Matrix
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, in_bf16
@@ -107,7 +106,7 @@ class Chunked(Scan):
                 last = (here.token + here.n_tokens + (CHUNK - 1)) // CHUNK
                 with k.loop(last, start=here.token // CHUNK) as c:
                     chunk = (c * self.n_group + here.group) * self.keys.n_bytes
-                    Chunk(k, matrix, self, frame, here, c * CHUNK, frame.chunks + chunk).run()
+                    Chunk(k, self, frame, here, c * CHUNK, frame.chunks + chunk).run()
         matrix.end(k)
 
 
@@ -117,14 +116,14 @@ class Chunk:
     def __init__(
         self,
         k: Builder,
-        matrix: Matrix,
         spec: Chunked,
         frame: Frame,
         here: Here,
         first: Val,
         chunk: Val,
     ) -> None:
-        self.k, self.matrix, self.spec, self.here = k, matrix, spec, here
+        assert k.isa.matrix is not None, k.isa.name
+        self.k, self.matrix, self.spec, self.here = k, k.isa.matrix, spec, here
         self.first, self.chunk, self.at = first, chunk, spec.places
         self.scratch = frame.scratch
         self.begin = k.max(here.token - first, k.i64(0))
@@ -227,7 +226,7 @@ class Chunk:
                             k.store(scratch + to + t * PITCH, v, offset=LINE * j)
         for j, var in enumerate(left):
             k.store(scratch + at.left, var.v, offset=LINE * j)
-        turn(k, self.matrix, "weights", scratch + at.weights, 2)
+        turn(k, "weights", scratch + at.weights, 2)
 
     def _no_less(self, v: Val) -> Val:
         """What is left of something, or zero where it is next to nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from treadle.isa.isa import Matrix
 from treadle.jit.language import Builder, Val
 from treadle.kernels.matrix import REGISTER
 from treadle.kernels.spec import LINE
@@ -15,8 +14,10 @@ def paired(k: Builder, even: Val, odd: Val) -> Val:
     return k.shuffle(both, both, [i + n * j for i in range(n) for j in range(2)])
 
 
-def turn(k: Builder, matrix: Matrix, name: str, at: Val, n: int, n_side: int = 1) -> None:
+def turn(k: Builder, name: str, at: Val, n: int, n_side: int = 1) -> None:
     """Turn ``n`` groups of ``n_side`` registers of a, side by side, where the machine wants it."""
+    matrix = k.isa.matrix
+    assert matrix is not None, k.isa.name
     turn_one = matrix.turn
     if turn_one is None:
         return
