@@ -122,7 +122,7 @@ def test_what_is_served(client: TestClient) -> None:
     assert client.get("/api/version").json()["version"] == treadle.__version__
     (tag,) = client.get("/api/tags").json()["models"]
     assert tag["name"] == "demo"
-    assert tag["details"]["quantization_level"] == "Q5_K"
+    assert tag["details"]["quantization_level"] == "Q4_K"
     (loaded,) = client.get("/api/ps").json()["models"]
     assert loaded["digest"] == tag["digest"]
     shown = post(client, "/api/show", model="anything")

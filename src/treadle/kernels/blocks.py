@@ -163,21 +163,28 @@ def load_narrow(k: Builder, block: At) -> list[Val]:
     look_up = k.isa.lookup_words
     assert look_up is not None
     assert codes.words is not None
-    # A number of each lane of a register is a shuffle for each, and those are the bottleneck; from
-    # memory it comes spread over all lanes.
+    # Of several scales in a register each is a shuffle, and those are the bottleneck; from memory
+    # they come spread over all lanes.
     scales = [v for v in scales_of(k, [block]) if v is not None]
     rooms = [k.room(v.ty.n_bytes, name) for v, name in zip(scales, ("d", "m"), strict=False)]
-    for v, room in zip(scales, rooms, strict=True):
-        k.store(room, v)
-    k.fence(*rooms)
+    several = block.fmt.block > codes.sub
+    if several:
+        for v, room in zip(scales, rooms, strict=True):
+            k.store(room, v)
+        k.fence(*rooms)
+
+    def spread(i: int) -> list[Val]:
+        if not several:
+            return [k.shuffle(v, v, [0] * (WORDS // 2)) for v in scales]
+        return [k.splat(k.load(room, f32, offset=4 * i), table_ty) for room in rooms]
+
     levels = codes.levels * max(1, WORDS // 2 // len(codes.levels))
     out = []
     for b, places in enumerate(codes.words(k, fields_of(k, [block]))):
         halves = []
         for half in range(2):
             at = half * (WORDS // 2) % len(levels)
-            offset = (b * BLOCK + half * (BLOCK // 2)) // codes.sub * 4
-            d, *m = (k.splat(k.load(room, f32, offset=offset), table_ty) for room in rooms)
+            d, *m = spread((b * BLOCK + half * (BLOCK // 2)) // codes.sub)
             some = k.const(levels[at : at + WORDS // 2], table_ty) * d
             halves.append(some + m[0] if m else some)
         if codes.sub < BLOCK:

@@ -266,6 +266,8 @@ export class View {
     );
     if (last && node.state === "done") {
       const text = el("textarea", { rows: 2, "aria-label": `Result of ${call.name}` });
+      text.value = typed.get(call) ?? "";
+      text.addEventListener("input", () => typed.set(call, text.value));
       box.append(
         text,
         button("Give the result", () => this.actions.result(node, call, text.value)),
@@ -274,6 +276,9 @@ export class View {
     return box;
   }
 }
+
+// What has been written as a call's result: a message may be drawn anew meanwhile.
+const typed = new WeakMap();
 
 function showThought(box, node) {
   box.hidden = !node.reasoning;
