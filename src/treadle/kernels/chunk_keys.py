@@ -8,7 +8,7 @@ of each.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -113,20 +113,11 @@ class ChunkKeys(Spec):
 
     def _see(self, k: Builder, rows: Val, right: Val, to: Val) -> None:
         """What each of 32 rows sees of each key: ``right`` has these by registers ``[2, N/32]``."""
-        matrix = k.isa.matrix
+        matrix, apart = k.isa.matrix, self.rows_bytes // 2
         assert matrix is not None
 
         def multiply(k: Builder, rows: Val, right: Val, to: Val) -> None:
-            for c in range(4):
-                matrix.zero(k, c)
-            with k.loop(self.n_state // BLOCK) as b:
-                for side, at in ((4, rows), (6, right)):
-                    for half in range(2):
-                        place = at + (b * REGISTER + half * (self.rows_bytes // 2))
-                        matrix.load(k, side + half, place, LINE)
-                matrix.dots_bf16(k)
-            for c, place in enumerate(sums(to, PITCH)):
-                matrix.store(k, c, place, PITCH)
+            see(k, self.n_state // BLOCK, (rows, REGISTER, apart), (right, REGISTER, apart), to)
 
         matrix.scope(k, "see", (rows, right, to), multiply)
 
@@ -183,6 +174,33 @@ class ChunkKeys(Spec):
             if self.solves:
                 put(self.keys_off, registers(keys))
                 put(self.known_off, (wide[1] @ wide[1].T).astype(np.float32))
+
+
+Side: TypeAlias = "tuple[Val, int, int]"
+
+
+def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
+    """Two registers from ``first`` on, so many bytes apart."""
+    matrix = k.isa.matrix
+    assert matrix is not None, k.isa.name
+    for half in range(2):
+        matrix.load(k, first + half, at + half * apart, LINE)
+
+
+def see(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
+    """The sums of 32 rows and 32 columns over ``n`` blocks of values. Of each side: where it is,
+    bytes from one block's register to the next one's, and from the first 16 to the others.
+    """
+    matrix = k.isa.matrix
+    assert matrix is not None, k.isa.name
+    for c in range(4):
+        matrix.zero(k, c)
+    with k.loop(n) as b:
+        for first, (at, step, apart) in ((4, left), (6, right)):
+            load_pair(k, first, at + b * step, apart)
+        matrix.dots_bf16(k)
+    for c, place in enumerate(sums(to, PITCH)):
+        matrix.store(k, c, place, PITCH)
 
 
 def sums(to: Val, stride: Val | int) -> list[Val]:

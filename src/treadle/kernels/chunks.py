@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK, in_bf16
-from treadle.kernels.chunk_keys import CHUNK, DOTS, PITCH, ChunkKeys, sums
+from treadle.kernels.chunk_keys import CHUNK, DOTS, PITCH, ChunkKeys, load_pair, see, sums
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.matrix import EDGE, NEXT_LEVEL, REGISTER, SIDE
 from treadle.kernels.recurrences import Delta, Mamba2
@@ -42,9 +42,8 @@ HALVES = range(CHUNK // SIDE)
 class Places(NamedTuple):
     """Where things are in scratch, behind the registers' setting and the state: this in bf16;
     what tokens add, and what is left of it at the chunk's end; how much of it each token sees.
-    Then f32: what queries see. With ``solves`` what keys see of the
-    state and of each other, and what tokens add. Numbers of each token: the first rate, the decays
-    up to it, and those behind it.
+    Then f32: what queries see. With ``solves`` what keys see of the state and of each other, and
+    what tokens add. Numbers of each token: the first rate, the decays up to it, and those behind.
     """
 
     narrow: int
@@ -123,9 +122,8 @@ class Chunk:
         chunk: Val,
     ) -> None:
         assert k.isa.matrix is not None, k.isa.name
-        self.k, self.matrix, self.spec, self.here = k, k.isa.matrix, spec, here
-        self.first, self.chunk, self.at = first, chunk, spec.places
-        self.scratch = frame.scratch
+        self.k, self.matrix, self.spec = k, k.isa.matrix, spec
+        self.chunk, self.at, self.scratch = chunk, spec.places, frame.scratch
         self.begin = k.max(here.token - first, k.i64(0))
         self.end = k.min(here.token + here.n_tokens - first, k.i64(CHUNK))
         # Of the chunk's first token; the compiler would read arguments in every turn of a loop.
@@ -313,11 +311,6 @@ class Chunk:
         """``build(k, scratch, chunk, *more)`` where registers are used."""
         self.matrix.scope(self.k, name, (self.scratch, self.chunk, *more), build)
 
-    def _load(self, k: Builder, first: int, at: Val, apart: int) -> None:
-        """Two registers from ``first`` on, so many bytes apart."""
-        for half in range(2):
-            self.matrix.load(k, first + half, at + half * apart, LINE)
-
     def _see_state(self, k: Builder, scratch: Val, chunk: Val) -> None:
         """What queries, and keys, see of the state."""
         keys = self.spec.keys
@@ -325,14 +318,9 @@ class Chunk:
         if self.spec.solves:
             both.append((keys.keys_off, self.at.known))
         for source, to in both:
-            for c in range(4):
-                self.matrix.zero(k, c)
-            with k.loop(self.spec.n_state // BLOCK) as b:
-                self._load(k, 4, chunk + (b * REGISTER + source), keys.rows_bytes // 2)
-                self._load(k, 6, scratch + (b * (2 * REGISTER) + self.at.narrow), REGISTER)
-                self.matrix.dots_bf16(k)
-            for c, place in enumerate(sums(scratch + to, PITCH)):
-                self.matrix.store(k, c, place, PITCH)
+            left = chunk + source, REGISTER, keys.rows_bytes // 2
+            right = scratch + self.at.narrow, 2 * REGISTER, REGISTER
+            see(k, self.spec.n_state // BLOCK, left, right, scratch + to)
 
     def _learned(self, out: Val, stride: Val) -> None:
         """What queries see of what tokens add, too, to 32 rows at ``out``; and the state, and what
@@ -342,14 +330,15 @@ class Chunk:
         def multiply(k: Builder, scratch: Val, chunk: Val, out: Val, stride: Val) -> None:
             for c, place in enumerate(sums(scratch + self.at.seen, PITCH)):
                 self.matrix.load(k, c, place, PITCH)
-            self._load(k, 4, scratch + self.at.weights, REGISTER)
-            self._load(k, 6, scratch + self.at.new, REGISTER)
+            load_pair(k, 4, scratch + self.at.weights, REGISTER)
+            load_pair(k, 6, scratch + self.at.new, REGISTER)
             self.matrix.dots_bf16(k)
             for c, place in enumerate(sums(out, stride)):
                 self.matrix.store(k, c, place, stride)
-            self._load(k, 6, scratch + self.at.kept, REGISTER)
+            load_pair(k, 6, scratch + self.at.kept, REGISTER)
             with k.loop(self.spec.n_state // EDGE) as b:
-                self._load(k, 4, chunk + (b * (2 * REGISTER) + self.spec.keys.turned_off), REGISTER)
+                keys = chunk + (b * (2 * REGISTER) + self.spec.keys.turned_off)
+                load_pair(k, 4, keys, REGISTER)
                 state = sums(scratch + (b * (PITCH * EDGE) + self.spec.state_at), PITCH)
                 for c, place in enumerate(state):
                     self.matrix.load(k, c, place, PITCH)

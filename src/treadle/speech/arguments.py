@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from treadle.answer import overlap
@@ -220,6 +220,27 @@ class CallObject:
             except ValueError:
                 name = None
             self.name = name if isinstance(name, str) else ""
+
+
+def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, str] | None:
+    """The name and the arguments of a call, an object of JSON; None for what is none. ``at``: where
+    they begin, to be passed on as they are written.
+    """
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    name = next((found[key] for key in NAMES if key in found), None)
+    arguments: Any = next((found[key] for key in ARGUMENTS if key in found), {})
+    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
+        return None
+    if at is not None:
+        value, end = json.JSONDecoder().raw_decode(written, at)
+        if value == arguments:
+            return name, written[at:end]
+    return name, json.dumps(arguments, ensure_ascii=False)
 
 
 def is_text(schema: Any) -> bool:

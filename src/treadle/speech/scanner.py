@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from treadle.answer import overlap
 from treadle.record import dataclass
 from treadle.speech.arguments import (
-    ARGUMENTS,
-    NAMES,
     CallObject,
     JsonReader,
     OwnReader,
     Reader,
     TagReader,
+    read_call,
 )
 from treadle.speech.rows import Channels, Row, Thought
 
@@ -218,7 +217,7 @@ class Scanner:
             self._raw, self._held = self._raw + held[:at], held[at:]
             self._begin(str(name), JsonReader())
         elif object.end is not None:
-            found = read_call(held[: object.end], self._speech.tools)
+            found = read_call(held[: object.end], self._speech.tools, at)
             if found is None:
                 return self._no_call()
             self._begin(found[0], Reader())
@@ -359,21 +358,6 @@ def _is_object(written: str) -> bool:
         return isinstance(json.loads(written), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def read_call(written: str, tools: Iterable[str]) -> tuple[str, str] | None:
-    """The name and the arguments of a call, an object of JSON; None for what is none."""
-    try:
-        found = json.loads(written)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    name = next((found[key] for key in NAMES if key in found), None)
-    arguments: Any = next((found[key] for key in ARGUMENTS if key in found), {})
-    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
-        return None
-    return name, json.dumps(arguments, ensure_ascii=False)
 
 
 @dataclass
