@@ -5,7 +5,9 @@
 
 All servers of a model are up at once, and each number of streams is tried on one after the other.
 N streams ask again as soon as they have their answer, for ``--seconds``; prompts are unlike each
-other. Then come single situations, ``--cases``:
+other. If all have one length, all texts end together, and no prompt is read while others write;
+with ``--spread 0.5`` lengths are 0.5 to 1.5 times ``--prompt`` and ``--tokens``. Then come single
+situations, ``--cases``:
 
     b  one text is written, a prompt of 4096 tokens arrives: the longest gap between two tokens
     c  16 prompts that share 2048 tokens, at once: how many tokens were read
@@ -263,19 +265,24 @@ HEAD = [
 ]  # fmt: skip
 
 
-async def closed_loop(
-    server: Server, n: int, seconds: float, n_prompt: int, n_tokens: int, **more: Any
-) -> Load:
-    """N streams for so long."""
+async def closed_loop(server: Server, n: int, given: argparse.Namespace) -> Load:
+    """N streams for so long. Every server is asked for the same lengths."""
     streams: list[Stream] = []
 
-    async def worker() -> None:
-        while True:
-            streams.append(stream := Stream(n_prompt, time.perf_counter()))
-            await ask(server, letters(n_prompt), n_tokens, stream, **more)
+    async def worker(number: int) -> None:
+        lengths = random.Random(number)
 
+        def length(mean: int) -> int:
+            return round(mean * lengths.uniform(1 - given.spread, 1 + given.spread))
+
+        while True:
+            n_prompt, n_tokens = length(given.prompt), length(given.tokens)
+            streams.append(stream := Stream(n_prompt, time.perf_counter()))
+            await ask(server, letters(n_prompt), n_tokens, stream)
+
+    seconds = given.seconds
     cpu, own = server.cpu_s(), time.process_time()
-    workers = [asyncio.ensure_future(worker()) for _ in range(n)]
+    workers = [asyncio.ensure_future(worker(i)) for i in range(n)]
     await asyncio.sleep(seconds)
     cpu, own, mib = server.cpu_s() - cpu, time.process_time() - own, server.mib()
     for each in workers:
@@ -395,7 +402,7 @@ async def measure(servers: list[Server], given: argparse.Namespace) -> None:
         for server in servers:
             if server.name == SERIAL and n > SERIAL_MOST:
                 continue
-            load = await closed_loop(server, n, given.seconds, given.prompt, given.tokens)
+            load = await closed_loop(server, n, given)
             print(f"| {server.name} | {n} | {' | '.join(load.row())} |", flush=True)
     print("\n| case | server | |\n|---|---|---|", flush=True)
     for case in given.cases:
@@ -420,6 +427,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15, help="for each server and number")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument(
+        "--spread", type=float, default=0.0,
+        help="by what share of --prompt and --tokens lengths are longer and shorter",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cases", default="bcdef")
     parser.add_argument("--long", type=int, default=4096)
@@ -430,7 +441,8 @@ def main() -> None:
     given.streams = [int(n) for n in given.streams.split(",")]
     for model in given.models:
         print(f"\n{Path(model).name}, {given.threads} threads, prompts of {given.prompt} tokens, "
-              f"{given.tokens} written, {given.seconds:g} s each", flush=True)  # fmt: skip
+              f"{given.tokens} written, each ± {given.spread:.0%}, {given.seconds:g} s",
+              flush=True)  # fmt: skip
         with ExitStack() as stack:
             listed = commands(model, given.threads, max(given.streams), given.rivals)
             chosen = [each for each in listed if not given.only or each[0] in given.only.split(",")]

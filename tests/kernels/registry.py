@@ -325,19 +325,20 @@ for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
-# The same for few tokens: with one scale in a product, an odd number of them, and two.
+# The same for few tokens: rows of whole turns of products, of one and a part, of less than one.
 BYTES = [
     BytesGemm("Q8_0", "q8", 352, 4, 16, segments=3, bias=True),
-    BytesGemm("Q8_0", "q8", 2048, 4, 8, residual=True),
-    BytesGemm("Q6_K", "q8", 768, 8, 8, outputs=True),
-    BytesGemm("Q4_K", "q8", 768, 4, 8),
+    BytesGemm("Q8_0", "q8", 2048, 4, 16, residual=True),
+    BytesGemm("Q8_0", "q8", 96, 8, 16, segments=2),
+    BytesGemm("Q6_K", "q8", 768, 8, 16, outputs=True),
+    BytesGemm("Q4_K", "q8", 768, 4, 16),
     BytesGemm("Q4_1", "q8", 352, 1, 16),
 ]
 for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
     assert f.codes is not None
     if f.codes.top - f.codes.offset <= 127:
         k = (2 + 4 * (i % 2)) * max(f.block, 32)
-        made = {"mr": 4, "nr": 16 - 8 * (i % 2), **_options(i // 2, 8)}
+        made = {"mr": 4, "nr": 16, **_options(i // 2, 8)}
         BYTES.append(BytesGemm(f.name, "q8", k, **made))
 GEMMS += BYTES
 # Experts: softmax and sigmoid, with what chooses and does not weigh, in groups.

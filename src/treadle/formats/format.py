@@ -47,6 +47,9 @@ class Codes:
     Where a code is one of few, of each ``sub`` there are few different weights: ``levels`` is what
     codes stand for, 2 to 32 numbers, a power of two of them, and ``words(k, field)`` gives the
     codes of every 32 weights in order, ``u16 * 32``, whose upper bits may be anything.
+
+    ``in_order(k, field)`` gives a block's codes as they follow each other, vectors of ``u8``, where
+    that takes less than putting ``unpack``'s in order.
     """
 
     unpack: Emit
@@ -65,6 +68,7 @@ class Codes:
     folded: Codes | None = None
     levels: tuple[float, ...] = ()
     words: Emit | None = None
+    in_order: Emit | None = None
 
     @property
     def has_m(self) -> bool:

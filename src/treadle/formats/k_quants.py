@@ -80,6 +80,11 @@ def unpack_4(k: Builder, field: Field) -> list[Val]:
     return [bit_extract(k, v, at, 4) for at in (0, 4) for v in (first, second)]
 
 
+def in_order_4(k: Builder, field: Field) -> list[Val]:
+    """Codes, a sub-block at a time."""
+    return [bit_extract(k, field("qs", 32, 32 * i), at, 4) for i in range(4) for at in (0, 4)]
+
+
 def words_4(k: Builder, field: Field) -> list[Val]:
     """Codes, in words."""
     return [v >> at for v in words_of(k, field, "qs", 128) for at in (0, 4)]
@@ -97,6 +102,7 @@ Q4_CODES = Codes(
     minimums=True,
     levels=tuple(range(16)),
     words=words_4,
+    in_order=in_order_4,
 )
 Q4_K = super_blocks("Q4_K", 12, Q4_LAYOUT, read_4, write_4, Q4_SEARCH, Q4_CODES)
 
@@ -143,6 +149,13 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
     return out
 
 
+def in_order_5(k: Builder, field: Field) -> list[Val]:
+    """Codes, a sub-block at a time."""
+    fifths = field("qh")
+    lower = enumerate(in_order_4(k, field))
+    return [low | bit_extract(k, fifths, i, 1, 4) for i, low in lower]
+
+
 def words_5(k: Builder, field: Field) -> list[Val]:
     """Codes, in words."""
     (fifths,) = words_of(k, field, "qh", 32)
@@ -161,6 +174,7 @@ Q5_CODES = Codes(
     minimums=True,
     levels=tuple(range(32)),
     words=words_5,
+    in_order=in_order_5,
 )
 Q5_K = super_blocks("Q5_K", 13, Q5_LAYOUT, read_5, write_5, Q5_SEARCH, Q5_CODES)
 
@@ -214,6 +228,18 @@ def unpack_6(k: Builder, field: Field) -> list[Val]:
     return out
 
 
+def in_order_6(k: Builder, field: Field) -> list[Val]:
+    """Codes, 64 at a time."""
+    out = []
+    for half in (0, 1):
+        nibbles, pairs = field("ql", 64, 64 * half), field("qh", 32, 32 * half)
+        twice = k.concat(pairs, pairs)
+        for late in (0, 4):
+            high = bit_extract(k, twice, [late] * 4 + [late + 2] * 4, 2, 4)
+            out.append(bit_extract(k, nibbles, late, 4) | high)
+    return out
+
+
 def scales_6(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
     """``d * sc`` of the 16 sub-blocks."""
     steps_6 = field("scales")
@@ -227,5 +253,7 @@ Q6_ORDER = tuple(
     for late in (0, 4)
     for i in (0, 1)
 )
-Q6_CODES = Codes(unpack_6, 32, 63, run=8, order=Q6_ORDER, sub=16, scales=scales_6)
+Q6_CODES = Codes(
+    unpack_6, 32, 63, run=8, order=Q6_ORDER, sub=16, scales=scales_6, in_order=in_order_6
+)
 Q6_K = super_blocks("Q6_K", 14, Q6_LAYOUT, read_6, write_6, Q6_SEARCH, Q6_CODES)

@@ -115,6 +115,14 @@ def unpack_codes(k: Builder, blocks: list[At]) -> list[Val]:
     return parts
 
 
+def ordered_codes(k: Builder, *blocks: At) -> list[Val]:
+    """The codes of neighbouring blocks as they follow each other, in vectors of ``u8``."""
+    codes = blocks[0].codes
+    if codes.in_order is None:
+        return [codes_in_order(k, *blocks)]
+    return [v for block in blocks for v in codes.in_order(k, fields_of(k, [block]))]
+
+
 def codes_in_order(k: Builder, *blocks: At) -> Val:
     """The codes of neighbouring blocks as they follow each other, ``u8 * (n * block)``."""
     fmt, codes = blocks[0].fmt, blocks[0].codes

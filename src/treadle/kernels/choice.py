@@ -34,7 +34,7 @@ GEMV_TOKENS = (1, 2, 4)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 # Tokens of products of bytes on matrix registers, and vectors of rows of an item.
-BYTE_TOKENS, BYTE_ROWS = (8, 16), 4
+BYTE_TOKENS, BYTE_ROWS = 16, 8
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
@@ -124,7 +124,7 @@ def matmul(
     matrix = table.is_matrix(fmt.name, isa, tokens)
     apart = fields.get("experts") or fields.get("heads")
     if meets_bytes(fmt, isa, tokens) and not (matrix or apart):
-        return by_bytes(fmt, k, tokens, **fields)
+        return by_bytes(fmt, k, **fields)
     return gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
@@ -135,22 +135,18 @@ def meets_bytes(fmt: Format, isa: Isa, tokens: int) -> bool:
     unit, codes = isa.matrix, fmt.codes
     if unit is None or unit.dot_bytes is None or codes is None or not isa.rounds:
         return False
-    return tokens <= BYTE_TOKENS[-1] and codes.top - codes.offset <= 127
+    return tokens <= BYTE_TOKENS and codes.top - codes.offset <= 127
 
 
-def by_bytes(fmt: Format, k: int, tokens: int, **fields: Any) -> BytesGemm:
+def by_bytes(fmt: Format, k: int, **fields: Any) -> BytesGemm:
     """The product that does so."""
-    n = min(n for n in BYTE_TOKENS if n >= tokens)
-    if k // BLOCK % 2:  # no two scales side by side
-        n = BYTE_TOKENS[-1]
-    return BytesGemm(fmt.name, "q8", k, BYTE_ROWS, n, **fields)
+    return BytesGemm(fmt.name, "q8", k, BYTE_ROWS, BYTE_TOKENS, **fields)
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many."""
     if isa.matrix is not None:
-        few = {*BYTE_TOKENS} if isa.matrix.dot_bytes else set[int]()
-        return (*GEMV_TOKENS, *sorted({*few, isa.matrix.vector_tokens}))
+        return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     more = isa.tiles.few[1]
     return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
 
@@ -363,7 +359,7 @@ def fits(spec: Matmul, isa: Isa) -> bool:
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
     if isinstance(spec, BytesGemm):
         return (
-            isa.matrix is not None and rows > 0 and COLUMNS % rows == 0 and spec.nr in BYTE_TOKENS
+            isa.matrix is not None and rows > 0 and COLUMNS % rows == 0 and spec.nr == BYTE_TOKENS
         )
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if isinstance(spec, Gemm) and spec.unit == OUTER:

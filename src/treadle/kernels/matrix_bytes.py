@@ -7,266 +7,266 @@ only unpacks codes, whose order stays::
 
     sums[r, t] += f32(codes[r] . x[t]) * d_w[r] * d_x[t]     a row's sums in one vector
 
-The vector is of 16 tokens, or of 8 and two scales' values of K side by side: a register takes both
-at once, where the activations of each are zeros for the other's codes (``_Pairs``).
-
-A panel's row holds its codes, in order, then its scales and minimums in f32.
+While a *strip* of 16 rows meets the tokens, the next one is unpacked: memory, vectors and registers
+have work at the same time. A strip has a few rows of each of an item's runs, which are streams of
+memory (``matrix.RUNS``). Its row holds codes, in order, then scales and minimums in f32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import product
-
-from treadle.jit.language import Builder, Val, Var
-from treadle.jit.types import f32, f64, i8, i32
+from treadle.formats.format import Codes
+from treadle.jit.language import Builder, Isa, Operand, Val, Var
+from treadle.jit.types import f32, i8, i32
 from treadle.kernels.act import BLOCK, DWORD, block_sums
-from treadle.kernels.blocks import At, WeightRows, codes_in_order, scales_of
+from treadle.kernels.blocks import At, WeightRows, ordered_codes, scales_of
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.matrix import AHEAD, REGISTER, SIDE, in_runs
+from treadle.kernels.matmul import Segment, Share, n_strips, pick_segment, shares
+from treadle.kernels.matrix import AHEAD, REGISTER, RUNS, SIDE
 from treadle.kernels.out import Out, Sums
-from treadle.kernels.spec import LINE, round_up
-from treadle.kernels.tile import Ends, KRange
+from treadle.kernels.spec import LINE, Frame, round_up
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
-AT_ONCE = 4  # registers of sums that are made before the first is scaled
+# Registers of sums that are made before the first is scaled: a turn, in which each of as many runs
+# of the next strip's rows has its part.
+AT_ONCE = RUNS
 SMALL = 8  # small blocks that are unpacked together
+EACH = SIDE // RUNS  # rows of a run in a strip
 
 
 @dataclass(frozen=True)
 class BytesGemm(Gemm):
-    """``act`` "q8", ``nr`` 16, or 8 where a row has an even number of scales; ``mr * lanes`` a
-    multiple of 16.
-    """
+    """``act`` "q8", ``nr`` 16; ``mr * lanes`` a multiple of 16."""
 
     @property
     def name(self) -> str:
         return f"{super().name}_bytes"
 
     @property
-    def per_scale(self) -> int:
-        """Values of K that share one."""
+    def codes(self) -> Codes:
         assert self.fmt.codes is not None, self.fmt.name
-        return self.fmt.codes.sub
+        return self.fmt.codes
 
     @property
-    def n_scales(self) -> int:
-        """Of a row."""
+    def per_scale(self) -> int:
+        """Values of K that share one: those of a product of registers."""
+        return self.codes.sub
+
+    @property
+    def n_products(self) -> int:
+        """Products of registers over all of K."""
         return self.k // self.per_scale
 
     @property
-    def beside(self) -> int:
-        """How many scales' values of K a product of registers takes: side by side in its sums."""
-        return SIDE // self.nr
+    def turns(self) -> int:
+        """Rounds of AT_ONCE of them."""
+        return -(-self.n_products // AT_ONCE)
 
     @property
-    def step(self) -> int:
-        """Values of K of a product of registers."""
-        return self.per_scale * self.beside
+    def n_blocks(self) -> int:
+        """Blocks of a row that are unpacked together."""
+        n = 1
+        while self.fmt.block < 256 and n < SMALL and self.k // self.fmt.block % (2 * n) == 0:
+            n *= 2
+        return n
 
     @property
-    def scales_off(self) -> int:
-        """Where in a panel's row scales begin; minimums are behind them."""
-        return round_up(self.k, LINE)
-
-    @property
-    def minimums_off(self) -> int:
-        return self.scales_off + 4 * self.n_scales
+    def scale_offs(self) -> list[int]:
+        """Where in a strip's row scales begin, and minimums if there are any."""
+        return [
+            round_up(self.k, LINE) + 4 * self.n_products * i for i in range(1 + self.codes.has_m)
+        ]
 
     @property
     def row_pitch(self) -> int:
-        """Bytes of a panel's row: an odd number of lines, or rows would share a few sets of L1."""
-        codes = self.fmt.codes
-        assert codes is not None, self.fmt.name
-        minimums = 4 * (self.k // self.sub) if codes.has_m else 0
-        return (round_up(self.minimums_off + minimums, LINE) // LINE | 1) * LINE
+        """Bytes of a strip's row: an odd number of lines, or rows would share a few sets of L1."""
+        end = self.scale_offs[-1] + 4 * self.n_products
+        return (round_up(end, LINE) // LINE | 1) * LINE
 
-    def panel_pitch(self, lanes: int) -> int:
-        return self.mr * lanes * self.row_pitch
+    def scratch(self, lanes: int) -> int:
+        """Two strips, AT_ONCE registers, the sums of all rows, and those of the tokens' values."""
+        n_lines = self.rows_per_item(lanes) + self.n_products * self.codes.has_m
+        return 2 * SIDE * self.row_pitch + AT_ONCE * REGISTER + n_lines * LINE
 
-    def sums_bytes(self, lanes: int, n_panels: int = 1) -> int:
-        pairs = self.k // self.step * (self.step // DWORD + 1) * LINE if self.beside > 1 else 0
-        return AT_ONCE * REGISTER + pairs
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        rows, matrix = self.rows_per_item(isa.lanes), isa.matrix
+        assert matrix is not None, isa.name
+        assert matrix.begin_bytes is not None, isa.name
+        share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
+        strips, made = frame.scratch, frame.scratch + 2 * SIDE * self.row_pitch
+        sums = made + AT_ONCE * REGISTER
+        totals = sums + rows * LINE
 
-    def stage_bytes(self, lanes: int) -> int:
-        return 0
+        def begin(item: Val) -> tuple[Share, Segment, _Strip]:
+            share = share_of(item)
+            seg = pick_segment(k, frame, self, share.strip, rows)
+            left = seg.rows.m - seg.rows.first
+            n = k.min((left + (SIDE - 1)) // SIDE, rows // SIDE)
+            return share, seg, _Strip(seg.rows, n, k.i64(0))
 
-    def fill(
-        self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
-    ) -> None:
-        def pack(k: Builder, panel: Val, *source: Val) -> None:
-            self._unpack(k, panel, rows.of(source))
-
-        k.outlined("pack", (panel, *rows.values), pack)
-
-    def _unpack(self, k: Builder, panel: Val, source: WeightRows) -> None:
-        """Codes, scales and minimums of all rows."""
-        fmt, n = self.fmt, 1
-        while fmt.block < 256 and n < SMALL and self.k // fmt.block % (2 * n) == 0:
-            n *= 2
-        rows = in_runs(k, source, self.mr * k.isa.lanes)
-        with rows as (at, run), k.loop(self.k // (n * fmt.block)) as c:
-            for row in run:
-                row.block(c, n).prefetch(k, AHEAD // sum(fmt.strides), n, 3)
-            for r, row in zip(at, run, strict=True):
-                self._some(k, row.block(c, n), panel + r * self.row_pitch, c * n, n)
-
-    def _some(self, k: Builder, first: At, to: Val, b: Val, n: int) -> None:
-        """``n`` blocks, from a row's ``b``-th on."""
-        blocks, codes, size = [first.block(i) for i in range(n)], self.fmt.codes, self.fmt.block
-        assert codes is not None, self.fmt.name
-        together = max(1, 2 * k.isa.vector_bits // 8 // size)
-        for i in range(0, n, together):
-            held = codes_in_order(k, *blocks[i : i + together])
-            k.store(to + b * size, (held - codes.offset).bits(i8.like(held.ty)), offset=i * size)
-        places = (self.scales_off, self.per_scale), (self.minimums_off, self.sub)
-        for v, (off, per) in zip(scales_of(k, blocks), places, strict=True):
-            if v is not None:
-                k.store(to + b * (size // per * 4), v, offset=off)
-
-    @contextmanager
-    def registers(self, k: Builder, free: Val) -> Iterator[None]:
-        matrix = k.isa.matrix
-        assert matrix is not None, k.isa.name
-        assert matrix.begin_bytes is not None, k.isa.name
-        matrix.begin_bytes(k, free, self.step)
-        yield
+        matrix.begin_bytes(k, made, self.per_scale)
+        _, _, first = begin(frame.begin)
+        with k.loop(self.turns) as turn:
+            for i in range(AT_ONCE):
+                self._unpack(k, strips, first, turn, i)
+        full = k.var(k.i64(0))  # which of the two strips is unpacked
+        with k.loop(frame.end, start=frame.begin) as item:
+            share, seg, first = begin(item)
+            _, _, last = begin(k.min(item + 1, frame.end - 1))
+            n = first.n
+            with k.loop(share.stop, start=share.start, step=self.nr) as token:
+                x = frame.x + token // self.nr * self.layout().group_bytes
+                tokens = _Tokens(k, self, x, totals)
+                then = last.unless(k, token + self.nr < share.stop, first)
+                with k.loop(n) as s:
+                    strip = strips + full.v * (SIDE * self.row_pitch)
+                    full.v = k.i64(1) - full.v
+                    to = strips + full.v * (SIDE * self.row_pitch)
+                    here = _Strip(seg.rows, n, s)
+                    soon = then.unless(k, s + 1 < n, _Strip(seg.rows, n, s + 1))
+                    for r, total in enumerate(self._sums(k, strip, tokens, made, to, soon)):
+                        at = sums + here.row(r // EACH, r % EACH) * LINE
+                        k.store(at, total.v, align=LINE)
+                out = Out(k, self, frame, seg, token)
+                with k.loop(n) as s:
+                    held = _columns(k, sums + s * (SIDE * LINE))
+                    out.store(held, s * SIDE, False, add=False)
         matrix.end(k)
 
-    @contextmanager
-    def tiles(
-        self,
-        k: Builder,
-        panel: Val,
-        x: Val,
-        free: Val,
-        part: KRange | None = None,
-        out: Out | None = None,
-        n_panels: int = 1,
-    ) -> Iterator[tuple[Val, Sums]]:
-        n = n_panels * self.mr * k.isa.lanes // SIDE
-        n_strips = k.i64(n)
-        if out is not None:
-            rows = out.seg.rows
-            n_strips = k.min((rows.m - rows.first + (SIDE - 1)) // SIDE, n)
-        tokens = (_Pairs if self.beside > 1 else _Tokens)(k, self, x, free + AT_ONCE * REGISTER)
-        with k.loop(n_strips) as s:
-            strip = panel + s * (SIDE * self.row_pitch)
-            yield s * SIDE, self._sums(k, strip, tokens, free)
+    def _unpack(self, k: Builder, to: Val, strip: _Strip, turn: Val, run: int) -> None:
+        """A turn's share of a strip's rows of a run: as many blocks as all turns do them in."""
+        per_row = self.k // (self.n_blocks * self.fmt.block)
+        n = -(-EACH * per_row // self.turns)
+        for i in range(n):
+            at = k.min(turn * n + i, EACH * per_row - 1)
+            row, c = at // per_row, at % per_row
+            blocks = strip.weights(k, run, row).block(c, self.n_blocks)
+            blocks.prefetch(k, AHEAD // sum(self.fmt.strides), self.n_blocks, 3)
+            self._some(k, blocks, to + (row + EACH * run) * self.row_pitch, c * self.n_blocks)
 
-    def _sums(self, k: Builder, strip: Val, tokens: _Tokens, free: Val) -> Sums:
-        """Of 16 rows with a group of tokens; some are scaled while later steps' are made."""
-        n = self.k // self.step
+    def _some(self, k: Builder, first: At, to: Val, b: Val) -> None:
+        """Blocks that are unpacked together, from a row's ``b``-th on."""
+        codes, size, n = self.codes, self.fmt.block, self.n_blocks
+        blocks = [first.block(i) for i in range(n)]
+        together = max(1, 2 * k.isa.vector_bits // 8 // size)
+        for i in range(0, n, together):
+            offset = i * size
+            for held in ordered_codes(k, *blocks[i : i + together]):
+                signed = (held - codes.offset).bits(i8.like(held.ty))
+                k.store(to + b * size, signed, offset=offset)
+                offset += held.ty.lanes
+        scales = [v for v in scales_of(k, blocks) if v is not None]
+        for v, off in zip(scales, self.scale_offs, strict=True):
+            k.store(to + b * (size // self.per_scale * 4), v, offset=off)
+
+    def _sums(
+        self, k: Builder, strip: Val, tokens: _Tokens, made: Val, to: Val, soon: _Strip
+    ) -> list[Var]:
+        """Of 16 rows with a group of tokens. Some products are scaled while later ones are made,
+        and what comes ``soon`` is unpacked into the other strip, ``to``.
+        """
         sums = [k.var(k.zero(f32 * SIDE)) for _ in range(SIDE)]
-        first = min(n, AT_ONCE)
-        for i in range(first):
-            self._multiply(k, strip, tokens, k.i64(i), i, free)
-        full, rest = divmod(n - first, AT_ONCE)
-        with k.loop(full) as c:
+        begun = min(self.n_products, AT_ONCE)
+        turns, rest = divmod(self.n_products - begun, AT_ONCE)
+        for i in range(AT_ONCE):
+            if i < begun:
+                self._multiply(k, strip, tokens, k.i64(i), i, made)
+            self._unpack(k, to, soon, k.i64(0), i)
+        with k.loop(turns) as c:
             for i in range(AT_ONCE):
                 at = c * AT_ONCE + i
-                self._scale(k, strip, tokens, at, free + i * REGISTER, sums)
-                self._multiply(k, strip, tokens, at + AT_ONCE, i, free)
-        for i in range(first + rest):
-            at = k.i64(full * AT_ONCE + i)
-            self._scale(k, strip, tokens, at, free + i % AT_ONCE * REGISTER, sums)
+                self._scale(k, strip, tokens, at, made + i * REGISTER, sums)
+                self._multiply(k, strip, tokens, at + AT_ONCE, i, made)
+                self._unpack(k, to, soon, c + 1, i)
+        for i in range(begun + rest):
+            at = k.i64(turns * AT_ONCE + i)
+            self._scale(k, strip, tokens, at, made + i % AT_ONCE * REGISTER, sums)
             if i < rest:
-                self._multiply(k, strip, tokens, at + AT_ONCE, i, free)
-        held = [tokens.joined(made.v) for made in sums]
-        codes = self.fmt.codes
-        if codes is not None and codes.has_m:
-            held = self._with_minimums(k, strip, tokens.x, held)
-        dwords = [v.bits(i32 * self.nr) for v in held]
-        for i, column in enumerate(transpose(k, dwords, k.isa.lanes)):
-            for j, v in enumerate(column):
-                yield v.ty.lanes * j, i, v.bits(f32 * v.ty.lanes)
+                self._multiply(k, strip, tokens, at + AT_ONCE, i, made)
+        for i in range(AT_ONCE if rest else 0):
+            self._unpack(k, to, soon, k.i64(turns + 1), i)
+        return sums
 
     def _multiply(
-        self, k: Builder, strip: Val, tokens: _Tokens, at: Val, i: int, free: Val
+        self, k: Builder, strip: Val, tokens: _Tokens, at: Val, i: int, made: Val
     ) -> None:
-        """The ``at``-th step of K, into the ``i``-th register of sums, and that to scratch."""
-        matrix = k.isa.matrix
+        """The ``at``-th product, into the ``i``-th register of sums, and that to scratch."""
+        matrix, n = k.isa.matrix, self.per_scale
         assert matrix is not None, k.isa.name
         assert matrix.dot_bytes is not None, k.isa.name
         matrix.zero(k, i)
-        matrix.load(k, 4 + i % 2, strip + at * self.step, self.row_pitch)
-        matrix.load(k, 6 + i % 2, tokens.values + at * (self.step // DWORD * LINE), LINE)
+        matrix.load(k, 4 + i % 2, strip + at * n, self.row_pitch)
+        matrix.load(k, 6 + i % 2, tokens.x + at * (n // DWORD * LINE), LINE)
         matrix.dot_bytes(k, i, 4 + i % 2, 6 + i % 2)
-        matrix.store(k, i, free + i * REGISTER, LINE)
+        matrix.store(k, i, made + i * REGISTER, LINE)
 
     def _scale(
         self, k: Builder, strip: Val, tokens: _Tokens, at: Val, made: Val, sums: list[Var]
     ) -> None:
-        """Add a register's sums, scaled."""
+        """Add a register's sums, scaled, and minimums times the sums of what they are for."""
         d, ty = tokens.scales(at), f32 * SIDE
+        values = tokens.sums(at) if self.codes.has_m else None
+
+        def of_row(r: int, off: int) -> Val:
+            place = strip + at * 4 + (r * self.row_pitch + off)
+            return k.splat(k.load(place, f32, align=4), ty)
+
         for r, total in enumerate(sums):
             dot = k.load(made, i32 * SIDE, offset=r * LINE, align=LINE)
-            place = strip + at * (4 * self.beside) + (r * self.row_pitch + self.scales_off)
-            kind = f64 if self.beside == 2 else f32
-            scale = k.splat(k.load(place, kind, align=4), kind * (SIDE // self.beside)).bits(ty)
-            total.v = k.fma(dot.to(f32), d * scale, total.v)
+            total.v = k.fma(dot.to(f32), d * of_row(r, self.scale_offs[0]), total.v)
+            if values is not None:
+                total.v = k.fma(of_row(r, self.scale_offs[1]), values, total.v)
         k.fence()
 
-    def _with_minimums(self, k: Builder, strip: Val, x: Val, held: list[Val]) -> list[Val]:
-        """Rows' sums, and each minimum times the sum of the values that it is for."""
-        act, n = self.layout(), self.nr
-        sums = [k.var(v) for v in held]
-        with k.loop(self.k // self.sub) as b:
-            block = b // (BLOCK // self.sub)
-            d = k.load(x + block * (4 * n), f32 * n, offset=act.d_off)
-            comp = k.load(x + b * (4 * n), i32 * n, offset=act.comp_off)
-            total = block_sums(k, comp, d)
-            for r, made in enumerate(sums):
-                at = strip + b * 4 + (r * self.row_pitch + self.minimums_off)
-                made.v = k.fma(k.splat(k.load(at, f32), f32 * n), total, made.v)
-        return [made.v for made in sums]
+
+def _columns(k: Builder, sums: Val) -> Sums:
+    """What ``Out`` writes, of 16 rows."""
+    held = [k.load(sums, i32 * SIDE, offset=r * LINE, align=LINE) for r in range(SIDE)]
+    for i, column in enumerate(transpose(k, held, k.isa.lanes)):
+        for j, v in enumerate(column):
+            yield v.ty.lanes * j, i, v.bits(f32 * v.ty.lanes)
+
+
+@dataclass
+class _Strip:
+    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs."""
+
+    rows: WeightRows
+    n: Val
+    s: Val
+
+    def row(self, run: int, r: Operand) -> Val:
+        """Which of the item's rows the ``r``-th of a run's is."""
+        return self.n * (EACH * run) + self.s * EACH + r
+
+    def weights(self, k: Builder, run: int, r: Val) -> At:
+        """Where that row is."""
+        return self.rows.row(k, self.row(run, r))
+
+    def unless(self, k: Builder, holds: Val, other: _Strip) -> _Strip:
+        """This strip, or another one if something holds."""
+        mine, its = ([*each.rows.values, each.n, each.s] for each in (self, other))
+        *rows, n, s = (k.select(holds, b, a) for a, b in zip(mine, its, strict=True))
+        return _Strip(self.rows.of(rows), n, s)
 
 
 class _Tokens:
-    """A group of 16: its dwords are what registers load."""
-
-    def __init__(self, k: Builder, spec: BytesGemm, x: Val, room: Val) -> None:
-        self.k, self.spec, self.x, self.act = k, spec, x, spec.layout()
-        self.values = x
-
-    def scales(self, at: Val) -> Val:
-        """Of a step of K."""
-        block = at // (BLOCK // self.spec.per_scale)
-        return self.k.load(self.x + block * (4 * SIDE), f32 * SIDE, offset=self.act.d_off)
-
-    def joined(self, sums: Val) -> Val:
-        """A row's sums, one for each token."""
-        return sums
-
-
-class _Pairs(_Tokens):
-    """A group of 8, put in order in scratch: of a step the first scale's values stand in even
-    columns, the second one's in odd ones, with zeros where the other's codes are met; and what they
-    are scaled by.
+    """A group of 16: ``x``'s dwords are what registers load. ``room``: for the sums of the values
+    that share a minimum.
     """
 
     def __init__(self, k: Builder, spec: BytesGemm, x: Val, room: Val) -> None:
-        super().__init__(k, spec, x, room)
-        n, per = spec.nr, spec.per_scale
-        rows, steps = per // DWORD, spec.k // spec.step
-        self.values, self.d = room, room + steps * (spec.step // DWORD * LINE)
-        with k.loop(steps) as at:
-            to = room + at * (2 * rows * LINE)
-            for half, row in product(range(2), range(rows)):
-                line = half * rows + row
-                v = k.load(x + at * (2 * rows * 4 * n), i32 * n, offset=line * 4 * n)
-                places = [j // 2 if j % 2 == half else n for j in range(SIDE)]
-                k.store(to, k.shuffle(v, k.zero(v.ty), places), offset=line * LINE, align=LINE)
-            blocks = [(at * 2 + half) // (BLOCK // per) for half in range(2)]
-            even, odd = (k.load(x + b * (4 * n), f32 * n, offset=self.act.d_off) for b in blocks)
-            zipped = k.shuffle(even, odd, [j // 2 + n * (j % 2) for j in range(SIDE)])
-            k.store(self.d + at * LINE, zipped, align=LINE)
+        self.k, self.spec, self.x, self.act, self.totals = k, spec, x, spec.layout(), room
+        if spec.codes.has_m:
+            with k.loop(spec.n_products) as at:
+                comp = k.load(x + at * LINE, i32 * SIDE, offset=self.act.comp_off)
+                k.store(room + at * LINE, block_sums(k, comp, self.scales(at)), align=LINE)
 
     def scales(self, at: Val) -> Val:
-        return self.k.load(self.d + at * LINE, f32 * SIDE, align=LINE)
+        """Of the ``at``-th product's values of K."""
+        block = at // (BLOCK // self.spec.per_scale)
+        return self.k.load(self.x + block * LINE, f32 * SIDE, offset=self.act.d_off)
 
-    def joined(self, sums: Val) -> Val:
-        even, odd = (self.k.shuffle(sums, sums, range(i, SIDE, 2)) for i in range(2))
-        return even + odd
+    def sums(self, at: Val) -> Val:
+        """Of those values."""
+        return self.k.load(self.totals + at * LINE, f32 * SIDE, align=LINE)

@@ -236,7 +236,7 @@ def cross(
     matrix_s: dict[int, float] = {}
     gemm, matrix = (choice.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
     for tokens in CROSSOVER:
-        few = choice.by_bytes(fmt, k, tokens) if choice.meets_bytes(fmt, isa, tokens) else gemm
+        few = choice.by_bytes(fmt, k) if choice.meets_bytes(fmt, isa, tokens) else gemm
         specs: list[Matmul] = [choice.gemv(fmt, isa, k, tokens, table), few]
         specs += [matrix] if isinstance(matrix, MatrixGemm) else []
         tried = [Variant(spec, swept_fields(spec)) for spec in specs]
