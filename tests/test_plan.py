@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import treadle
 from tests.conftest import WriteTiny
+from tests.kernels.rows import MADE_UP
 from tests.stepwise import walk
 from treadle.batch import Part
 from treadle.devices.cpu import Cpu
@@ -24,6 +25,9 @@ from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
 from treadle.kernels.choice import GEMV_TOKENS
 from treadle.kernels.elementwise import Norm
+from treadle.kernels.matmul import Matmul
+from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.spec import Args, Grid, Spec, run_state
 from treadle.kvcache import KVCache
@@ -337,11 +341,16 @@ def batches(model: treadle.Model) -> list[list[Part]]:
     ]
 
 
-def check_steps(model: treadle.Model, what: str) -> None:
+def check_steps(model: treadle.Model, what: str) -> set[type[Spec]]:
+    """Returns the kinds of products that experts met."""
+    met: set[type[Spec]] = set()
     for batch in batches(model):
         worst = max(walk(model.engine, batch), key=lambda compared: compared.error)
         assert worst.error <= 1, (what, worst.label, worst.kind, worst.error, len(batch))
+        specs = [step.spec for step in model.engine._plan_of(batch).plan]
+        met |= {type(s.product) for s in specs if isinstance(s, Matmul) and s.experts}
     model.close()
+    return met
 
 
 @pytest.mark.parametrize(
@@ -380,6 +389,17 @@ def test_every_step_of_experts_agrees_with_its_twin(
 ) -> None:
     path = tiny(arch, fmt, **{"n_expert": 7, "n_ff_exp": 64, **sizes})
     check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), f"{arch} {fmt}")
+
+
+@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_1"])
+def test_every_step_of_experts_on_matrix_registers(
+    fmt: str, tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are made of memory here: each expert's few tokens meet bytes, many meet bf16."""
+    monkeypatch.setitem(ROWS, MADE_UP.name, MADE_UP)
+    path = tiny("qwen3moe", fmt, n_expert=7, n_ff_exp=64, n_layer=2)
+    model = treadle.load(path, threads=2, context=640, n_sequences=2, isa=MADE_UP.name)
+    assert {BytesGemm, MatrixGemm} <= check_steps(model, fmt)
 
 
 def test_every_step_of_a_trained_model_agrees_with_its_twin(data: Path) -> None:

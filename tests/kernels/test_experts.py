@@ -23,6 +23,8 @@ from treadle.kernels.gather import PIECE, Combine, Gather
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import TILE, Matmul
+from treadle.kernels.matrix import MatrixGemm
+from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.route import Route, Sort, blocks_most, tiles_most
 from treadle.kernels.spec import round_up
 
@@ -166,7 +168,7 @@ def test_combine(spec: Combine, isa: Isa, memory: Memory, rng: np.random.Generat
 
 # -- products -------------------------------------------------------------------------------------
 
-COUNTS = (3, 0, 11, 1)  # rows of each expert
+COUNTS = (3, 0, 19, 1)  # rows of each expert
 HEIGHT = 50
 
 
@@ -198,7 +200,7 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         block = spec.nr
         firsts = np.cumsum([0, *(round_up(n, block) for n in COUNTS[:-1])])
         made = [(e, int(at), n) for e, (at, n) in enumerate(zip(firsts, COUNTS, strict=True)) if n]
-        cut = [*made[:1], (2, made[1][1], block), (2, made[1][1] + block, 11 - block), *made[2:]]
+        cut = [(e, at + i, min(block, n - i)) for e, at, n in made for i in range(0, n, block)]
         tiles = np.array([len(cut), *np.array(cut).ravel()])
         n_rows, n_items, tokens = sum(round_up(n, block) for n in COUNTS), len(cut), 0
         source = np.arange(n_rows)
@@ -264,6 +266,19 @@ BOTH = ("Q8_0", "Q4_K", "MXFP4", "F32")
 def test_gemm_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
     fmt, isa = by_name(name), rows.VECTORS[-1]
     spec = choice.gemm(fmt, isa, 3 * max(fmt.block, 32), matrix=False)
+    compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
+
+
+@pytest.mark.parametrize("isa", rows.MATRICES, ids=rows.name)
+@pytest.mark.parametrize("tokens", [16, 512])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "MXFP4"])
+def test_gemm_of_experts_on_matrix_registers(
+    name: str, tokens: int, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    """As bytes and as bf16."""
+    fmt = by_name(name)
+    spec = choice.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens)
+    assert isinstance(spec, BytesGemm if tokens == 16 else MatrixGemm)
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 

@@ -122,8 +122,7 @@ def matmul(
     if table.is_gemv(fmt.name, tokens):
         return gemv(fmt, isa, k, tokens, table, **fields)
     matrix = table.is_matrix(fmt.name, isa, tokens)
-    apart = fields.get("experts") or fields.get("heads")
-    if meets_bytes(fmt, isa, tokens) and not (matrix or apart):
+    if meets_bytes(fmt, isa, tokens) and not (matrix or fields.get("heads")):
         return by_bytes(fmt, k, **fields)
     return gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 

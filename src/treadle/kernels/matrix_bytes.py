@@ -99,7 +99,7 @@ class BytesGemm(Gemm):
 
         def begin(item: Val) -> tuple[Share, Segment, _Strip]:
             share = share_of(item)
-            seg = pick_segment(k, frame, self, share.strip, rows)
+            seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
             left = seg.rows.m - seg.rows.first
             n = k.min((left + (SIDE - 1)) // SIDE, rows // SIDE)
             return share, seg, _Strip(seg.rows, n, k.i64(0))
