@@ -87,7 +87,8 @@ MAY_IMPORT = {
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
     # other files -> tensors, and back
-    "convert": "errors version words formats files text models runtime.sigbus runtime.quantizer",
+    "convert": "errors version words formats files text models runtime.sigbus runtime.quantizer"
+    " sampling.recommended",
     "imatrix": "errors files formats kernels plan batch runtime.threads engine",
     "quantize": "errors words files formats imatrix convert runtime.sigbus runtime.quantizer",
     "perplexity": "errors words files.reader files.target batch engine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ MOSTLY_Q4_K_S = 14  # general.file_type
 
 
 def export(
-    path: Path, weights: Weights, size: Size, tokenizer: Tokenizer, facts: dict[str, str]
+    path: Path, weights: Weights, size: Size, tokenizer: Tokenizer, facts: Mapping[str, str | float]
 ) -> None:
     """Write the model to path; facts become general.* keys.
 

@@ -339,9 +339,9 @@ def _log(work: Path, **fields: Any) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def facts_of(recipe: Recipe, text: Text, steps: int) -> dict[str, str]:
+def facts_of(recipe: Recipe, text: Text, steps: int) -> dict[str, str | float]:
     """What the file says about itself, under general.*."""
-    facts = {
+    facts: dict[str, str | float] = {
         "name": "treadle-demo",
         "size_label": f"{n_parameters(recipe.size) / 1e6:.1f}M",
         "license": "PSF-2.0",
@@ -353,6 +353,7 @@ def facts_of(recipe: Recipe, text: Text, steps: int) -> dict[str, str]:
         "dataset.0.name": "The Python standard library: sources and docstrings",
         "dataset.0.version": f"CPython {platform.python_version()}, text {text.fingerprint}",
         "dataset.0.organization": "Python Software Foundation",
+        "sampling.penalty_repeat": 1.1,  # without it one text in five goes round in a loop
     }
     if text.versions:
         facts["license"] = "other"

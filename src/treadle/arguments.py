@@ -154,9 +154,9 @@ def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -
 
 
 def build_sampling(
-    sampling: Sampling | None, given: Mapping[str, Any], known: Iterable[str]
+    sampling: Sampling | None, usual: Sampling, given: Mapping[str, Any], known: Iterable[str]
 ) -> Sampling:
-    """``sampling``, or the defaults, with the fields ``given`` by name in the place of its own.
+    """``sampling``, or the ``usual``, with the fields ``given`` by name in the place of its own.
 
     Raises TypeError for a name that is no field, suggesting fields and the ``known`` others;
     SamplingError for values out of range.
@@ -171,4 +171,4 @@ def build_sampling(
             near = get_close_matches(name, [*SAMPLING_FIELDS, *known], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"generate() got an unexpected keyword argument {name!r}{hint}")
-    return replace(sampling or Sampling(), **given)
+    return replace(sampling or usual, **given)

@@ -36,7 +36,7 @@ from treadle.models.load import load_config
 from treadle.request import Request
 from treadle.runtime.machine import usable_threads
 from treadle.runtime.sigbus import guard_mappings
-from treadle.sampling import Constraint, Sampler, Sampling
+from treadle.sampling import Constraint, Sampler, Sampling, recommended
 from treadle.scheduler import Scheduler
 from treadle.session import Session
 from treadle.turns import Turns
@@ -137,6 +137,7 @@ class Model:
         guard_mappings()
         self.gguf = open_model(self.path)
         self.config = load_config(self.gguf)
+        self.sampling = recommended(self.gguf.metadata)  # where a call says nothing
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = context or default_context(self.config)
         self.engine = self.engine_type(
@@ -238,14 +239,14 @@ class Model:
         """Complete a prompt: an iterator of pieces of text.
 
         ``max_tokens``: None or -1 for as many as the text has; ``sampling``: how tokens are chosen,
-        and ``fields`` are fields of it by name, which count before its own: ``temperature=0``;
-        ``stop``: the text ends before this, or before any of these; ``grammar``: GBNF text that the
-        completion must follow; ``json_schema``: a schema it must satisfy, as text, a dict or a
-        pydantic class; ``regex``: what the whole completion must match (Rust's syntax);
-        ``constraint``: a ``treadle.sampling.Constraint`` of your own, for this text alone;
-        ``session``: whose tokens and pages to use; ``logprobs``: how many alternatives to each
-        token ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how much of each
-        adapter, by name, in place of what ``load`` was told; a session has its own.
+        None for what the file recommends, and ``fields`` are fields of it by name, which count
+        before its own: ``temperature=0``; ``stop``: the text ends before this, or before any of
+        these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a schema it
+        must satisfy, as text, a dict or a pydantic class; ``regex``: what the whole completion must
+        match (Rust's syntax); ``constraint``: a ``treadle.sampling.Constraint`` of your own, for
+        this text alone; ``session``: whose tokens and pages to use; ``logprobs``: how many
+        alternatives to each token ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how
+        much of each adapter, by name, in place of what ``load`` was told; a session has its own.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         and TypeError for a name that is no setting.
@@ -255,7 +256,7 @@ class Model:
         ids = self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise TreadleError("the prompt is empty: there is no token to go on from")
-        settings = build_sampling(sampling, fields, SETTINGS)
+        settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
         limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
         tokenizer, rule = self.tokenizer, constraint
         if grammar is not None or json_schema is not None or regex is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from treadle.errors import ContextFullError
 from treadle.models.archs import ARCHS
+from treadle.sampling.settings import Sampling
 
 BOS = 256  # after the 256 byte values
 
@@ -161,6 +162,7 @@ class FakeModel:
         )
     )
 
+    sampling: Sampling = field(default_factory=Sampling)
     opening: str = ""  # how every prompt ends
     template: Any = field(
         default_factory=lambda: SimpleNamespace(builtin=None, source="", tool_source="")

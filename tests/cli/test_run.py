@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.cli.conftest import Run
 from tests.cli.fake import BOS, FakeModel
 from treadle.cli.load import is_model
 from treadle.cli.run import split_words
+from treadle.sampling.settings import Sampling
 
 
 def test_the_completion_alone_is_on_standard_output(run: Run, model: FakeModel, gguf: str) -> None:
@@ -85,6 +87,18 @@ def test_settings_reach_the_engine(run: Run, model: FakeModel, gguf: str, tmp_pa
     assert settings["grammar"] == grammar.read_text()
     assert settings["json_schema"] is None
     assert settings["max_tokens"] is None
+
+
+def test_what_is_not_asked_for_is_as_the_file_recommends(
+    run: Run, model: FakeModel, gguf: str
+) -> None:
+    own = model.sampling = Sampling(temperature=0.5, top_k=7)
+    assert run("run", gguf, "x", "--top-k", "9", "--min-p", "0").code == 0
+    assert run("chat", gguf, "--top-k", "40", stdin="hi\n/set top_k default\nhi\n").code == 0
+    found = [call[-1]["sampling"] for call in model.calls if call[0] in ("generate", "chat")]
+    asked = Sampling(temperature=0.5, top_k=40)
+    checked = [asked, asked, own, own]  # before the first message, and as it is set
+    assert found == [replace(own, top_k=9, min_p=0.0), *checked]
 
 
 def test_json_schema_is_read_from_its_file(

@@ -14,7 +14,12 @@ from treadle.sampling.settings import Sampling
 
 def test_every_setting_of_an_answer_can_be_set() -> None:
     sampling = {each.name for each in dataclasses.fields(Sampling)} - {"custom"}
-    own = {each.name for each in dataclasses.fields(Settings)} - {"sampling", "constraint"}
+    own = {each.name for each in dataclasses.fields(Settings)} - {
+        "sampling",
+        "given",
+        "usual",
+        "constraint",
+    }
     assert set(SETTINGS) == sampling | own | {"grammar", "json_schema"}
 
 
@@ -64,6 +69,15 @@ def test_the_table_marks_what_differs() -> None:
     assert len(table) == len(SETTINGS)
     assert "  temperature           0.8" in table
     assert "* top_k                 1  (default 40)" in table
+
+
+def test_the_default_is_what_the_file_recommends() -> None:
+    settings = Settings(usual=Sampling(top_k=7, mirostat=2), sampling=Sampling(top_k=7, mirostat=2))
+    assert [line for line in settings.table().splitlines() if line.startswith("*")] == []
+    changed = settings.changed("top_k", "40").changed("mirostat", "none")
+    assert changed.line(find("top_k")) == "* top_k                 40  (default 7)"
+    assert changed.sampling == Sampling()
+    assert changed.changed("top_k", "default").changed("mirostat", "default") == settings
 
 
 def test_a_grammar_is_read_from_its_file(tmp_path: Path) -> None:

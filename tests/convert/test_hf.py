@@ -340,6 +340,24 @@ def test_the_command_takes_a_directory(stories: Path) -> None:
     assert "there was a little girl" in ran.stdout
 
 
+def test_the_sampling_that_its_makers_recommend(stories: Path, tmp_path: Path) -> None:
+    """In place and converted it is the default, and a call's own settings count before it."""
+    folder = shutil.copytree(stories, tmp_path / "hf")
+    said = {"do_sample": True, "temperature": 0.0, "top_k": 20, "repetition_penalty": 1.25}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    wanted = treadle.Sampling(temperature=0, top_k=20, repeat_penalty=1.25)
+    texts = set()
+    for path in (folder, convert(folder, tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2) as model:
+            assert model.sampling == wanted
+            for settings in ({}, {"sampling": wanted}, {"repeat_penalty": 1.25}):
+                texts.add(model.generate("Once upon a time", max_tokens=40, **settings).finish())
+            plain = treadle.Sampling(temperature=0)
+            other = model.generate("Once upon a time", max_tokens=40, sampling=plain).finish()
+    assert len(texts) == 1
+    assert other not in texts
+
+
 def test_what_counts_as_a_directory(stories: Path, data: Path, tmp_path: Path) -> None:
     assert is_hf(stories)
     assert is_hf(stories / "model.safetensors")

@@ -70,7 +70,7 @@ def test_codes_are_met_as_bytes_by_few_tokens() -> None:
 def test_a_table_is_honoured_where_it_says_something() -> None:
     table = Table({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 2): {"mr": 16}})
     assert matmul(Q8_0, VNNI, 2048, MANY, table) == Gemm("Q8_0", "q8", 2048, 1, 6)
-    assert matmul(Q8_0, VNNI, 2048, 2, table) == Gemv("Q8_0", "q8", 2048, 16, 2)
+    assert matmul(Q8_0, VNNI, 2048, 2, table) == Gemv("Q8_0", "q8", 2048, 16, 2, ahead=2048)
     for tokens in (1, 4):
         assert matmul(Q8_0, VNNI, 2048, tokens, table) == matmul(Q8_0, VNNI, 2048, tokens)
     for tokens in (*GEMV_TOKENS, MANY):

@@ -10,7 +10,7 @@ import pytest
 import treadle
 from treadle.sampling import Sampling
 from treadle.server import asked, fields
-from treadle.server.asked import SAMPLERS, check_text, file_defaults, read_asked, read_prompt
+from treadle.server.asked import SAMPLERS, check_text, read_asked, read_prompt
 from treadle.server.problems import ApiError
 from treadle.speech.planned import Wanted
 
@@ -62,14 +62,6 @@ def test_right_values() -> None:
     assert fields.read_fields(body, table) == {
         "whole": 5, "number": 1.0, "texts": ["a"], "refused": "x"
     }  # fmt: skip
-
-
-def test_the_files_own_sampling_is_the_default() -> None:
-    found = file_defaults({
-        "general.sampling.temp": 0.25, "general.sampling.top_k": 7, "general.sampling.top_p": 9.0,
-        "general.sampling.min_p": "no number", "general.sampling.penalty_repeat": 1.25,
-    })  # fmt: skip
-    assert found == Sampling(temperature=0.25, top_k=7, repeat_penalty=1.25)
 
 
 def read(model: treadle.Model, body: dict[str, Any]) -> asked.Asked:

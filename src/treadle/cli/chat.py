@@ -80,6 +80,7 @@ def command(
         conversation.system = system
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load)
+        conversation.settings = settings = settings.of(loaded)
         chat = Chat(loaded, conversation, progress)
         with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)

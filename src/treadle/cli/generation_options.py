@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,11 @@ from treadle.cli.options import (
 from treadle.errors import GrammarError
 from treadle.record import dataclass
 from treadle.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from treadle.model import Model
 
 EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 FILES = ("grammar", "json_schema")
@@ -41,9 +46,17 @@ class GenerationOptions:
     """How the next answer is made."""
 
     sampling: Sampling = field(default_factory=Sampling)
+    given: tuple[str, ...] = ()  # which of its fields were asked for; the others are the file's
+    usual: Sampling = field(default_factory=Sampling)  # what these are
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     constraint: Constraint | None = None
+
+    def of(self, model: Model) -> Self:
+        """The same with what the model's file recommends, where nothing was asked for."""
+        usual = model.sampling
+        given = {name: getattr(self.sampling, name) for name in self.given}
+        return replace(self, sampling=replace(usual, **given), usual=usual)
 
     def settings(self) -> dict[str, Any]:
         """Those of ``Model.generate``."""
@@ -77,8 +90,15 @@ def read_constraint(files: Mapping[str, Path | None]) -> Constraint | None:
 def build_options(values: dict[str, Any]) -> GenerationOptions:
     """What the options ask for."""
     constraint = read_constraint(values)
-    sampling = build_sampling({each.name: values[each.name] for each in OF_SAMPLING})
-    return GenerationOptions(sampling, values["max_tokens"], values["stop"], constraint)
+    asked = {each.name: values[each.name] for each in OF_SAMPLING}
+    given = tuple(name for name, value in asked.items() if value not in (None, ()))
+    return GenerationOptions(
+        build_sampling(asked),
+        given,
+        max_tokens=values["max_tokens"],
+        stop=values["stop"],
+        constraint=constraint,
+    )
 
 
 # What an answer's end and form are set by; all else is OF_SAMPLING.

@@ -55,6 +55,7 @@ def command(
         raise click.UsageError("PROMPT is not UTF-8")
     with ProgressBar() as progress:
         model = load_model(model_ref, progress, **load)
+        options = options.of(model)
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
         with options.named():
             with as_usage(SamplingError):  # settings that do not fit this vocabulary

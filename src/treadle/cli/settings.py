@@ -37,6 +37,10 @@ class Settings(GenerationOptions):
             return self.constraint.file if self.constraint and mine else None
         return getattr(self if name in OWN else self.sampling, name)
 
+    def default(self, setting: Knob) -> Any:
+        """What it is where nothing was asked for: of sampling what the model's file says."""
+        return getattr(self.usual, setting.name, setting.otherwise)
+
     def changed(self, name: str, text: str) -> Settings:
         """With another value, as it was typed.
 
@@ -44,7 +48,7 @@ class Settings(GenerationOptions):
         ValueError for one that cannot be read, OSError and FileError for a file.
         """
         setting = find(name)
-        value = setting.parse(text)
+        value = self.default(setting) if text.lower() == "default" else setting.parse(text)
         if setting.name in FILES:
             return dataclasses.replace(self, constraint=read_constraint({setting.name: value}))
         if setting.name in OWN:
@@ -59,9 +63,9 @@ class Settings(GenerationOptions):
         """Name and value; what differs from the default is marked, and says that."""
         value = self.value(setting.name)
         shown = f"{setting.name:<22}{setting.written(value)}"
-        if value == setting.default:
+        if value == (default := self.default(setting)):
             return f"  {shown}"
-        return f"* {shown}  (default {setting.written(setting.default)})"
+        return f"* {shown}  (default {setting.written(default)})"
 
     def table(self) -> str:
         """All of them."""

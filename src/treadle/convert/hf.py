@@ -26,6 +26,7 @@ from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
 from treadle.convert.hf_made import Made, stored
 from treadle.convert.hf_pooling import read_pooling
+from treadle.convert.hf_special import GENERATION, read_optional
 from treadle.convert.hf_tensors import (
     EMBEDDINGS,
     GGML_TYPE,
@@ -61,6 +62,7 @@ from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
 from treadle.record import dataclass
+from treadle.sampling.recommended import read_generation
 
 _F32 = GGML_TYPE["F32"]
 
@@ -103,6 +105,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         kind = tensors[EMBEDDINGS].tensor.dtype
         if kind in FILE_TYPES:
             metadata["general.file_type"] = FILE_TYPES[kind]
+        metadata |= read_generation(read_optional(folder / GENERATION))
         metadata |= read_pooling(folder, config, hyper)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
         checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)

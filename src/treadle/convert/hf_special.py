@@ -29,6 +29,7 @@ _KEYS = {
 }
 _MORE_ENDS = ("eot_token_id", "eom_token_id")  # where further ids that end a text have a place
 _MAX_ID = 1 << 31
+GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def read_specials(
 
     Raises FileError for what is not as transformers writes it.
     """
-    generation = read_optional(folder / "generation_config.json")
+    generation = read_optional(folder / GENERATION)
     named: dict[str, str | None] = {}
     maps = folder / "special_tokens_map.json"
     for path, values in (
@@ -123,7 +124,7 @@ def read_specials(
     for name in _KEYS:
         key = f"{name}_token_id"
         first = generation.get(key) is not None
-        where = folder / ("generation_config.json" if first else "config.json")
+        where = folder / (GENERATION if first else "config.json")
         numbered[name] = _numbers(generation[key] if first else config.get(key), where, key)
     said = settings.get("add_bos_token"), settings.get("add_eos_token")
     before, after = (value if isinstance(value, bool) else None for value in said)

@@ -18,6 +18,7 @@ from treadle.kernels.blocks import (
     codes_in_order,
     load_scales,
     load_weights,
+    ordered_codes,
     scales_of,
     unpack_codes,
 )
@@ -166,14 +167,21 @@ def _pack_staged(
     pitch, scales = n + 4 * sum(counts), out + 4 * rows * act.kd
     staged = [n, n + 4 * counts[0]][: len(counts)]
     packed = [scales, scales + scale_bytes(codes, act, rows)][: len(counts)]
+
+    def unpacked(k: Builder, block: At) -> list[Val]:
+        # Of Q6_K, in vectors, the order of the file takes longer (0.95 of the speed, Zen 4).
+        return ordered_codes(k, block) if codes.sub == BLOCK else [codes_in_order(k, block)]
+
     with k.loop(act.k // n) as c:
         with k.loop(lanes) as r:
             row = source.row(k, r).block(c, n_blocks)
             row.prefetch(k, 2 * n_blocks, n_blocks, 2)
             with k.loop(n_blocks) as i:
                 block = row.block(i)
-                to = stage + (r * pitch + i * fmt.block)
-                k.store(to, codes_in_order(k, block) + more)
+                to, offset = stage + (r * pitch + i * fmt.block), 0
+                for v in unpacked(k, block):
+                    k.store(to, v + more, offset=offset)
+                    offset += v.ty.lanes
                 both = [v for v in scales_of(k, [block]) if v is not None]
                 for v, at, per in zip(both, staged, each, strict=True):
                     k.store(stage + (r * pitch + at + i * (4 * per)), v)

@@ -8,6 +8,7 @@
     temperature.py  temperature, fixed or steered by entropy
     repetition.py   repeat, frequency and presence penalties; DRY and its sequence breakers
     selection.py    the token: greedy, a draw, mirostat 1 and 2, adaptive-p; random numbers
+    recommended.py  what a model's files recommend
     chain.py        Sampler: the order, and what one sequence must remember
 
 Logits are float32, probabilities float64: with the same logits and seed, two machines part only
@@ -16,6 +17,15 @@ where a random number falls within a rounding error (1e-15) of a boundary.
 
 from treadle.sampling.candidates import Candidates
 from treadle.sampling.chain import Constraint, Sampler
+from treadle.sampling.recommended import recommended
 from treadle.sampling.settings import DEFAULT_ORDER, CustomSampler, Sampling
 
-__all__ = ["DEFAULT_ORDER", "Candidates", "Constraint", "CustomSampler", "Sampler", "Sampling"]
+__all__ = [
+    "DEFAULT_ORDER",
+    "Candidates",
+    "Constraint",
+    "CustomSampler",
+    "Sampler",
+    "Sampling",
+    "recommended",
+]

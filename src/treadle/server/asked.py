@@ -130,14 +130,6 @@ COMMON: Table = {
     "image_data": refused("treadle reads text alone", []),
 }
 
-_FILE_KEYS = {
-    "temp": "temperature",
-    "penalty_last_n": "repeat_last_n",
-    "penalty_repeat": "repeat_penalty",
-    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
-    **{name: name for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
-}
-
 
 @dataclass
 class Asked:
@@ -196,22 +188,6 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
     """The i-th text of a prompt has a seed of its own, or all would be the same."""
     assert sampling.seed is not None
     return replace(sampling, seed=(sampling.seed + i) % SEEDS)
-
-
-def file_defaults(metadata: Mapping[str, Any]) -> Sampling:
-    """What the model's file recommends (``general.sampling.*``); for the rest llama.cpp's values.
-
-    A value that is out of range is left out: a file may not make a server refuse every call.
-    """
-    made = Sampling()
-    for key, name in _FILE_KEYS.items():
-        given: dict[str, Any] = {name: metadata.get(f"general.sampling.{key}")}
-        if isinstance(given[name], int | float):
-            try:
-                made = replace(made, **given)
-            except ValueError:  # SamplingError is one
-                continue
-    return made
 
 
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.card import card
 from treadle.record import dataclass
-from treadle.server.asked import Asked, file_defaults
+from treadle.server.asked import Asked
 from treadle.server.call import Call, Text, late
 from treadle.server.engine_thread import EngineThread
 from treadle.server.problems import ApiError, busy
@@ -64,7 +64,7 @@ class Service:
         self.fingerprint = f"treadle-{__version__}"
         self.tally, self.talks = Tally(), Talks()
         self.engine = EngineThread(self.model, self.tally)
-        self.defaults = file_defaults(self.model.gguf.metadata)
+        self.defaults = self.model.sampling
         self.draining = False
         self.n_open = 0  # calls that the end waits for: those that came before it began
         self.calls: set[Call] = set()
