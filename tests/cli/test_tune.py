@@ -28,6 +28,7 @@ from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import EDGE
 from treadle.kernels.matrix_bytes import BytesGemm
+from treadle.kernels.strips import StripGemm
 from treadle.runtime import machine, peaks, trial, tune, tuned
 from treadle.runtime.describe import row_in_use
 from treadle.runtime.tune import Crossover, Sweep, Variant
@@ -110,7 +111,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     # Products of bytes are not swept; matrix registers may win at nine tokens.
     kind = choice.family(few)
     shape = {"mr": few.mr} | ({"nr": few.nr} if kind == "gemm" else {})
-    assert isinstance(few, BytesGemm) or shape.items() <= winners[kind].items()
+    assert isinstance(few, StripGemm) or shape.items() <= winners[kind].items()
     assert not isinstance(few, BytesGemm) or isa.matrix is not None
     many = matmul(by_name("Q8_0"), isa, 64, 99, row.table)
     assert many.mr == winners["matrix" if isa.matrix else "gemm"]["mr"]

@@ -37,6 +37,7 @@ from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
+from treadle.kernels.vector_bytes import LanesGemm
 
 EPS = 1e-6
 
@@ -341,6 +342,18 @@ for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
         made = {"mr": 4, "nr": 16, **_options(i // 2, 8)}
         BYTES.append(BytesGemm(f.name, "q8", k, **made))
 GEMMS += BYTES
+LANES = [
+    LanesGemm("Q8_0", "q8", 352, 4, 16, segments=3, bias=True),
+    LanesGemm("Q8_0", "q8", 2048, 4, 8, residual=True),
+    LanesGemm("Q8_0", "q8", 96, 8, 16, segments=2),
+    LanesGemm("Q6_K", "q8", 768, 8, 8, outputs=True),
+    LanesGemm("Q4_K", "q8", 768, 4, 16),
+    *(
+        LanesGemm(f.name, "q8", (2 + 4 * (i % 2)) * max(f.block, 32), 4, 8 + 8 * (i // 2 % 2))
+        for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX))
+    ),
+]
+GEMMS += LANES
 # Experts: softmax and sigmoid, with what chooses and does not weigh, in groups.
 ROUTES = [
     Route(8, 2, "softmax"),

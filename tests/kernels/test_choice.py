@@ -28,6 +28,7 @@ from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.tile_outer import OUTER
 from treadle.kernels.tile_pairs import PAIRS
+from treadle.kernels.vector_bytes import LanesGemm
 
 ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
@@ -103,7 +104,7 @@ def test_matrix_registers_are_for_prompts() -> None:
     two_parts = replace(AMX, matrix=replace(AMX.matrix, parts=2))
     assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, two_parts)} == {"F32", "F64"}
     few, many = (matmul(Q8_0, NO_BYTES, 2048, n) for n in (16, 17))
-    assert few == matmul(Q8_0, ROWS["avx512_vbmi"], 2048, 16)
+    assert few == choice.gemm(Q8_0, VNNI, 2048, tokens=16)
     assert many == MatrixGemm("Q8_0", "bf16", 2048, 16, 32)
     f32 = by_name("F32")
     assert matmul(f32, AMX, 2048, 17) == MatrixGemm("F32", "bf16x3", 2048, 16, 32, kc=512)
@@ -133,10 +134,30 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
     assert least or 2 * both.product.panel_pitch(AMX.lanes) <= PANEL_BYTES * 33 // 32
 
 
-def test_batches_of_a_few_more_have_plans_of_their_own_beside_matrix_registers() -> None:
+def test_few_tokens_stand_in_lanes() -> None:
+    """Up to half a vector of them, or a whole one; of blocks with one scale more than a half."""
+    large, vnni = by_name("Q4_K"), ROWS["avx2_vnni"]
+    assert matmul(large, VNNI, 2048, 8) == LanesGemm("Q4_K", "q8", 2048, 8, 8)
+    assert matmul(large, VNNI, 2048, 9, experts=4) == LanesGemm(
+        "Q4_K", "q8", 2048, 8, 16, experts=4
+    )
+    assert matmul(Q8_0, VNNI, 2048, 16) == LanesGemm("Q8_0", "q8", 2048, 8, 16)
+    assert choice.gated(large, VNNI, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
+    for other in (
+        choice.exact(large, VNNI, 2048, 16),
+        matmul(large, VNNI, 2048, 8, heads=2),
+        matmul(large, VNNI, 2048, 17),
+        matmul(Q8_0, VNNI, 2048, 8),
+        matmul(large, vnni, 2048, 16),
+    ):
+        assert type(other) is Gemm
+
+
+def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
+    """Beside matrix registers, and where tokens stand in lanes."""
     for isa in ROWS.values():
-        sizes = (*GEMV_TOKENS, *((VECTOR_TOKENS,) if isa.matrix else ()))
-        assert choice.batch_sizes(isa) == sizes
+        more = (VECTOR_TOKENS,) if isa.matrix else (8, 16) if any(isa.tiles.lanes) else ()
+        assert choice.batch_sizes(isa) == (*GEMV_TOKENS, *more)
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
@@ -197,14 +218,14 @@ def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -
     narrow = isa.dot4_top < 252 - 128 * (isa.dot4_least < 0 and not isa.shorts)
     outer = isa.tiles.unit == OUTER
     want = not outer and (fmt.name == "Q2_K" or (fmt.name == "Q3_K" and not narrow))
-    spec = matmul(fmt, isa, 2048, MANY)
+    spec = matmul(fmt, isa, 2048, PROMPT)
     assert isinstance(spec, Gemm)
     assert spec.folded == want
     if want:  # as many sums as for formats with one scale for 32 values
-        q8_0 = matmul(Q8_0, isa, 2048, MANY)
+        q8_0 = matmul(Q8_0, isa, 2048, PROMPT)
         assert (spec.mr, spec.nr) == (q8_0.mr, q8_0.nr)
     table = Table({fmt.name: {"mr": 1, "nr": 6}})
-    tuned = matmul(fmt, isa, 2048, MANY, table)
+    tuned = matmul(fmt, isa, 2048, PROMPT, table)
     assert tuned == replace(spec, mr=1, nr=6)  # a machine's own table has no say in it
 
 

@@ -27,6 +27,7 @@ from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.route import Route, Sort, blocks_most, tiles_most
 from treadle.kernels.spec import round_up
+from treadle.kernels.vector_bytes import LanesGemm
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -280,6 +281,13 @@ def test_gemm_of_experts_on_matrix_registers(
     spec = choice.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens)
     assert isinstance(spec, BytesGemm if tokens == 16 else MatrixGemm)
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_gemm_of_experts_in_lanes(name: str, memory: Memory, rng: np.random.Generator) -> None:
+    fmt = by_name(name)
+    spec = LanesGemm(name, "q8", 3 * max(fmt.block, 32), 4, 8)
+    compare(with_experts(spec, NAMES.index(name)), rows.VECTORS[-1], memory, rng)
 
 
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 == 0 or n in BOTH])

@@ -33,7 +33,9 @@ from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.spec import round_up
+from treadle.kernels.strips import StripGemm
 from treadle.kernels.tile_ordered import OrderedGemm
+from treadle.kernels.vector_bytes import LanesGemm
 
 HEIGHTS = (1, 5, 50, 105)
 
@@ -49,6 +51,8 @@ def rows_for(spec: Matmul) -> list[Isa]:
         return [row for row in rows.MATRICES if row.matrix and row.matrix.dot_bytes]
     if on_matrix(spec):
         return rows.MATRICES
+    if isinstance(spec, LanesGemm):
+        return rows.VECTORS[-1:]
     return rows.VECTORS[-1:] if getattr(spec, "unit", DWORD) != DWORD else rows.VECTORS
 
 
@@ -72,7 +76,9 @@ PAIRS: list[tuple[Matmul, Isa]] = [
 PAIRS += [
     (spec, rows.SIGNED)
     for spec in (*GEMMS, *GEMVS)
-    if takes_signed(spec) and getattr(spec, "unit", DWORD) == DWORD and not on_matrix(spec)
+    if takes_signed(spec)
+    and getattr(spec, "unit", DWORD) == DWORD
+    and not isinstance(spec, (MatrixGemm, StripGemm))
 ]
 
 

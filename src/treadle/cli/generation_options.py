@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,12 +24,11 @@ from treadle.record import dataclass
 from treadle.sampling.settings import Sampling
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from treadle.model import Model
 
 EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 FILES = ("grammar", "json_schema")
+Options = TypeVar("Options", bound="GenerationOptions")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     constraint: Constraint | None = None
 
-    def of(self, model: Model) -> Self:
+    def of(self: Options, model: Model) -> Options:
         """The same with what the model's file recommends, where nothing was asked for."""
         usual = model.sampling
         given = {name: getattr(self.sampling, name) for name in self.given}

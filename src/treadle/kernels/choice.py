@@ -22,19 +22,21 @@ from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, SIDE, MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.panel import code_top
+from treadle.kernels.panel import code_top, is_staged
 from treadle.kernels.spec import round_up
+from treadle.kernels.strips import StripGemm
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.tile_outer import OUTER, adds_in_i16, outer_registers
 from treadle.kernels.tile_pairs import PAIRS, pairs_registers
+from treadle.kernels.vector_bytes import LanesGemm
 from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
-# Tokens of products of bytes on matrix registers, and vectors of rows of an item.
-BYTE_TOKENS, BYTE_ROWS = 16, 8
+# Tokens of products of strips of bytes, at most, and vectors of rows of an item.
+STRIP_TOKENS, STRIP_ROWS = 16, 8
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
@@ -122,24 +124,27 @@ def matmul(
     if table.is_gemv(fmt.name, tokens):
         return gemv(fmt, isa, k, tokens, table, **fields)
     matrix = table.is_matrix(fmt.name, isa, tokens)
-    if meets_bytes(fmt, isa, tokens) and not (matrix or fields.get("heads")):
-        return by_bytes(fmt, k, **fields)
-    return gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
+    strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
+    return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
-def meets_bytes(fmt: Format, isa: Isa, tokens: int) -> bool:
-    """Whether batches of up to ``tokens`` tokens, more than a gemv is for, meet codes as bytes on
-    matrix registers: those that are bytes with a sign.
+def by_strips(
+    fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any
+) -> BytesGemm | LanesGemm | None:
+    """The product of rows whose codes stay in order, for batches of up to ``tokens``, more than a
+    gemv is for; None where there is no such, or it is slower.
     """
     unit, codes = isa.matrix, fmt.codes
-    if unit is None or unit.dot_bytes is None or codes is None or not isa.rounds:
-        return False
-    return tokens <= BYTE_TOKENS and codes.top - codes.offset <= 127
-
-
-def by_bytes(fmt: Format, k: int, **fields: Any) -> BytesGemm:
-    """The product that does so."""
-    return BytesGemm(fmt.name, "q8", k, BYTE_ROWS, BYTE_TOKENS, **fields)
+    if codes is None or not isa.rounds or tokens > STRIP_TOKENS:
+        return None
+    if unit is None:
+        if not 0 < isa.tiles.lanes[is_staged(fmt)] <= tokens or folds(fmt, isa):
+            return None
+        nr = isa.lanes if 2 * tokens > isa.lanes else isa.lanes // 2
+        return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, **fields)
+    if unit.dot_bytes is None or codes.top - codes.offset > 127:
+        return None
+    return BytesGemm(fmt.name, "q8", k, STRIP_ROWS, STRIP_TOKENS, **fields)
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:
@@ -147,6 +152,8 @@ def batch_sizes(isa: Isa) -> tuple[int, ...]:
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     more = isa.tiles.few[1]
+    if any(isa.tiles.lanes):
+        return (*GEMV_TOKENS, isa.lanes // 2, isa.lanes)
     return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
 
 
@@ -242,7 +249,7 @@ def gated(
         like = exact(fmt, isa, k, tokens, table)
     else:
         is_matrix = table.is_matrix(fmt.name, isa, tokens)
-        if meets_bytes(fmt, isa, tokens) and not is_matrix:
+        if not is_matrix and by_strips(fmt, isa, k, tokens) is not None:
             return None
         like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens)
     mr, matrix = like.mr, isinstance(like, MatrixGemm)
@@ -356,10 +363,8 @@ def fits(spec: Matmul, isa: Isa) -> bool:
         if isa.matrix is None or rows <= 0 or spec.nr != EDGE:
             return False
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
-    if isinstance(spec, BytesGemm):
-        return (
-            isa.matrix is not None and rows > 0 and COLUMNS % rows == 0 and spec.nr == BYTE_TOKENS
-        )
+    if isinstance(spec, StripGemm):
+        return rows > 0 and COLUMNS % rows == 0
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if isinstance(spec, Gemm) and spec.unit == OUTER:
         return whole and outer_registers(spec) <= isa.regs
@@ -375,7 +380,7 @@ def narrowed(
     matrix registers: their panels are large. But of few rows and many tokens threads share these
     out. No sum is taken otherwise for it.
     """
-    least = SIDE if isinstance(spec, BytesGemm) else EDGE
+    least = SIDE if isinstance(spec, StripGemm) else EDGE
     if family(spec) != "matrix" and least == EDGE:
         return spec
     if n_tokens >= n_threads * max(sum(heights), 8 * spec.nr):

@@ -229,14 +229,14 @@ def cross(
     at the numbers of tokens in CROSSOVER, cold.
 
     gemv serves one token whatever was measured: a tile of one is mostly filling. Where few tokens
-    meet codes as bytes on matrix registers, that stands for gemm.
+    have a product of their own, that stands for gemm.
     """
     gemv_s: dict[int, float] = {}
     gemm_s: dict[int, float] = {}
     matrix_s: dict[int, float] = {}
     gemm, matrix = (choice.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
     for tokens in CROSSOVER:
-        few = choice.by_bytes(fmt, k) if choice.meets_bytes(fmt, isa, tokens) else gemm
+        few = choice.by_strips(fmt, isa, k, tokens) or gemm
         specs: list[Matmul] = [choice.gemv(fmt, isa, k, tokens, table), few]
         specs += [matrix] if isinstance(matrix, MatrixGemm) else []
         tried = [Variant(spec, swept_fields(spec)) for spec in specs]
