@@ -81,7 +81,7 @@ class Engine:
         self.beside: Callable[[], object] = int  # as a run begins, for Python to do meanwhile
         self.lock = threading.RLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
-        room = max(n_ctx, GEMV_TOKENS[-1] + 1)
+        room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
         self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run
 
     # -- plans ----------------------------------------------------------------------------------

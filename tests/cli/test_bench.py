@@ -463,3 +463,15 @@ def test_the_real_engine_holds_what_it_is_told() -> None:
         engine.hold(35, 2)
         assert [session.ids for session in engine.sessions] == [row[:35] for row in ids]
         engine.close()
+
+
+def test_more_sequences_than_their_context_has_tokens() -> None:
+    """All of them write in one run, however short their texts are."""
+    import treadle
+
+    with treadle.load(context=8, n_sequences=12, threads=1) as real:
+        engine = Treadle(real, streams(12, 8, real.config.n_vocab))
+        engine.hold(0, 12)
+        engine.write(2, 12)
+        assert {session.n_past for session in engine.sessions} == {2}
+        engine.close()
