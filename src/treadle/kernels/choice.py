@@ -128,9 +128,7 @@ def matmul(
     return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
-def by_strips(
-    fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any
-) -> BytesGemm | LanesGemm | None:
+def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
     """The product of rows whose codes stay in order, for batches of up to ``tokens``, more than a
     gemv is for; None where there is no such, or it is slower.
     """
@@ -364,7 +362,9 @@ def fits(spec: Matmul, isa: Isa) -> bool:
             return False
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
     if isinstance(spec, StripGemm):
-        return rows > 0 and COLUMNS % rows == 0
+        sizes = (STRIP_TOKENS,) if isa.matrix else (isa.lanes // 2, isa.lanes)
+        mine = isinstance(spec, BytesGemm) == (isa.matrix is not None) and spec.nr in sizes
+        return mine and rows > 0 and COLUMNS % rows == 0
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if isinstance(spec, Gemm) and spec.unit == OUTER:
         return whole and outer_registers(spec) <= isa.regs

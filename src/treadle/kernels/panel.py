@@ -167,11 +167,6 @@ def _pack_staged(
     pitch, scales = n + 4 * sum(counts), out + 4 * rows * act.kd
     staged = [n, n + 4 * counts[0]][: len(counts)]
     packed = [scales, scales + scale_bytes(codes, act, rows)][: len(counts)]
-
-    def unpacked(k: Builder, block: At) -> list[Val]:
-        # Of Q6_K, in vectors, the order of the file takes longer (0.95 of the speed, Zen 4).
-        return ordered_codes(k, block) if codes.sub == BLOCK else [codes_in_order(k, block)]
-
     with k.loop(act.k // n) as c:
         with k.loop(lanes) as r:
             row = source.row(k, r).block(c, n_blocks)
@@ -179,7 +174,9 @@ def _pack_staged(
             with k.loop(n_blocks) as i:
                 block = row.block(i)
                 to, offset = stage + (r * pitch + i * fmt.block), 0
-                for v in unpacked(k, block):
+                # Q6_K takes longer in the order of the file (0.95 of the speed, Zen 4).
+                in_order = codes.sub == BLOCK
+                for v in ordered_codes(k, block) if in_order else [codes_in_order(k, block)]:
                     k.store(to, v + more, offset=offset)
                     offset += v.ty.lanes
                 both = [v for v in scales_of(k, [block]) if v is not None]

@@ -113,8 +113,8 @@ class StripGemm(Gemm):
     def sums(
         self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
     ) -> Iterator[tuple[int, Var]]:
-        """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``. Unpacks
-        what comes ``soon`` to ``to``.
+        """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``. Where two
+        strips are held, unpacks what comes ``soon`` to ``to``.
         """
         raise NotImplementedError
 
@@ -134,8 +134,9 @@ class StripGemm(Gemm):
             return share, seg, Strip(seg.rows, n, k.i64(0))
 
         self.begin(k, made)
-        _, _, first = begin(frame.begin)
-        self.unpack(k, strips, first)
+        if self.n_held > 1:
+            _, _, first = begin(frame.begin)
+            self.unpack(k, strips, first)
         full = k.var(k.i64(0))  # which strip is unpacked
         with k.loop(frame.end, start=frame.begin) as item:
             share, seg, first = begin(item)
@@ -146,11 +147,12 @@ class StripGemm(Gemm):
                 tokens = Tokens(k, self, x, totals)
                 then = last.unless(k, token + self.nr < share.stop, first)
                 with k.loop(n) as s:
-                    strip = strips + full.v * size
+                    here, strip = Strip(seg.rows, n, s), strips + full.v * size
                     if self.n_held > 1:
                         full.v = k.i64(1) - full.v
+                    else:
+                        self.unpack(k, strip, here)
                     to = strips + full.v * size
-                    here = Strip(seg.rows, n, s)
                     soon = then.unless(k, s + 1 < n, Strip(seg.rows, n, s + 1))
                     for r, total in self.sums(k, strip, tokens, made, to, soon):
                         at = sums + here.row(r // EACH, r % EACH) * self.line
@@ -225,8 +227,8 @@ class Strip:
 
 
 class Tokens:
-    """A group of 16: ``x``'s dwords are what registers load. ``room``: for the sums of the values
-    that share a minimum.
+    """A group of them, whose dwords stand side by side from ``x`` on. ``room``: for the sums of the
+    values that share a minimum.
     """
 
     def __init__(self, k: Builder, spec: StripGemm, x: Val, room: Val) -> None:

@@ -37,8 +37,7 @@ class LanesGemm(StripGemm):
         self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
     ) -> Iterator[tuple[int, Var]]:
         """ROWS at a time, from the first value of K to the last. The next strip's rows are asked
-        for meanwhile, and unpacked behind it: beside these products that would leave too few
-        registers.
+        for meanwhile; to unpack them, too, would leave too few registers.
         """
         turns, rest = divmod(self.n_products, AT_ONCE)
         for first in range(0, SIDE, ROWS):
@@ -52,7 +51,6 @@ class LanesGemm(StripGemm):
             for i in range(rest):
                 self._product(k, rows, tokens, k.i64(turns * AT_ONCE + i), sums)
             yield from ((first + r, total) for r, total in enumerate(sums))
-        self.unpack(k, to, soon)
 
     def _ask(self, k: Builder, strip: Strip, run: int, turn: Val) -> None:
         """For a turn's share of the rows that a strip has of a run, which are neighbours."""
