@@ -165,11 +165,10 @@ class StripGemm(Gemm):
 
     def unpack(self, k: Builder, to: Val, strip: Strip) -> None:
         """A strip's rows."""
-        with k.loop(self.turns) as turn:
-            for run in range(AT_ONCE):
-                self.unpack_part(k, to, strip, turn, run)
+        with k.loop(self.turns) as turn, k.loop(AT_ONCE) as run:
+            self.unpack_part(k, to, strip, turn, run)
 
-    def unpack_part(self, k: Builder, to: Val, strip: Strip, turn: Val, run: int) -> None:
+    def unpack_part(self, k: Builder, to: Val, strip: Strip, turn: Val, run: Val | int) -> None:
         """A turn's share of a strip's rows of a run: as many blocks as all turns do them in."""
         per_row = self.k // (self.n_blocks * self.fmt.block)
         n = -(-EACH * per_row // self.turns)
@@ -178,7 +177,7 @@ class StripGemm(Gemm):
             row, c = at // per_row, at % per_row
             blocks = strip.weights(k, run, row).block(c, self.n_blocks)
             blocks.prefetch(k, AHEAD // sum(self.fmt.strides), self.n_blocks, 3)
-            self._some(k, blocks, to + (row + EACH * run) * self.row_pitch, c * self.n_blocks)
+            self._some(k, blocks, to + (row + run * EACH) * self.row_pitch, c * self.n_blocks)
 
     def _some(self, k: Builder, first: At, to: Val, b: Val) -> None:
         """Blocks that are unpacked together, from a row's ``b``-th on."""
@@ -211,11 +210,11 @@ class Strip:
     n: Val
     s: Val
 
-    def row(self, run: int, r: Operand) -> Val:
+    def row(self, run: Val | int, r: Operand) -> Val:
         """Which of the item's rows the ``r``-th of a run's is."""
-        return self.n * (EACH * run) + self.s * EACH + r
+        return self.n * (run * EACH) + self.s * EACH + r
 
-    def weights(self, k: Builder, run: int, r: Val) -> At:
+    def weights(self, k: Builder, run: Val | int, r: Val) -> At:
         """Where that row is."""
         return self.rows.row(k, self.row(run, r))
 

@@ -46,10 +46,11 @@ class LanesGemm(StripGemm):
             with k.loop(turns) as turn:
                 for run in range(first // EACH, (first + ROWS) // EACH):
                     self._ask(k, soon, run, turn)
-                for i in range(AT_ONCE):
-                    self._product(k, rows, tokens, turn * AT_ONCE + i, sums)
-            for i in range(rest):
-                self._product(k, rows, tokens, k.i64(turns * AT_ONCE + i), sums)
+                with k.loop((turn + 1) * AT_ONCE, start=turn * AT_ONCE) as at:
+                    self._product(k, rows, tokens, at, sums)
+            if rest:
+                with k.loop(self.n_products, start=turns * AT_ONCE) as at:
+                    self._product(k, rows, tokens, at, sums)
             yield from ((first + r, total) for r, total in enumerate(sums))
 
     def _ask(self, k: Builder, strip: Strip, run: int, turn: Val) -> None:
