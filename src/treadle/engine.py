@@ -22,7 +22,7 @@ from treadle.lowering.weights import Weights
 from treadle.models.config import N_BATCH
 from treadle.models.graphs import GRAPHS, main_output
 from treadle.plan import Plan
-from treadle.ready import Ready
+from treadle.ready import Ready, plan_sizes
 from treadle.rows import Rows
 from treadle.runtime.threads import interrupts_held
 
@@ -105,14 +105,12 @@ class Engine:
         for adapter in adapters:
             adapter.check(self._adapted.met)
 
-    def _bucket(self, n: int, most: int) -> int:
-        return next((size for size in self._batch_sizes if n <= size < most), most)
-
     def plan_for(self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False) -> Ready:
         """The same, ready to run, with adapters or without."""
         ready = self._ready.get((n_tokens, n_outputs, output, adapted))
         if ready is None:
-            sizes = self._bucket(n_tokens, self.max_tokens), self._bucket(n_outputs, OUTPUTS)
+            limits = self.max_tokens, OUTPUTS
+            sizes = plan_sizes(n_tokens, n_outputs, self._batch_sizes, limits, CHUNK)
             ready = self._ready.get((*sizes, output, adapted))
             ready = ready or self._make(*sizes, output, adapted)
             self._ready[n_tokens, n_outputs, output, adapted] = ready

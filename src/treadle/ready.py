@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,3 +37,20 @@ class Ready:
         return lambda: np.ndarray(
             (n, columns), np.float32, arena.read(at, n * row_bytes), 0, (row_bytes, 4)
         )
+
+
+def plan_sizes(
+    n_tokens: int, n_outputs: int, sizes: Sequence[int], limits: tuple[int, int], many: int
+) -> tuple[int, int]:
+    """Tokens and outputs of the plan that serves such a batch: each the next of ``sizes``, or its
+    limit. Of fewer tokens than ``many`` one is an output, or all may be: a server makes the plans
+    that it may need before it begins.
+    """
+
+    def enough(n: int, most: int) -> int:
+        return next((size for size in sizes if n <= size < most), most)
+
+    tokens = enough(n_tokens, limits[0])
+    if n_outputs > 1 and tokens < min(many, limits[0]):
+        return tokens, tokens
+    return tokens, enough(n_outputs, limits[1])

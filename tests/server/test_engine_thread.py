@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
+from treadle.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
 from treadle.server.metrics import exposition
 from treadle.server.service import Service, Settings
@@ -66,7 +67,13 @@ def test_plans_that_do_not_compile(model: treadle.Model, monkeypatch: pytest.Mon
 
 def test_every_plan_is_there_before_it_is_healthy(service: Service, client: TestClient) -> None:
     """So no call compiles: its time is in no answer."""
-    ready = set(map(id, service.model.engine._ready.values()))
+    engine = service.model.engine
+    ready = set(map(id, engine._ready.values()))
+    with engine.lock:
+        for n_tokens in (*range(1, 40), engine.max_tokens):
+            for n_outputs in range(n_tokens + 1):
+                engine.plan_for(n_tokens, min(n_outputs, OUTPUTS), engine.sampled)
+    assert set(map(id, engine._ready.values())) == ready
     texts = [f"def f{i}(" for i in range(7)]
     for n in (1, 2, 3, 7):
         post(client, "/v1/completions", **{**BODY, "prompt": texts[:n]})
