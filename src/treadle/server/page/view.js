@@ -270,7 +270,8 @@ export class View {
       text.addEventListener("input", () => typed.set(call, text.value));
       box.append(
         text,
-        button("Give the result", () => this.actions.result(node, call, text.value)),
+        // What was written may be in a box that is no longer shown: see below.
+        button("Give the result", () => this.actions.result(node, call, typed.get(call) ?? "")),
       );
     }
     return box;
