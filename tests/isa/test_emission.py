@@ -43,6 +43,7 @@ PORTABLE_SPECS = [
     for s in registry.ALL
     if not (isinstance(s, Gemm) and s.act == "bf16")
     and not getattr(s, "matrix", False)
+    and not getattr(s, "words", False)
     and not isinstance(s, (MatrixGemm, BytesGemm))
 ]
 ONE_OF_EACH = list({type(s): s for s in reversed(PORTABLE_SPECS)}.values())

@@ -166,6 +166,25 @@ def test_dots_that_an_i16_holds(isa: Isa | None, size: int, rng: np.random.Gener
             assert (acc == want).all()
 
 
+@pytest.mark.parametrize("isa", rows.WORDS, ids=rows.name)
+def test_dot_words(isa: Isa, rng: np.random.Generator) -> None:
+    n, op = isa.lanes, isa.dot_words
+    assert op is not None
+
+    def build(k: Builder, acc: Val, a: Val, b: Val) -> None:
+        words = [k.load(p, i16 * (2 * n)) for p in (a, b)]
+        k.store(acc, op(k, k.load(acc, i32 * n), *words))
+
+    kernel = compiled(isa, 3, build)
+    ends = np.resize(np.array([-32768, 32767, 32767, -32768, -32767], np.int16), 2 * n)
+    random = rng.integers(-32768, 32768, (2, 2 * n)).astype(np.int16)
+    for a, b in ((ends, np.full(2 * n, 32767, np.int16)), random):
+        start = rng.integers(-(2**16), 0, n).astype(np.int32)
+        acc = start.copy()
+        kernel(acc, a, b)
+        assert np.array_equal(acc, start + (a.astype(np.int64) * b).reshape(-1, 2).sum(-1))
+
+
 # -- dot_bf16
 # ---------------------------------------------------------------------------------------
 

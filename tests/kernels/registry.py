@@ -4,6 +4,7 @@ awkward sizes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -213,9 +214,15 @@ ATTENTIONS_MATRIX = [
     Attention("q8_0", 4, 1, 64, 16, matrix=True, head_dim_v=128),
     Attention("f16", 6, 2, 32, 20, 50, 1, matrix=True, sinks=True),
 ]
+# The same in 16-bit numbers; and rows that are no multiple of a product's, wide heads.
+ATTENTIONS_WORDS = [
+    *(replace(spec, matrix=False, words=True) for spec in ATTENTIONS_MATRIX),
+    Attention("f16", 5, 5, 32, 7, words=True),
+    Attention("bf16", 2, 1, 512, 20, words=True),
+]
 MERGES = [
     Merge(s.n_groups, s.heads, s.tokens, s.dims_v, s.pool, s.sinks)
-    for s in (*ATTENTIONS, *ATTENTIONS_MATRIX)
+    for s in (*ATTENTIONS, *ATTENTIONS_MATRIX, *ATTENTIONS_WORDS)
 ]
 GEMMS = [
     Gemm("Q8_0", "q8", 352, 2, 4),
@@ -476,6 +483,7 @@ ALL: list[Spec] = [
     *SUMS,
     *ATTENTIONS,
     *ATTENTIONS_MATRIX,
+    *ATTENTIONS_WORDS,
     *dict.fromkeys(MERGES),
     *GEMMS,
     *GEMVS,

@@ -58,6 +58,11 @@ def _distinct() -> list[Isa]:
 
 
 DISTINCT: list[Isa] = _distinct()
+NARROW: Isa = next(row for row in reversed(ALL) if row.vector_bits <= 256)
+WORDS: list[Isa] = [
+    replace(NARROW, name=f"{NARROW.name}_words", dot_words=portable.dot_words),
+    *(row for row in ALL if row.dot_words),
+]
 
 
 def name(row: Isa | None) -> str:

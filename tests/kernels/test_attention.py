@@ -19,10 +19,16 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.registry import ATTENTIONS, ATTENTIONS_MATRIX, ATTENTIONS_TURNED
+from tests.kernels.registry import (
+    ATTENTIONS,
+    ATTENTIONS_MATRIX,
+    ATTENTIONS_TURNED,
+    ATTENTIONS_WORDS,
+)
 from treadle.isa.isa import Isa
 from treadle.kernels.attention import Attention
-from treadle.kernels.attention_item import ITEM, alibi_slopes
+from treadle.kernels.attention_item import ITEM, SPAN, alibi_slopes
+from treadle.kernels.attention_words import LIMIT
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE, Merge
 from treadle.kernels.spec import numbered
@@ -111,11 +117,13 @@ def sinks_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     """The bound above for the whole batch, with the largest |k| and |v| of all."""
     page = spec.page
-    largest = [0.0, 0.0]
+    largest, longest_key = [0.0, 0.0], 0.0
     for home in cache.pool.reshape(-1, cache.page_bytes)[:, cache.layer_off :].reshape(
         -1, page.head_bytes
     ):
         for i, x in enumerate(page.read_ref(home)):
+            if i == 0:
+                longest_key = np.fmax(longest_key, np.fmax.reduce(np.linalg.norm(x, axis=1)))
             largest[i] = max(
                 largest[i], float(np.nanmax(np.abs(x))) if not np.isnan(x).all() else 0.0
             )
@@ -125,6 +133,10 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     longest = max(s.history + s.n for s in BATCH)
     if spec.alibi:
         score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
+    if spec.words:
+        length = float(np.linalg.norm(q.reshape(-1, spec.head_dim), axis=1).max()) * longest_key
+        score += (spec.head_dim**0.5 / LIMIT + spec.head_dim / 4 / LIMIT**2) * length
+        halves = (SPAN * PAGE + 1) / 4 / LIMIT
     n = terms * longest
     return 2 * (score + 2 * U32 * 2 * largest_product + 4 * U32 + n * U32 + halves) * largest[1]
 
@@ -143,6 +155,7 @@ def test_slopes_of_heads() -> None:
     [
         *product([*ATTENTIONS, *ATTENTIONS_TURNED], rows.DISTINCT),
         *product(ATTENTIONS_MATRIX, rows.MATRICES),
+        *product(ATTENTIONS_WORDS, rows.WORDS),
     ],
     ids=lambda value: value.name,
 )
@@ -209,7 +222,11 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize(
     ("spec", "isa"),
-    [(ATTENTIONS[0], rows.DISTINCT[-1]), (ATTENTIONS_MATRIX[0], rows.MATRICES[-1])],
+    [
+        (ATTENTIONS[0], rows.DISTINCT[-1]),
+        (ATTENTIONS_MATRIX[0], rows.MATRICES[-1]),
+        *((ATTENTIONS_WORDS[0], isa) for isa in rows.WORDS[-1:]),
+    ],
     ids=lambda value: value.name,
 )
 def test_large_scores_do_not_overflow(

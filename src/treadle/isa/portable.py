@@ -26,6 +26,13 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     return acc + (k.shuffle(pairs, pairs, half[0]) + k.shuffle(pairs, pairs, half[1]))
 
 
+def dot_words(k: Builder, acc: Val, a: Val, b: Val) -> Val:
+    """Products in i32; sums of neighbours."""
+    halves = range(0, a.ty.lanes, 2), range(1, a.ty.lanes, 2)
+    even, odd = (k.shuffle(a, a, at).to(i32) * k.shuffle(b, b, at).to(i32) for at in halves)
+    return acc + (even + odd)
+
+
 def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
     """Each row's eight values beside each token's; sums of neighbours, three times."""
     rows = [8 * i + at for i in (0, 1) for _ in (0, 1) for at in range(8)]

@@ -70,6 +70,12 @@ def dot4_vnni(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     return k.call(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.ty, [acc.ir, w.ir, x.ir])
 
 
+def dot_words_vnni(k: Builder, acc: Val, a: Val, b: Val) -> Val:
+    """``vpdpwssd`` at the width of the operands."""
+    bits = a.ty.lanes * 16
+    return k.call(f"llvm.x86.avx512.vpdpwssd.{bits}", acc.ty, [acc.ir, a.ir, b.ir])
+
+
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
     """``vdpbf16ps`` at the width of the operands."""
     bits = a.ty.lanes * 16
@@ -200,7 +206,13 @@ AVX2 = replace(
     pause=pause,
     lookup=lookup,
 )
-VNNI: dict[str, Any] = {"dot4": dot4_vnni, "dot4_least": 0, "dot4_top": 255, "shorts": None}
+VNNI: dict[str, Any] = {
+    "dot4": dot4_vnni,
+    "dot4_least": 0,
+    "dot4_top": 255,
+    "shorts": None,
+    "dot_words": dot_words_vnni,
+}
 AVX2_VNNI = AVX2.above("avx2_vnni", "avxvnni", **VNNI)
 # Of 32 registers. Four runs of rows are 1.2 times as fast as four neighbours on Sapphire Rapids, on
 # Zen 4 1.02 to 1.15 times.

@@ -34,6 +34,14 @@ EXP2 = (
     0.6931471824645996,
     1.0,
 )
+# The same of degree 4, 2.9e-6: for what is rounded to 16 bits.
+EXP2_SHORT = (
+    0.009582852944731712,
+    0.055906426161527634,
+    0.24024099111557007,
+    0.6931241750717163,
+    1.0,
+)
 EXP2_MIN = -127.0  # with 0 in the exponent field and in the fraction: 0.0 itself
 # Of gelu_erf: coefficients of u**9 to u.
 TAIL = (
@@ -85,7 +93,7 @@ def _exp_within(k: Builder, x: Val, most: float) -> Val:
     return p * power.bits(x.ty)
 
 
-def exp2(k: Builder, x: Val) -> Val:
+def exp2(k: Builder, x: Val, coefficients: Sequence[float] = EXP2) -> Val:
     """``2**x`` in f32 for x <= 0, to about 1 unit in the last place; NaN for NaN.
 
     Exactly 0 from -127 down to -infinity: a key that is hidden adds nothing at all to a sum, while
@@ -94,7 +102,7 @@ def exp2(k: Builder, x: Val) -> Val:
     bounded = k.max(k.const(EXP2_MIN, x.ty), x)  # x comes second: where it is NaN, so is the result
     rounded = bounded + WHOLE
     r = bounded - (rounded - WHOLE)
-    p = polynomial(k, r, EXP2)
+    p = polynomial(k, r, coefficients)
     # The whole number stands in the low bits of ``rounded``: from there into the exponent.
     bits = i32.like(x.ty)
     return (p.bits(bits) + (rounded.bits(bits) << 23)).bits(x.ty)

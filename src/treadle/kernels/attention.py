@@ -55,6 +55,10 @@ class Attention(Queries):
             from treadle.kernels.attention_matrix import matrix_scratch
 
             return matrix_scratch(self)
+        if self.words:
+            from treadle.kernels.attention_words import words_scratch
+
+            return words_scratch(self)
         o_rows = self.row_lanes if self.latent else self.rows
         return 4 * (self.rows * (self.head_dim + SPAN * PAGE) + o_rows * self.dims_v) + 256
 
@@ -90,6 +94,10 @@ class Attention(Queries):
             from treadle.kernels.attention_matrix import MatrixTile
 
             return MatrixTile
+        if self.words:
+            from treadle.kernels.attention_words import WordTile
+
+            return WordTile
         if self.latent:
             from treadle.kernels.attention_latent import LatentTile
 

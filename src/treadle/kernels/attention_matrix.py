@@ -16,19 +16,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from itertools import product
+from typing import Any, ClassVar
 
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, u32
 from treadle.kernels.act import BLOCK, in_bf16
-from treadle.kernels.attention_item import SPAN, Item, Queries
+from treadle.kernels.attention_item import SPAN, Queries
+from treadle.kernels.attention_wide import KEYS, WideTile, tree
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.registers import paired, turn
 from treadle.kernels.spec import LINE, Frame, round_up
 from treadle.record import dataclass
 
-KEYS = SPAN * PAGE  # of a span
 BOTH = range(2)
 
 
@@ -70,39 +71,19 @@ def matrix_scratch(spec: Queries) -> int:
     return Places.of(spec).end
 
 
-class MatrixTile(Item):
-    """Many rows, whose results lie in the second-level cache; 32 of them have scores at a time."""
+class MatrixTile(WideTile):
+    """Two registers of rows have scores at a time."""
+
+    places: ClassVar[Any] = Places
+    at: Places
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
         super().__init__(k, isa, spec, frame, item, group)
-        assert spec.head_dim % BLOCK == spec.dims_v % BLOCK == 0, spec.name
-        self.at, self.scratch = Places.of(spec), frame.scratch
         self.n_pairs = round_up(spec.rows, EDGE) // EDGE  # of registers of rows
         # What is kept in bf16 has no low part.
         self.low = spec.page.fmt.name != "bf16"
-
-    def run(self) -> None:
-        k = self.k
-        self._load_queries()
-        begin, end = self.item["key_begin"], self.item["key_end"]
-        last = (end + (PAGE - 1)) // PAGE
-        with k.loop(last, start=begin // PAGE, step=SPAN) as first:
-            n_pages = k.min(last - first, SPAN)
-            with k.loop(n_pages) as i:
-                self._load_page(first + i, i)
-            with k.loop(self.n_pairs) as pair:
-                with k.loop(n_pages) as i:
-                    self._scores(pair, i)
-                self._softmax(pair, first * PAGE)
-                with k.loop(self.spec.dims_v // EDGE) as column:
-                    self._values(pair, column, n_pages)
-        self._store()
-
-    def _rows(self, r: Val) -> tuple[Val, Val]:
-        """Row r's token and head."""
-        return r // self.spec.heads, r % self.spec.heads
 
     # -- to bf16 --------------------------------------------------------------------------------
 
@@ -115,11 +96,10 @@ class MatrixTile(Item):
         return high, paired(k, even - less[0], odd - less[1])
 
     def _load_queries(self) -> None:
-        """The tile's queries, and nothing yet for its results."""
         k, dims, dims_v, at = self.k, self.spec.head_dim, self.spec.dims_v, self.at
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         with k.loop(self.spec.rows) as r:
-            query = self.query(*self._rows(r))
+            query = self.query(*self.row(r))
             to = self.scratch + (at.q + r // SIDE * (2 * dims * SIDE) + r % SIDE * LINE)
 
             def load(b: Val, query: Val = query, to: Val = to) -> None:
@@ -128,19 +108,15 @@ class MatrixTile(Item):
                     k.store(to + b * REGISTER, part, offset=offset)
 
             def clear(b: Val, r: Val = r) -> None:
-                o = self.scratch + (at.o + (r * dims_v + b * BLOCK) * 4)
-                k.store(o, k.zero(f32 * BLOCK))
+                k.store(self.o + (r * dims_v + b * BLOCK) * 4, k.zero(f32 * BLOCK))
 
             self.each_dim(BLOCK, 1, load, clear)
-            for place, value in zip((at.m, at.total), self.sink(self._rows(r)[1]), strict=True):
-                k.store(self.scratch + place, value, offset=r * 4)
+            for place, value in zip((self.m, self.total), self.sink(self.row(r)[1]), strict=True):
+                k.store(place, value, offset=r * 4)
         n_queries = self.n_pairs * EDGE * dims // (SIDE * BLOCK)  # registers of them
         self._turn("queries", self.scratch + at.q, 2 * n_queries, 1)
 
     def _load_page(self, p: Val, i: Val) -> None:
-        """The p-th page's keys, and its values as the span's i-th. Values past the last key are
-        zeros: what lies there may be anything.
-        """
         k, spec, at = self.k, self.spec, self.at
         fmt, dims, dims_v, home = spec.page.fmt, spec.head_dim, spec.dims_v, self.page(p)
         lanes = f32 * SIDE
@@ -218,16 +194,15 @@ class MatrixTile(Item):
             load(6, b, 1)
             matrix.dots_bf16(k)
 
-    def _scores(self, pair: Val, i: Val) -> None:
-        """S of 32 rows and the page's keys, as the span's i-th."""
+    def _scores(self, block: Val, i: Val) -> None:
         at, dims, matrix = self.at, self.spec.head_dim, self.isa.matrix
         assert matrix is not None
 
-        def multiply(k: Builder, scratch: Val, pair: Val, i: Val) -> None:
+        def multiply(k: Builder, scratch: Val, block: Val, i: Val) -> None:
             for c in range(4):
                 matrix.zero(k, c)
             with k.loop(dims // BLOCK) as b:
-                q = scratch + (at.q + pair * (4 * dims * SIDE) + b * REGISTER)
+                q = scratch + (at.q + block * (4 * dims * SIDE) + b * REGISTER)
                 keys = scratch + (at.keys + i * (2 * PAGE * dims) + b * (2 * REGISTER))
                 self._multiply(
                     k,
@@ -239,15 +214,19 @@ class MatrixTile(Item):
                 place = to + (m * (4 * SIDE * KEYS) + n * LINE)
                 matrix.store(k, 2 * m + n, place, 4 * KEYS)
 
-        matrix.scope(self.k, "scores", (self.scratch, pair, i), multiply)
+        matrix.scope(self.k, "scores", (self.scratch, block, i), multiply)
 
-    def _values(self, pair: Val, column: Val, n_pages: Val) -> None:
-        """O += P V, of 32 rows and 32 dims."""
+    def _values(self, block: Val, n_pages: Val) -> None:
+        with self.k.loop(self.spec.dims_v // EDGE) as column:
+            self._some_values(block, column, n_pages)
+
+    def _some_values(self, block: Val, column: Val, n_pages: Val) -> None:
+        """Of 32 dims."""
         at, dims, matrix = self.at, self.spec.dims_v, self.isa.matrix
         assert matrix is not None
 
-        def multiply(k: Builder, scratch: Val, pair: Val, column: Val, n_pages: Val) -> None:
-            home = scratch + (at.o + pair * (4 * EDGE * dims) + column * (4 * EDGE))
+        def multiply(k: Builder, scratch: Val, block: Val, column: Val, n_pages: Val) -> None:
+            home = scratch + (at.o + block * (4 * EDGE * dims) + column * (4 * EDGE))
             o = [
                 (home + (m * (4 * SIDE * dims) + n * LINE), 4 * dims)
                 for m, n in product(BOTH, BOTH)
@@ -265,26 +244,18 @@ class MatrixTile(Item):
             for c, place in enumerate(o):
                 matrix.store(k, c, *place)
 
-        matrix.scope(self.k, "values", (self.scratch, pair, column, n_pages), multiply)
+        matrix.scope(self.k, "values", (self.scratch, block, column, n_pages), multiply)
 
     # -- between them ---------------------------------------------------------------------------
 
-    def _softmax(self, pair: Val, first_key: Val) -> None:
-        """P = 2**(S - m') of 32 rows, in two parts; updates m and l, and corrects O."""
-        k, at, spec = self.k, self.at, self.spec
-        item, ty = self.item, f32 * SIDE
+    def _softmax(self, block: Val, first_key: Val) -> None:
+        """Corrects O, too; P is in two parts."""
+        k, at, spec, ty = self.k, self.at, self.spec, f32 * SIDE
         lowest = k.const(float("-inf"), ty)
         iota = k.const(range(SIDE), i32 * SIDE) + k.splat(first_key.to(i32), i32 * SIDE)
-        begin = pair * EDGE
-        with k.loop(k.min(begin + EDGE, spec.rows), start=begin) as r:
-            here = item["position"] + self.token(self._rows(r)[0])
-            from_ = item["key_begin"]
-            if spec.window:
-                from_ = k.max(from_, here - (spec.window - 1))
-            upto = item["key_end"] - 1
-            if spec.causal or spec.window:
-                upto = k.min(here if spec.causal else here + (spec.window - 1), upto)
-            low, high = (k.splat(v.to(i32), iota.ty) for v in (from_, upto))
+        begin = block * EDGE
+        with k.loop(k.min(begin + EDGE, self.n_rows), start=begin) as r:
+            low, high = (k.splat(v.to(i32), iota.ty) for v in self.seen(r))
             scores = []
             for c in range(0, KEYS, SIDE):
                 position = iota + c
@@ -294,14 +265,14 @@ class MatrixTile(Item):
                     score = capped * (spec.softcap * math.LOG2_E)
                 seen = (position >= low) & (position <= high)
                 scores.append(k.select(seen, score, lowest))
-            m, total = (self.scratch + (place + r * 4) for place in (at.m, at.total))
+            m, total = (place + r * 4 for place in (self.m, self.total))
             old = k.load(m, f32)
-            top = k.reduce(_tree(scores, k.max), k.max)
+            top = k.reduce(tree(scores, k.max), k.max)
             new = k.max(old, top)
             shift = k.splat(new, ty)
             powers = [math.exp2(k, score - shift) for score in scores]
             correction = math.exp2(k, k.splat(old - new, ty))
-            sums = k.sum(_tree(powers, operator.add))
+            sums = k.sum(tree(powers, operator.add))
             k.store(total, k.fma(k.load(total, f32), k.extract(correction, 0), sums))
             k.store(m, new)
             to = self.scratch + (at.p + r % EDGE * (LINE * SPAN))
@@ -310,36 +281,6 @@ class MatrixTile(Item):
                 for part, offset in zip(in_bf16(self.k, both, 2), (0, at.p_low), strict=True):
                     k.store(to, part, offset=offset + LINE * j)
             with k.if_(new > old), k.loop(spec.dims_v, step=SIDE) as d:
-                o = self.scratch + (at.o + (r * spec.dims_v + d) * 4)
+                o = self.o + (r * spec.dims_v + d) * 4
                 k.store(o, k.load(o, ty) * correction)
         self._turn("powers", self.scratch + at.p, 2 * 2, SPAN)
-
-    def _store(self) -> None:
-        """The results, or the parts of them."""
-        k, at, dims = self.k, self.at, self.spec.dims_v
-        with k.loop(self.spec.rows) as r:
-            m, total = (k.load(self.scratch + (p + r * 4), f32) for p in (at.m, at.total))
-            whole = self.item["partial"] < 0
-            factor = k.splat(k.select(whole, 1.0 / total, k.const(1.0, f32)), f32 * SIDE)
-            to = self.result(*self._rows(r))
-            with k.if_else(whole) as (yes, no):
-                with yes:
-                    self._copy(r, to, factor)
-                with no:
-                    to = self.partial(r)
-                    self._copy(r, to, factor)
-                    k.store(to, m, offset=4 * dims)
-                    k.store(to, total, offset=4 * dims + 4)
-
-    def _copy(self, r: Val, to: Val, factor: Val) -> None:
-        k, dims = self.k, self.spec.dims_v
-        with k.loop(dims, step=SIDE) as d:
-            o = k.load(self.scratch + (self.at.o + (r * dims + d) * 4), factor.ty)
-            k.store(to, o * factor, offset=d * 4)
-
-
-def _tree(values: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-    """All of them (a power of two), element by element."""
-    while len(values) > 1:
-        values = [op(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0]

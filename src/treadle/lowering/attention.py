@@ -33,6 +33,7 @@ def emit_attention(steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str
         bool(sinks),
         at.latent is not None,
         steps.config.alibi,
+        steps.word_attention,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
@@ -52,7 +53,7 @@ def emit_attention(steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str
         grid, many = Grid(spec.n_groups, count), range(few + 1, most + 1)
         steps.emit(label, spec, grid, serves=many, few=0, **given)
     if few:
-        one = replace(spec, tokens=1, matrix=False)
+        one = replace(spec, tokens=1, matrix=False, words=False)
         n_partials = steps.cache.max_partials(most, at.window)
         partials = Buffer(f"{label}.partials", n_partials, one.partial_values * 4)
         steps.emit(

@@ -31,7 +31,7 @@ TILE_ROWS = 8  # query rows of an attention tile in a prefill
 FEW_TOKENS = GEMV_TOKENS[-1]  # of a part: the queries of more are put into tiles
 # The same on matrix registers: many rows share a page's unpacking. Fewer where so large tiles would
 # be too few for many cores; how many cores there are has no say, for it must not change a bit.
-MATRIX_TILE_ROWS, ENOUGH_TILES = (128, 64), 64
+WIDE_ROWS, ENOUGH_TILES = (128, 64), 64
 
 
 class Steps:
@@ -57,19 +57,20 @@ class Steps:
         shared = max((layer.n_head // layer.n_head_kv for layer in attending), default=1)
         n_head = min((layer.n_head for layer in attending), default=1)
         # Not where bits must be a row's own: few tokens are met by vectors.
-        self.matrix_attention = (
-            isa.matrix is not None
-            and n_tokens > isa.matrix.vector_tokens
-            and not deterministic
+        wide = (
+            not deterministic
             and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
             and not any(at.latent for at in attending)
             and not config.alibi
             and cache.kv != "f32"
             and not KV_FORMATS[cache.kv].packed
         )
+        matrix, words = isa.matrix, isa.dot_words is not None
+        self.matrix_attention = wide and matrix is not None and n_tokens > matrix.vector_tokens
+        self.word_attention = wide and matrix is None and words and n_tokens > isa.lanes
         rows = TILE_ROWS
-        if self.matrix_attention:
-            most, fewer = MATRIX_TILE_ROWS
+        if self.matrix_attention or self.word_attention:
+            most, fewer = WIDE_ROWS
             rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
         elif isa.simt is not None and not deterministic:
             dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
