@@ -5,7 +5,10 @@ Tolerance. A score is a chain of D products: |dS| <= gamma_(D+4) max_j sum|q||k_
 e**(S - m) is then off by a factor within 1 +- (s + 2 u |S - m| + 4 u), so that an output, a
 weighted mean of n values, is off by at most 2 (s + 2 u max|S - m| + 4 u + gamma_n) max|v|. On
 matrix registers a factor is two bf16, to 2**-18 of it, and of two low parts the product, again
-below 2**-18, is left out; each sum has three times as many terms.
+below 2**-18, is left out; each sum has three times as many terms. Words: with numbers off by 1/2
+where lengths are LIMIT, a score is off by at most (sqrt(D) + D / 4 / LIMIT) |q||k| / LIMIT. A span
+of n keys has weights off by 1/2 where they are LIMIT together, and values by 1/2 where the largest
+is LIMIT: a mean is off by at most (n + 1) / 2 / LIMIT max|v|.
 """
 
 from __future__ import annotations

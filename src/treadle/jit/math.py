@@ -94,7 +94,8 @@ def _exp_within(k: Builder, x: Val, most: float) -> Val:
 
 
 def exp2(k: Builder, x: Val, coefficients: Sequence[float] = EXP2) -> Val:
-    """``2**x`` in f32 for x <= 0, to about 1 unit in the last place; NaN for NaN.
+    """``2**x`` in f32 for x <= 0, to about 1 unit in the last place, or what the polynomial's
+    ``coefficients`` give; NaN for NaN.
 
     Exactly 0 from -127 down to -infinity: a key that is hidden adds nothing at all to a sum, while
     2**-125 would decide a tie in rounding. Between -126 and -127, off by less than 2**-126.

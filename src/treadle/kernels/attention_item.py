@@ -44,7 +44,7 @@ class Queries(Paged):
     sinks: bool = False  # each head has one more score, of a key without value
     latent: bool = False  # a value is its key's first dims
     alibi: float = 0.0  # 2**-alibi is the last slope of a power of two of heads; 0.0: none
-    words: bool = False  # products of 16-bit numbers, in vectors; where there may be ``matrix``
+    words: bool = False  # products of 16-bit numbers, in vectors: dims and rows as for ``matrix``
 
     @property
     def heads(self) -> int:

@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from treadle.jit import math
-from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32, u32
 from treadle.kernels.act import BLOCK, in_bf16
 from treadle.kernels.attention_item import SPAN, Queries
@@ -27,7 +27,7 @@ from treadle.kernels.attention_wide import KEYS, WideTile, tree
 from treadle.kernels.kv import PAGE
 from treadle.kernels.matrix import EDGE, REGISTER, SIDE
 from treadle.kernels.registers import paired, turn
-from treadle.kernels.spec import LINE, Frame, round_up
+from treadle.kernels.spec import LINE, round_up
 from treadle.record import dataclass
 
 BOTH = range(2)
@@ -77,13 +77,10 @@ class MatrixTile(WideTile):
     places: ClassVar[Any] = Places
     at: Places
 
-    def __init__(
-        self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
-    ) -> None:
-        super().__init__(k, isa, spec, frame, item, group)
-        self.n_pairs = round_up(spec.rows, EDGE) // EDGE  # of registers of rows
-        # What is kept in bf16 has no low part.
-        self.low = spec.page.fmt.name != "bf16"
+    @property
+    def low(self) -> bool:
+        """What is kept in bf16 has no low part."""
+        return self.spec.page.fmt.name != "bf16"
 
     # -- to bf16 --------------------------------------------------------------------------------
 
@@ -113,7 +110,7 @@ class MatrixTile(WideTile):
             self.each_dim(BLOCK, 1, load, clear)
             for place, value in zip((self.m, self.total), self.sink(self.row(r)[1]), strict=True):
                 k.store(place, value, offset=r * 4)
-        n_queries = self.n_pairs * EDGE * dims // (SIDE * BLOCK)  # registers of them
+        n_queries = round_up(self.spec.rows, EDGE) * dims // (SIDE * BLOCK)  # registers of them
         self._turn("queries", self.scratch + at.q, 2 * n_queries, 1)
 
     def _load_page(self, p: Val, i: Val) -> None:

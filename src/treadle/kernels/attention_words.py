@@ -23,14 +23,14 @@ from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 from treadle.jit import math
-from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.language import Builder, Val
 from treadle.jit.types import Ty, f32, i16, i32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention_item import Queries
 from treadle.kernels.attention_wide import DIMS, KEYS, ROWS, WideTile, tree
 from treadle.kernels.kv import PAGE
 from treadle.kernels.reduce import reduce_all
-from treadle.kernels.spec import LINE, Frame, round_up
+from treadle.kernels.spec import LINE, round_up
 
 LIMIT = 32000.0  # with what rounding adds, 2**15 hold a number, 2**31 a sum
 LEAST = 2.0**-40  # a length, or a largest value, is at least this: scales are numbers
@@ -80,13 +80,20 @@ class WordTile(WideTile):
     places: ClassVar[Any] = Places
     at: Places
 
-    def __init__(
-        self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
-    ) -> None:
-        super().__init__(k, isa, spec, frame, item, group)
-        self.tall = TALL if isa.regs >= 32 else TALL // 2
-        self.width = VECTORS * isa.lanes  # columns of a product
-        self.line = 4 * self.width
+    @property
+    def tall(self) -> int:
+        """Rows of a product."""
+        return TALL if self.isa.regs >= 32 else TALL // 2
+
+    @property
+    def width(self) -> int:
+        """Its columns."""
+        return VECTORS * self.isa.lanes
+
+    @property
+    def line(self) -> int:
+        """Bytes of a pair of numbers for each of them."""
+        return 4 * self.width
 
     # -- to whole numbers -----------------------------------------------------------------------
 

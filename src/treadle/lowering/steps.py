@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
 FEW_TOKENS = GEMV_TOKENS[-1]  # of a part: the queries of more are put into tiles
-# The same on matrix registers: many rows share a page's unpacking. Fewer where so large tiles would
+# The same of wide tiles: many rows share a page's unpacking. Fewer where so large tiles would
 # be too few for many cores; how many cores there are has no say, for it must not change a bit.
 WIDE_ROWS, ENOUGH_TILES = (128, 64), 64
 
