@@ -18,7 +18,7 @@ from tests.fake_engine import N_VOCAB, Bytes, FakeEngine, check_scheduler
 from treadle.admission import AGE_S
 from treadle.answer import Answer
 from treadle.batch import Part
-from treadle.budget import LEAST, QUANTUM, TILE, Pace, Shares
+from treadle.budget import LEAST, QUANTUM, TARGET_S, TILE, Pace, Shares
 from treadle.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
 from treadle.kernels.kv import PAGE
@@ -541,8 +541,8 @@ def test_a_long_prompt_does_not_hold_up_who_writes() -> None:
         began = world.engine.now
         world.scheduler.step()
         took.append(world.engine.now - began)
-    assert max(took[6:-2]) <= 0.12 * 1.05
-    assert np.mean(took[6:-2]) > 0.1  # and the time is used
+    assert max(took[6:-2]) <= TARGET_S * 1.05
+    assert np.mean(took[6:-2]) > 0.8 * TARGET_S  # and the time is used
     world.run()
     whole(reader, *writers)
 
@@ -570,7 +570,7 @@ def test_where_nobody_takes_pieces_prompts_are_read_at_once() -> None:
 
 def test_pace_is_learned_and_never_negative() -> None:
     pace = Pace(target_s=0.1)
-    assert pace.seconds(64, 1, 100) is None
+    assert pace.cost(65).seconds(64, 1, 100) is None
     for decode in range(1, 20):  # until something is known
         assert LEAST <= pace.tokens(decode, 1000, 0, 500) < LEAST + TILE
         assert (decode + pace.tokens(decode, 1000, 0, 500)) % TILE == 0
@@ -582,7 +582,7 @@ def test_pace_is_learned_and_never_negative() -> None:
         )
         seconds = 0.02 + 1e-4 * prefill + 1e-3 * decode + 1e-8 * context
         pace.note(prefill, decode, context, seconds * float(rng.normal(1, 0.02)))
-    assert pace.seconds(100, 4, 10_000) == pytest.approx(0.0341, rel=0.05)
+    assert pace.cost(104).seconds(100, 4, 10_000) == pytest.approx(0.0341, rel=0.05)
     assert pace.tokens(4, 10_000, 0, 10_000) == pytest.approx(760, rel=0.1)
     assert (pace.tokens(7, 10_000, 0, 10_000) + 7) % TILE == 0
     assert pace.tokens(404, 10_000, 0, 10_000) > 900  # they alone take 0.4 s: half of that again
@@ -597,6 +597,38 @@ def test_pace_is_learned_and_never_negative() -> None:
     for _ in range(64):  # the same again and again: nothing can be told apart
         pace.note(64, 1, 0, float(rng.uniform(0.01, 0.02)))
     assert LEAST <= pace.tokens(1, 0, 0, 512) <= 512
+
+
+def test_pace_knows_plans_for_few_tokens() -> None:
+    """One takes as long whatever it is given. Of the totals that take the time that a step may take
+    the one that reads most a second, once each has been tried.
+    """
+
+    def took(total: int) -> float:
+        plans = {1: 0.02, 8: 0.04, 16: 0.06, 32: 0.11}
+        return plans[next(size for size in plans if total <= size)] if in_plan(total) else many(total)
+
+    def in_plan(total: int) -> bool:
+        return total <= 16 or 25 <= total <= 32
+
+    def many(total: int) -> float:
+        return 0.03 + 0.0031 * total
+
+    for decode, target, want in (
+        (6, 0.12, 32),  # 26 in 110 ms; 24 tokens in all would take 104
+        (6, 0.108, 24),
+        (12, 0.15, 32),  # 38 tokens in all fit, no multiple of TILE
+        (12, 0.2, 48),
+        (1, 0.05, 8),
+        (12, 0.05, 16),  # these alone take 60 ms: half of that again, 90
+        (30, 0.12, 40),  # 110 and half of that: 43 tokens
+    ):
+        pace = Pace(target, {1: 1, 8: 5, 16: 9, 32: 25})
+        pace.note(0, decode, 0, took(decode))
+        for _ in range(20):
+            n = pace.tokens(decode, 0, 0, 500)
+            pace.note(n, decode, 0, took(decode + n))
+        assert decode + n == want
 
 
 WANTED = (0, 1, QUANTUM, 2 * QUANTUM + 1)

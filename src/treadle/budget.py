@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
 
-TARGET_S = 0.12  # a step's length where somebody waits for a next token
+TARGET_S = 0.15  # a step's length where somebody waits for a next token
 LEAST = 4  # tokens of prompts beside decoding ones, however slow the machine: none must starve
 TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much as four
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
 MEASURED = 64  # steps that a fit looks back on
+MANY = 0  # the plan for all numbers of tokens that have none of their own
 T = TypeVar("T")
 
 
-class Pace:
-    """What a step costs: ``a + b prefill + c decode + d context`` seconds, fitted as it runs.
-
-    ``prefill`` and ``decode`` are tokens; ``context`` is the sum over all tokens of how many stand
-    before each. Only steps that read prompts are noted: no others are predicted, and small batches
-    have other kernels.
+class Cost:
+    """What steps of one plan take: ``a + b prefill + c decode + d context`` seconds, fitted as they
+    run. ``prefill`` and ``decode`` are tokens; ``context`` is the sum over all tokens of how many
+    stand before each.
     """
 
-    def __init__(self, target_s: float = TARGET_S) -> None:
-        self.target_s = target_s
+    def __init__(self) -> None:
         self._rows: deque[tuple[float, float, float, float]] = deque(maxlen=MEASURED)
         self._times: deque[float] = deque(maxlen=MEASURED)
         self._fit: np.ndarray | None = None
-        self.token_s = 0.0  # seconds of steps for each token of a prompt that they read
 
     def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
         """One step that has run."""
-        seconds = max(seconds, 1e-6)  # a clock may stand still, and relative errors are weighed
         self._rows.append((1.0, prefill, decode, context))
-        self._times.append(seconds)
+        self._times.append(max(seconds, 1e-6))  # a clock may stand still, and errors are relative
         self._fit = None
-        self.token_s = sum(self._times) / sum(row[1] for row in self._rows)
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
         """What a step will take; None where nothing is known."""
@@ -47,24 +42,77 @@ class Pace:
             self._fit = _fitted(np.array(self._rows), np.array(self._times))
         return float(self._fit @ (1.0, prefill, decode, context))
 
+
+class Pace:
+    """What steps cost, by the plan that serves them. ``sizes``: plans for few tokens, by the most
+    that one serves the least; all other steps are of one plan.
+    """
+
+    def __init__(self, target_s: float = TARGET_S, sizes: Mapping[int, int] | None = None) -> None:
+        self.target_s, self._sizes = target_s, sizes or {}
+        self._costs = {size: Cost() for size in (*self._sizes, MANY)}
+        self._read: deque[tuple[int, float]] = deque(maxlen=MEASURED)
+        self._most = 0  # tokens that were measured together
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of steps for each token of a prompt that they read."""
+        return sum(s for _, s in self._read) / max(sum(n for n, _ in self._read), 1)
+
+    def cost(self, n_tokens: int) -> Cost:
+        """Of the plan that serves so many."""
+        sizes = (size for size, least in self._sizes.items() if least <= n_tokens <= size)
+        return self._costs[next(sizes, MANY)]
+
+    def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
+        """One step that has run."""
+        n = prefill + decode
+        self.cost(n).note(prefill - n % -TILE, decode, context, seconds)
+        self._most = max(self._most, n)
+        if prefill:
+            self._read.append((prefill, seconds))
+
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
         """Tokens of prompts, up to ``most``, that a step may read beside ``decode`` others, which
         have ``context`` tokens before them; the prompts' tokens have about ``before``. All together
-        are a multiple of TILE. As long as nothing is known, as few as may be; then at most about
-        twice as many as were measured together: a guess from few steps must not cost a long one.
+        are a multiple of TILE.
+
+        Of what takes the time that a step may take, the number that reads most a second. As long as
+        nothing is known, as few as may be; then at most about twice as many as were measured
+        together: a guess from few steps must not cost a long one.
         """
         least = LEAST - (decode + LEAST) % -TILE
-        none = self.seconds(0, decode, context)
+        many = self._costs[MANY]
+        none = self.cost(decode).seconds(-decode % TILE, decode, context)
+        none = many.seconds(0, decode, context) if none is None else none
         if none is None:
             return min(least, most)
-        one = self.seconds(1, decode, context + before)
-        assert one is not None
-        if one <= none:  # noise: more work cannot take less time
-            return min(least, most)
-        known = 2 * max(int(prefill) for _, prefill, _, _ in self._rows) + 1
-        spare = max(self.target_s - none, none / 2)  # they alone may take as long, or longer
-        room = min(int(spare / (one - none)), known)
-        return min(max(room - (decode + room) % TILE, least), most)
+        limit = max(self.target_s, 1.5 * none)  # they alone may take as long, or longer
+        best, rate, last = least, 0.0, none
+        for n in self._numbers(decode, context, before, limit, least):
+            took = self.cost(decode + n).seconds(n, decode, context + n * before)
+            last = last if took is None else took  # what nobody knows is worth a try, if it fits
+            if n <= 2 * self._most and last <= limit and n / last >= rate:
+                best, rate = n, n / last
+        return min(best, most)
+
+    def _numbers(
+        self, decode: int, context: int, before: int, limit: float, least: int
+    ) -> Iterator[int]:
+        """Tokens beside ``decode`` others that are worth a look, the fewest first: each number that
+        is about as large as plans for few, then the most that take ``limit`` seconds.
+        """
+        end = max(self._sizes, default=0) - decode + 1
+        yield from range(least, end, TILE)
+        many = self._costs[MANY]
+        none, one = (many.seconds(n, decode, context + n * before) for n in (0, 1))
+        if none is None or one is None:
+            yield least + max(0, -(-(end - least) // TILE)) * TILE
+        elif one > none:  # else noise: more work cannot take less time
+            n = min(int((limit - none) / (one - none)), 2 * self._most)
+            n -= (decode + n) % TILE
+            if n >= max(end, least):
+                yield n
 
 
 def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:

@@ -69,7 +69,6 @@ class Engine:
         self.deterministic, self.kernels = deterministic, device.kernels
         pools, n_batch = GRAPHS[config.arch.graph].pools(config), config.n_batch
         self.cache = self.cache_type(pools, device, n_ctx, kv, n_sequences, kv_bytes, n_batch)
-        self._batch_sizes = *batch_sizes(device.isa), *(CHUNK << i for i in range(16))
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._adapted: Weights | None = None  # with what adapters add
         self.adapters: tuple[Adapter, ...] = ()
@@ -83,6 +82,10 @@ class Engine:
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
         self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run
+        # Plans for few tokens: see ``choice.batch_sizes``.
+        few = batch_sizes(device.isa).items()
+        self.few = {size: least for size, least in few if size < self.max_tokens}
+        self._sizes = self.few | {CHUNK << i: 1 for i in range(16)}
 
     # -- plans ----------------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ class Engine:
         ready = self._ready.get((n_tokens, n_outputs, output, adapted))
         if ready is None:
             limits = self.max_tokens, OUTPUTS
-            sizes = plan_sizes(n_tokens, n_outputs, self._batch_sizes, limits, CHUNK)
+            sizes = plan_sizes(n_tokens, n_outputs, self._sizes, limits, CHUNK)
             ready = self._ready.get((*sizes, output, adapted))
             ready = ready or self._make(*sizes, output, adapted)
             self._ready[n_tokens, n_outputs, output, adapted] = ready

@@ -44,7 +44,7 @@ class Scheduler:
     ) -> None:
         self.engine, self._clock = engine, clock or time.perf_counter
         self.admission = Admission(engine, self._clock)
-        self._pace = Pace(target_s)
+        self._pace = Pace(target_s, engine.few)
         self._composer = Composer(self.admission, self._pace)
         self.drafting = self._composer.drafting
         self.n_tokens = 0  # of the last step
@@ -193,9 +193,9 @@ class Scheduler:
             for request in self.admission.waiting:
                 request.n_known = -1  # the cache may know more of it now
             if not compiled:
-                n_decode = sum(len(part.ids) == 1 for _, part in batch)
-                self._pace.note(n_read, n_decode, context, run)
                 self.drafting.gate.read(run)
+        if batch and not compiled:
+            self._pace.note(n_read, self.n_tokens - n_read, context, run)
         return decoding, n_read
 
     def _take_back(self, batch: Batch) -> None:

@@ -355,8 +355,10 @@ LANES = [
     LanesGemm("Q8_0", "q8", 96, 8, 16, segments=2),
     LanesGemm("Q6_K", "q8", 768, 8, 8, outputs=True),
     LanesGemm("Q4_K", "q8", 768, 4, 16),
+    LanesGemm("Q8_0", "q8", 2048, 8, 32, residual=True),
+    LanesGemm("Q4_K", "q8", 768, 4, 32, segments=3, bias=True),
     *(
-        LanesGemm(f.name, "q8", (2 + 4 * (i % 2)) * max(f.block, 32), 4, 8 + 8 * (i // 2 % 2))
+        LanesGemm(f.name, "q8", (2 + 4 * (i % 2)) * max(f.block, 32), 4, 8 << i // 2 % 3)
         for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX))
     ),
 ]

@@ -38,7 +38,7 @@ VNNI, AMX = ROWS["avx512_vnni"], ROWS["amx_bf16"]
 SME = ROWS["sme"]
 assert AMX.matrix is not None
 VECTOR_TOKENS, PANEL_BYTES = AMX.matrix.vector_tokens, AMX.matrix.panel_bytes
-PROMPT = VECTOR_TOKENS + 1
+PROMPT = 512
 NO_BYTES = replace(AMX, matrix=replace(AMX.matrix, dot_bytes=None))
 
 
@@ -135,18 +135,24 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
 
 
 def test_few_tokens_stand_in_lanes() -> None:
-    """Up to half a vector of them, or a whole one; of blocks with one scale more than a half."""
+    """Up to half a vector of them, a whole one, or two; of blocks with one scale more than a half.
+    An expert has a few, and so have outputs.
+    """
     large, vnni = by_name("Q4_K"), ROWS["avx2_vnni"]
     assert matmul(large, VNNI, 2048, 8) == LanesGemm("Q4_K", "q8", 2048, 8, 8)
     assert matmul(large, VNNI, 2048, 9, experts=4) == LanesGemm(
         "Q4_K", "q8", 2048, 8, 16, experts=4
     )
     assert matmul(Q8_0, VNNI, 2048, 16) == LanesGemm("Q8_0", "q8", 2048, 8, 16)
+    assert matmul(large, VNNI, 2048, 32) == LanesGemm("Q4_K", "q8", 2048, 8, 32)
+    outputs = matmul(large, VNNI, 2048, 32, outputs=True)
+    assert outputs == LanesGemm("Q4_K", "q8", 2048, 8, 16, outputs=True)
     assert choice.gated(large, VNNI, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
     for other in (
         choice.exact(large, VNNI, 2048, 16),
         matmul(large, VNNI, 2048, 8, heads=2),
-        matmul(large, VNNI, 2048, 17),
+        matmul(large, VNNI, 2048, 32, experts=4),
+        matmul(large, VNNI, 2048, 33),
         matmul(Q8_0, VNNI, 2048, 8),
         matmul(large, vnni, 2048, 16),
     ):
@@ -156,8 +162,9 @@ def test_few_tokens_stand_in_lanes() -> None:
 def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
     """Beside matrix registers, and where tokens stand in lanes."""
     for isa in ROWS.values():
-        more = (VECTOR_TOKENS,) if isa.matrix else (8, 16) if any(isa.tiles.lanes) else ()
-        assert choice.batch_sizes(isa) == (*GEMV_TOKENS, *more)
+        lanes = {8: 5, 16: 9, 32: 25} if any(isa.tiles.lanes) else {}
+        more = {VECTOR_TOKENS: 5} if isa.matrix else lanes
+        assert choice.batch_sizes(isa) == {1: 1, 2: 2, 4: 3} | more
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:

@@ -133,26 +133,42 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
     gemv is for; None where there is no such, or it is slower.
     """
     unit, codes = isa.matrix, fmt.codes
-    if codes is None or not isa.rounds or tokens > STRIP_TOKENS:
+    if codes is None or not isa.rounds:
         return None
     if unit is None:
-        if not 0 < isa.tiles.lanes[is_staged(fmt)] <= tokens or folds(fmt, isa):
+        nr = next((n for n in lane_tokens(isa) if tokens <= n), 0)
+        if not nr or not 0 < isa.tiles.lanes[is_staged(fmt)] <= tokens or folds(fmt, isa):
             return None
-        nr = isa.lanes if 2 * tokens > isa.lanes else isa.lanes // 2
+        if nr > isa.lanes and fields.get("experts"):  # each has a few of them
+            return None
+        if fields.get("outputs"):  # beside a prompt there are few
+            nr = min(nr, isa.lanes)
         return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, **fields)
-    if unit.dot_bytes is None or codes.top - codes.offset > 127:
+    if unit.dot_bytes is None or tokens > STRIP_TOKENS or codes.top - codes.offset > 127:
         return None
     return BytesGemm(fmt.name, "q8", k, STRIP_ROWS, STRIP_TOKENS, **fields)
 
 
-def batch_sizes(isa: Isa) -> tuple[int, ...]:
-    """Batches of up to so many tokens have plans of their own, beside the one for many."""
+def lane_tokens(isa: Isa) -> tuple[int, ...]:
+    """Tokens that stand in the lanes of a vector, of half a vector or of two."""
+    return isa.lanes // 2, isa.lanes, 2 * isa.lanes
+
+
+def batch_sizes(isa: Isa) -> dict[int, int]:
+    """Batches of up to so many tokens, and of so many at least, have plans of their own, beside the
+    one for many.
+    """
+    sizes = {size: least for least, size in zip((1, 2, 3), GEMV_TOKENS, strict=True)}
+    more, lanes = isa.tiles.few[1], isa.lanes
     if isa.matrix is not None:
-        return (*GEMV_TOKENS, isa.matrix.vector_tokens)
-    more = isa.tiles.few[1]
-    if any(isa.tiles.lanes):
-        return (*GEMV_TOKENS, isa.lanes // 2, isa.lanes)
-    return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
+        sizes[isa.matrix.vector_tokens] = GEMV_TOKENS[-1] + 1
+    elif any(isa.tiles.lanes):
+        # Up to three quarters of two vectors take as long as two, and less in tiles.
+        least = GEMV_TOKENS[-1] + 1, lanes // 2 + 1, lanes + lanes // 2 + 1
+        sizes |= dict(zip(lane_tokens(isa), least, strict=True))
+    elif more:
+        sizes[more] = GEMV_TOKENS[-1] + 1
+    return sizes
 
 
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
@@ -362,7 +378,7 @@ def fits(spec: Matmul, isa: Isa) -> bool:
             return False
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
     if isinstance(spec, StripGemm):
-        sizes = (STRIP_TOKENS,) if isa.matrix else (isa.lanes // 2, isa.lanes)
+        sizes = (STRIP_TOKENS,) if isa.matrix else lane_tokens(isa)
         mine = isinstance(spec, BytesGemm) == (isa.matrix is not None) and spec.nr in sizes
         return mine and rows > 0 and COLUMNS % rows == 0
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0

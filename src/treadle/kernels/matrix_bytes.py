@@ -50,7 +50,7 @@ class BytesGemm(StripGemm):
 
     def sums(
         self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
-    ) -> Iterator[tuple[int, Var]]:
+    ) -> Iterator[tuple[Val | int, Var]]:
         """Of 16 rows with a group of tokens. Some products are scaled while later ones are made,
         and what comes ``soon`` is unpacked into the other strip, ``to``.
         """

@@ -112,7 +112,7 @@ class StripGemm(Gemm):
 
     def sums(
         self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
-    ) -> Iterator[tuple[int, Var]]:
+    ) -> Iterator[tuple[Val | int, Var]]:
         """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``. Where two
         strips are held, unpacks what comes ``soon`` to ``to``.
         """

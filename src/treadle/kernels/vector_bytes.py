@@ -19,12 +19,12 @@ from treadle.kernels.spec import LINE
 from treadle.kernels.strips import AT_ONCE, EACH, Strip, StripGemm, Tokens
 from treadle.record import dataclass
 
-ROWS = 8  # whose sums are in registers at once
+VECTORS = 8  # of sums, in registers at once
 
 
 @dataclass(frozen=True)
 class LanesGemm(StripGemm):
-    """``nr``: lanes of a vector, or half as many."""
+    """``nr``: lanes of a vector, half as many, or those of two."""
 
     @property
     def name(self) -> str:
@@ -35,17 +35,18 @@ class LanesGemm(StripGemm):
 
     def sums(
         self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
-    ) -> Iterator[tuple[int, Var]]:
-        """ROWS at a time, from the first value of K to the last. The next strip's rows are asked
+    ) -> Iterator[tuple[Val | int, Var]]:
+        """A few rows at a time, from the first value of K to the last. The next strip's are asked
         for meanwhile; to unpack them, too, would leave too few registers.
         """
         turns, rest = divmod(self.n_products, AT_ONCE)
-        for first in range(0, SIDE, ROWS):
-            sums = [k.var(k.zero(f32 * self.nr)) for _ in range(ROWS)]
+        n_rows = VECTORS // -(-self.nr // k.isa.lanes)
+        with k.loop(SIDE, step=n_rows) as first:
+            sums = [k.var(k.zero(f32 * self.nr)) for _ in range(n_rows)]
             rows = strip + first * self.row_pitch
             with k.loop(turns) as turn:
-                for run in range(first // EACH, (first + ROWS) // EACH):
-                    self._ask(k, soon, run, turn)
+                for i in range(n_rows // EACH):
+                    self._ask(k, soon, first // EACH + i, turn)
                 with k.loop((turn + 1) * AT_ONCE, start=turn * AT_ONCE) as at:
                     self._product(k, rows, tokens, at, sums)
             if rest:
@@ -53,7 +54,7 @@ class LanesGemm(StripGemm):
                     self._product(k, rows, tokens, at, sums)
             yield from ((first + r, total) for r, total in enumerate(sums))
 
-    def _ask(self, k: Builder, strip: Strip, run: int, turn: Val) -> None:
+    def _ask(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
         """For a turn's share of the rows that a strip has of a run, which are neighbours."""
         first = strip.weights(k, run, k.i64(0))
         for p, stride in zip(first.parts, self.fmt.strides, strict=True):
@@ -63,17 +64,22 @@ class LanesGemm(StripGemm):
                 k.prefetch(p + (turn * n + i) * LINE, 2)
 
     def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
-        """Of the values of K that share the ``at``-th scale, with ROWS."""
+        """Of the values of K that share the ``at``-th scale, with a row for each of ``sums``."""
         isa, codes, n = k.isa, self.codes, self.per_scale // DWORD
-        offset, ty = code_offset(codes, isa), code_type(codes, isa) * (DWORD * self.nr)
-        dots, bytes_ = i32 * self.nr, i8 * (DWORD * self.nr)
-        acc = [scaled_comp(offset, tokens.comp(at)) if offset else k.zero(dots)] * ROWS
+        offset, width = code_offset(codes, isa), min(self.nr, isa.lanes)
+        dots, ty = i32 * width, code_type(codes, isa) * (DWORD * width)
+        start = scaled_comp(offset, tokens.comp(at)) if offset else k.zero(i32 * self.nr)
+        acc = [k.split(start, width)] * len(sums)
         for step in range(n):
-            x = k.load(tokens.x + (at * n + step) * self.line, bytes_, align=self.line)
-            for r in range(ROWS):
+            x = k.load(tokens.x + (at * n + step) * self.line, i8 * self.line, align=self.line)
+            xs = k.split(x, DWORD * width)
+            for r, mine in enumerate(acc):
                 place = rows + (at * self.per_scale + r * self.row_pitch)
-                w = k.splat(k.load(place, i32, offset=step * DWORD, align=DWORD), dots)
-                acc[r] = isa.dot4(k, acc[r], w.bits(ty), x, code_top(codes, isa))
+                w = k.splat(k.load(place, i32, offset=step * DWORD, align=DWORD), dots).bits(ty)
+                acc[r] = [
+                    isa.dot4(k, sum_, w, some, code_top(codes, isa))
+                    for sum_, some in zip(mine, xs, strict=True)
+                ]
             k.fence()
         d, values = tokens.scales(at), tokens.sums(at) if codes.has_m else None
         for r, total in enumerate(sums):
@@ -82,7 +88,7 @@ class LanesGemm(StripGemm):
                 k.splat(k.load(place, f32, offset=off, align=DWORD), d.ty)
                 for off in self.scale_offs
             ]
-            total.v = k.fma(acc[r].to(f32), d * scales[0], total.v)
+            total.v = k.fma(k.concat(*acc[r]).to(f32), d * scales[0], total.v)
             if values is not None:
                 total.v = k.fma(scales[1], values, total.v)
         k.fence()

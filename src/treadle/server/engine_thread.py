@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.engine import CHUNK, OUTPUTS
 from treadle.errors import FileError
-from treadle.kernels.choice import batch_sizes
 from treadle.models.graphs import GRAPHS
 from treadle.server.texts import Slots
 
@@ -137,7 +136,7 @@ class EngineThread:
                 self._warm_engine(engine, lora)
 
     def _warm_engine(self, engine: Engine, lora: bool) -> None:
-        sizes = [n for n in batch_sizes(engine.device.isa) if n < engine.max_tokens]
+        sizes = list(engine.few)
         config = engine.config
         if config.scores or "logits" not in GRAPHS[config.arch.graph].outputs:
             for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer texts are rare
