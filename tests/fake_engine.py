@@ -59,7 +59,7 @@ class FakeEngine:
         self.cache: Any = KVCache(
             specs(0, window) if window else SEEN, CPU, n_ctx, n_sequences=n_sequences
         )
-        self.few: dict[int, int] = {}
+        self.few: list[int] = []
         self.kernels, self.lock = SimpleNamespace(seconds=0.0), threading.RLock()
         self.config = SimpleNamespace(n_vocab=N_VOCAB)
         self.runs: list[list[tuple[list[int], int]]] = []  # the ids of each part, and those before

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-TARGET_S = 0.15  # a step's length where somebody waits for a next token
+TARGET_S = 0.12  # a step's length where somebody waits for a next token
 LEAST = 4  # tokens of prompts beside decoding ones, however slow the machine: none must starve
 TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much as four
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
 MEASURED = 64  # steps that a fit looks back on
 MANY = 0  # the plan for all numbers of tokens that have none of their own
 T = TypeVar("T")
+Step: TypeAlias = "tuple[float, float, float, float, float]"  # 1, the three numbers, seconds
 
 
 class Cost:
@@ -24,32 +25,37 @@ class Cost:
     """
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[float, float, float, float]] = deque(maxlen=MEASURED)
-        self._times: deque[float] = deque(maxlen=MEASURED)
+        # Of steps that read prompts and of others, which are more: they must not push those out.
+        self._steps: tuple[deque[Step], deque[Step]] = (
+            deque(maxlen=MEASURED),
+            deque(maxlen=MEASURED),
+        )
         self._fit: np.ndarray | None = None
 
-    def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
-        """One step that has run."""
-        self._rows.append((1.0, prefill, decode, context))
-        self._times.append(max(seconds, 1e-6))  # a clock may stand still, and errors are relative
+    def note(self, prefill: int, decode: int, context: int, seconds: float, reads: bool) -> None:
+        """One step that has run; ``reads``: a prompt."""
+        seconds = max(seconds, 1e-6)  # a clock may stand still, and relative errors are weighed
+        self._steps[reads].append((1.0, prefill, decode, context, seconds))
         self._fit = None
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
         """What a step will take; None where nothing is known."""
-        if not self._rows:
-            return None
         if self._fit is None:
-            self._fit = _fitted(np.array(self._rows), np.array(self._times))
+            steps = [*self._steps[False], *self._steps[True]]
+            if not steps:
+                return None
+            rows = np.array(steps)
+            self._fit = _fitted(rows[:, :4], rows[:, 4])
         return float(self._fit @ (1.0, prefill, decode, context))
 
 
 class Pace:
-    """What steps cost, by the plan that serves them. ``sizes``: plans for few tokens, by the most
-    that one serves the least; all other steps are of one plan.
+    """What steps cost, by the plan that serves them. ``sizes``: of plans for few tokens, ascending;
+    all other steps are of one plan.
     """
 
-    def __init__(self, target_s: float = TARGET_S, sizes: Mapping[int, int] | None = None) -> None:
-        self.target_s, self._sizes = target_s, sizes or {}
+    def __init__(self, target_s: float = TARGET_S, sizes: Iterable[int] = ()) -> None:
+        self.target_s, self._sizes = target_s, tuple(sizes)
         self._costs = {size: Cost() for size in (*self._sizes, MANY)}
         self._read: deque[tuple[int, float]] = deque(maxlen=MEASURED)
         self._most = 0  # tokens that were measured together
@@ -61,13 +67,12 @@ class Pace:
 
     def cost(self, n_tokens: int) -> Cost:
         """Of the plan that serves so many."""
-        sizes = (size for size, least in self._sizes.items() if least <= n_tokens <= size)
-        return self._costs[next(sizes, MANY)]
+        return self._costs[next((size for size in self._sizes if n_tokens <= size), MANY)]
 
     def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
         """One step that has run."""
         n = prefill + decode
-        self.cost(n).note(prefill - n % -TILE, decode, context, seconds)
+        self.cost(n).note(prefill - n % -TILE, decode, context, seconds, prefill > 0)
         self._most = max(self._most, n)
         if prefill:
             self._read.append((prefill, seconds))

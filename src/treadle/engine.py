@@ -83,9 +83,8 @@ class Engine:
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
         self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run
         # Plans for few tokens: see ``choice.batch_sizes``.
-        few = batch_sizes(device.isa).items()
-        self.few = {size: least for size, least in few if size < self.max_tokens}
-        self._sizes = self.few | {CHUNK << i: 1 for i in range(16)}
+        self.few = [size for size in batch_sizes(device.isa) if size < self.max_tokens]
+        self._sizes = *self.few, *(CHUNK << i for i in range(16))
 
     # -- plans ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,16 +40,15 @@ class Ready:
 
 
 def plan_sizes(
-    n_tokens: int, n_outputs: int, sizes: Mapping[int, int], limits: tuple[int, int], many: int
+    n_tokens: int, n_outputs: int, sizes: Sequence[int], limits: tuple[int, int], many: int
 ) -> tuple[int, int]:
-    """Tokens and outputs of the plan that serves such a batch: each the next of ``sizes`` (by the
-    most that one serves, the least), or its limit. Of fewer tokens than ``many`` one is an output,
-    or all may be: a server makes the plans that it may need before it begins.
+    """Tokens and outputs of the plan that serves such a batch: each the next of ``sizes``, or its
+    limit. Of fewer tokens than ``many`` one is an output, or all may be: a server makes the plans
+    that it may need before it begins.
     """
 
     def enough(n: int, most: int) -> int:
-        fitting = (size for size, least in sizes.items() if least <= max(n, 1) <= size < most)
-        return next(fitting, most)
+        return next((size for size in sizes if n <= size < most), most)
 
     tokens = enough(n_tokens, limits[0])
     if n_outputs > 1 and tokens < min(many, limits[0]):

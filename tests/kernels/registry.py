@@ -355,10 +355,17 @@ LANES = [
     LanesGemm("Q8_0", "q8", 96, 8, 16, segments=2),
     LanesGemm("Q6_K", "q8", 768, 8, 8, outputs=True),
     LanesGemm("Q4_K", "q8", 768, 4, 16),
-    LanesGemm("Q8_0", "q8", 2048, 8, 32, residual=True),
-    LanesGemm("Q4_K", "q8", 768, 4, 32, segments=3, bias=True),
+    LanesGemm("Q8_0", "q8", 2048, 4, 16, residual=True, groups=8),
+    LanesGemm("Q4_K", "q8", 768, 8, 16, segments=3, bias=True, groups=2),
     *(
-        LanesGemm(f.name, "q8", (2 + 4 * (i % 2)) * max(f.block, 32), 4, 8 << i // 2 % 3)
+        LanesGemm(
+            f.name,
+            "q8",
+            k=(2 + 4 * (i % 2)) * max(f.block, 32),
+            mr=4,
+            nr=8 + 8 * (i // 2 % 2),
+            groups=1 + i // 2 % 2,
+        )
         for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX))
     ),
 ]

@@ -134,25 +134,22 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
     assert least or 2 * both.product.panel_pitch(AMX.lanes) <= PANEL_BYTES * 33 // 32
 
 
-def test_few_tokens_stand_in_lanes() -> None:
-    """Up to half a vector of them, a whole one, or two; of blocks with one scale more than a half.
-    An expert has a few, and so have outputs.
+def test_some_tokens_stand_in_lanes() -> None:
+    """Up to half a vector of them, of blocks with several scales; or up to eight groups of a whole
+    one.
     """
     large, vnni = by_name("Q4_K"), ROWS["avx2_vnni"]
     assert matmul(large, VNNI, 2048, 8) == LanesGemm("Q4_K", "q8", 2048, 8, 8)
-    assert matmul(large, VNNI, 2048, 9, experts=4) == LanesGemm(
-        "Q4_K", "q8", 2048, 8, 16, experts=4
-    )
-    assert matmul(Q8_0, VNNI, 2048, 16) == LanesGemm("Q8_0", "q8", 2048, 8, 16)
-    assert matmul(large, VNNI, 2048, 32) == LanesGemm("Q4_K", "q8", 2048, 8, 32)
-    outputs = matmul(large, VNNI, 2048, 32, outputs=True)
-    assert outputs == LanesGemm("Q4_K", "q8", 2048, 8, 16, outputs=True)
+    for fmt, n in ((large, 9), (Q8_0, 16), (Q8_0, 128)):
+        spec = LanesGemm(fmt.name, "q8", 2048, 8, 16, groups=8)
+        assert matmul(fmt, VNNI, 2048, n) == spec
+        assert matmul(fmt, VNNI, 2048, n, experts=4) == replace(spec, experts=4)
+        assert fits(spec, VNNI)
     assert choice.gated(large, VNNI, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
     for other in (
         choice.exact(large, VNNI, 2048, 16),
         matmul(large, VNNI, 2048, 8, heads=2),
-        matmul(large, VNNI, 2048, 32, experts=4),
-        matmul(large, VNNI, 2048, 33),
+        matmul(large, VNNI, 2048, 129),
         matmul(Q8_0, VNNI, 2048, 8),
         matmul(large, vnni, 2048, 16),
     ):
@@ -162,9 +159,8 @@ def test_few_tokens_stand_in_lanes() -> None:
 def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
     """Beside matrix registers, and where tokens stand in lanes."""
     for isa in ROWS.values():
-        lanes = {8: 5, 16: 9, 32: 25} if any(isa.tiles.lanes) else {}
-        more = {VECTOR_TOKENS: 5} if isa.matrix else lanes
-        assert choice.batch_sizes(isa) == {1: 1, 2: 2, 4: 3} | more
+        more = (VECTOR_TOKENS,) if isa.matrix else (8, 128) if isa.tiles.lanes else ()
+        assert choice.batch_sizes(isa) == (*GEMV_TOKENS, *more)
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:

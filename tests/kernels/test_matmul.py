@@ -96,9 +96,14 @@ def heights(spec: Matmul) -> list[list[int]]:
 
 
 def counts(spec: Matmul) -> list[int]:
-    """Numbers of tokens: gemv is made for one; gemm takes any."""
+    """Numbers of tokens: gemv is made for one; gemm takes any. Where several groups meet a strip,
+    the last may be half empty.
+    """
     if isinstance(spec, Gemv):
         return [spec.nr]
+    if isinstance(spec, StripGemm) and spec.groups > 1:
+        half, whole = spec.nr // 2, spec.groups * spec.nr
+        return [1, half, half + 1, spec.nr, spec.nr + half, whole, whole + half - 1]
     return [1, spec.nr - 1, spec.nr, 2 * spec.nr + 13 if spec.nr > 13 else 13]
 
 

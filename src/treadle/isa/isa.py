@@ -133,9 +133,8 @@ class Tiles:
     bytes_i32: tuple[int, int] = (2, 2)  # outer products too large to be added up in i16
     # Vectors of rows for batches of up to so many tokens, where these have a tile of their own.
     few: tuple[int, int] = (0, 0)
-    # The fewest tokens that stand in the lanes of a vector (``LanesGemm``): where blocks have one
-    # scale, and where they have several; 0: never.
-    lanes: tuple[int, int] = (0, 0)
+    # The most tokens of a batch that stand in the lanes of vectors (``LanesGemm``); 0: none.
+    lanes: int = 0
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ WIDE = Tiles(
     gemv_large=4,
     gemv_ahead=2048,
     peak=(4, 6),
-    lanes=(9, 5),
+    lanes=128,
 )
 # x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
 AVX512 = replace(
@@ -238,7 +238,7 @@ AVX512 = replace(
     gather=portable.masked_gather,  # vpgatherd*, which LLVM splits again for the CPUs before
     reciprocal=reciprocal,
     regs=32,
-    tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4), lanes=(0, 0)),
+    tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4), lanes=0),
 )
 AVX512_VNNI = AVX512.above("avx512_vnni", "avx512vnni", **VNNI, tiles=WIDE)
 # One instruction for whatever order LLVM has to put bytes in, and for any bits in bytes.

@@ -35,8 +35,9 @@ from treadle.record import dataclass
 GEMV_TOKENS = (1, 2, 4)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
-# Tokens of products of strips of bytes, at most, and vectors of rows of an item.
-STRIP_TOKENS, STRIP_ROWS = 16, 8
+# Tokens of products of strips of bytes on matrix registers, at most; vectors of rows of an item; in
+# vectors groups of tokens that meet a strip.
+STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 8
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
@@ -136,39 +137,24 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
     if codes is None or not isa.rounds:
         return None
     if unit is None:
-        nr = next((n for n in lane_tokens(isa) if tokens <= n), 0)
-        if not nr or not 0 < isa.tiles.lanes[is_staged(fmt)] <= tokens or folds(fmt, isa):
+        few = tokens <= isa.lanes // 2
+        if tokens > isa.tiles.lanes or folds(fmt, isa) or (few and not is_staged(fmt)):
             return None
-        if nr > isa.lanes and fields.get("experts"):  # each has a few of them
-            return None
-        if fields.get("outputs"):  # beside a prompt there are few
-            nr = min(nr, isa.lanes)
-        return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, **fields)
+        nr, groups = (isa.lanes // 2, 1) if few else (isa.lanes, STRIP_GROUPS)
+        return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, groups=groups, **fields)
     if unit.dot_bytes is None or tokens > STRIP_TOKENS or codes.top - codes.offset > 127:
         return None
     return BytesGemm(fmt.name, "q8", k, STRIP_ROWS, STRIP_TOKENS, **fields)
 
 
-def lane_tokens(isa: Isa) -> tuple[int, ...]:
-    """Tokens that stand in the lanes of a vector, of half a vector or of two."""
-    return isa.lanes // 2, isa.lanes, 2 * isa.lanes
-
-
-def batch_sizes(isa: Isa) -> dict[int, int]:
-    """Batches of up to so many tokens, and of so many at least, have plans of their own, beside the
-    one for many.
-    """
-    sizes = {size: least for least, size in zip((1, 2, 3), GEMV_TOKENS, strict=True)}
-    more, lanes = isa.tiles.few[1], isa.lanes
+def batch_sizes(isa: Isa) -> tuple[int, ...]:
+    """Batches of up to so many tokens have plans of their own, beside the one for many."""
     if isa.matrix is not None:
-        sizes[isa.matrix.vector_tokens] = GEMV_TOKENS[-1] + 1
-    elif any(isa.tiles.lanes):
-        # Up to three quarters of two vectors take as long as two, and less in tiles.
-        least = GEMV_TOKENS[-1] + 1, lanes // 2 + 1, lanes + lanes // 2 + 1
-        sizes |= dict(zip(lane_tokens(isa), least, strict=True))
-    elif more:
-        sizes[more] = GEMV_TOKENS[-1] + 1
-    return sizes
+        return (*GEMV_TOKENS, isa.matrix.vector_tokens)
+    if isa.tiles.lanes:
+        return (*GEMV_TOKENS, isa.lanes // 2, isa.tiles.lanes)
+    more = isa.tiles.few[1]
+    return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
 
 
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
@@ -378,7 +364,7 @@ def fits(spec: Matmul, isa: Isa) -> bool:
             return False
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
     if isinstance(spec, StripGemm):
-        sizes = (STRIP_TOKENS,) if isa.matrix else lane_tokens(isa)
+        sizes = (STRIP_TOKENS,) if isa.matrix else (isa.lanes // 2, isa.lanes)
         mine = isinstance(spec, BytesGemm) == (isa.matrix is not None) and spec.nr in sizes
         return mine and rows > 0 and COLUMNS % rows == 0
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Isa, Operand, Val, Var
-from treadle.jit.types import f32, i32
+from treadle.jit.types import Ty, f32, i32
 from treadle.kernels.act import BLOCK, DWORD, block_sums
 from treadle.kernels.blocks import At, WeightRows, ordered_codes, scales_of
 from treadle.kernels.gemm import Gemm
@@ -37,7 +37,11 @@ EACH = SIDE // RUNS  # rows of a run in a strip
 
 @dataclass(frozen=True)
 class StripGemm(Gemm):
-    """``act`` "q8"; ``mr * lanes`` a multiple of 16."""
+    """``act`` "q8"; ``mr * lanes`` a multiple of 16. ``groups`` of nr tokens meet a strip while it
+    is unpacked.
+    """
+
+    groups: int = 1
 
     @property
     def codes(self) -> Codes:
@@ -97,7 +101,7 @@ class StripGemm(Gemm):
 
     def scratch(self, lanes: int) -> int:
         """Strips, products, the sums of all rows, and those of the tokens' values."""
-        n_lines = self.rows_per_item(lanes) + self.n_products * self.codes.has_m
+        n_lines = self.groups * (self.rows_per_item(lanes) + self.n_products * self.codes.has_m)
         return self.n_held * SIDE * self.row_pitch + self.made_bytes + n_lines * self.line
 
     def begin(self, k: Builder, made: Val) -> None:
@@ -113,8 +117,9 @@ class StripGemm(Gemm):
     def sums(
         self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``. Where two
-        strips are held, unpacks what comes ``soon`` to ``to``.
+        """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``, or with the
+        first half where there are no more. Where two strips are held, unpacks what comes ``soon``
+        to ``to``.
         """
         raise NotImplementedError
 
@@ -124,7 +129,8 @@ class StripGemm(Gemm):
         size = SIDE * self.row_pitch
         strips, made = frame.scratch, frame.scratch + self.n_held * size
         sums = made + self.made_bytes
-        totals = sums + rows * self.line
+        sums_bytes = rows * self.line  # of a group
+        totals = sums + self.groups * sums_bytes
 
         def begin(item: Val) -> tuple[Share, Segment, Strip]:
             share = share_of(item)
@@ -142,10 +148,11 @@ class StripGemm(Gemm):
             share, seg, first = begin(item)
             _, _, last = begin(k.min(item + 1, frame.end - 1))
             n = first.n
-            with k.loop(share.stop, start=share.start, step=self.nr) as token:
-                x = frame.x + token // self.nr * self.layout().group_bytes
-                tokens = Tokens(k, self, x, totals)
-                then = last.unless(k, token + self.nr < share.stop, first)
+            step = self.groups * self.nr
+            with k.loop(share.stop, start=share.start, step=step) as token:
+                met = Tokens(k, self, frame.x, token, share.stop, totals)
+                met.prepare()
+                then = last.unless(k, token + step < share.stop, first)
                 with k.loop(n) as s:
                     here, strip = Strip(seg.rows, n, s), strips + full.v * size
                     if self.n_held > 1:
@@ -154,13 +161,15 @@ class StripGemm(Gemm):
                         self.unpack(k, strip, here)
                     to = strips + full.v * size
                     soon = then.unless(k, s + 1 < n, Strip(seg.rows, n, s + 1))
-                    for r, total in self.sums(k, strip, tokens, made, to, soon):
-                        at = sums + here.row(r // EACH, r % EACH) * self.line
-                        k.store(at, total.v, align=self.line)
-                out = Out(k, self, frame, seg, token)
-                with k.loop(n) as s:
-                    held = _columns(k, sums + s * (SIDE * self.line), self.nr)
-                    out.store(held, s * SIDE, False, add=False)
+                    for g, tokens in met.each():
+                        for r, total in self.sums(k, strip, tokens, made, to, soon):
+                            row = here.row(r // EACH, r % EACH)
+                            _keep(k, sums + (g * sums_bytes + row * self.line), total.v, self.nr)
+                for g, tokens in met.each():
+                    out = Out(k, self, frame, seg, tokens.first)
+                    with k.loop(n) as s:
+                        place = sums + (g * sums_bytes + s * (SIDE * self.line))
+                        out.store(_columns(k, place, self.nr), s * SIDE, False, add=False)
         self.end(k)
 
     def unpack(self, k: Builder, to: Val, strip: Strip) -> None:
@@ -192,6 +201,12 @@ class StripGemm(Gemm):
         scales = [v for v in scales_of(k, blocks) if v is not None]
         for v, off in zip(scales, self.scale_offs, strict=True):
             k.store(to + b * (size // self.per_scale * 4), v, offset=off)
+
+
+def _keep(k: Builder, at: Val, sums: Val, n: int) -> None:
+    """A row's sums, of ``n`` tokens; of those that are not there zeros."""
+    for i in range(0, n, sums.ty.lanes):
+        k.store(at, k.zero(sums.ty) if i else sums, offset=4 * i, align=sums.ty.n_bytes)
 
 
 def _columns(k: Builder, sums: Val, n: int) -> Sums:
@@ -226,28 +241,54 @@ class Strip:
 
 
 class Tokens:
-    """A group of them, whose dwords stand side by side from ``x`` on. ``room``: for the sums of the
-    values that share a minimum.
+    """Those of an item that meet a strip, from ``first`` on and before ``stop``, in groups of nr;
+    ``room``: for the sums of the values that share a minimum.
     """
 
-    def __init__(self, k: Builder, spec: StripGemm, x: Val, room: Val) -> None:
-        self.k, self.spec, self.x, self.act, self.totals = k, spec, x, spec.layout(), room
-        self.line = spec.line
-        if spec.codes.has_m:
-            with k.loop(spec.n_products) as at:
-                sums = block_sums(k, self.comp(at), self.scales(at))
-                k.store(room + at * self.line, sums, align=self.line)
+    def __init__(
+        self, k: Builder, spec: StripGemm, x: Val, first: Val, stop: Val, room: Val
+    ) -> None:
+        self.k, self.spec, self.x_all, self.first, self.stop = k, spec, x, first, stop
+        self.act, self.room, self.line = spec.layout(), room, spec.line
+        self.x = x + first // spec.nr * self.act.group_bytes
 
-    def comp(self, at: Val) -> Val:
+    def each(self) -> Iterator[tuple[Val, Tokens]]:
+        """The groups, by number: what follows is done for each."""
+        k, nr, n = self.k, self.spec.nr, self.spec.groups
+        if n == 1:
+            yield k.i64(0), self
+            return
+        left = k.min(self.stop - self.first, k.i64(n * nr))
+        with k.loop((left + (nr - 1)) // nr) as g:
+            room = self.room + g * (self.spec.n_products * self.line)
+            yield g, Tokens(k, self.spec, self.x_all, self.first + g * nr, self.stop, room)
+
+    def prepare(self) -> None:
+        """Make those sums."""
+        if self.spec.codes.has_m:
+            for _, group in self.each():
+                with self.k.loop(self.spec.n_products) as at:
+                    sums = block_sums(self.k, group.comp(at), group.scales(at))
+                    self.k.store(group.room + at * self.line, sums, align=self.line)
+
+    def _load(self, at: Val, ty: Ty, off: int, n: int) -> Val:
+        """Of the first ``n`` tokens, or of all."""
+        n = n or self.spec.nr
+        return self.k.load(at, ty * n, offset=off, align=4 * n)
+
+    def dwords(self, at: Val, n: int = 0) -> Val:
+        """The ``at``-th of K."""
+        return self._load(self.x + at * self.line, i32, 0, n)
+
+    def comp(self, at: Val, n: int = 0) -> Val:
         """What stands for the sum of the ``at``-th product's values of K."""
-        place = self.x + at * self.line
-        return self.k.load(place, i32 * self.spec.nr, offset=self.act.comp_off, align=self.line)
+        return self._load(self.x + at * self.line, i32, self.act.comp_off, n)
 
-    def scales(self, at: Val) -> Val:
+    def scales(self, at: Val, n: int = 0) -> Val:
         """Of the ``at``-th product's values of K."""
         place = self.x + at // (BLOCK // self.spec.per_scale) * self.line
-        return self.k.load(place, f32 * self.spec.nr, offset=self.act.d_off, align=self.line)
+        return self._load(place, f32, self.act.d_off, n)
 
-    def sums(self, at: Val) -> Val:
+    def sums(self, at: Val, n: int = 0) -> Val:
         """Of those values."""
-        return self.k.load(self.totals + at * self.line, f32 * self.spec.nr, align=self.line)
+        return self._load(self.room + at * self.line, f32, 0, n)

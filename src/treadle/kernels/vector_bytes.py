@@ -36,13 +36,28 @@ class LanesGemm(StripGemm):
     def sums(
         self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """A few rows at a time, from the first value of K to the last. The next strip's are asked
-        for meanwhile; to unpack them, too, would leave too few registers.
+        """Of half a vector's tokens alone, where more groups than one meet a strip and the last may
+        have so few.
+        """
+        if self.groups == 1:
+            yield from self._sums(k, strip, tokens, soon, self.nr)
+            return
+        half = self.nr // 2
+        with k.if_else(tokens.stop - tokens.first > half) as (many, few):
+            for n, branch in ((self.nr, many), (half, few)):
+                with branch:
+                    yield from self._sums(k, strip, tokens, soon, n)
+
+    def _sums(
+        self, k: Builder, strip: Val, tokens: Tokens, soon: Strip, n: int
+    ) -> Iterator[tuple[Val | int, Var]]:
+        """With ``n`` tokens: a few rows at a time, from the first value of K to the last. The next
+        strip's are asked for meanwhile; to unpack them, too, would leave too few registers.
         """
         turns, rest = divmod(self.n_products, AT_ONCE)
-        n_rows = VECTORS // -(-self.nr // k.isa.lanes)
+        n_rows = VECTORS // -(-n // k.isa.lanes)
         with k.loop(SIDE, step=n_rows) as first:
-            sums = [k.var(k.zero(f32 * self.nr)) for _ in range(n_rows)]
+            sums = [k.var(k.zero(f32 * n)) for _ in range(n_rows)]
             rows = strip + first * self.row_pitch
             with k.loop(turns) as turn:
                 for i in range(n_rows // EACH):
@@ -65,23 +80,21 @@ class LanesGemm(StripGemm):
 
     def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
         """Of the values of K that share the ``at``-th scale, with a row for each of ``sums``."""
-        isa, codes, n = k.isa, self.codes, self.per_scale // DWORD
-        offset, width = code_offset(codes, isa), min(self.nr, isa.lanes)
+        isa, codes, n_steps = k.isa, self.codes, self.per_scale // DWORD
+        n, offset, top = sums[0].v.ty.lanes, code_offset(codes, isa), code_top(codes, isa)
+        width = min(n, isa.lanes)
         dots, ty = i32 * width, code_type(codes, isa) * (DWORD * width)
-        start = scaled_comp(offset, tokens.comp(at)) if offset else k.zero(i32 * self.nr)
+        start = scaled_comp(offset, tokens.comp(at, n)) if offset else k.zero(i32 * n)
         acc = [k.split(start, width)] * len(sums)
-        for step in range(n):
-            x = k.load(tokens.x + (at * n + step) * self.line, i8 * self.line, align=self.line)
-            xs = k.split(x, DWORD * width)
+        for step in range(n_steps):
+            x = k.split(tokens.dwords(at * n_steps + step, n), width)
+            xs = [some.bits(i8 * (DWORD * width)) for some in x]
             for r, mine in enumerate(acc):
                 place = rows + (at * self.per_scale + r * self.row_pitch)
                 w = k.splat(k.load(place, i32, offset=step * DWORD, align=DWORD), dots).bits(ty)
-                acc[r] = [
-                    isa.dot4(k, sum_, w, some, code_top(codes, isa))
-                    for sum_, some in zip(mine, xs, strict=True)
-                ]
+                acc[r] = [isa.dot4(k, a, w, x, top) for a, x in zip(mine, xs, strict=True)]
             k.fence()
-        d, values = tokens.scales(at), tokens.sums(at) if codes.has_m else None
+        d, values = tokens.scales(at, n), tokens.sums(at, n) if codes.has_m else None
         for r, total in enumerate(sums):
             place = rows + (at * DWORD + r * self.row_pitch)
             scales = [

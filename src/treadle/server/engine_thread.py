@@ -136,7 +136,7 @@ class EngineThread:
                 self._warm_engine(engine, lora)
 
     def _warm_engine(self, engine: Engine, lora: bool) -> None:
-        sizes = list(engine.few)
+        sizes = engine.few
         config = engine.config
         if config.scores or "logits" not in GRAPHS[config.arch.graph].outputs:
             for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer texts are rare
