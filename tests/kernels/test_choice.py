@@ -135,13 +135,13 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
 
 
 def test_some_tokens_stand_in_lanes() -> None:
-    """Up to half a vector of them, of blocks with several scales; or up to eight groups of a whole
+    """Up to half a vector of them, of blocks with several scales; or up to sixteen groups of a whole
     one.
     """
     large, vnni = by_name("Q4_K"), ROWS["avx2_vnni"]
     assert matmul(large, VNNI, 2048, 8) == LanesGemm("Q4_K", "q8", 2048, 8, 8)
     for fmt, n in ((large, 9), (Q8_0, 16), (Q8_0, 128)):
-        spec = LanesGemm(fmt.name, "q8", 2048, 8, 16, groups=8)
+        spec = LanesGemm(fmt.name, "q8", 2048, 8, 16, groups=16)
         assert matmul(fmt, VNNI, 2048, n) == spec
         assert matmul(fmt, VNNI, 2048, n, experts=4) == replace(spec, experts=4)
         assert fits(spec, VNNI)

@@ -37,7 +37,7 @@ GEMV_TOKENS = (1, 2, 4)
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 # Tokens of products of strips of bytes on matrix registers, at most; vectors of rows of an item; in
 # vectors groups of tokens that meet a strip.
-STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 8
+STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 16
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
