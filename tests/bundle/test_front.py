@@ -104,6 +104,18 @@ def test_a_folder_that_others_may_write_to(own: Path) -> None:
     assert os.environ["PEX_ROOT"].startswith(str(own / "tmp"))
 
 
+@pytest.mark.parametrize(("mode", "fits"), [(0o1777, True), (0o777, False)])
+def test_a_named_folder_where_others_have_theirs(
+    own: Path, monkeypatch: pytest.MonkeyPatch, mode: int, fits: bool
+) -> None:
+    """As in /tmp, where they cannot take it away."""
+    shared = own / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    monkeypatch.setitem(os.environ, "PEX_ROOT", str(shared / "mine"))
+    assert front.fits(str(shared / "mine")) == fits
+
+
 def test_somebody_elses_folder_and_note(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted(own / "cache/treadle/bundles")
     monkeypatch.setattr(os, "getuid", lambda: 4242)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from uvicorn.server import ServerState
 from tests.server.conftest import PATIENCE_S
 from treadle.server import connection
 from treadle.server.connection import Connection
+from treadle.server.serve import listen
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -37,15 +39,21 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     left.append((await gone)["type"])
 
 
-def talk(*talks: Talk) -> list[Any]:
-    """What comes of several clients at once."""
+def talk(*talks: Talk, made: list[Connection] | None = None) -> list[Any]:
+    """What comes of several clients at once. The server's ends of them go into ``made``."""
+    made = [] if made is None else made
 
     async def run() -> list[Any]:
         config = uvicorn.Config(app, lifespan="off", ws="none", log_level="critical")
         config.load()
         state = ServerState()
-        made = lambda: Connection(config=config, server_state=state, app_state={})  # noqa: E731
-        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+
+        def make() -> Connection:
+            made.append(Connection(config=config, server_state=state, app_state={}))
+            return made[-1]
+
+        listener = listen("127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(make, sock=listener)
         port = server.sockets[0].getsockname()[1]
 
         async def one(said: Talk) -> Any:
@@ -86,6 +94,19 @@ def test_a_call_is_served_however_short_the_wait(monkeypatch: pytest.MonkeyPatch
         return await reader.readuntil(b"ok")
 
     assert all(found.startswith(b"HTTP/1.1 200") for found in talk(quick, quick))
+
+
+def test_no_part_of_an_answer_waits_for_the_one_before() -> None:
+    """Nagle's delay is off, also where the socket comes from ``listen``."""
+    made: list[Connection] = []
+
+    async def quick(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        writer.write(HEAD)
+        await reader.readuntil(b"ok")
+        end: socket.socket = made[0].transport.get_extra_info("socket")
+        return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    assert all(talk(quick, made=made))
 
 
 def test_a_reader_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ PYTHONS = [(3, 10)]
 MACHINES = ["x86_64"]
 START = "treadle.cli.bundled"
 OTHERS = 0o022  # write permission of group and others
+STICKY = 0o1000  # whoever may write there can take away only what is their own
 NOEXEC = 8  # ST_NOEXEC, which Python 2.7 does not name
 
 
@@ -44,7 +45,9 @@ def fits(folder):  # type: (str) -> bool
             if not os.path.isdir(one):
                 os.makedirs(one, 0o700)
             about = os.stat(one)
-            if about.st_uid != os.getuid() or about.st_mode & OTHERS:
+            # Of a folder such as /tmp others may write to, too, but not take ours away.
+            shared = one == above and about.st_mode & STICKY and is_ours(one)
+            if not shared and (about.st_uid != os.getuid() or about.st_mode & OTHERS):
                 return False
         noexec = os.statvfs(folder).f_flag & NOEXEC
         return not noexec and os.access(folder, os.W_OK | os.X_OK)

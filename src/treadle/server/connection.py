@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -37,6 +38,10 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It is there."""
         super().connection_made(transport)
+        # asyncio does so only where a socket names its protocol, and a listening one does not. With
+        # Nagle's delay an event waits for the acknowledgement of the one before it, up to 40 ms.
+        opened: socket.socket = transport.get_extra_info("socket")
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.most:
             transport.abort()
         else:
@@ -50,6 +55,11 @@ class Connection(H11Protocol):
             self._head = None
         elif self._head is None:
             self._head = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: whoever asks for a WebSocket is answered without one. uvicorn's own advises to
+        install libraries for it.
+        """
 
     def pause_writing(self) -> None:
         """The client does not take what was sent."""

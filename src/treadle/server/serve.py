@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -25,6 +28,19 @@ LAST_S = 2.0  # for connections to close, when their answers have been given up
 SWITCH_S = 0.0005
 
 
+class Lines(logging.Handler):
+    """What uvicorn has to say, as lines of the log: one object each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one, with the traceback that it may have."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "message": self.format(record),
+        }
+        print(json.dumps(line), file=sys.stderr, flush=True)
+
+
 class _Server(uvicorn.Server):
     """uvicorn, without signal handlers of its own."""
 
@@ -40,8 +56,11 @@ class _Process:
     def __init__(self, service: Service, grace_s: float, ready: Callable[[str], None]) -> None:
         self.service, self.grace_s, self.ready = service, grace_s, ready
         Connection.most = most_open()
+        log = logging.getLogger("uvicorn")
+        log.handlers, log.propagate = [Lines()], False
         config = uvicorn.Config(
             build_app(service),
+            log_config=None,
             log_level="warning",
             access_log=False,
             lifespan="off",
