@@ -135,8 +135,8 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
 
 
 def test_some_tokens_stand_in_lanes() -> None:
-    """Up to half a vector of them, of blocks with several scales; or up to sixteen groups of a whole
-    one.
+    """Up to half a vector of them, of blocks with several scales; or sixteen groups of a whole one,
+    at most.
     """
     large, vnni = by_name("Q4_K"), ROWS["avx2_vnni"]
     assert matmul(large, VNNI, 2048, 8) == LanesGemm("Q4_K", "q8", 2048, 8, 8)

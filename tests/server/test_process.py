@@ -86,12 +86,18 @@ def test_a_server_from_its_ready_line_to_its_end(process: Served, slow: Path) ->
     _, text = ask(server.url, "/metrics")
     assert "treadle:cancelled_total 1.0" in text
 
+    with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), PATIENCE_S) as raw:
+        raw.sendall(b"nonsense\r\n\r\n")
+        assert raw.recv(100).startswith(b"HTTP/1.1 400")
+
     server.popen.send_signal(signal.SIGTERM)
     code, err = server.end()
     assert code == 0
     assert "demo.gguf is ready" in err
     lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
     assert {"path": "/v1/completions", "status": 200}.items() <= lines[2].items()
+    said = [line["message"] for line in lines if line.get("level") == "warning"]
+    assert said == ["Invalid HTTP request received."]
     assert "Traceback" not in err
 
 
