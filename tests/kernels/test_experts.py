@@ -198,10 +198,10 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     """Rows of y are to the bit those of the expert's own product; the twin's are near them."""
     parts, layout = problems(spec, isa, rng), spec.layout()
     if isinstance(spec, Gemm):
-        block = spec.nr
+        block, most = spec.nr, 3 * spec.nr  # rows of a tile
         firsts = np.cumsum([0, *(round_up(n, block) for n in COUNTS[:-1])])
         made = [(e, int(at), n) for e, (at, n) in enumerate(zip(firsts, COUNTS, strict=True)) if n]
-        cut = [(e, at + i, min(block, n - i)) for e, at, n in made for i in range(0, n, block)]
+        cut = [(e, at + i, min(most, n - i)) for e, at, n in made for i in range(0, n, most)]
         tiles = np.array([len(cut), *np.array(cut).ravel()])
         n_rows, n_items, tokens = sum(round_up(n, block) for n in COUNTS), len(cut), 0
         source = np.arange(n_rows)
@@ -283,10 +283,13 @@ def test_gemm_of_experts_on_matrix_registers(
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
+@pytest.mark.parametrize(("nr", "groups"), [(8, 1), (16, 2)])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
-def test_gemm_of_experts_in_lanes(name: str, memory: Memory, rng: np.random.Generator) -> None:
+def test_gemm_of_experts_in_lanes(
+    name: str, nr: int, groups: int, memory: Memory, rng: np.random.Generator
+) -> None:
     fmt = by_name(name)
-    spec = LanesGemm(name, "q8", 3 * max(fmt.block, 32), 4, 8)
+    spec = LanesGemm(name, "q8", 3 * max(fmt.block, 32), 4, nr, groups=groups)
     compare(with_experts(spec, NAMES.index(name)), rows.VECTORS[-1], memory, rng)
 
 
