@@ -616,14 +616,39 @@ def test_tokens_that_are_written_leave_few_checkpoints() -> None:
 def test_a_long_prompt_is_cut_at_its_last_page() -> None:
     cache = KVCache(SEEN, CPU, 4 * WORTH)
     seq = cache.sequence()
-    assert cache.cut(seq, WORTH + 5) == WORTH + 5  # there is no state
+    assert cache.cut(seq, range(WORTH + 5)) == WORTH + 5  # there is no state
     cache = KVCache((*SEEN, StateSpec("ssm", (9,), 5)), CPU, 4 * WORTH)
     seq = cache.sequence()
-    assert [cache.cut(seq, n) for n in (5, WORTH - 1, WORTH + 5)] == [5, WORTH - 1, WORTH]
+    lengths = [cache.cut(seq, range(n)) for n in (5, WORTH - 1, WORTH + 5)]
+    assert lengths == [5, WORTH - 1, WORTH]
     cache.extend(seq, range(WORTH))
     cache.commit(seq)
     # What is saved already is worth no run.
-    assert [cache.cut(seq, n) for n in (5, PAGE + 3, WORTH + 3)] == [5, PAGE + 3, WORTH]
+    lengths = [cache.cut(seq, range(n)) for n in (5, PAGE + 3, WORTH + 3)]
+    assert lengths == [5, PAGE + 3, WORTH]
+
+
+def test_a_prompt_that_begins_like_another_is_cut_where_they_part() -> None:
+    """Their beginning is short, but it comes again: the third finds it."""
+    cache = KVCache((*SEEN, StateSpec("ssm", (9,), 5)), CPU, 4 * WORTH)
+
+    def read(ids: list[int]) -> list[int]:
+        """How many tokens are found, and those of each run."""
+        seq, sizes = cache.sequence(), []
+        sizes.append(cache.match(seq, ids))
+        while len(seq.ids) < len(ids):
+            left = ids[len(seq.ids) :]
+            sizes.append(cache.cut(seq, left))
+            cache.extend(seq, left[: sizes[-1]])
+            cache.commit(seq)
+        seq.close()
+        return sizes
+
+    shared, n = list(range(2 * PAGE)), 2 * PAGE + 20
+    assert read([*shared, *[7] * 20]) == [0, n]
+    assert read([*shared, *[8] * 20]) == [0, 2 * PAGE, 20]
+    assert read([*shared, *[9] * 20]) == [2 * PAGE, 20]
+    assert read([*range(PAGE), *[3] * (PAGE + 20)]) == [0, n]  # a page alone is worth no run
 
 
 def test_a_state_does_not_go_back() -> None:

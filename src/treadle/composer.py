@@ -71,9 +71,10 @@ class Composer:
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start = len(request.seq)
-                end = start + queue.engine.cache.cut(request.seq, n)
-                last = end == len(request.ids)
-                ids, looks = request.ids[start:end], request.looks() if last else ()
+                ids = request.ids[start : start + n]
+                ids = ids[: queue.engine.cache.cut(request.seq, ids)]
+                last = start + len(ids) == len(request.ids)
+                looks = request.looks() if last else ()
                 batch.append((request, Part(request.seq, ids, int(last), looks)))
         if not batch and not late:
             queue.refuse()

@@ -21,7 +21,7 @@ from treadle.kernels.attention_item import most_partials
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within, state_bytes
 from treadle.kvsequence import Sequence as Sequence
-from treadle.kvstates import WORTH, Slots, last_saved, n_saved
+from treadle.kvstates import AGAIN, WORTH, Slots, last_saved, n_saved
 from treadle.kvtree import Lora, Node, PageTree, Store
 from treadle.models.config import N_BATCH
 from treadle.models.pools import PoolSpec, StateSpec
@@ -219,13 +219,19 @@ class KVCache:
                 self.slots.save(seq.nodes[-1], seq.slots[0])
             seq.n_state = n
 
-    def cut(self, seq: Sequence, n: int) -> int:
-        """Of the next ``n`` tokens those of one run: with a state up to a page's edge, where a
-        later text may begin.
+    def cut(self, seq: Sequence, ids: Ids[int]) -> int:
+        """How many of the next ``ids`` are for one run: with a state up to a page's edge, where a
+        later text may begin. That is the last, or one that another text has passed before.
         """
-        start = len(seq.ids)
-        end = (start + n) // PAGE * PAGE
-        return end - start if self.states and end - last_saved(seq.nodes) >= WORTH else n
+        if not self.states:
+            return len(ids)
+        start, saved, held = len(seq.ids), last_saved(seq.nodes), len(seq.nodes) * PAGE
+        end = (start + len(ids)) // PAGE * PAGE
+        behind = seq.nodes[-1] if seq.nodes else self.tree.root_of(seq.lora)
+        met = held + PAGE * self.tree.n_behind(behind, [*seq.ids[held:], *ids])
+        if met > start and met - saved >= AGAIN:
+            return met - start
+        return end - start if end - saved >= WORTH else len(ids)
 
     def _share(self, seq: Sequence, p: int, node: Node) -> None:
         """Sequence and node keep one page between them: the node's, or if it has none the other."""

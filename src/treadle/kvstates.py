@@ -17,6 +17,7 @@ from typing import Protocol
 from treadle.kernels.kv import PAGE
 
 WORTH = 8 * PAGE  # tokens that a checkpoint saves a later text, at least, where it costs a run
+AGAIN = 2 * PAGE  # the same, where another text has begun alike
 SAVED_BYTES, SAVED = 256 << 20, range(4, 65)  # checkpoints: what they may take, and how many
 NONE = -1  # of a node without a checkpoint
 

@@ -99,6 +99,13 @@ class PageTree:
                 usable = len(chain)
         return chain[:usable]
 
+    def n_behind(self, node: Node, ids: Ids[int]) -> int:
+        """How many pages of ``ids`` stand behind ``node``, whatever is left of them."""
+        n = 0
+        while (after := node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))) is not None:
+            node, n = after, n + 1
+        return n
+
     def touch(self, pool: Pool, nodes: list[Node]) -> None:
         """Their pages in a pool were used just now."""
         recent = self.kept.get(pool, self.leaves)

@@ -72,8 +72,9 @@ class Session:
             while at < len(ids):
                 if between is not None:
                     between()
-                n = min(step, len(ids) - at)
-                chunk = ids[at : at + (n if every else self.engine.cache.cut(self.seq, n))]
+                chunk = ids[at : at + step]
+                if not every:
+                    chunk = chunk[: self.engine.cache.cut(self.seq, chunk)]
                 at += len(chunk)
                 wanted = len(chunk) if every else int(at >= len(ids))
                 rows.append(self.engine.run([Part(self.seq, chunk, wanted)]))
