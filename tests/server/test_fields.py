@@ -64,6 +64,15 @@ def test_right_values() -> None:
     }  # fmt: skip
 
 
+def test_a_wrong_field_of_an_object_is_named_with_the_object() -> None:
+    inner = fields.object_of({"a": fields.object_of({"b": fields.flag})})
+    assert inner("spam", {"a": {"b": True}, "c": 5}) == {"a": {"b": True}}
+    for value, name in (({"a": {"b": 1}}, "spam.a.b"), ({"a": 5}, "spam.a"), (5, "spam")):
+        with pytest.raises(ApiError) as caught:
+            inner("spam", value)
+        assert caught.value.param == name
+
+
 def read(model: treadle.Model, body: dict[str, Any]) -> asked.Asked:
     return read_asked(body, model, Sampling(temperature=0.5))
 

@@ -82,6 +82,14 @@ def test_usage_comes_last_and_only_if_asked_for(client: TestClient) -> None:
     assert done == "[DONE]"
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("wanted", ["yes", 1])
+def test_an_option_of_a_wrong_type_is_named(path: str, wanted: object, client: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "prompt": "x", "stream": True}
+    error = post(client, path, 400, **body, stream_options={"include_usage": wanted})["error"]
+    assert error["param"] == "stream_options.include_usage"
+
+
 def test_several_texts_have_seeds_of_their_own(client: TestClient) -> None:
     body: dict[str, Any] = {"messages": HI, "n": 3, "seed": 5, "max_tokens": 12}
     found = [choice["message"]["content"] for choice in post(client, CHAT, **body)["choices"]]

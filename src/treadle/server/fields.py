@@ -28,10 +28,14 @@ def wrong(name: str, value: Any, expected: str) -> ApiError:
     return ApiError(400, f"{name}: expected {expected}, found {found}", param=name)
 
 
-def read_fields(body: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """Those of a table's fields that a body has; null is as good as absent."""
+def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[str, Any]:
+    """Those of a table's fields that a body has; null is as good as absent. ``where``: what a wrong
+    one's name has before it.
+    """
     return {
-        name: read(name, body[name]) for name, read in table.items() if body.get(name) is not None
+        name: read(where + name, body[name])
+        for name, read in table.items()
+        if body.get(name) is not None
     }
 
 
@@ -50,6 +54,15 @@ text = of_type(str, "a string")
 flag = of_type(bool, "a boolean")
 mapping: Callable[[str, Any], dict[str, Any]] = of_type(dict, "an object")
 array: Callable[[str, Any], list[Any]] = of_type(list, "an array")
+
+
+def object_of(table: Table) -> Callable[[str, Any], dict[str, Any]]:
+    """Objects whose fields a table reads."""
+
+    def read(name: str, value: Any) -> dict[str, Any]:
+        return read_fields(mapping(name, value), table, f"{name}.")
+
+    return read
 
 
 def whole(low: int, high: int = 2**31 - 1) -> Callable[[str, Any], int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import read_conversation
-from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, whole
+from treadle.server.fields import Table, array, flag, object_of, read_fields, refused, whole
 from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage, warnings
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 MAX_TOP = 64  # alternatives to a token
+STREAM_OPTIONS = object_of({"include_usage": flag})
 
 FIELDS: Table = {
-    "stream_options": mapping,
+    "stream_options": STREAM_OPTIONS,
     "logprobs": flag,
     "top_logprobs": whole(0, MAX_TOP),
     "timings_per_token": flag,
@@ -62,7 +63,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     options = given.get("stream_options", {})
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.more = {
-        "include_usage": options.get("include_usage") is True,
+        "include_usage": options.get("include_usage", False),
         "timings_per_token": given.get("timings_per_token", False),
     }
     return asked

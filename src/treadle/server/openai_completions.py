@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import UnsupportedError
 from treadle.server.asked import Asked, check_length, check_text, is_ids, read_asked, read_prompt
 from treadle.server.call import Call, Piece
-from treadle.server.fields import Table, flag, mapping, read_fields, text, whole
+from treadle.server.fields import Table, flag, read_fields, text, whole
 from treadle.server.openai_answer import (
     error_event,
     finish_reason,
@@ -19,7 +19,7 @@ from treadle.server.openai_answer import (
     usage,
     warnings,
 )
-from treadle.server.openai_chat import MAX_TOP
+from treadle.server.openai_chat import MAX_TOP, STREAM_OPTIONS
 from treadle.server.openai_echo import measure_prompts
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 256  # of one call
 
 FIELDS: Table = {
-    "stream_options": mapping,
+    "stream_options": STREAM_OPTIONS,
     "logprobs": whole(0, MAX_TOP),
     "echo": flag,
     "best_of": whole(1),
@@ -68,7 +68,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     asked.plan(model)
     options = given.get("stream_options", {})
     asked.more = {
-        "include_usage": options.get("include_usage") is True,
+        "include_usage": options.get("include_usage", False),
         "echo": [model.detokenize(ids) for ids in asked.prompts] if echo else None,
     }
     return asked
