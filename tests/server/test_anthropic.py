@@ -13,10 +13,13 @@ from tests.server.conftest import N_CTX
 from tests.server.test_openai import post
 from tests.server.test_responses import named, prompt_of
 from treadle.server.anthropic import BILLING
+from treadle.text.template import ChatTemplate
 
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+ASKED: dict[str, Any] = {"max_tokens": 5, "messages": HI}
+FORM: Any = {"type": "json_schema", "schema": {}}
 
 
 def test_a_message(client: TestClient, model: treadle.Model) -> None:
@@ -102,6 +105,27 @@ def test_a_changing_first_line_does_not_spoil_the_cache(client: TestClient) -> N
     assert post(client, PATH, **body)["usage"]["cache_read_input_tokens"] >= n // 32 * 32
 
 
+@pytest.mark.parametrize("place", ["output_config", "output_format"])
+def test_an_answer_is_of_the_schema(place: str, client: TestClient) -> None:
+    form = {"type": "json_schema", "schema": {"type": "boolean"}}
+    body: dict[str, Any] = {place: {"format": form} if place == "output_config" else form}
+    found = post(client, PATH, messages=HI, **body, **GREEDY)
+    assert json.loads(found["content"][0]["text"]) in (True, False)
+    assert found["stop_reason"] == "end_turn"
+
+
+def test_effort_is_that_of_reasoning(
+    client: TestClient, model: treadle.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the template, whose text the tokens are counted of, too."""
+    source = "{{ messages[0].content * (9 if reasoning_effort == 'max' else 1) }}"
+    monkeypatch.setitem(model.__dict__, "template", ChatTemplate(source))
+    n = counted(client, messages=HI)
+    assert counted(client, messages=HI, output_config={"effort": "max"}) > n
+    found = post(client, PATH, messages=HI, output_config={"effort": "max"}, **GREEDY)["usage"]
+    assert found["input_tokens"] + found["cache_read_input_tokens"] > n
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -114,6 +138,11 @@ def test_a_changing_first_line_does_not_spoil_the_cache(client: TestClient) -> N
         ),
         ({"max_tokens": 5, "messages": HI, "tools": [{"name": "f", "type": "bash"}]}, "tools"),
         ({"max_tokens": 5, "messages": HI, "system": [5]}, "system"),
+        ({"output_format": {"type": "xml"}, **ASKED}, "output_format.type"),
+        ({"output_config": {"format": {"type": "text"}}, **ASKED}, "output_config.format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}, **ASKED}, "format.schema"),
+        ({"output_config": {"format": FORM}, "output_format": FORM, **ASKED}, "output_format"),
+        ({"output_config": {"effort": 5}, **ASKED}, "output_config.effort"),
         ({"max_tokens": 5, "messages": [{"role": "user", "content": "x " * N_CTX}]}, "tokens"),
     ],
 )

@@ -9,6 +9,7 @@ import anthropic
 import numpy as np
 import ollama
 import openai
+import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from starlette.testclient import TestClient
@@ -122,6 +123,18 @@ def test_ollama(process: Served) -> None:
         assert client.show("mine").details is not None
         with pytest.raises(ollama.ResponseError, match="images"):
             client.generate(model="mine", prompt="x", images=[b"x"])
+
+
+class Verdict(pydantic.BaseModel):
+    good: bool
+
+
+def test_anthropic_parses_a_model(others: anthropic.Anthropic) -> None:
+    made = others.messages.parse(
+        model="any", max_tokens=64, messages=[{"role": "user", "content": "hi"}],
+        output_format=Verdict, output_config={"effort": "low"},
+    )  # fmt: skip
+    assert isinstance(made.parsed_output, Verdict)
 
 
 def test_anthropic_messages(others: anthropic.Anthropic, model: treadle.Model) -> None:

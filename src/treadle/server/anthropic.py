@@ -12,7 +12,18 @@ from starlette.requests import Request
 from treadle.server.asked import Asked, check_length, read_asked
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import conversation_text, read_conversation
-from treadle.server.fields import Table, array, mapping, read_fields, refused, text, texts, whole
+from treadle.server.fields import (
+    Table,
+    array,
+    mapping,
+    object_of,
+    one_of,
+    read_fields,
+    refused,
+    text,
+    texts,
+    whole,
+)
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, event, finished, read_json, ticking
@@ -22,6 +33,14 @@ from treadle.speech import Said
 # of a prompt would ever be found in the cache.
 BILLING = "x-anthropic-billing-header:"
 
+
+def _format(name: str, value: Any) -> dict[str, Any]:
+    """What answers must be, as OpenAI's ``response_format``."""
+    form = mapping(name, value)
+    kind = one_of("json_schema")(f"{name}.type", form.get("type"))
+    return {"type": kind, "schema": mapping(f"{name}.schema", form.get("schema"))}
+
+
 FIELDS: Table = {
     "max_tokens": whole(1),
     "stop_sequences": texts,
@@ -30,6 +49,8 @@ FIELDS: Table = {
     "tool_choice": mapping,
     "messages": array,
     "thinking": mapping,
+    "output_config": object_of({"effort": text, "format": _format}),
+    "output_format": _format,  # its older place
     "mcp_servers": refused("treadle calls no servers", []),
 }
 TYPES = {
@@ -54,12 +75,17 @@ def read_messages(service: Service, body: dict[str, Any]) -> Asked:
     given = read_fields(body, FIELDS)
     if "max_tokens" not in given:
         raise ApiError(400, "max_tokens: required", param="max_tokens")
-    own = {
+    own: dict[str, Any] = {
         "stop": given.get("stop_sequences"),
         "user": given.get("metadata", {}).get("user_id"),
         "n": None,
         "reasoning_budget": given.get("thinking", {}).get("budget_tokens"),
     }
+    forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
+    if all(forms):
+        raise ApiError(400, "output_format: output_config.format is there, too: send that alone")
+    if any(forms):
+        own["response_format"] = forms[0] or forms[1]
     asked = read_asked({**body, **own}, service.model, service.defaults)
     asked.more["stop"] = list(asked.settings["stop"])  # the template's own are no stop_sequence
     read_conversation(chat_of(body), service, asked)
@@ -79,6 +105,8 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given.get("tools", []))],
         **_choice(given.get("tool_choice", {})),
     }
+    if "effort" in given.get("output_config", {}):
+        chat["reasoning_effort"] = given["output_config"]["effort"]
     if "thinking" in given:  # a variable that templates of models which reason read
         on = given["thinking"].get("type") != "disabled"
         chat["chat_template_kwargs"] = {"enable_thinking": on}
