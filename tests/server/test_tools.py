@@ -286,6 +286,25 @@ def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
     assert (told["thinking"], told["content"]) == ("a < b", "yes")
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_anthropics_thinking_is_signed(cut: bool, agent: TestClient) -> None:
+    """Also where the reasoning is all that there is. Clients send the block back."""
+    body: dict[str, Any] = {"messages": HI, "max_tokens": 12 if cut else 99, "temperature": 0}
+    body["grammar"] = gbnf("<think>\na < b" + " and so on" * 9 * cut + "\n</think>\n\nyes")
+    events = named(agent.post("/v1/messages", json={**body, "stream": True}).text)
+    told = [data for name, data in events if name.startswith("content_block") and not data["index"]]
+    assert told[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert {each["delta"]["type"] for each in told[1:-2]} == {"thinking_delta"}
+    assert told[-2]["delta"] == {"type": "signature_delta", "signature": ""}
+    assert told[-1]["type"] == "content_block_stop"
+    whole = post(agent, "/v1/messages", **body)["content"]
+    thought = "".join(each["delta"]["thinking"] for each in told[1:-2])
+    assert whole[0] == {"type": "thinking", "thinking": thought, "signature": ""}
+    assert len(whole) == (1 if cut else 2)
+    talk = [*HI, {"role": "assistant", "content": whole}, *HI]
+    post(agent, "/v1/messages", **{**body, "messages": talk})
+
+
 def test_a_prompt_may_open_the_reasoning(agent: TestClient) -> None:
     """A grammar holds behind it, and its budget ends it."""
     messages = [*HI, {"role": "assistant", "content": "<think>\n"}]

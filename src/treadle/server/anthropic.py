@@ -292,6 +292,19 @@ def _delta(part: Said) -> dict[str, Any]:
     return {"type": "input_json_delta", "partial_json": part.text}
 
 
+def _closing(index: int, kind: str) -> bytes:
+    """The end of the block that is open, if one is. Before that of reasoning comes its signature,
+    which clients send back with it; nobody checks it, so it is empty.
+    """
+    if not kind:
+        return b""
+    end = _event("content_block_stop", index=index)
+    if kind != "reasoning":
+        return end
+    signed = {"type": "signature_delta", "signature": ""}
+    return _event("content_block_delta", index=index, delta=signed) + end
+
+
 async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_start", message=shown)
     index, kind = -1, ""  # of the block that is open
@@ -301,15 +314,13 @@ async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
             continue
         for part in piece.said():
             if part.call is not None or part.kind not in (kind, "arguments"):
-                if kind:
-                    yield _event("content_block_stop", index=index)
+                yield _closing(index, kind)
                 index, kind = index + 1, part.kind
                 yield _event("content_block_start", index=index, content_block=_opening(part))
             if part.text:
                 yield _event("content_block_delta", index=index, delta=_delta(part))
         if piece.finish_reason is not None:
-            if kind:
-                yield _event("content_block_stop", index=index)
+            yield _closing(index, kind)
             yield _event("message_delta", delta=_stop(call, piece), usage=_usage(piece.text))
     yield _event("message_stop")
 
