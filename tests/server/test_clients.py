@@ -119,6 +119,12 @@ def test_ollama(process: Served) -> None:
         assert "".join(part.message.content or "" for part in parts) == whole.message.content
         assert (parts[-1].done, parts[-1].done_reason) == (True, "length")
         assert client.generate(model="mine", prompt="x", options=greedy).eval_count == 3
+        assert whole.logprobs is None
+        measured = client.chat(
+            model="mine", messages=talk, options=greedy, logprobs=True, top_logprobs=2
+        ).logprobs
+        assert measured is not None
+        assert [len(entry.top_logprobs or ()) for entry in measured] == [2, 2, 2]
         assert len(client.embed(model="mine", input=["a", "b"]).embeddings) == 2
         assert client.show("mine").details is not None
         with pytest.raises(ollama.ResponseError, match="images"):

@@ -17,6 +17,7 @@ from treadle.server.embeddings import _ids as texts_ids
 
 HI = [{"role": "user", "content": "hi"}]
 OPTIONS = {"temperature": 0, "num_predict": 8}
+NO_LOGPROBS: dict[str, Any] = {"logprobs": False, "top_logprobs": None}
 
 
 def lines(client: TestClient, path: str, **body: Any) -> list[Any]:
@@ -54,6 +55,39 @@ def test_a_raw_prompt_is_gone_on_with(client: TestClient, model: treadle.Model) 
     expected = model.generate("def f(", temperature=0, max_tokens=8).finish()
     body: dict[str, Any] = {"prompt": "def f(", "raw": True, "stream": False, "options": OPTIONS}
     assert post(client, "/api/generate", **body)["response"] == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": HI}),
+        ("/api/generate", {"prompt": "hi"}),
+        ("/api/generate", {"prompt": "hi", "raw": True}),
+    ],
+)
+def test_logprobs(
+    path: str, body: dict[str, Any], client: TestClient, model: treadle.Model
+) -> None:
+    make: Any = model.generate if "raw" in body else model.chat
+    made = make("hi" if "raw" in body else HI, temperature=0, max_tokens=8, logprobs=2)
+    made.finish()
+    expected = [entry.as_dict() for entry in made.logprobs]
+    body = {**body, "options": OPTIONS, "logprobs": True, "top_logprobs": 2}
+    assert post(client, path, stream=False, **body)["logprobs"] == expected
+    parts = lines(client, path, **body)
+    assert [entry for part in parts for entry in part.get("logprobs", [])] == expected
+    alone = post(client, path, stream=False, **{**body, "top_logprobs": 0})["logprobs"]
+    assert [entry["top_logprobs"] for entry in alone] == [[]] * 8
+    assert "logprobs" not in post(client, path, stream=False, **{**body, **NO_LOGPROBS})
+
+
+@pytest.mark.usefixtures("each_piece")
+def test_logprobs_of_text_that_is_held_back(client: TestClient, model: treadle.Model) -> None:
+    """What may be the beginning of a stop text is told at the end, and so are its tokens."""
+    text = model.chat(HI, temperature=0, max_tokens=8).finish()
+    body: dict[str, Any] = {"messages": HI, "options": {**OPTIONS, "stop": [text[1:] + "never"]}}
+    parts = lines(client, "/api/chat", **body, logprobs=True)
+    assert sum(len(part.get("logprobs", [])) for part in parts) == 8
 
 
 def test_formats(client: TestClient) -> None:
@@ -138,6 +172,9 @@ def test_what_is_served(client: TestClient) -> None:
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}),
         ("/api/chat", {"messages": HI, "tools": [{"type": "function"}]}),
         ("/api/chat", {"messages": HI, "format": 5}),
+        ("/api/chat", {"messages": HI, "logprobs": 2}),
+        ("/api/chat", {"messages": HI, "top_logprobs": 2}),
+        ("/api/generate", {"prompt": "x", "logprobs": True, "top_logprobs": 65}),
         ("/api/chat", {}),
         ("/api/embed", {"input": "x", "dimensions": 257}),
         ("/api/embeddings", {}),

@@ -17,11 +17,12 @@ from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import CUT, embed, embedder_of
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text
+from treadle.server.openai_chat import read_logprobs
 from treadle.server.openai_completions import read_prompts
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, encode, finished, read_json, result, ticking
-from treadle.speech import Told
+from treadle.speech import Said, Told
 from treadle.version import __version__
 
 Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
@@ -59,6 +60,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
     options |= {"stream": given.get("stream", True), "n": None}
     asked = read_asked(options, service.model, service.defaults)
     asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
+    asked.settings["logprobs"] = read_logprobs(body, service.model)
     return asked
 
 
@@ -145,7 +147,7 @@ async def _answer(request: Request, service: Service, call: Call, say: Say) -> R
         parts = _lines(service, call, say)
         return Stream(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
     (piece,) = await finished(request, call)
-    return Json({**_head(service), **say(Told.of(piece.said())), **_end(piece)})
+    return Json({**_head(service), **_said(piece, piece.said(), say), **_end(piece)})
 
 
 async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]:
@@ -154,10 +156,17 @@ async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]
             yield _line({**_head(service), **say(NOTHING), "done": False})
             continue
         parts = piece.said()
-        if parts:
-            yield _line({**_head(service), **say(Told.of(parts)), "done": False})
+        if parts or piece.logprobs:  # some of tokens whose text is held back
+            yield _line({**_head(service), **_said(piece, parts, say), "done": False})
         if piece.finish_reason is not None:
             yield _line({**_head(service), **say(NOTHING), **_end(piece)})
+
+
+def _said(piece: Piece, parts: list[Said], say: Say) -> dict[str, Any]:
+    made = say(Told.of(parts))
+    if piece.text.request.n_top is not None:
+        made["logprobs"] = [entry.as_dict() for entry in piece.logprobs]
+    return made
 
 
 def _line(value: Any) -> bytes:

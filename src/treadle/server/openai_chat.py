@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,14 @@ from treadle.speech import Said, Told
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from treadle.model import Model
+
 MAX_TOP = 64  # alternatives to a token
 STREAM_OPTIONS = object_of({"include_usage": flag})
+LOGPROBS: Table = {"logprobs": flag, "top_logprobs": whole(0, MAX_TOP)}
 
 FIELDS: Table = {
     "stream_options": STREAM_OPTIONS,
-    "logprobs": flag,
-    "top_logprobs": whole(0, MAX_TOP),
     "timings_per_token": flag,
     "return_progress": flag,
     "functions": refused("use tools", []),
@@ -54,11 +55,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
     asked = read_asked(body, model, service.defaults)
-    n_top = given.get("top_logprobs", 0)
-    if n_top and not given.get("logprobs"):
-        raise ApiError(400, "top_logprobs: logprobs must be true", param="top_logprobs")
-    if given.get("logprobs"):
-        asked.settings["logprobs"] = min(n_top, model.config.n_vocab)
+    asked.settings["logprobs"] = read_logprobs(body, model)
     read_conversation(body, service, asked)
     options = given.get("stream_options", {})
     asked.progress = asked.stream and given.get("return_progress", False)
@@ -67,6 +64,19 @@ def read_chat(service: Service, body: dict[str, Any]) -> Asked:
         "timings_per_token": given.get("timings_per_token", False),
     }
     return asked
+
+
+def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
+    """Alternatives to each token that a chat asks for; None for no log-probabilities at all. Raises
+    ApiError.
+    """
+    given = read_fields(body, LOGPROBS)
+    n_top: int = given.get("top_logprobs", 0)
+    if given.get("logprobs"):
+        return min(n_top, model.config.n_vocab)
+    if n_top:
+        raise ApiError(400, "top_logprobs: logprobs must be true", param="top_logprobs")
+    return None
 
 
 async def chat_completions(request: Request) -> Response:
