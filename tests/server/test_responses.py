@@ -125,6 +125,38 @@ def test_tools_that_are_no_functions_are_left_out(client: TestClient) -> None:
     assert post(client, PATH, input="hi", tools=tools, **GREEDY)["output"]
 
 
+def test_a_call_cannot_be_forced_without_functions(client: TestClient) -> None:
+    """As in chat; tools that are none of the model's are no functions."""
+    named = {"type": "function", "name": "f"}
+    for more in (
+        {"tool_choice": "required"},
+        {"tool_choice": named},
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+    ):
+        error = post(client, PATH, 400, input="hi", **GREEDY, **more)["error"]
+        assert error["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({}, {"parallel_tool_calls": True, "store": True}),
+        ({"parallel_tool_calls": None}, {"parallel_tool_calls": True}),
+        ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        ({"store": None}, {"store": True}),
+        ({"store": False}, {"store": False}),
+        ({}, {"reasoning": {"effort": None, "summary": None}}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning": {"effort": "low", "summary": None}}),
+    ],
+)
+def test_what_was_asked_is_repeated(body: Any, told: dict[str, Any], client: TestClient) -> None:
+    whole = post(client, PATH, input="hi", **GREEDY, **body)
+    asked = {"input": "hi", "stream": True, **GREEDY, **body}
+    first = named(client.post(PATH, json=asked).text)[0][1]["response"]
+    assert {name: whole[name] for name in told} == {name: first[name] for name in told} == told
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -55,11 +55,10 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
-    functions = read_functions(given.get("tools", []))
     chat = {
         "messages": first + talk,
-        "tools": functions,
-        "tool_choice": body.get("tool_choice") if functions else "none",
+        "tools": read_functions(given.get("tools", [])),
+        "tool_choice": body.get("tool_choice"),
         "parallel_tool_calls": body.get("parallel_tool_calls"),
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
     }
@@ -173,10 +172,10 @@ class _Reply:
             "created_at": int(time.time()),
             "model": service.name,
             "error": None,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": body.get("previous_response_id"),
-            "reasoning": {"effort": None, "summary": None},
-            "store": body.get("store", True),
+            "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
+            "store": body.get("store") is not False,
             "text": {"format": form},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
