@@ -77,6 +77,30 @@ def test_a_text_is_saved_erased_and_restored(
     assert again["content"] == first["content"]
 
 
+ASKED: Any = {
+    "/completion": {"prompt": PROMPT},
+    "/v1/completions": {"prompt": PROMPT},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}]},
+}
+
+
+@pytest.mark.parametrize("path", list(ASKED))
+def test_the_slot_that_a_call_names(client: TestClient, path: str) -> None:
+    body = {**ASKED[path], "max_tokens": 3}
+    for slot in (3, 1, 2):
+        assert client.post(path, json={**body, "id_slot": slot}).status_code == 200
+        assert client.get("/slots").json()[slot]["n_tokens"] > 0
+    assert client.get("/slots").json()[0]["n_tokens"] == 0
+    assert client.post(path, json={**body, "id_slot": -1}).status_code == 200
+
+
+@pytest.mark.parametrize("slot", [4, 99, -2, "1", 1.5])
+@pytest.mark.parametrize("path", list(ASKED))
+def test_a_slot_that_no_call_can_name(client: TestClient, path: str, slot: object) -> None:
+    told = client.post(path, json={**ASKED[path], "max_tokens": 3, "id_slot": slot})
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "id_slot")
+
+
 def test_what_other_texts_go_on_from_is_not_erased(
     client: TestClient, model: treadle.Model
 ) -> None:

@@ -196,7 +196,8 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Ask
     for name, own in SYNONYMS.items():
         if body.get(name) is not None and (body.get(own) is None or name.startswith("max_")):
             body[own] = body[name]
-    given = read_fields(body, COMMON)
+    slots = whole(NONE, model.engine.cache.n_sequences - 1)
+    given = read_fields(body, {**COMMON, "id_slot": slots})
     settings: dict[str, Any] = {
         "max_tokens": given.get("max_tokens"),
         "stop": _stop(given.get("stop", [])),
@@ -212,6 +213,7 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Ask
         client=given.get("safety_identifier", given.get("user")),
         priority=given.get("priority", 0),
         timeout_s=given.get("timeout") or None,
+        slot=given.get("id_slot", NONE),
         wanted=_wanted(given),
     )
 

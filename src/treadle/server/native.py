@@ -29,7 +29,6 @@ from treadle.server.openai_answer import error_event, timings, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
-from treadle.server.texts import NONE
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.text.infill import infill_ids
 
@@ -41,7 +40,6 @@ COMPLETION: Table = {
     "return_progress": flag,
     "response_fields": refused("all fields are sent", []),
     "n_cmpl": whole(1),
-    "id_slot": whole(-1),
 }
 
 
@@ -57,7 +55,6 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(service.model)
     asked.more = {"timings_per_token": given.get("timings_per_token", False)}
-    asked.slot = given.get("id_slot", NONE)
     return asked
 
 
