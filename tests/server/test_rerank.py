@@ -33,7 +33,7 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
         talk = talking(service)
         with talk as client:
             body: dict[str, Any] = {"query": QUERY, "documents": DOCUMENTS}
-            for path in ("/v1/rerank", "/rerank"):
+            for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"):
                 found = client.post(path, json=body).json()
                 assert [row["index"] for row in found["results"]] == order
                 assert [row["relevance_score"] for row in found["results"]] == pytest.approx(

@@ -157,6 +157,11 @@ def test_a_slot_that_the_context_has_filled(client: TestClient, folder: Path) ->
     assert act(client, 1, "save", "again").json()["n_saved"] == N_CTX
 
 
+def test_a_slot_has_two_paths(client: TestClient) -> None:
+    write(client, id_slot=1)
+    assert client.post("/v1/slots/1?action=erase").json()["n_erased"] > 0
+
+
 def test_a_slot_at_work(service: Service, client: TestClient) -> None:
     write(client, id_slot=0)
     at_work: Any = object()

@@ -69,6 +69,8 @@ POST: dict[str, Handler] = {
     "/infill": native.infill,
     "/embedding": embeddings.native_embedding,
     "/v1/rerank": rerank.rerank,
+    "/v1/reranking": rerank.rerank,
+    "/slots/{id}": slots.act,
     "/tokenize": native.tokenize,
     "/detokenize": native.detokenize,
     "/apply-template": native.apply_template,
@@ -113,7 +115,6 @@ def build_app(service: Service) -> Starlette:
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
     routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
-    routes += [Route("/slots/{id}", slots.act, methods=["POST"])]
     middleware = [Middleware(Guard, service=service, page=page)]
     if service.settings.allow_origins:
         middleware.insert(
