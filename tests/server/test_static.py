@@ -70,6 +70,14 @@ def test_the_page_needs_no_key_but_all_else_does(model: treadle.Model) -> None:
         assert client.get("/props").status_code == 401
 
 
+@pytest.mark.parametrize("page", [True, False])
+def test_a_server_with_a_key_is_found(page: bool, model: treadle.Model) -> None:
+    with running(model, page=page, api_keys=("secret",)) as service, talking(service) as client:
+        assert client.get("/").text == "Ollama is running"
+        assert client.head("/").status_code == 200
+        assert client.get("/api/tags").status_code == 401
+
+
 def test_a_server_without_the_page(model: treadle.Model) -> None:
     with running(model, page=False) as service, talking(service) as client:
         assert client.get("/", headers=HTML).text == "Ollama is running"

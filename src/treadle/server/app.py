@@ -98,7 +98,7 @@ NOT_YET = (  # known to clients, and not built
     "/api/copy",
     "/api/push",
 )
-PUBLIC = ("/health", "/v1/health")
+PUBLIC = ("/", "/health", "/v1/health")  # at / clients of Ollama ask whether a server is there
 
 
 def paths(path: str) -> tuple[str, ...]:
