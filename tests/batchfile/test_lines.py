@@ -97,6 +97,16 @@ def test_answers_have_the_form_of_their_requests() -> None:
     }
 
 
+def test_log_probabilities_are_told_where_they_were_asked_for() -> None:
+    told = {"tokens": ["b"], "token_logprobs": [-1.0], "top_logprobs": [{}], "text_offset": [0]}
+    choice = {"text": "b", "index": 0, "finish_reason": "stop", "logprobs": told}
+    simple = line({"prompt": "a", "logprobs": 2})
+    body = {"choices": [choice], "usage": {}}
+    assert json.loads(answered(simple, read_job(simple), body))["logprobs"] == told
+    body = {"choices": [{**choice, "logprobs": None}], "usage": {}}
+    assert "logprobs" not in json.loads(answered(simple, read_job(simple), body))
+
+
 def test_errors_have_the_form_of_their_requests() -> None:
     problem = ApiError(400, "no")
     full = line({"custom_id": "a", "url": COMPLETIONS, "body": {"prompt": "a"}})

@@ -98,8 +98,10 @@ def answered(line: Line, job: Job, body: Mapping[str, Any]) -> bytes:
     if job.simple:
         (choice,) = body["choices"]
         said = "message" if job.url == CHAT else "text"
-        reason, usage = choice["finish_reason"], body["usage"]
-        return _line({**head, said: choice[said], "finish_reason": reason, "usage": usage})
+        made = {**head, said: choice[said], "finish_reason": choice["finish_reason"]}
+        if choice.get("logprobs") is not None:
+            made["logprobs"] = choice["logprobs"]
+        return _line({**made, "usage": body["usage"]})
     response = {"status_code": 200, "request_id": body.get("id", line.id), "body": body}
     return _line({**head, "response": response, "error": None})
 
