@@ -43,6 +43,27 @@ def test_a_stream_says_when_it_stops(client: TestClient) -> None:
     assert parts[-1]["timings"]["predicted_n"] == 6
 
 
+def test_several_prompts_have_an_answer_each(client: TestClient, model: treadle.Model) -> None:
+    prompts = ["def f(", "import "]
+    own: dict[str, Any] = {"temperature": 0, "n_predict": 4}
+    alone = [post(client, "/completion", prompt=one, **own)["content"] for one in prompts]
+    ids = [model.tokenize(prompt) for prompt in prompts]
+    for given in (prompts, ids, [prompts[0], ids[1]]):
+        found = post(client, "/completion", prompt=given, **own)
+        assert [(one["index"], one["content"]) for one in found] == list(enumerate(alone))
+        told = ["", ""]
+        for part in events(
+            client.post("/completion", json={"prompt": given, "stream": True, **own}).text
+        ):
+            told[part["index"]] += part["content"]
+        assert told == alone
+    twice = post(client, "/completion", prompt=prompts, n_cmpl=2, **own)
+    assert [one["content"] for one in twice] == [alone[0], alone[0], alone[1], alone[1]]
+    joined = [*ids[0], *model.tokenize("x", bos=False)]
+    for mixed in ([*ids[0], "x"], joined):
+        assert post(client, "/completion", prompt=mixed, **own)["tokens_evaluated"] == len(joined)
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "word"),
     [
@@ -95,6 +116,8 @@ def test_control_tokens_are_text_where_asked(client: TestClient, model: treadle.
         ("/detokenize", {"tokens": ["x"]}),
         ("/detokenize", {"tokens": [10**6]}),
         ("/completion", {}),
+        ("/completion", {"prompt": ["x"] * 257}),
+        ("/completion", {"prompt": ["x", ["y", [5]]]}),
         ("/completion", {"prompt": "x", "response_fields": ["content"]}),
         ("/embedding", {}),
         ("/apply-template", {}),

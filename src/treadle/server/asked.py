@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from treadle.model import Model
     from treadle.request import Request
 
-MAX_N = 128  # texts of one call
+MAX_N = 128  # texts of one prompt
+MAX_PROMPTS = 256  # of one call
 LOOK_AHEAD = 64  # pieces that a stream's reader may be behind before its text pauses
 MAX_STOP = 64  # stop strings
 SEEDS = 2**64
@@ -324,6 +325,19 @@ def room(model: Model) -> int:
 def is_ids(value: Any) -> bool:
     """Whether a prompt is a list of token ids."""
     return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def several(value: Any) -> list[Any]:
+    """The prompts of a body: a list of texts or of lists is several. One with ids in it, alone or
+    between texts, is one prompt. Raises ApiError.
+    """
+    if value is None:
+        raise ApiError(400, "prompt: required", param="prompt")
+    one = not isinstance(value, list) or any(type(item) is int for item in value)
+    prompts = [value] if one or not value else value
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt: {len(prompts)}, at most {MAX_PROMPTS}", param="prompt")
+    return prompts
 
 
 def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:

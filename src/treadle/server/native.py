@@ -11,7 +11,15 @@ from starlette.requests import Request
 
 from treadle.errors import UnsupportedError
 from treadle.sampling import Sampling
-from treadle.server.asked import Asked, check_length, check_text, read_asked, read_prompt, room
+from treadle.server.asked import (
+    Asked,
+    check_length,
+    check_text,
+    read_asked,
+    read_prompt,
+    room,
+    several,
+)
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import conversation_text
 from treadle.server.fields import (
@@ -47,9 +55,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, COMPLETION)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
-    if body.get("prompt") is None:
-        raise ApiError(400, "prompt: required", param="prompt")
-    asked.prompts = [read_prompt(body["prompt"], service.model)]
+    asked.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
     if given.get("n_probs"):
         asked.settings["logprobs"] = min(given["n_probs"], service.model.config.n_vocab)
     asked.progress = asked.stream and given.get("return_progress", False)

@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
-from treadle.server.asked import Asked, check_length, check_text, is_ids, read_asked, read_prompt
+from treadle.server.asked import (
+    Asked,
+    check_length,
+    check_text,
+    read_asked,
+    read_prompt,
+    several,
+)
 from treadle.server.call import Call, Piece
 from treadle.server.fields import Table, flag, read_fields, text, whole
 from treadle.server.openai_answer import (
@@ -41,8 +48,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from treadle.model import Model
-
-MAX_PROMPTS = 256  # of one call
 
 FIELDS: Table = {
     "stream_options": STREAM_OPTIONS,
@@ -78,7 +83,7 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
     """The ids of a body's prompts; with a ``suffix``, those for what stands before it. Raises
     ApiError.
     """
-    prompts, suffix = _prompts(body.get("prompt")), read_fields(body, FIELDS).get("suffix")
+    prompts, suffix = several(body.get("prompt")), read_fields(body, FIELDS).get("suffix")
     if not suffix:
         return [read_prompt(prompt, model) for prompt in prompts]
     made = []
@@ -93,17 +98,6 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
             ) from None
         made.append(check_length(ids, model))
     return made
-
-
-def _prompts(prompt: Any) -> list[Any]:
-    """One prompt, or several: a list of ids is one, a list of texts or of lists is several."""
-    if prompt is None:
-        raise ApiError(400, "prompt: required", param="prompt")
-    several = isinstance(prompt, list) and prompt and not is_ids(prompt)
-    prompts = prompt if several else [prompt]
-    if len(prompts) > MAX_PROMPTS:
-        raise ApiError(400, f"prompt: {len(prompts)}, at most {MAX_PROMPTS}", param="prompt")
-    return prompts
 
 
 async def completions(request: Request) -> Response:
