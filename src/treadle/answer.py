@@ -5,6 +5,7 @@ An answer knows no engine and no lock. One thread pushes, another may take.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import field
@@ -67,11 +68,13 @@ class Answer:
     ) -> None:
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []  # of each id, where they are pushed with it
+        self.starts: list[int] = []  # where each id's text begins, in characters
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.timings = Timings(n_prompt=len(prompt_ids))
         self.pieces: deque[tuple[str, int]] = deque()  # to be taken; and the ids up to there
-        self.n_taken = 0  # ids whose text was taken
+        self.n_taken = 0  # ids whose text was taken, at least a part of it
+        self._n_given = 0  # characters of all pieces
         self.tokenizer, self._prompt_ids = tokenizer, prompt_ids
         self._decoder: StreamDecoder | None = None
         self.stop, self._held = stop_strings(stop), ""
@@ -101,11 +104,13 @@ class Answer:
             self._decoder = self._decode()
         if token is None or token in self.tokenizer.eog:
             return self._end(self._decoder, "stop")
+        new = self._decoder.push(token)
+        self.starts.append(self._decoder.at)
         self.ids.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
         self.timings.n_generated = len(self.ids)
-        if self._give(self._decoder.push(token)):
+        if self._give(new):
             self.finish_reason = "stop"
         elif len(self.ids) >= self._most:
             self._end(self._decoder, self._at_most)
@@ -131,6 +136,15 @@ class Answer:
     def over(self) -> bool:
         """Whether everything was taken. The last piece is there before ``done`` is true."""
         return self.done and not self.pieces
+
+    @property
+    def n_shown(self) -> int:
+        """Of an answer that is done, ids up to the stop string that ended it."""
+        return self._n_begun() if self.stopped_by else len(self.ids)
+
+    def _n_begun(self) -> int:
+        """Ids whose text begins within what was given."""
+        return bisect_left(self.starts, self._n_given)
 
     def _decode(self) -> StreamDecoder:
         from treadle.text.tokenizer import StreamDecoder
@@ -158,7 +172,8 @@ class Answer:
                 keep = max(overlap(text[start:], stop) for stop in self.stop)
         self._held = text[len(text) - keep :]
         if piece := text[: len(text) - keep]:
-            self.pieces.append((piece, len(self.ids)))
+            self._n_given += len(piece)
+            self.pieces.append((piece, self._n_begun()))
         return stopped
 
 

@@ -134,6 +134,37 @@ def test_a_stop_text_ends_it_and_is_not_told(client: TestClient) -> None:
     assert told == text[: text.index(stop)]
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/completion"])
+def test_logprobs_end_where_a_stop_text_cuts(path: str, client: TestClient) -> None:
+    """Of tokens that lie behind the cut nothing is told: not in streams either, which hold back."""
+    body: dict[str, Any] = {
+        CHAT: {"messages": HI, "logprobs": True},
+        "/v1/completions": {"prompt": "def f(", "logprobs": 0},
+        "/completion": {"prompt": "def f(", "n_probs": 1},
+    }[path] | {"temperature": 0, "max_tokens": 12}
+
+    def read(found: Any) -> tuple[str, list[str]]:
+        if path == "/completion":
+            entries = found["completion_probabilities"]
+            return found["content"], [entry["token"] for entry in entries]
+        (choice,) = found["choices"]
+        said = choice.get("message") or choice.get("delta") or choice
+        told = choice["logprobs"] or {}
+        tokens = told.get("tokens") or [entry["token"] for entry in told.get("content", [])]
+        return said.get("content", said.get("text")) or "", tokens
+
+    text, tokens = read(post(client, path, **body))
+    stop = "".join(tokens[5:9])
+    assert text.index(stop) == len("".join(tokens[:5]))
+    for word, kept in ((stop, 5), (tokens[4][-1] + stop, 5), (stop[1:], 6 if tokens[5][1:] else 5)):
+        whole = read(post(client, path, **body, stop=word))
+        assert whole == (text[: text.index(word)], tokens[:kept])
+        chunks = [
+            read(part) for part in stream(client, path, **body, stop=word) if part != "[DONE]"
+        ]
+        assert [token for _, each in chunks for token in each] == tokens[:kept]
+
+
 def test_a_schema_is_kept(client: TestClient) -> None:
     schema = {
         "type": "object", "required": ["n"], "additionalProperties": False,

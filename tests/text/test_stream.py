@@ -57,6 +57,18 @@ def test_characters_come_whole(tmp_path: Path) -> None:
     assert decoder.push(0x61) == "a"
 
 
+def test_where_tokens_begin(tmp_path: Path) -> None:
+    """Those of one character where it does; one that breaks a character off, behind its U+FFFD."""
+    tokenizer = load_bpe(tmp_path / "v.gguf", more=[(letters("🦙".encode()[:3]), NORMAL)])
+    ids = [0x61, 256, 0x99, 0x61, 256, 0x61, 256]
+    decoder, found = StreamDecoder(tokenizer), []
+    for id in ids:
+        decoder.push(id)
+        found.append(decoder.at)
+    assert found == [0, 1, 1, 2, 3, 4, 5]
+    assert tokenizer.decode(ids) == "a🦙a\ufffda\ufffd"
+
+
 def test_generated_text_keeps_its_first_space(load: Load) -> None:
     tokenizer = load("llama-spm")
     ids = tokenizer.encode("hello world", bos=False)

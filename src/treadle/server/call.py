@@ -56,7 +56,7 @@ class Piece:
     text: Text
     content: str
     ids: list[int]
-    logprobs: list[TokenLogprob]  # of each id, where they were asked for
+    logprobs: list[TokenLogprob]  # where asked for: of each id whose text is not cut off
     finish_reason: str | None  # "stop", "length" or "context"
     progress: Progress | None = None
     parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with how many ids it took
@@ -115,13 +115,15 @@ class Text:
         if not parts and not over:
             return None
         start, end = self.n_told, len(answer.ids) if over else answer.n_taken
+        shown = answer.n_shown if over else end  # a stop string is told to nobody
         self.n_told = end
+        logprobs = answer.logprobs[start:shown]
         reason = answer.finish_reason if over else None
         return Piece(
             self,
             "".join(part for part, _ in parts),
             answer.ids[start:end],
-            answer.logprobs[start:end],
+            logprobs,
             reason,
             parts=parts,
         )

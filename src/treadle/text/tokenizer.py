@@ -207,6 +207,9 @@ class StreamDecoder:
     ``special`` shows control tokens by name, ``shown`` some of them; ``start`` says that a text
     begins here, so that the space that the tokenizer itself put there is left out (generated ids
     continue a text).
+
+    ``at`` is where the last token begins, in characters of the text; tokens that share a character
+    begin where it does.
     """
 
     def __init__(
@@ -221,10 +224,11 @@ class StreamDecoder:
         self._special, self._shown = special, shown
         self._strip = start and tokenizer.adds_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.at = self._n = 0  # characters so far: before the last token, and with it
 
     def push(self, token: int) -> str:
         """The text that is complete with ``token``; often empty. IndexError for an absent id."""
-        data = self._tokenizer.token_bytes(token)
+        data, self.at = self._tokenizer.token_bytes(token), self._n
         if self._tokenizer.adds_space:
             special = self._tokenizer.is_special(token)
             if self._strip and not special:
@@ -232,11 +236,17 @@ class StreamDecoder:
             self._strip = special
         if self._tokenizer.is_control(token) and not (self._special or token in self._shown):
             return ""
-        return self._utf8.decode(data)
+        if data and data[0] & 0xC0 != 0x80 and self._utf8.getstate()[0]:
+            self.at += 1  # behind the U+FFFD of a character that breaks off here
+        text = self._utf8.decode(data)
+        self._n += len(text)
+        return text
 
     def flush(self) -> str:
         """What an unfinished character leaves: U+FFFD, or nothing. The text may go on after it."""
-        return self._utf8.decode(b"", final=True)
+        text = self._utf8.decode(b"", final=True)
+        self._n += len(text)
+        return text
 
 
 def _without_surrogates(text: str) -> str:
