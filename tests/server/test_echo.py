@@ -41,6 +41,33 @@ def test_log_probabilities_of_a_prompt(client: TestClient, model: treadle.Model)
     assert rated["logprobs"]["token_logprobs"] == told["token_logprobs"][: len(ids)]
 
 
+def told_at(choices: list[Any]) -> list[tuple[str, int]]:
+    """Tokens and their places in the text, of one choice or of a stream's."""
+    found = [choice["logprobs"] for choice in choices]
+    return [pair for one in found for pair in zip(one["tokens"], one["text_offset"], strict=True)]
+
+
+@pytest.mark.parametrize("prompt", ["def f(", "é🙂x", "é🙂 = "])
+def test_where_tokens_stand_in_the_text(
+    prompt: str, client: TestClient, model: treadle.Model
+) -> None:
+    """A special token has no place of its own; the tokens of one character share one."""
+    body: dict[str, Any] = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 9}
+    choice = post(client, PATH, **body, temperature=0)["choices"][0]
+    *chunks, _ = stream(client, PATH, **body, temperature=0)
+    found = told_at([choice])
+    assert told_at([chunk["choices"][0] for chunk in chunks]) == found
+    ids = model.tokenize(prompt)
+    raw = [model.tokenizer.token_bytes(id) for id in ids]
+    assert found[0][1] == found[1][1] == 0
+    assert raw[0].decode() not in choice["text"]  # <|begin|>
+    for i in range(1, len(ids)):
+        assert found[i][1] == len(b"".join(raw[1:i]).decode("utf-8", "ignore"))
+    for token, at in found[len(ids) :]:
+        assert at >= len(prompt)
+        assert choice["text"][at:].startswith(token)
+
+
 def test_in_a_stream_it_comes_once(client: TestClient, model: treadle.Model) -> None:
     body: dict[str, Any] = {"prompt": "def f(", "echo": True, "logprobs": 0, "max_tokens": 4}
     whole = post(client, PATH, **body, temperature=0)["choices"][0]

@@ -59,6 +59,7 @@ class Piece:
     logprobs: list[TokenLogprob]  # where asked for: of each id whose text is not cut off
     finish_reason: str | None  # "stop", "length" or "context"
     progress: Progress | None = None
+    starts: Sequence[int] = ()  # of each entry of ``logprobs``, in characters of the whole text
     parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with how many ids it took
 
     def said(self) -> list[Said]:
@@ -82,6 +83,7 @@ class Piece:
             [id for piece in pieces for id in piece.ids],
             [entry for piece in pieces for entry in piece.logprobs],
             pieces[-1].finish_reason,
+            starts=[at for piece in pieces for at in piece.starts],
             parts=[part for piece in pieces for part in piece.parts],
         )
 
@@ -125,6 +127,7 @@ class Text:
             answer.ids[start:end],
             logprobs,
             reason,
+            starts=answer.starts[start:shown] if logprobs else (),
             parts=parts,
         )
 

@@ -114,11 +114,13 @@ def error_event(error: ApiError) -> bytes:
     return event(error.as_dict())
 
 
-def legacy_logprobs(entries: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
-    """The form of ``/v1/completions``, which counts characters of the text."""
+def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
+    """The form of ``/v1/completions``; ``offsets``: the character of the text that each token
+    begins with.
+    """
     tokens: list[str] = []
     made: dict[str, list[Any]] = {
-        "tokens": tokens, "token_logprobs": [], "top_logprobs": [], "text_offset": []
+        "tokens": tokens, "token_logprobs": [], "top_logprobs": [], "text_offset": offsets
     }  # fmt: skip
     for entry in entries:
         tokens.append(entry.token)
@@ -128,6 +130,4 @@ def legacy_logprobs(entries: Iterable[TokenLogprob], offset: int) -> dict[str, A
         for top in entry.top_logprobs:
             tops.setdefault(top.token, top.logprob)  # bytes of characters may look alike
         made["top_logprobs"].append(tops if known else None)
-        made["text_offset"].append(offset)
-        offset += len(entry.token)
     return made

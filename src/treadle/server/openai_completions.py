@@ -114,7 +114,7 @@ def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict
     """The whole answer: a piece for each text."""
     return {
         **_head(service),
-        "choices": [_choice(call, piece, 0)[0] for piece in pieces],
+        "choices": [_choice(call, piece) for piece in pieces],
         "usage": usage(call),
         "timings": timings(call.texts[0]),
         **warnings(call),
@@ -125,30 +125,27 @@ def _head(service: Service) -> dict[str, Any]:
     return head(service, "text_completion", f"cmpl-{secrets.token_hex(16)}")
 
 
-def _choice(
-    call: Call, piece: Piece, offset: int, *, first: bool = True
-) -> tuple[dict[str, Any], int]:
-    """A choice of an answer or a chunk, perhaps its ``first``; ``offset``: characters of its text
-    before it.
-    """
-    more, said, entries = call.asked.more, piece.content, piece.logprobs
-    if first and more["echo"] is not None:
-        said = more["echo"][piece.text.prompt] + said
+def _choice(call: Call, piece: Piece, *, first: bool = True) -> dict[str, Any]:
+    """A choice of an answer or a chunk, perhaps its ``first``."""
+    more, text, said, entries = call.asked.more, piece.text, piece.content, piece.logprobs
+    before = "" if more["echo"] is None else more["echo"][text.prompt]
+    offsets = [len(before) + at for at in piece.starts]
+    if first:
+        said = before + said
         if "measured" in more:
-            entries = more["measured"][piece.text.prompt] + entries
-    logprobs = None
-    if piece.text.request.n_top is not None:
-        logprobs = legacy_logprobs(entries, offset)
+            measured = more["measured"][text.prompt]
+            entries = measured + entries
+            offsets = text.answer.tokenizer.starts(entry.id for entry in measured) + offsets
     return {
         "text": said,
-        "index": piece.text.index,
-        "logprobs": logprobs,
+        "index": text.index,
+        "logprobs": None if text.request.n_top is None else legacy_logprobs(entries, offsets),
         "finish_reason": finish_reason(piece.finish_reason),
-    }, offset + len(said)
+    }
 
 
 async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
-    offsets, begun = [0] * len(call.texts), set[int]()
+    begun = set[int]()
     async for piece in ticking(call):
         if piece is None:
             yield PING
@@ -160,9 +157,8 @@ async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
             yield event({**shared, "choices": choices, "prompt_progress": told})
             continue
         i = piece.text.index
-        choice, offsets[i] = _choice(call, piece, offsets[i], first=i not in begun)
+        chunk = {**shared, "choices": [_choice(call, piece, first=i not in begun)]}
         begun.add(i)
-        chunk = {**shared, "choices": [choice]}
         if piece.finish_reason is not None:
             chunk |= {"timings": timings(piece.text), **warnings(call)}
         yield event(chunk)

@@ -150,6 +150,16 @@ class Tokenizer(abc.ABC):
         decoder = StreamDecoder(self, special=special, start=start)
         return "".join([*map(decoder.push, ids), decoder.flush()])
 
+    def starts(self, ids: Iterable[int]) -> list[int]:
+        """Where the text of each of ``ids`` begins in what ``decode`` makes of all, in characters.
+        Tokens of one character begin where it does.
+        """
+        decoder, made = StreamDecoder(self, start=True), []
+        for id in ids:
+            decoder.push(id)
+            made.append(decoder.at)
+        return made
+
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a text, in bytes that may be part of a character; for control
         tokens, their names. IndexError for an id outside the vocabulary."""
