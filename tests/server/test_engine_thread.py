@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -11,9 +12,11 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
+from tests.server.test_streams import soon
 from treadle.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
 from treadle.server.metrics import exposition
+from treadle.server.openai_completions import read_completion
 from treadle.server.service import Service, Settings
 from treadle.server.tally import EDGES_S, Histogram
 
@@ -205,6 +208,66 @@ def test_metrics_count_what_was_done(model: treadle.Model) -> None:
         post(client, "/v1/embeddings", input="def f(")
         embedded = value(service, "treadle:embedded_tokens_total")
         assert embedded == len(model.tokenize("def f("))
+
+
+def test_metrics_count_texts_as_they_are_written_and_those_given_up(model: treadle.Model) -> None:
+    """So that a rate says what happens now."""
+    with running(model, metrics=True) as service:
+
+        def seen() -> list[float]:
+            label = '{model_name="demo"}'
+            return [
+                value(service, name)
+                for name in (
+                    f"vllm:prompt_tokens_total{label}",
+                    f"vllm:generation_tokens_total{label}",
+                    "llamacpp:tokens_predicted_total",
+                    'vllm:request_success_total{finished_reason="abort",model_name="demo"}',
+                )
+            ]
+
+        async def give_up() -> None:
+            body = {"prompt": [5] * 40, "ignore_eos": True}
+            call = await service.start(read_completion, body)
+            await soon(lambda: seen()[1] >= 20)
+            prompt, written, predicted, aborted = seen()
+            assert (prompt, aborted) == (40, 0)
+            assert 20 <= written <= predicted
+            assert value(service, "llamacpp:tokens_predicted_seconds_total") > 0
+            call.close()
+
+        asyncio.run(give_up())
+        until(lambda: service.engine.scheduler.idle)
+        prompt, written, _, aborted = seen()
+        assert (prompt, aborted) == (40, 1)
+        assert 20 <= written < 472
+
+
+def test_an_end_is_counted_whoever_sees_it_first(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader may take the last piece, and drop the text, before the step has told of it."""
+    with running(model, metrics=True) as service:
+        step = service.engine.turns.step
+
+        def slow() -> Any:
+            fed = step()
+            for request in fed[0]:
+                if request.answer.done:
+                    service.engine.drop(service.engine.texts[request])
+            return fed
+
+        monkeypatch.setattr(service.engine.turns, "step", slow)
+
+        async def write() -> None:
+            body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
+            call = await service.start(read_completion, body)
+            await soon(lambda: service.tally.ended["length"])
+            call.close()
+
+        asyncio.run(write())
+        assert service.tally.ended == {"stop": 0, "length": 1, "error": 0}
+        assert service.tally.n_written == 3
 
 
 def test_metrics_are_off_unless_asked_for(model: treadle.Model) -> None:

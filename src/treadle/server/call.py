@@ -101,7 +101,8 @@ class Text:
         self.slot = NONE  # that it is in, or has been in
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
-        self.counted = False  # in the tally, as one that has ended
+        # In the tally: ids, seconds of writing, and whether it has ended.
+        self.n_counted, self.counted_s, self.counted = 0, 0.0, False
 
     def take(self) -> Piece | None:
         """What is new. Raises ApiError where the text has ended with an error."""

@@ -49,6 +49,7 @@ class EngineThread:
         self.warmed: Future[None] = Future()
         self.texts: dict[Request, Text] = {}  # in hand
         self.slots = Slots(model.engine.cache.n_sequences)
+        self._left: deque[Text] = deque()  # dropped when they were done, perhaps before ``_tell``
         self._news: deque[Call] = deque()  # what has something new, and does not know it
         self._jobs: deque[_Job] = deque()
         self._bell, self._stopping = threading.Event(), False
@@ -85,10 +86,12 @@ class EngineThread:
         if self.texts.pop(text.request, None) is None:
             return
         self.slots.leave(text)
-        if not text.answer.done:
+        if text.answer.done:
+            self._left.append(text)
+        else:
             self.scheduler.cancel(text.request)
             self.tally.n_cancelled += 1
-            self._bell.set()
+        self._bell.set()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run ``job`` between two steps. Its future may be cancelled before it begins."""
@@ -198,6 +201,8 @@ class EngineThread:
                 self.state, self.why = "error", str(request.answer.error)
             if text.call.stream or request.answer.done:
                 self._news.append(text.call)
+        while self._left:
+            self.tally.note_news(self._left.popleft(), now)
 
     def _ring(self) -> None:
         """Ring the bells of calls that have something new: one hand-over for all."""

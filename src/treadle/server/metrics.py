@@ -63,10 +63,10 @@ class _Families:
         tally = self._service.tally
         ended = CounterMetricFamily(
             "vllm:request_success",
-            "Texts that have ended",
+            "Texts that have ended, or were given up",
             labels=["model_name", "finished_reason"],
         )
-        for reason, n in tally.ended.items():
+        for reason, n in (*tally.ended.items(), ("abort", tally.n_cancelled)):
             ended.add_metric([name, reason], n)
         yield ended
         for key, text, found in (

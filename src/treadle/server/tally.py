@@ -57,29 +57,31 @@ class Tally:
         self.step_s += seconds
 
     def note_news(self, text: Text, now: float) -> None:
-        """A text has an id more, or has ended; it ends once."""
-        answer = text.answer
-        if text.counted:
+        """Count what is new of a text: its prompt with its first id, ids as they come, its end."""
+        answer, t, done = text.answer, text.answer.timings, text.answer.done
+        n_new = t.n_generated - text.n_counted
+        if text.counted or not (n_new or done):
             return
-        text.counted = answer.done
+        text.counted = done
         if text.first_s:
             self.between.note(now - text.last_s)
-        elif answer.ids:
+        elif n_new or answer.finish_reason:  # its prompt was read
+            self.n_prompt += t.n_prompt
+            self.n_cached += t.n_cached
+            self.n_from_files += t.cache.files
+            self.prefill_s += t.prefill_s
+        if n_new and not text.first_s:
             text.first_s, started = now, text.request.started or now
             self.first.note(now - text.came_s)
             self.waited.note(max(0.0, started - text.came_s))
             self.reading.note(now - started)
         text.last_s = now
-        if answer.done:
-            t = answer.timings
+        self.n_written += n_new
+        self.decode_s += t.decode_s - text.counted_s
+        text.n_counted, text.counted_s = text.n_counted + n_new, t.decode_s
+        if done:
             self.whole.note(now - text.came_s)
             if text.first_s:
                 self.writing.note(now - text.first_s)
-            self.n_prompt += t.n_prompt
-            self.n_cached += t.n_cached
-            self.n_from_files += t.cache.files
-            self.n_written += t.n_generated
-            self.prefill_s += t.prefill_s
-            self.decode_s += t.decode_s
             reason = "length" if answer.finish_reason == "context" else answer.finish_reason
             self.ended[reason or "error"] += 1
