@@ -661,6 +661,23 @@ def test_a_state_does_not_go_back() -> None:
     assert (len(seq), seq.slots) == (0, [])
 
 
+@pytest.mark.parametrize("window", [0, 40])
+def test_what_reads_alone_shares_once_it_retires(window: int) -> None:
+    cache = KVCache(specs(0, window), CPU, 400, n_sequences=3) if window else with_state()
+    first, seq = filled(cache, range(100)), cache.sequence()
+    seq.alone = True
+    assert cache.match(seq, range(200, 300)) == cache.match(seq, range(100)) == 0
+    cache.extend(seq, range(100))
+    cache.commit(seq)
+    for mine, others in zip(seq.pages, first.pages, strict=True):
+        assert not ({*mine} & {*others}) - {GONE}
+    assert cache.match(seq, [*range(100), 5]) == 100  # its own
+    check_pages(cache, [first, seq])
+    cache.retire(seq)
+    assert seq.pages[cache._whole.index][:3] == first.pages[cache._whole.index][:3]
+    check_pages(cache, [first])
+
+
 def test_a_fork_reads_the_same_state_and_writes_its_own() -> None:
     cache = with_state()
     seq = filled(cache, range(40))

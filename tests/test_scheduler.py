@@ -124,6 +124,7 @@ class Walk(RuleBasedStateMachine):
         client=st.sampled_from([None, "a", "b"]),
         look_ahead=st.sampled_from([1, 3, float("inf")]),
         session=st.integers(-4, 1),
+        reuse=st.sampled_from([True, True, False]),
     )
     def add(self, family: int, n: int, max_tokens: int, session: int, **settings: Any) -> None:
         ids = [i if i < 70 else i + family for i in range(n)]
@@ -251,6 +252,42 @@ def test_equal_prompts_are_read_once() -> None:
     read = sum(n for batch in world.engine.batches for n in batch if n > 1)
     assert read == 300 + 10 + 7 * (300 - 288)
     assert [request.answer.timings.n_cached for request in requests] == [0] + [288] * 7
+
+
+def test_what_is_to_use_nothing_of_the_cache() -> None:
+    """It reads all itself, beside one that reads the same, and leaves its pages when it ends."""
+    world = World(n_ctx=400, n_sequences=4)
+    first = world.add(range(300))
+    world.run()
+    pages = {p for p, holders in enumerate(world.engine.cache.pools[0].holders) if holders}
+    again, beside, usual = (world.add(range(300), reuse=reuse) for reuse in (False, False, True))
+    world.run(usual)
+    whole(usual)
+    assert not again.answer.done
+    held = [set(request.seq.pages[0]) for request in (again, beside) if request.seq is not None]
+    assert len(held) == 2
+    assert not held[0] & held[1]
+    assert not (held[0] | held[1]) & pages
+    other = world.add(range(1000, 1200), reuse=False)
+    world.run()
+    whole(first, again, beside, other)
+    for request in (again, beside, other):
+        use = request.answer.timings.cache
+        assert (use.memory, use.files, use.left_at, use.why) == (0, 0, 0, "off")
+    after = world.add(range(1000, 1200))
+    world.run()
+    whole(after)
+    assert after.answer.timings.n_cached >= 192
+
+
+def test_what_is_to_use_nothing_of_page_files() -> None:
+    world = World(n_ctx=400, n_sequences=3)
+    world.engine.cache.store = Shelf(world, 0.0)
+    alone = world.add(range(1000, 1320), max_tokens=1, reuse=False)
+    world.run()
+    whole(alone)
+    assert (alone.answer.timings.cache.files, alone.answer.timings.cache.why) == (0, "off")
+    assert world.engine.batches == [[320]]
 
 
 def test_a_follower_goes_on_alone_when_its_leader_is_gone() -> None:

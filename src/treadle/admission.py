@@ -19,6 +19,7 @@ from treadle.reuse import why_left
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
+    from treadle.kvcache import Sequence
 
 AGE_S = 2.0  # waiting so long counts as much as one step of priority
 CONSIDERED = 32  # waiting requests whose beginnings are looked up in the cache
@@ -114,18 +115,22 @@ class Admission:
         """Whether another one is about to read what this one would read next: so that N equal
         prompts are read once.
         """
-        if not self.running:
+        if not self.running or not request.reuse:
             return False
         ids, n = request.ids, request.look_up(self.engine.cache)
         end = n + PAGE
-        return end < len(ids) and any(
-            len(other.seq or ()) < end <= len(other.ids)
-            and other.lora == request.lora
-            and not other.paused
-            and not other.looked_at
-            and other.ids[n:end] == ids[n:end]
-            and other.ids[:n] == ids[:n]
-            for other in self.running
+        return (
+            end < len(ids)
+            and any(
+                len(other.seq or ()) < end <= len(other.ids)
+                and other.lora == request.lora
+                and other.reuse  # or its pages are found only when it has ended
+                and not other.paused
+                and not other.looked_at
+                and other.ids[n:end] == ids[n:end]
+                and other.ids[:n] == ids[:n]
+                for other in self.running
+            )
         )
 
     def _start(self, request: Request) -> bool:
@@ -133,9 +138,7 @@ class Admission:
         session = request.session
         if session is None:  # what it saw was another sequence's: counts of changes may be equal
             request.seen = min(request.seen, 0)
-        request.seq = seq = (
-            self.engine.cache.revive(request.lora) if session is None else session.seq
-        )
+        request.seq = seq = self._place(request)
         if not any(other.seq is seq for other in self.running):
             # Those who write beside others soon need a page more.
             spare = min(PAGE, self.engine.n_ctx - len(request.ids)) if self.running else 0
@@ -148,6 +151,16 @@ class Admission:
         request.place, request.started = 0, request.started or self.clock()
         insort(self.running, request, key=lambda other: other.rank)
         return True
+
+    def _place(self, request: Request) -> Sequence:
+        """The sequence that it is to be written in."""
+        if request.session is not None:
+            return request.session.seq
+        if request.reuse:
+            return self.engine.cache.revive(request.lora)
+        seq = self.engine.cache.sequence((), request.lora)
+        seq.alone = True
+        return seq
 
     def resume(self, request: Request) -> int:
         """Make the request's sequence hold a beginning of its ids; how many are left, at least 1.
@@ -173,7 +186,7 @@ class Admission:
         assert seq is not None
         timings = request.answer.timings
         use, n = timings.cache, 1
-        while cache.store is not None and n and len(seq.ids) < len(ids) - 1:
+        while cache.store is not None and request.reuse and n and len(seq.ids) < len(ids) - 1:
             if self.clock() >= until:
                 return False
             n = cache.store.fetch(seq, ids)
@@ -183,7 +196,8 @@ class Admission:
         if not use.why:
             use.left_at = len(seq.ids)
             use.memory = use.left_at - use.files
-            use.token, use.why = ids[use.left_at], why_left(cache, seq, ids)
+            use.token = ids[use.left_at]
+            use.why = why_left(cache, seq, ids) if request.reuse else "off"
             timings.n_cached = use.left_at
         return True
 

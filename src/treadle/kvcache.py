@@ -117,6 +117,9 @@ class KVCache:
         begins alike: until another one retires, or there is need of the room.
         """
         self.reserve(seq, 0)
+        if seq.alone:
+            seq.alone = False
+            self._enter(seq, len(seq.ids))
         if self._retired is not None:
             self._retired.close()
         self._retired = seq
@@ -137,7 +140,7 @@ class KVCache:
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
             own += 1
         own = self.visible(seq, own)
-        found = self.tree.find(ids, limit, seq.lora)
+        found = [] if seq.alone else self.tree.find(ids, limit, seq.lora)
         if len(found) * PAGE <= own or not self._may_adopt(seq, found):
             self.truncate(seq, own)
         else:
@@ -199,13 +202,8 @@ class KVCache:
         that has seen some of it waits for the next call, or for ``truncate`` to ``n_state``.
         """
         n = len(seq.ids) - seq.n_drafted
-        for p in range(len(seq.nodes), n // PAGE):
-            ids = tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
-            node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids, seq.lora)
-            self._share(seq, p, node)
-            seq.nodes.append(node)
-            if self.store is not None:
-                self.store.keep(node, p, seq.began_ns)
+        if not seq.alone:
+            self._enter(seq, n)
         for pool in self.windows:
             pages = seq.pages[pool.index]
             for p in range(pool.first_seen(n) - 1, -1, -1):
@@ -215,15 +213,25 @@ class KVCache:
                 pages[p] = GONE
         if self.states and n == len(seq.ids):
             self.slots.advance(seq.slots)
-            if n and not n % PAGE and (n - seq.n_state > 1 or not n % WORTH):
+            if seq.nodes and not n % PAGE and (n - seq.n_state > 1 or not n % WORTH):
                 self.slots.save(seq.nodes[-1], seq.slots[0])
             seq.n_state = n
+
+    def _enter(self, seq: Sequence, n: int) -> None:
+        """Let others find the full pages of the first ``n`` tokens."""
+        for p in range(len(seq.nodes), n // PAGE):
+            ids = tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
+            node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids, seq.lora)
+            self.tree.share(node, seq.pages, p)
+            seq.nodes.append(node)
+            if self.store is not None:
+                self.store.keep(node, p, seq.began_ns)
 
     def cut(self, seq: Sequence, ids: Ids[int]) -> int:
         """How many of the next ``ids`` are for one run: with a state up to a page's edge, where a
         later text may begin. That is the last, or one that another text has passed before.
         """
-        if not self.states:
+        if not self.states or seq.alone:
             return len(ids)
         start, saved, held = len(seq.ids), last_saved(seq.nodes), len(seq.nodes) * PAGE
         end = (start + len(ids)) // PAGE * PAGE
@@ -232,16 +240,6 @@ class KVCache:
         if met > start and met - saved >= AGAIN:
             return met - start
         return end - start if end - saved >= WORTH else len(ids)
-
-    def _share(self, seq: Sequence, p: int, node: Node) -> None:
-        """Sequence and node keep one page between them: the node's, or if it has none the other."""
-        for which, (pool, pages) in enumerate(zip(self.pools, seq.pages, strict=True)):
-            if node.pages[which] == GONE:
-                self.tree.keep(node, pool, pages[p])
-            elif pages[p] not in (GONE, node.pages[which]):
-                pool.hold(node.pages[which])
-                pool.drop(pages[p])
-                pages[p] = node.pages[which]
 
     # -- room -----------------------------------------------------------------------------------
 

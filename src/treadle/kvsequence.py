@@ -38,6 +38,7 @@ class Sequence:
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
     lora: Lora = ()  # the adapters it is read with
     n_drafted: int = 0  # of ids: the last ones of a run, which may be taken back
+    alone: bool = False  # takes no pages that others wrote; they find its own once it retires
     n_changes: int = 0  # of ids: an unchanged counter means unchanged ids
     began_ns: int = field(default_factory=time_ns)  # when its text was begun, or last looked up
 

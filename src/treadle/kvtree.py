@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Ids
 from dataclasses import field
@@ -131,6 +132,19 @@ class PageTree:
         pool.keep(page)
         if pool.window and page != GONE:
             self.kept[pool][node] = None
+
+    def share(self, node: Node, pages: Ids[array[int]], p: int) -> None:
+        """A node and the ``p``-th pages of a sequence, which has ``pages`` in each pool, keep one
+        between them: the node's, or if it has none the other.
+        """
+        for pool, own in zip(self.pools, pages, strict=True):
+            held = node.pages[pool.index]
+            if held == GONE:
+                self.keep(node, pool, own[p])
+            elif own[p] not in (GONE, held):
+                pool.hold(held)
+                pool.drop(own[p])
+                own[p] = held
 
     def evict(self, pool: Pool) -> bool:
         """Free a page that only the tree holds, and say whether there was one.

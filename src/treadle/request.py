@@ -27,6 +27,7 @@ MEASURED = Look(total=True)  # for log-probabilities
 class Request:
     """One text to be written. ``priority``: lower ones first; requests of one ``client`` share its
     turn, None is a client of its own; with a ``session`` the text is written in its sequence.
+    Without ``reuse`` its prompt is read anew, whatever the cache and page files have of it.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class Request:
         look_ahead: float = inf,
         speculate: bool = False,
         lora: Lora = (),
+        reuse: bool = True,
     ) -> None:
         self.ids = list(ids)  # of the prompt and the text
         self.sampler, self.answer, self.n_top, self.session = sampler, answer, logprobs, session
         self.priority, self.client = priority, self if client is None else client
         self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
         self.lora = lora if session is None else session.seq.lora  # adapters it is read with
+        self.reuse = reuse or session is not None
         self.lookup = Lookup() if speculate else None
         self.tracks: dict[str, Track] = {}  # by source of its drafts
         self.n_accepted = 0  # of its last draft
@@ -85,9 +88,9 @@ class Request:
         return self.level, self.number
 
     def look_up(self, cache: KVCache) -> int:
-        """Tokens of it that the cache has. The answer holds until ``n_known`` is -1 again."""
+        """Tokens of it to be had from the cache. The answer holds until ``n_known`` is -1 again."""
         if self.n_known < 0:
-            self.n_known = cache.known(self.ids, self.lora)
+            self.n_known = cache.known(self.ids, self.lora) if self.reuse else 0
         return self.n_known
 
     def looks(self, n_rows: int = 1) -> tuple[Look, ...]:

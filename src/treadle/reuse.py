@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 WHY = {
     "end": "what is left of the prompt is less than a page, and its last token",
+    "off": "the call wanted nothing of the cache",
     "new": "no text went on like this",
     "evicted": "its page was held, and gave way to others",
     "window": "pages of a sliding window are gone",

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import N_CTX, events
-from tests.server.test_openai import post
+from tests.server.test_openai import CHAT, post
 
 
 def test_a_completion(client: TestClient, model: treadle.Model) -> None:
@@ -26,6 +26,30 @@ def test_a_completion(client: TestClient, model: treadle.Model) -> None:
     probabilities = found["completion_probabilities"]
     assert [entry["id"] for entry in probabilities] == made.ids
     assert all(len(entry["top_logprobs"]) == 2 for entry in probabilities)
+
+
+@pytest.mark.parametrize(
+    ("path", "begun"),
+    [
+        ("/completion", {"prompt": "def f(x):\n    return x\n" * 20}),
+        ("/v1/completions", {"prompt": "def g(x):\n    return x\n" * 20}),
+        (CHAT, {"messages": [{"role": "user", "content": "def h(x):\n    return x\n" * 20}]}),
+    ],
+)
+def test_a_prompt_that_is_to_be_read_anew(
+    path: str, begun: dict[str, Any], client: TestClient
+) -> None:
+    body: dict[str, Any] = {**begun, "max_tokens": 2, "temperature": 0}
+    for cache_prompt in (True, False, False):
+        told = post(client, path, **body, cache_prompt=cache_prompt)["timings"]
+    assert told["cache_n"] == told["cache"]["left_at"] == 0
+    assert told["prompt_n"] > 64
+    assert told["cache"]["why"] == "off"
+    found = post(client, path, **body)["timings"]  # which has left its pages
+    assert found["cache_n"] > 64
+    assert found["cache"]["why"] == "end"
+    error = post(client, path, 400, **body, cache_prompt="x")["error"]
+    assert error["param"] == "cache_prompt"
 
 
 def test_a_stream_says_when_it_stops(client: TestClient) -> None:

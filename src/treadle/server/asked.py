@@ -118,6 +118,7 @@ COMMON: Table = {
     "reasoning_budget": whole(-1),
     "priority": whole(-100, 100),
     "timeout": number(0, 1e6),
+    "cache_prompt": flag,
     "user": text,
     "safety_identifier": text,
     "guided_choice": refused(_OTHER_ENGINES),
@@ -146,6 +147,7 @@ class Asked:
     priority: int = 0
     timeout_s: float | None = None
     slot: int = NONE  # that the text is to be in
+    reuse: bool = True  # of what the cache has of its prompts
     progress: bool = False  # whether a stream tells how far its prompt is
     more: dict[str, Any] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
@@ -178,6 +180,7 @@ class Asked:
                 request = model.generate(ids, constraint=rule, **settings).request
                 self.planned.dress(request.answer)
                 request.priority = request.level = self.priority
+                request.reuse = self.reuse
                 request.client = request if self.client is None else self.client
                 if self.stream:
                     request.look_ahead = LOOK_AHEAD
@@ -215,6 +218,7 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Ask
         priority=given.get("priority", 0),
         timeout_s=given.get("timeout") or None,
         slot=given.get("id_slot", NONE),
+        reuse=given.get("cache_prompt", True),
         wanted=_wanted(given),
     )
 

@@ -29,6 +29,7 @@ export function figures({ timings: t }) {
 }
 
 const WHY = {
+  off: "this answer was to use nothing of it",
   new: "no text went on like this",
   evicted: "it had given way to others",
   window: "its window was gone",
