@@ -106,8 +106,7 @@ class KVCache:
 
     def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
         """A new sequence, with the longest known beginning of ``ids`` (``len``, whole pages)."""
-        n = len(self.pools)
-        made = Sequence(self, [], [array("q") for _ in range(n)], promised=[0] * n)
+        made = Sequence(self, [], [array("q") for _ in self.pools], promised=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
         self.match(made, ids)
         return made
@@ -228,18 +227,16 @@ class KVCache:
                 self.store.keep(node, p, seq.began_ns)
 
     def cut(self, seq: Sequence, ids: Ids[int]) -> int:
-        """How many of the next ``ids`` are for one run: with a state up to a page's edge, where a
-        later text may begin. That is the last, or one that another text has passed before.
-        """
+        """How many of the next ``ids`` are for one run: with a state up to the last page's edge,
+        or to one that another text has passed, where a later text may begin."""
         if not self.states or seq.alone:
             return len(ids)
         start, saved, held = len(seq.ids), last_saved(seq.nodes), len(seq.nodes) * PAGE
-        end = (start + len(ids)) // PAGE * PAGE
-        behind = seq.nodes[-1] if seq.nodes else self.tree.root_of(seq.lora)
-        met = held + PAGE * self.tree.n_behind(behind, [*seq.ids[held:], *ids])
+        last = (start + len(ids)) // PAGE * PAGE
+        met = held + PAGE * self.tree.n_behind(seq.nodes, [*seq.ids[held:], *ids], seq.lora)
         if met > start and met - saved >= AGAIN:
             return met - start
-        return end - start if end - saved >= WORTH else len(ids)
+        return last - start if last - saved >= WORTH else len(ids)
 
     # -- room -----------------------------------------------------------------------------------
 

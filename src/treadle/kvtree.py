@@ -100,9 +100,9 @@ class PageTree:
                 usable = len(chain)
         return chain[:usable]
 
-    def n_behind(self, node: Node, ids: Ids[int]) -> int:
-        """How many pages of ``ids`` stand behind ``node``, whatever is left of them."""
-        n = 0
+    def n_behind(self, nodes: list[Node], ids: Ids[int], lora: Lora) -> int:
+        """How many pages of ``ids`` stand behind a chain of nodes, whatever is left of them."""
+        node, n = nodes[-1] if nodes else self.root_of(lora), 0
         while (after := node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))) is not None:
             node, n = after, n + 1
         return n

@@ -35,8 +35,8 @@ from treadle.record import dataclass
 GEMV_TOKENS = (1, 2, 4)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
-# Tokens of products of strips of bytes on matrix registers, at most; vectors of rows of an item; in
-# vectors groups of tokens that meet a strip.
+# Of products of strips of bytes: tokens on matrix registers, at most; vectors of rows of an item;
+# groups of tokens in vectors.
 STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 16
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
@@ -133,11 +133,10 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
     """The product of rows whose codes stay in order, for batches of up to ``tokens``, more than a
     gemv is for; None where there is no such, or it is slower.
     """
-    unit, codes = isa.matrix, fmt.codes
+    unit, codes, few = isa.matrix, fmt.codes, tokens <= isa.lanes // 2
     if codes is None or not isa.rounds:
         return None
     if unit is None:
-        few = tokens <= isa.lanes // 2
         if tokens > isa.tiles.lanes or folds(fmt, isa) or (few and not is_staged(fmt)):
             return None
         nr, groups = (isa.lanes // 2, 1) if few else (isa.lanes, STRIP_GROUPS)
@@ -153,8 +152,7 @@ def batch_sizes(isa: Isa) -> tuple[int, ...]:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     if isa.tiles.lanes:
         return (*GEMV_TOKENS, isa.lanes // 2, isa.tiles.lanes)
-    more = isa.tiles.few[1]
-    return (*GEMV_TOKENS, more) if more else GEMV_TOKENS
+    return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS
 
 
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
