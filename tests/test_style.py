@@ -24,6 +24,7 @@ from treadle.models.archs import ARCHS
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 400, 80  # lines
+MAX_MODEL_FILE, MAX_ARCH = 200, 30  # of a graph or a sublayer; of an architecture's row
 
 EVERYBODY_MAY_IMPORT = {"record", "system"}
 # What each part may import when it runs, beside itself. Two words: only that module of a part.
@@ -392,6 +393,20 @@ def test_files_and_functions_are_short() -> None:
                 if node.end_lineno - node.lineno + 1 > MAX_FUNCTION:
                     long.add(f"{where(path)}: {node.name}")
     check(long, "is long")
+
+
+def test_what_an_architecture_is_made_of_is_short() -> None:
+    """A row of traits fits a screen; so that rows do, graphs and sublayers do not grow in turn."""
+    folders = ("models/graphs/", "models/mixers/", "models/ffns/")
+    files = [path for path in FILES if where(path).startswith(folders)]
+    n_lines = {where(path): len(path.read_text("utf-8").splitlines()) for path in files}
+    assert n_lines
+    assert not {name: n for name, n in n_lines.items() if n > MAX_MODEL_FILE}
+    calls = [n for n in ast.walk(tree(PACKAGE / "models/archs.py")) if isinstance(n, ast.Call)]
+    rows = [call for call in calls if ast.unparse(call.func) == "Arch"]
+    assert len(rows) == len(ARCHS)
+    long = [row.lineno for row in rows if (row.end_lineno or 0) - row.lineno >= MAX_ARCH]
+    assert not long, f"models/archs.py: rows over {MAX_ARCH} lines at {long}"
 
 
 def test_no_file_is_called_utils() -> None:

@@ -18,7 +18,7 @@ from treadle.convert.hf_names import (
     ROBERTA_SCORE,
 )
 from treadle.files.keys import Keys
-from treadle.models.graphs.kinds import EVERY_N
+from treadle.models.graphs.experts import EVERY_N
 
 
 def _all_but_first_of(keys: Keys, n_layer: int) -> Windowed:

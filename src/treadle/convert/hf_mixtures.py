@@ -22,7 +22,7 @@ from treadle.convert.hf_rope import f32
 from treadle.convert.hf_windows import all_but_every, every_layer, upper_layers
 from treadle.files.keys import Keys
 from treadle.models.archs import ARCHS, EXPERTS_GATING, EXPERTS_NORM
-from treadle.models.graphs.kinds import EVERY_N
+from treadle.models.graphs.experts import EVERY_N
 
 # GGUF's keys, and what families call them.
 _COUNTS = {

@@ -72,3 +72,8 @@ class Keys(keys.Keys):
                 expected=f"{n_tokens}, the size of the vocabulary",
             )
         return n_vocab
+
+    def n_rows(self, name: str) -> int:
+        """Rows of a matrix of the file; 0 where there is none."""
+        tensor = self.gguf.tensors.get(name)
+        return tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else 0

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import PATTERN, WINDOW, Arch
-from treadle.models.config import Experts
 from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
+from treadle.models.graphs.experts import LATENT_SIZE, has_experts
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
 from treadle.models.rope import Rope, read_ropes
@@ -28,13 +27,7 @@ RANK = 4
 Q_RANK = "attention.q_lora_rank"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 SECOND_NORM = "attn_norm_2.weight"
-EVERY_N = "moe_every_n_layers"
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
-N_EXPERT_MAX = 4096
-LATENT_SIZE = "moe_latent_size"
-# llama.cpp's numbers; 0: the file does not say.
-GATINGS = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
-CHOSEN_ALONE = 3
 
 
 def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
@@ -127,54 +120,10 @@ def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     if not arch.gated:
         return "plain"
     fused = f"blk.{i}.ffn_gate.weight" not in keys.gguf.tensors
-    if not fused or n_rows(keys, f"blk.{i}.ffn_up.weight") != 2 * n_ff:
+    if not fused or keys.n_rows(f"blk.{i}.ffn_up.weight") != 2 * n_ff:
         return "gated"
     # Jina's BERT for code has them the other way round than its others, and no key says which.
     return FUSED_UP_FIRST if f"blk.{i}.{SECOND_NORM}" in keys.gguf.tensors else FUSED_FFN
-
-
-def has_experts(keys: Keys, i: int) -> bool:
-    """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th,
-    which is the second of n in Nomic's BERT and the last elsewhere.
-    """
-    if not keys.integer("expert_count", 0, lo=0) or i < keys.integer(
-        "leading_dense_block_count", 0, lo=0
-    ):
-        return False
-    if every := keys.integer(EVERY_N, 0, lo=0):
-        return i % every == 1
-    return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0
-
-
-def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
-    """The experts of layer ``i``; the shared one is as wide as the file's own matrix, if any."""
-    if not n_ff or not has_experts(keys, i):
-        return None
-    n = keys.integer("expert_count", lo=1, hi=N_EXPERT_MAX)
-    width = keys.integer("expert_feed_forward_length", n_ff)
-    shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=n)
-    shared = keys.integer("expert_shared_feed_forward_length", 0, lo=0) or shared
-    func = keys.integer("expert_gating_func", 0, lo=0)
-    if func not in GATINGS:
-        keys.refuse("expert_gating_func", f"{func}: treadle has {', '.join(map(str, GATINGS))}")
-    n_groups = keys.integer("expert_group_count", 0, lo=0) or 1
-    if n % n_groups:
-        keys.fail("expert_group_count", f"{n_groups} does not divide {n} experts")
-    per = n // n_groups
-    used = keys.integer("expert_group_used_count", 0, lo=0, hi=n_groups) or n_groups
-    return Experts(
-        n=n,
-        n_used=keys.integer("expert_used_count", lo=1, hi=per * used),
-        n_ff=width,
-        n_ff_shared=n_rows(keys, f"blk.{i}.ffn_up_shexp.weight") or shared,
-        gating=GATINGS[func],
-        # Softmax of those chosen alone is that of all, made to add up to 1.
-        norm=func == CHOSEN_ALONE or keys.flag("expert_weights_norm", False),
-        scale=keys.number("expert_weights_scale", 0.0, lo=0.0) or 1.0,
-        n_groups=n_groups,
-        n_groups_used=used,
-        n_latent=keys.integer(LATENT_SIZE, 0, lo=0, hi=SIZE_MAX),
-    )
 
 
 def has_wide_norm(keys: Keys, i: int, n_q: int, head_dim: int) -> bool:
@@ -206,9 +155,3 @@ def ffn_norm_of(keys: Keys, arch: Arch) -> str:
     if f"{FFN_STEM}.weight" not in arch.lacks or found & {FFN_STEM, *OWN_NORMS}:
         return FFN_STEM
     return ATTENTION_STEM if ATTENTION_STEM in found else ""
-
-
-def n_rows(keys: Keys, name: str) -> int:
-    """Rows of a matrix of the file; 0 where there is none."""
-    tensor = keys.gguf.tensors.get(name)
-    return tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else 0

@@ -8,14 +8,13 @@ from treadle.errors import UnsupportedError
 from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import ALIBI, ARCHS, Arch
 from treadle.models.config import Config, Layer
+from treadle.models.graphs.experts import read_experts
 from treadle.models.graphs.kinds import (
     ffn_norm_of,
     ffn_of,
     has_wide_norm,
     mixer_of,
-    n_rows,
     pooling_of,
-    read_experts,
     read_tables,
     read_temperature,
     read_windows,
@@ -100,11 +99,11 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),
         pooling=pooling_of(keys, arch),
-        scores=n_rows(keys, "cls.output.weight") == 1,
+        scores=keys.n_rows("cls.output.weight") == 1,
         ropes=ropes,
         layers=layers,
         parallel=not ffn_norm or keys.flag("use_parallel_residual", False),
         ffn_norm=ffn_norm,
-        n_positions=n_rows(keys, POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
-        n_types=n_rows(keys, "token_types.weight"),
+        n_positions=keys.n_rows(POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
+        n_types=keys.n_rows("token_types.weight"),
     )

@@ -1,0 +1,62 @@
+"""Which layers have experts, and how many of what size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.files.keys import SIZE_MAX
+from treadle.models.config import Experts
+
+if TYPE_CHECKING:
+    from treadle.models.keys import Keys
+
+EVERY_N = "moe_every_n_layers"
+N_EXPERT_MAX = 4096
+LATENT_SIZE = "moe_latent_size"
+# llama.cpp's numbers; 0: the file does not say.
+GATINGS = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
+CHOSEN_ALONE = 3
+
+
+def has_experts(keys: Keys, i: int) -> bool:
+    """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th,
+    which is the second of n in Nomic's BERT and the last elsewhere.
+    """
+    if not keys.integer("expert_count", 0, lo=0) or i < keys.integer(
+        "leading_dense_block_count", 0, lo=0
+    ):
+        return False
+    if every := keys.integer(EVERY_N, 0, lo=0):
+        return i % every == 1
+    return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0
+
+
+def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
+    """The experts of layer ``i``; the shared one is as wide as the file's own matrix, if any."""
+    if not n_ff or not has_experts(keys, i):
+        return None
+    n = keys.integer("expert_count", lo=1, hi=N_EXPERT_MAX)
+    width = keys.integer("expert_feed_forward_length", n_ff)
+    shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=n)
+    shared = keys.integer("expert_shared_feed_forward_length", 0, lo=0) or shared
+    func = keys.integer("expert_gating_func", 0, lo=0)
+    if func not in GATINGS:
+        keys.refuse("expert_gating_func", f"{func}: treadle has {', '.join(map(str, GATINGS))}")
+    n_groups = keys.integer("expert_group_count", 0, lo=0) or 1
+    if n % n_groups:
+        keys.fail("expert_group_count", f"{n_groups} does not divide {n} experts")
+    per = n // n_groups
+    used = keys.integer("expert_group_used_count", 0, lo=0, hi=n_groups) or n_groups
+    return Experts(
+        n=n,
+        n_used=keys.integer("expert_used_count", lo=1, hi=per * used),
+        n_ff=width,
+        n_ff_shared=keys.n_rows(f"blk.{i}.ffn_up_shexp.weight") or shared,
+        gating=GATINGS[func],
+        # Softmax of those chosen alone is that of all, made to add up to 1.
+        norm=func == CHOSEN_ALONE or keys.flag("expert_weights_norm", False),
+        scale=keys.number("expert_weights_scale", 0.0, lo=0.0) or 1.0,
+        n_groups=n_groups,
+        n_groups_used=used,
+        n_latent=keys.integer(LATENT_SIZE, 0, lo=0, hi=SIZE_MAX),
+    )
