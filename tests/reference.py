@@ -163,14 +163,6 @@ class Layer:
     def has(self, name: str) -> bool:
         return name in self.config.optional
 
-    def lacks(self, name: str) -> bool:
-        """Whether this layer has none, where others may have it."""
-        try:
-            self.tensor(f"blk.{self.i}.{name}")
-        except KeyError:
-            return True
-        return False
-
     def linear(self, x: Array, stem: str, rows: slice | None = None) -> Array:
         """With its bias, if the file has one; ``rows`` of the matrix alone."""
         weight = self.tensor(f"blk.{self.i}.{stem}.weight")
@@ -233,7 +225,7 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     ends = np.cumsum(sizes)
     if at.mixer == "attention_shared":
         qkv = [maps.linear(h, "attn_q")]
-    elif at.mixer == "attention" and maps.lacks("attn_v.weight"):
+    elif at.mixer == "attention_keys":
         q, k = (maps.linear(h, f"attn_{name}") for name in "qk")
         qkv = [q, k, k]
     elif at.mixer != "attention_qkv":

@@ -102,7 +102,7 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
         asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
         asked |= "shexp" in tensor.name and size["n_expert_shared"] > 0
         if asked or not (tensor.optional or tensor.name in row.lacks):
-            found |= places
+            found |= {name: shape for name, shape in places.items() if name not in row.lacks}
 
     def layer(name: str) -> int:
         return int(name.split(".")[1]) if name.startswith("blk.") else -1

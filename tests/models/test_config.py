@@ -47,8 +47,9 @@ def fake(arch: str = "llama", optional: tuple[str, ...] = (), **changes: Any) ->
     for row in LAYER_ROWS:
         missing = row.optional or row.name in lacks
         if not missing or row.name in needs or row.name in optional:
-            for i in range(7):
-                shapes[f"blk.{i}.{row.name}"] = tuple(size[word] for word in row.shape)
+            places = (f"blk.{i}.{row.name}" for i in range(7))
+            shape = tuple(size[word] for word in row.shape)
+            shapes |= {name: shape for name in places if name not in lacks}
     tensors = {name: tensor(name, shape) for name, shape in shapes.items()}
     return SimpleNamespace(path=Path("fake.gguf"), metadata=metadata, tensors=tensors)
 
@@ -255,6 +256,44 @@ def test_missing_and_misshapen_tensors_are_named() -> None:
     gguf = fake()
     gguf.tensors.clear()
     with pytest.raises(FileError, match="a vocabulary only"):
+        load_config(gguf)
+
+
+LOST = [
+    ("stablelm", "blk.1.ffn_norm.weight"),  # without one in any layer both halves read the same
+    ("gemma4-dense", "blk.0.attn_v.weight"),  # of a layer with a window: values are no keys there
+    ("gemma4-e", "blk.0.attn_v.weight"),
+    ("modernbert", "blk.1.attn_norm.weight"),  # the first layer alone has none
+    ("modernbert", "blk.0.ffn_norm.weight"),
+]
+
+
+@pytest.mark.parametrize(("file", "name"), LOST)
+def test_what_a_layer_may_lack_it_may_lack_alone(file: str, name: str, data: Path) -> None:
+    with open_gguf(data / "arch" / f"{file}.gguf") as gguf:
+        load_config(gguf)
+        del gguf.tensors[name]
+        with pytest.raises(FileError, match=rf"{file}\.gguf: {name}: the tensor is missing"):
+            load_config(gguf)
+
+
+def test_values_are_keys_in_all_layers_without_a_window_or_in_none() -> None:
+    gguf = fake("gemma4")
+    assert {layer.mixer for layer in load_config(gguf).layers} == {"attention"}
+    del gguf.tensors["blk.3.attn_v.weight"]
+    with pytest.raises(FileError, match=r"blk\.3\.attn_v\.weight: the tensor is missing"):
+        load_config(gguf)
+    for i in range(7):
+        gguf.tensors.pop(f"blk.{i}.attn_v.weight", None)
+    assert {layer.mixer for layer in load_config(gguf).layers} == {"attention_keys"}
+
+
+def test_a_norm_of_one_kind_of_layer_alone_is_damage() -> None:
+    """GLM 4.5 has no ffn_norm, neither in dense layers nor in those with experts."""
+    keys = {"expert_count": 4, "expert_used_count": 2, "leading_dense_block_count": 1}
+    gguf = fake("glm4moe", **keys)
+    gguf.tensors["blk.0.ffn_norm.weight"] = tensor("blk.0.ffn_norm.weight", (48,))
+    with pytest.raises(FileError, match=r"blk\.1\.ffn_norm\.weight: the tensor is missing"):
         load_config(gguf)
 
 

@@ -33,6 +33,7 @@ from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import MODEL_ROWS
 from treadle.models.keys import Keys
 from treadle.models.mixers import MIXERS
+from treadle.models.structure import needed_tensors
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
@@ -172,14 +173,9 @@ def check_named(
     graph = GRAPHS[arch.graph]
     config = graph.read(Keys(model, arch.name, arch.keys), arch)
     order: dict[str, tuple[int, int]] = {}
-    for i, (row, places) in enumerate(graph.tensors(config)):
-        spare = row.optional or row.name in arch.lacks
-        if spare and row.name not in arch.needs and not places.keys() & found.keys():
-            continue
-        for name, shape in places.items():
-            if name in found or row.name not in arch.lacks:
-                _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
-                order[name] = layer_of(name)[0], i
+    for i, (row, name, shape) in enumerate(needed_tensors(graph, config, found)):
+        _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
+        order[name] = layer_of(name)[0], i
     for name, named in found.items():
         if name.startswith(SCORING):
             order[name] = -1, len(order)

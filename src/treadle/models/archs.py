@@ -44,7 +44,8 @@ class Arch:
     gated: the activation is on a gate; else on the one product before ``ffn_down``.
     norm: ``rms``, or ``layer`` for LayerNorm.
     needs: optional tensors that every sound file of this architecture has.
-    lacks: tensors that other architectures need, and this one's files may do without.
+    lacks: tensors that other architectures need, and this one's files may do without: in all
+        layers at once, or with "blk.N." in front in that one alone.
     keys: the values of keys that files lack, mostly llama.cpp's.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
     nope: layers without a rope: ``global``, those that see everything where others have a window,
@@ -117,7 +118,6 @@ ARCHS: dict[str, Arch] = {
             graph="gemma4",
             activation="gelu",
             needs=QK_NORM | POST_NORM,
-            lacks=frozenset({"attn_v.weight"}),  # values are keys where it is absent
             keys=(("attention.scale", 1.0), (EXPERTS_NORM, True)),
             embd_scale=True,
             names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
@@ -296,7 +296,7 @@ ARCHS: dict[str, Arch] = {
             graph="encoder",
             activation="gelu_erf",
             norm="layer",
-            lacks=PRE_NORM,  # the first layer has no attn_norm
+            lacks=frozenset({"blk.0.attn_norm.weight"}),  # token_embd_norm is in its place
             keys=((PATTERN, -3), (LOCAL_BASE, 10000.0)),
         ),
         Arch(

@@ -7,7 +7,7 @@ declares the tensors that it reads and the sizes that their shapes are written i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeVar
@@ -147,6 +147,26 @@ def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[n:]
 
 
+def needed_tensors(
+    graph: Graph, config: Config, names: Container[str]
+) -> Iterator[tuple[TensorRow, str, tuple[int, ...]]]:
+    """Each tensor that a file with tensors of these names must have: its row, name and shape.
+
+    One that may be absent is in every layer of its kind, or in none: a file that has it in some of
+    them only is damaged. What ``Arch.lacks`` names is in every layer of all kinds, or in none; with
+    "blk.N." in front that layer alone may be without.
+    """
+    arch, rows = config.arch, list(graph.tensors(config))
+    some = {row.name for row, places in rows if any(name in names for name in places)}
+    for row, places in rows:
+        spare = row.name in arch.lacks and row.name not in some
+        if row.optional and row.name not in arch.needs:
+            spare = not any(name in names for name in places)
+        for name, shape in () if spare else places.items():
+            if name in names or name not in arch.lacks:
+                yield row, name, shape
+
+
 def check_tensors(
     gguf: GGUF, graph: Graph, config: Config
 ) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -157,23 +177,16 @@ def check_tensors(
     """
     known: set[str] = set()
     optional: set[str] = set()
-    for row, places in graph.tensors(config):
-        found = {name for name in places if name in gguf.tensors}
-        spare = row.optional or row.name in config.arch.lacks
-        if spare and not found and row.name not in config.arch.needs:
+    for row, name, shape in needed_tensors(graph, config, gguf.tensors):
+        if name not in gguf.tensors:
+            what, expected = "the tensor is missing", f"shape {list(shape)}"
+        elif _bare(gguf.tensors[name].shape) != _bare(shape):
+            what = f"shape {list(gguf.tensors[name].shape)}"
+            expected = f"{list(shape)} ({', '.join(row.shape)})"
+        else:
+            known.add(name)
+            if row.optional or row.name in config.arch.lacks:
+                optional.add(row.name)
             continue
-        for name, shape in places.items():
-            if name not in found and row.name in config.arch.lacks:
-                continue  # some layers have it
-            if name not in found:
-                what, expected = "the tensor is missing", f"shape {list(shape)}"
-            elif _bare(gguf.tensors[name].shape) != _bare(shape):
-                what = f"shape {list(gguf.tensors[name].shape)}"
-                expected = f"{list(shape)} ({', '.join(row.shape)})"
-            else:
-                continue
-            raise FileError(what, path=gguf.path, where=name, expected=expected)
-        known |= found
-        if spare:
-            optional.add(row.name)
+        raise FileError(what, path=gguf.path, where=name, expected=expected)
     return frozenset(optional), tuple(name for name in gguf.tensors if name not in known)

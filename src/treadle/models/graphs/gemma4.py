@@ -13,7 +13,7 @@ from treadle.models.ffns.beside import BESIDE
 from treadle.models.ffns.own import OWN
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, build, halves_of
-from treadle.models.mixers.attention import SHARED
+from treadle.models.mixers.attention import KEYS_ALONE, SHARED
 from treadle.models.structure import Sizes, Sublayer, TensorRow
 
 if TYPE_CHECKING:
@@ -43,15 +43,25 @@ def read(keys: Keys, arch: Arch) -> Config:
             ("value", config.layers[0].head_dim_v),
         )
     )
+    keys_alone = _values_are_keys(keys, config)
     layers: list[Layer] = []
     for i, source in enumerate(_sources(keys, config)):
         at = replace(config.layers[i], v_norm=True, n_own=n_own, kv_from=source)
         if at.window:
             at = replace(at, head_dim=head_dim, head_dim_v=head_dim_v)
+        elif keys_alone:
+            at = replace(at, mixer=KEYS_ALONE)
         if at.experts is not None:
             at = replace(at, ffn=BESIDE[at.ffn])
         layers.append(at if source == i else replace(at, mixer=SHARED))
     return replace(config, layers=tuple(layers))
+
+
+def _values_are_keys(keys: Keys, config: Config) -> bool:
+    """Whether layers without a window have no matrix for values, all of them."""
+    wide = (i for i, at in enumerate(config.layers) if not at.window)
+    names = (f"blk.{i}.{stem}.weight" for i in wide for stem in ("attn_v", "attn_qkv"))
+    return not any(name in keys.gguf.tensors for name in names)
 
 
 def _sources(keys: Keys, config: Config) -> list[int]:

@@ -10,6 +10,7 @@ MIXERS = Late[Sublayer](
     {"attention": ATTENTION, FUSED: ATTENTION_QKV, GATE: ATTENTION_GATE},
     late={
         "attention_shared": "attention.ATTENTION_SHARED",
+        "attention_keys": "attention.ATTENTION_KEYS",
         "latent": "latent.LATENT",
         "latent_q": "latent.LATENT_Q",
         "shortconv": "shortconv.SHORTCONV",

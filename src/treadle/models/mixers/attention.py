@@ -47,14 +47,14 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None]:
-    """Queries, keys and values. A layer that reads another one's has no keys and values; where
-    there is no matrix for values they are the keys, before norm and rope.
+    """Queries, keys and values. A layer that reads another one's has no keys and values; of
+    KEYS_ALONE values are the keys, before norm and rope.
     """
     layer, at, stem = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn_"
     if layer.kv_from != i:
         return g.linear(f"{at}.q", h, f"{stem}q"), None, None
     names = _matrices(layer, stem)
-    if layer.mixer != FUSED and not g.has(f"{stem}v.weight"):
+    if layer.mixer == KEYS_ALONE:
         q, k = g.linears(f"{at}.qk", h, names[:2])
         return q, k, k
     q, k, v = g.linears(f"{at}.qkv", h, names)
@@ -101,6 +101,7 @@ def _memory(layer: Layer) -> tuple[PoolSpec]:
 
 FUSED = "attention_qkv"  # queries, keys and values are one matrix
 SHARED = "attention_shared"  # keys and values are another layer's
+KEYS_ALONE = "attention_keys"  # there is no matrix for values
 GATE = "attention_gate"  # behind each head's queries there is a gate of its output
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (
@@ -138,6 +139,10 @@ ATTENTION_QKV = replace(
 ATTENTION_GATE = replace(
     ATTENTION,
     rows=(*_BEFORE, *with_bias("attn_q", "n_q_gate", "n_embd"), *_KV, *_AFTER),
+)
+ATTENTION_KEYS = replace(
+    ATTENTION,
+    rows=tuple(row for row in ATTENTION.rows if not row.name.startswith("attn_v.")),
 )
 ATTENTION_SHARED = replace(
     ATTENTION,
