@@ -290,7 +290,11 @@ def test_values_are_keys_in_all_layers_without_a_window_or_in_none() -> None:
 
 def test_a_norm_of_one_kind_of_layer_alone_is_damage() -> None:
     """GLM 4.5 has no ffn_norm, neither in dense layers nor in those with experts."""
-    keys = {"expert_count": 4, "expert_used_count": 2, "leading_dense_block_count": 1}
+    keys: dict[str, Any] = {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "leading_dense_block_count": 1,
+    }
     gguf = fake("glm4moe", **keys)
     gguf.tensors["blk.0.ffn_norm.weight"] = tensor("blk.0.ffn_norm.weight", (48,))
     with pytest.raises(FileError, match=r"blk\.1\.ffn_norm\.weight: the tensor is missing"):
@@ -331,12 +335,52 @@ def test_experts_that_cannot_be_are_named(changes: dict[str, Any], key: str) -> 
         load_config(fake("qwen3moe", **keys))
 
 
-def test_unknown_tensors_are_listed() -> None:
+def test_unknown_tensors_are_listed(caplog: pytest.LogCaptureFixture) -> None:
+    """In one line, once a process, as far as nothing else reads them."""
     gguf = fake(optional=("ffn_up.bias",))
-    gguf.tensors["blk.0.mystery.weight"] = tensor("blk.0.mystery.weight", (3,))
-    config = load_config(gguf)
-    assert config.ignored == ("blk.0.mystery.weight",)
+    gguf.path = Path("mystery.gguf")
+    names = ("blk.0.mystery.weight", "v.1", "v.2", "v.3", "v.4", "cls.weight", "dense_2.weight")
+    gguf.tensors |= {name: tensor(name, (3,)) for name in names}
+    for _ in range(2):
+        config = load_config(gguf)
+    assert config.ignored == names
     assert config.optional == frozenset({"ffn_up.bias"})
+    says = "treadle does not use blk.0.mystery.weight, v.1, v.2, v.3 and 1 more (see"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"mystery.gguf: {says} treadle inspect)"
+    ]
+
+
+def test_nothing_is_said_of_what_sound_files_have(caplog: pytest.LogCaptureFixture) -> None:
+    """Layers that predict further tokens, and keys of layers that read others' (Gemma 4)."""
+    gguf = fake("qwen3moe", nextn_predict_layers=1)
+    load_config(gguf)
+    gguf = fake("gemma4", attention__shared_kv_layers=1)
+    assert "blk.6.attn_k.weight" in load_config(gguf).ignored
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("gemma4-moe", "gemma4.expert_count", None,
+         r"blk\.0\.ffn_\S+: nothing reads it: by the file's keys layer 0 is attention and gated"),
+        ("gemma4-moe", "gemma4.expert_count", 0, r"blk\.0\.ffn_\S+: nothing reads it"),
+        ("falconh1", "falcon-h1.attention.head_count_kv", 0,
+         r"blk\.0\.attn_\S+: nothing reads it: by the file's keys layer 0 is mamba2 and gated"),
+        ("qwen3moe", "qwen3moe.leading_dense_block_count", 1, r"blk\.0\."),
+        ("gemma4-e", "gemma4.embedding_length_per_layer_input", 0, r"per_layer_|inp_gate"),
+    ],
+)  # fmt: skip
+def test_a_layer_of_another_kind_than_its_tensors(
+    file: str, key: str, value: Any, message: str, data: Path
+) -> None:
+    """Without its experts, or its attention, it would compute something else."""
+    with open_gguf(data / "arch" / f"{file}.gguf") as gguf:
+        load_config(gguf)
+        gguf.metadata = {**gguf.metadata, key: value}
+        with pytest.raises(FileError, match=rf"{file}\.gguf: {message}"):
+            load_config(gguf)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ from treadle.convert.hf_tensors import (
     Named,
     check_named,
     further_tensors,
-    layer_of,
     name_tensors,
 )
 from treadle.convert.hf_tokenizer import read_tokenizer
@@ -61,6 +60,7 @@ from treadle.files.tensor import PartedTensor, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
+from treadle.models.structure import layer_of
 from treadle.record import dataclass
 from treadle.sampling.recommended import read_generation
 

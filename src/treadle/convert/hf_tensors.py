@@ -33,7 +33,7 @@ from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import MODEL_ROWS
 from treadle.models.keys import Keys
 from treadle.models.mixers import MIXERS
-from treadle.models.structure import needed_tensors
+from treadle.models.structure import layer_of, needed_tensors
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
@@ -191,14 +191,6 @@ def _renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple
         if layer_of(name)[1] == ours:
             name = name.removesuffix(ours) + theirs
     return name, replace(named, name=name)
-
-
-def layer_of(name: str) -> tuple[int, str]:
-    """``blk.3.ffn_up.weight`` is (3, "ffn_up.weight"); outside layers, the layer is -1."""
-    if not name.startswith("blk."):
-        return -1, name
-    _, i, rest = name.split(".", 2)
-    return int(i), rest
 
 
 def _is_other(name: str, hyper: Hyper) -> bool:

@@ -5,27 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.models.archs import ARCHS, REFUSED, ROPES, Arch
 from treadle.models.config import Config
+from treadle.models.dense import DENSE
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import Keys
-from treadle.models.structure import check_tensors
+from treadle.models.structure import check_tensors, layer_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from treadle.files.gguf import GGUF
 
+# What scores pairs (rerank.py), and what is behind pooling.
+READ_ELSEWHERE = ("cls.", *DENSE)
+N_NAMED = 4  # tensors in a warning
 ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
 
 
-def load_config(gguf: GGUF) -> Config:
+def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     """Read and check the hyper-parameters and the tensor table of a language model.
 
     Keys that a file lacks get llama.cpp's defaults. Raises FileError, naming the key or tensor, for
-    a number out of range, sizes that do not divide, a missing tensor, or one whose shape disagrees;
-    UnsupportedError for an architecture, or a rope scaling that treadle does not have.
+    a number out of range, sizes that do not divide, a missing tensor, one whose shape disagrees, or
+    one of another kind of layer than its own; UnsupportedError for an architecture, or a rope
+    scaling that treadle does not have. ``warn``: log which other tensors nothing reads.
     """
     arch = _find_arch(gguf)
     keys, graph = Keys(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
@@ -36,7 +44,34 @@ def load_config(gguf: GGUF) -> Config:
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
     _refuse_surplus_layers(keys, ignored, keys.integer("block_count", lo=1))
-    return replace(config, optional=optional, ignored=ignored)
+    config = replace(config, optional=optional, ignored=ignored)
+    if warn and (unread := _unread(config)):
+        _warn(gguf.path, unread)
+    return config
+
+
+def _unread(config: Config) -> tuple[str, ...]:
+    """Tensors of a file that nothing reads, and that no sound file is known to have."""
+    graph = GRAPHS[config.arch.graph]
+    return tuple(
+        name
+        for name in config.ignored
+        if not (name.startswith(READ_ELSEWHERE) or graph.unread(config, name))
+    )
+
+
+@lru_cache
+def _warn(path: Path, names: tuple[str, ...]) -> None:
+    """Say once a process, in one line, that a file has more than is computed."""
+    from logging import getLogger
+
+    more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
+    getLogger("treadle").warning(
+        "%s: treadle does not use %s%s (see treadle inspect)",
+        path,
+        ", ".join(names[:N_NAMED]),
+        more,
+    )
 
 
 def _rename(gguf: GGUF, theirs: str, name: str) -> None:
@@ -53,10 +88,9 @@ def renamed(key: str, theirs: str, name: str) -> str:
 def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:
     """A model without its last layers writes nonsense, and so does one whose key says too few."""
     for name in ignored:
-        layer = re.match(r"blk\.(\d+)\.", name)
-        if layer and int(layer[1]) >= n_layer:
+        if (layer := layer_of(name)[0]) >= n_layer:
             raise FileError(
-                f"is of layer {layer[1]}, and {keys.arch}.block_count is {n_layer}",
+                f"is of layer {layer}, and {keys.arch}.block_count is {n_layer}",
                 path=keys.gguf.path,
                 where=name,
                 expected=f"the tensors of {n_layer} layers and no more",

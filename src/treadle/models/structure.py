@@ -7,7 +7,8 @@ declares the tensors that it reads and the sizes that their shapes are written i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeVar
@@ -54,6 +55,7 @@ class Sublayer:
     rows: its tensors, those of the norms included, of each layer that has it.
     sizes: the words of their shapes; those of the graph are there as well.
     memory: what it remembers of a sequence from one run to the next, with ``layers`` left empty.
+    unread: tensors that sound files have in such a layer all the same, and nothing reads.
     """
 
     label: str
@@ -65,6 +67,7 @@ class Sublayer:
     sizes: Callable[[Layer], Sizes]
     memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: ()
     again: str = ""
+    unread: frozenset[str] = frozenset()
 
 
 class Late(dict[str, Made]):
@@ -96,6 +99,7 @@ class Graph:
     rows, sizes: its tensors outside layers.
     sublayers: a layer's mixer and its FFN, or the one half that it has.
     read: a file's keys as a Config; raises FileError and UnsupportedError.
+    parts: the sublayers of all models that it has, where these are of several kinds.
     """
 
     build: Callable[[Ops], Rows]
@@ -104,6 +108,7 @@ class Graph:
     sizes: Callable[[Config], Sizes]
     sublayers: Callable[[Layer], tuple[Sublayer, ...]]
     read: Callable[[Keys, Arch], Config]
+    parts: Callable[[], Iterable[Sublayer]] = tuple
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         """Every row with the shapes of its tensors by their names, in a file's order: a sublayer's
@@ -120,6 +125,17 @@ class Graph:
             for row in kind.rows:
                 yield row, {f"blk.{i}.{row.name}": _shape(row, s) for i, s in layers.items()}
 
+    def unread(self, config: Config, name: str) -> bool:
+        """Whether sound files have the tensor where nothing reads it.
+
+        It is one of a layer that predicts further tokens, which few runs have use for, or some such
+        layer of the model has it, ``Sublayer.unread``.
+        """
+        i, stem = layer_of(name)
+        if i >= config.n_layer:
+            return True
+        return i >= 0 and any(stem in kind.unread for kind in self.sublayers(config.layers[i]))
+
     def pools(self, config: Config) -> tuple[PoolSpec | StateSpec, ...]:
         """What the layers remember: those that are alike share a pool, and the pools of layers
         that see everything come first.
@@ -135,6 +151,12 @@ class Graph:
             name = f"{spec.name}_{n}" if n else spec.name
             pools.append(replace(spec, name=name, layers=tuple(alike[spec])))
         return tuple(pools)
+
+
+def layer_of(name: str) -> tuple[int, str]:
+    """``blk.3.ffn_up.weight`` is (3, "ffn_up.weight"); outside layers, the layer is -1."""
+    layer = re.match(r"blk\.(\d+)\.", name)
+    return (int(layer[1]), name[layer.end() :]) if layer else (-1, name)
 
 
 def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
@@ -173,7 +195,8 @@ def check_tensors(
     """Compare a file's tensor table with the rows.
 
     Returns ``(Config.optional, Config.ignored)``. Raises FileError, naming the tensor, where one is
-    missing, is in some only of the layers that may have it, or has another shape.
+    missing, is in some only of the layers that may have it, has another shape, or is of another
+    kind of layer than the one it is in.
     """
     known: set[str] = set()
     optional: set[str] = set()
@@ -189,4 +212,25 @@ def check_tensors(
                 optional.add(row.name)
             continue
         raise FileError(what, path=gguf.path, where=name, expected=expected)
-    return frozenset(optional), tuple(name for name in gguf.tensors if name not in known)
+    ignored = tuple(name for name in gguf.tensors if name not in known)
+    _refuse_other_kinds(gguf, graph, config, ignored)
+    return frozenset(optional), ignored
+
+
+def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Sequence[str]) -> None:
+    """A layer whose keys lost its experts or its heads would compute without them."""
+    doubtful = [
+        name for name in ignored if layer_of(name)[0] >= 0 and not graph.unread(config, name)
+    ]
+    known = {row.name for kind in graph.parts() for row in kind.rows} if doubtful else set()
+    for name in doubtful:
+        i, stem = layer_of(name)
+        if stem in known:
+            layer = config.layers[i]
+            parts = " and ".join(filter(None, (layer.mixer, layer.ffn)))
+            raise FileError(
+                f"nothing reads it: by the file's keys layer {i} is {parts}",
+                path=gguf.path,
+                where=name,
+                expected="keys of a layer that has this tensor",
+            )

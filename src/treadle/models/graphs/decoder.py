@@ -128,4 +128,5 @@ DECODER = Graph(
     },
     sublayers=halves_of,
     read=read,
+    parts=lambda: (*MIXERS.every(), *FFNS.every()),
 )

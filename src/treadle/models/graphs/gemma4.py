@@ -96,4 +96,5 @@ GEMMA4 = replace(
     sizes=_sizes,
     sublayers=parts_of,
     read=read,
+    parts=lambda: (*DECODER.parts(), OWN),
 )

@@ -151,4 +151,6 @@ ATTENTION_SHARED = replace(
         *with_bias("attn_q", "n_q", "n_embd"),
         *(row for row in _AFTER if not row.name.startswith("attn_k_norm.")),
     ),
+    # Checkpoints have them, and llama.cpp's converter keeps them.
+    unread=frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}),
 )
