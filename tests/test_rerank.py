@@ -15,7 +15,7 @@ from tests.convert.test_hf_encoders import unigram, wordpiece
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, float64_only, require_transformers
 from tests.tiny import rounding
-from treadle.errors import UnsupportedError
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.rerank import QWEN3, Reranker
 
@@ -164,7 +164,6 @@ def test_files_that_lost_what_they_need(tmp_path: Path) -> None:
     losses: list[tuple[dict[str, Any], str]] = [
         ({**none, "cls.weight": out, "cls.bias": None}, "lost its pooler"),
         ({**none, "cls.weight": None, "cls.bias": None}, "has no cls.output.weight"),
-        ({"token_types.weight": None}, "lost its token types"),
         ({"cls.output.weight": np.zeros((3, 64))}, "3 rows: a classifier"),
     ]
     for changes, why in losses:
@@ -174,3 +173,6 @@ def test_files_that_lost_what_they_need(tmp_path: Path) -> None:
             pytest.raises(UnsupportedError, match=why),
         ):
             model.rerank(QUERY, DOCUMENTS)
+    path = with_tensors(whole, tmp_path / "lost.gguf", {"token_types.weight": None})
+    with pytest.raises(FileError, match=r"token_types\.weight: the tensor is missing"):
+        treadle.load(path, threads=1)

@@ -7,13 +7,13 @@ import dataclasses
 from treadle.kernels.activation import ACTIVATIONS
 from treadle.models.archs import ARCHS, REFUSED, Arch
 from treadle.models.graphs import GRAPHS
-from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
+from treadle.models.graphs.decoder import LAYER_ROWS
 
 
 def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
-    rows = (*MODEL_ROWS, *LAYER_ROWS)
-    optional = {row.name for row in rows if row.optional}
     for name, arch in ARCHS.items():
+        rows = (*GRAPHS[arch.graph].rows, *LAYER_ROWS)
+        optional = {row.name for row in rows if row.optional}
         assert name == arch.name
         assert arch.needs <= optional
         lacks = {name.removeprefix("blk.0.") for name in arch.lacks}  # some in one layer alone

@@ -277,6 +277,28 @@ def test_what_a_layer_may_lack_it_may_lack_alone(file: str, name: str, data: Pat
             load_config(gguf)
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("bert", "token_embd_norm.weight"),
+        ("bert", "token_embd_norm.bias"),
+        ("bert", "token_types.weight"),
+        ("modernbert", "token_embd_norm.weight"),
+    ],
+)
+def test_encoders_need_what_their_embeddings_have(file: str, name: str, data: Path) -> None:
+    """Of one type of tokens there need be no tensor: DistilBERT has none, RoBERTa has."""
+    with open_gguf(data / "arch" / f"{file}.gguf") as gguf:
+        gone = gguf.tensors.pop(name)
+        with pytest.raises(FileError, match=rf"{file}\.gguf: {name}: the tensor is missing"):
+            load_config(gguf)
+        gguf.metadata = {**gguf.metadata, "tokenizer.ggml.token_type_count": 1}
+        if name == "token_types.weight":
+            assert load_config(gguf).n_types == 0
+            gguf.tensors[name] = gone
+            assert load_config(gguf).n_types == 2
+
+
 def test_values_are_keys_in_all_layers_without_a_window_or_in_none() -> None:
     gguf = fake("gemma4")
     assert {layer.mixer for layer in load_config(gguf).layers} == {"attention"}

@@ -19,6 +19,9 @@ QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 OUTPUT_NORM = frozenset({"output_norm.weight"})
 BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})
 LFM2_NAMES = (("token_embd_norm.weight", "output_norm.weight"),)
+EMBD_NORM = frozenset({"token_embd_norm.weight"})
+EMBD_NORM_BIAS = EMBD_NORM | {"token_embd_norm.bias"}
+TYPES = frozenset({"token_types.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
@@ -262,7 +265,7 @@ ARCHS: dict[str, Arch] = {
             activation="gelu_erf",
             gated=False,
             norm="layer",
-            needs=POSITIONS | BEHIND,
+            needs=POSITIONS | EMBD_NORM_BIAS | TYPES | BEHIND,
             lacks=PRE_NORM | OUTPUT_NORM,
         ),
         Arch(
@@ -271,7 +274,7 @@ ARCHS: dict[str, Arch] = {
             rope="none",
             activation="gelu_erf",
             norm="layer",
-            needs=BEHIND,
+            needs=EMBD_NORM_BIAS | TYPES | BEHIND,
             lacks=PRE_NORM | OUTPUT_NORM,
             keys=((ALIBI, 8.0),),
         ),
@@ -279,7 +282,7 @@ ARCHS: dict[str, Arch] = {
             "nomic-bert",
             graph="encoder",
             norm="layer",
-            needs=BEHIND,
+            needs=EMBD_NORM_BIAS | TYPES | BEHIND,
             lacks=PRE_NORM | OUTPUT_NORM,
         ),
         Arch(
@@ -288,7 +291,7 @@ ARCHS: dict[str, Arch] = {
             activation="gelu_erf",
             gated=False,
             norm="layer",
-            needs=BEHIND,
+            needs=EMBD_NORM_BIAS | TYPES | BEHIND,
             lacks=PRE_NORM | OUTPUT_NORM,
         ),
         Arch(
@@ -296,6 +299,7 @@ ARCHS: dict[str, Arch] = {
             graph="encoder",
             activation="gelu_erf",
             norm="layer",
+            needs=EMBD_NORM,
             lacks=frozenset({"blk.0.attn_norm.weight"}),  # token_embd_norm is in its place
             keys=((PATTERN, -3), (LOCAL_BASE, 10000.0)),
         ),

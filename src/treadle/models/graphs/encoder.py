@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.models.archs import Arch
+from treadle.models.archs import TYPES, Arch
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, embedding, states
 from treadle.models.graphs.reading import read_config
 from treadle.models.keys import Keys
 from treadle.models.structure import TensorRow, with_bias
 
+N_TYPES = "tokenizer.ggml.token_type_count"
+
 
 def read(keys: Keys, arch: Arch) -> Config:
     """As a decoder's; a window reaches half of the key's number to each side."""
+    n_types = keys.gguf.metadata.get(N_TYPES)
+    if n_types == 1 and not keys.gguf.tensors.keys() >= TYPES:
+        arch = replace(arch, needs=arch.needs - TYPES)  # DistilBERT has none
     config = read_config(keys, arch)
+    if arch.needs >= TYPES and not config.n_types:  # so that what is missing has a shape
+        config = replace(config, n_types=n_types if isinstance(n_types, int) else 2)
     layers = (
         replace(at, causal=False, window=at.window // 2 + 1 if at.window else 0)
         for at in config.layers
