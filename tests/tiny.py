@@ -13,7 +13,7 @@ import numpy as np
 from tests.models.hf_tiny import N_VOCAB, byte_vocabulary
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
-from treadle.models.archs import ARCHS
+from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import Keys
@@ -73,6 +73,9 @@ def write_model(
         size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     if ARCHS[arch].mixer == "latent":
         size |= LATENT
+    given = dict(ARCHS[arch].keys)
+    if PATTERN in given and WINDOW not in given:  # else the file must say that it has none
+        size["windowed"] = True
     writer = GGUFWriter(path)
     writer.add("general.architecture", arch)
     for key, value in keys(size).items():
@@ -132,7 +135,7 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         made["attention.q_lora_rank"] = size["n_q_rank"]
         made["attention.kv_lora_rank"] = LATENT["head_dim_v"]
         made["attention.key_length_mla"], made["attention.value_length_mla"] = 128, 32
-    if size["window"]:
+    if size["window"] or size.get("windowed"):
         made["attention.sliding_window"] = size["window"]
     if size["n_expert"]:
         made["expert_count"], made["expert_used_count"] = size["n_expert"], 2

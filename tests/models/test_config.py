@@ -299,6 +299,42 @@ def test_encoders_need_what_their_embeddings_have(file: str, name: str, data: Pa
             assert load_config(gguf).n_types == 2
 
 
+@pytest.mark.parametrize("file", ["gpt-oss", "modernbert", "cohere2", "embeddinggemma", "olmo3"])
+def test_a_pattern_of_windows_needs_a_window(file: str, data: Path) -> None:
+    """0 says that there is none; a file of no size without one leaves the key out."""
+    with open_gguf(data / "arch" / f"{file}.gguf") as gguf:
+        key = next(key for key in gguf.metadata if key.endswith("attention.sliding_window"))
+        assert any(layer.window for layer in load_config(gguf).layers)
+        gguf.metadata = {**gguf.metadata, key: 0}
+        assert not any(layer.window for layer in load_config(gguf).layers)
+        gguf.metadata = {name: value for name, value in gguf.metadata.items() if name != key}
+        with pytest.raises(FileError, match=rf"{file}\.gguf: {key}: the key is missing"):
+            load_config(gguf)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "exaone4", "phi3", "gemma2"])
+def test_windows_that_sizes_of_an_architecture_leave_out(arch: str) -> None:
+    """Gemma 2's is known, EXAONE 4's small model and others have none."""
+    windows = {layer.window for layer in load_config(fake(arch)).layers}
+    assert windows == ({0, 4096} if arch == "gemma2" else {0})
+
+
+def test_keys_that_encoders_obey(data: Path) -> None:
+    """Granite's ModernBERT has silu; no encoder's tokens see only those before them."""
+    with open_gguf(data / "arch/modernbert.gguf") as gguf:
+        arch, whole = "modern-bert", gguf.metadata
+        for word, activation in (("gelu", "gelu_erf"), ("silu", "silu")):
+            gguf.metadata = {**whole, f"{arch}.hidden_activation": word}
+            assert load_config(gguf).arch.activation == activation
+        for key, value, says in (
+            ("hidden_activation", "bogus", "'bogus': treadle has gelu, gelu_pytorch_tanh, silu"),
+            ("attention.causal", True, "an encoder's tokens see each other both ways"),
+        ):
+            gguf.metadata = {**whole, f"{arch}.{key}": value}
+            with pytest.raises(UnsupportedError, match=rf"\.gguf: {arch}\.{key}: {says}"):
+                load_config(gguf)
+
+
 def test_values_are_keys_in_all_layers_without_a_window_or_in_none() -> None:
     gguf = fake("gemma4")
     assert {layer.mixer for layer in load_config(gguf).layers} == {"attention"}

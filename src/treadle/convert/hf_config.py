@@ -221,7 +221,7 @@ def _attention_scale(
 def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     """The sliding window and the layers that have it; nothing where none has."""
     own = dict(ARCHS[family.arch].keys)
-    without = {WINDOW: 0} if WINDOW in own else {}
+    without = {} if own.get(WINDOW) == 0 or PATTERN not in own else {WINDOW: 0}
     flags = family.windowed(keys, n_layer)
     if flags is None:
         return without

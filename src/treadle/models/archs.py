@@ -49,7 +49,8 @@ class Arch:
     needs: optional tensors that every sound file of this architecture has.
     lacks: tensors that other architectures need, and this one's files may do without: in all
         layers at once, or with "blk.N." in front in that one alone.
-    keys: the values of keys that files lack, mostly llama.cpp's.
+    keys: the values of keys that files lack, mostly llama.cpp's. Who has a pattern of windows must
+        have a window, unless it is 0 here: sound files of some sizes leave it out.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
     nope: layers without a rope: ``global``, those that see everything where others have a window,
         every ``fourth``, or all where the file ``told`` so.
@@ -112,7 +113,7 @@ ARCHS: dict[str, Arch] = {
             "gemma3",
             activation="gelu",
             needs=QK_NORM | POST_NORM,
-            keys=((PATTERN, 6), (LOCAL_BASE, 10000.0)),
+            keys=((WINDOW, 0), (PATTERN, 6), (LOCAL_BASE, 10000.0)),
             embd_scale=True,
             width_scaled=frozenset({62}),
         ),
@@ -134,12 +135,12 @@ ARCHS: dict[str, Arch] = {
             "exaone4",
             needs=QK_NORM | POST_NORM,
             lacks=PRE_NORM,
-            keys=((PATTERN, 4),),
+            keys=((WINDOW, 0), (PATTERN, 4)),
             nope="global",
         ),
         Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
         Arch("arcee", rope="norm", activation="relu2", gated=False),
-        Arch("phi3", keys=((PATTERN, 0),)),
+        Arch("phi3", keys=((WINDOW, 0), (PATTERN, 0))),
         Arch("glm4", rope="norm", needs=POST_NORM),
         Arch(
             "glm4moe",

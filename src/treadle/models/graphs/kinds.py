@@ -35,8 +35,9 @@ def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     sees everything (the first, if it is negative), or one flag per layer. Without that key no
     layer has one, as in llama.cpp: Qwen2 files carry a window that the model does not use.
     """
-    window = keys.integer(WINDOW, 0, lo=0, hi=1 << 31)
     flags = keys.get(PATTERN)
+    # Of a pattern without a window nothing says how far those layers see.
+    window = keys.integer(WINDOW, 0 if flags is None else None, lo=0, hi=1 << 31)
     if not window or flags is None:
         return 0, (False,) * n_layer
     if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
