@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_mixtures import check, check_both, own
 from tests.models.hf_cases import Case
@@ -81,6 +82,16 @@ def test_what_is_at_odds(change: dict[str, Any], why: str, folder: Path, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises((FileError, UnsupportedError), match=why):
         open_hf(tmp_path)
+
+
+def test_heads_that_end_within_a_tile(tmp_path: Path) -> None:
+    """convert refuses what the file that it would write is refused for."""
+    model = own(Case("DeepseekV2", "deepseek2", {**LITE, "v_head_dim": 24}))
+    save(model, tmp_path / "hf")
+    says = r"attention\.value_length_mla: 24: treadle has multiples of 16"
+    with pytest.raises(UnsupportedError, match=rf"hf.*{says}"):
+        convert(tmp_path / "hf", tmp_path / "made.gguf")
+    assert not (tmp_path / "made.gguf").exists()
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.imatrix.collect import collect
 from treadle.kernels.kv import PAGE
+from treadle.models.load import load_config
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
 
@@ -180,6 +181,19 @@ def test_files_of_the_old_kind_are_refused(data: Path, tmp_path: Path) -> None:
     writer.write()
     with pytest.raises(UnsupportedError, match=r"key_length_mla: .*attn_kv_b.*old kind"):
         treadle.load(tmp_path / "old.gguf")
+
+
+@pytest.mark.parametrize("key", ["attention.value_length_mla", "attention.kv_lora_rank"])
+def test_heads_that_end_within_a_tile(key: str, data: Path) -> None:
+    with open_gguf(data / "arch" / "glm4moelite.gguf") as gguf:
+        changes = {key: 24}
+        if key == "attention.kv_lora_rank":
+            changes |= {"attention.value_length": 24, "attention.key_length": 40}
+        changes = {f"{ARCH}.{name}": size for name, size in changes.items()}
+        gguf.metadata = {**gguf.metadata, **changes}
+        says = rf"glm4moelite\.gguf: {ARCH}\.{key}: 24: treadle has multiples of 16"
+        with pytest.raises(UnsupportedError, match=says):
+            load_config(gguf)
 
 
 @pytest.fixture(scope="module")

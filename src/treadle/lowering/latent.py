@@ -111,8 +111,8 @@ def _multiply(
         spec = replace(spec, mr=spec.mr // 2)
     if m % spec.rows_per_item(lanes):  # a tile would write into the next head's columns
         raise UnsupportedError(
-            f"{label}: {weight}.weight has {m} rows a head: treadle has multiples of "
-            f"{spec.rows_per_item(lanes)}"
+            f"{steps.weights.gguf.path}: {weight}.weight: {m} rows a head: treadle has multiples "
+            f"of {spec.rows_per_item(lanes)}"
         )
     act = spec.layout()
     per_head = steps.activations(f"{label}.heads", act)

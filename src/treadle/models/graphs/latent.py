@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KV_RANK, KEY, VALUE = "attention.kv_lora_rank", "attention.key_length", "attention.value_length"
 NORM_EPS = 1e-6  # of both ranks, as in transformers, whatever that of the other norms is
+# Rows of a head's matrix come in so many: no tile of the widest registers has rows of two heads.
+HEAD_ROWS = 16
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
@@ -25,7 +27,7 @@ def read_latent(
     """The sizes, the tables of the rope, and the scale of scores.
 
     Raises UnsupportedError for files whose keys and values are one matrix, as they were before
-    the spring of 2025.
+    the spring of 2025, and for heads whose matrices do not end with a tile.
     """
     if not keys.has(f"{KEY}_mla") or "blk.0.attn_kv_b.weight" in keys.gguf.tensors:
         keys.refuse(
@@ -43,12 +45,16 @@ def read_latent(
     ):
         if found != expected:
             keys.fail(key, f"is {found}", f"{expected}: one row that all heads share")
+    n_v = keys.integer(f"{VALUE}_mla", lo=1, hi=SIZE_MAX)
+    for key, size in ((KV_RANK, kv_rank), (f"{VALUE}_mla", n_v)):
+        if size % HEAD_ROWS:
+            keys.refuse(key, f"{size}: treadle has multiples of {HEAD_ROWS}")
     latent = Latent(
         n_q_rank=keys.integer(Q_RANK, 0, lo=0, hi=SIZE_MAX),
         n_kv_rank=kv_rank,
         n_nope=n_q - n_rope,
         n_rope=n_rope,
-        n_v=keys.integer(f"{VALUE}_mla", lo=1, hi=SIZE_MAX),
+        n_v=n_v,
         norm_eps=NORM_EPS,
     )
     scale, multiplier = 1.0 / math.sqrt(n_q), keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
