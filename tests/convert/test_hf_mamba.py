@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import treadle
 from tests.convert.test_hf_mixtures import check, check_both, own
-from tests.loras import write_peft
 from tests.models.hf_cases import Case
 from treadle.convert.hf_config import read_config
 from treadle.errors import FileError, UnsupportedError
@@ -144,15 +141,6 @@ def keys(file: GGUF) -> dict[str, Any]:
 def test_others(name: str, tmp_path: Path) -> None:
     with open_gguf(check_both(own(FURTHER[name]), tmp_path)) as made:
         assert made.metadata["general.architecture"] == FURTHER[name].arch
-
-
-def test_adapters_of_matrices_with_factors(tmp_path: Path, data: Path) -> None:
-    """What they add would have to be multiplied too, and a GGUF file does not say by what."""
-    pair = {"A": np.zeros((4, 64), np.float32), "B": np.zeros((128, 4), np.float32)}
-    at = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-    folder = write_peft(tmp_path / "lora", {f"{at}{side}.weight": pair[side] for side in "AB"})
-    with pytest.raises(UnsupportedError, match="a module that no matrix"):
-        treadle.load(data / "arch" / "falconh1.gguf", lora=[folder])
 
 
 # -- config.json --------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ _ROBERTA = replace(_PLAIN, score_names=ROBERTA_SCORE, positions_behind_pad=True)
 _UP_FIRST = Rule(
     ("mlp.up_gated_layer.weight",),
     {"mlp.up_layer.weight": upper, "mlp.gate_layer.weight": lower},
+    side="B",
 )
 # ALiBi in place of positions; its config.json calls itself a BERT.
 _JINA = replace(

@@ -15,6 +15,14 @@ from treadle.convert.hf_names import Names
 from treadle.files.keys import Keys
 
 SCALED = "_scaled"  # behind the names of matrices that have a factor
+_ONE = (
+    "attention_in_multiplier",
+    "attention_out_multiplier",
+    "key_multiplier",
+    "ssm_in_multiplier",
+    "ssm_out_multiplier",
+)
+_SEVERAL = {"mlp_multipliers": 2, "ssm_multipliers": 5}
 
 
 def _factors(keys: Keys, key: str, n: int) -> list[float]:
@@ -42,7 +50,10 @@ def _falcon_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     ):
         what = "is true, and embedding_multiplier is not lm_head_multiplier"
         keys.refuse("tie_word_embeddings", f"{what}: treadle has them apart then")
-    return state_keys(keys, _n_inner(keys), *STATE)
+    # The weights are multiplied by them, which nothing else in the file shows: adapters are, too.
+    told: dict[str, Any] = {key: keys.number(key, 1.0, lo=-1e6, hi=1e6) for key in _ONE}
+    told |= {key: _factors(keys, key, n) for key, n in _SEVERAL.items()}
+    return {**state_keys(keys, _n_inner(keys), *STATE), **told}
 
 
 def _factor(keys: Keys, key: str) -> float:
@@ -55,7 +66,7 @@ def _times(rows: Rows, factor: Rows) -> Rows:
 
 def _falcon_rules(keys: Keys) -> Sequence[Rule]:
     """Factors become a part of the weights, as in GGUF; then the matrix has another name here, for
-    an adapter of it would have to be multiplied as well.
+    an adapter of it is multiplied as well.
     """
     of = partial(_factor, keys)
     gate, down = _factors(keys, "mlp_multipliers", 2)
@@ -86,7 +97,7 @@ def _falcon_rules(keys: Keys) -> Sequence[Rule]:
 def _rule(name: str, to: str, factor: Any) -> Rule:
     once = bool((factor == 1).all())
     make = same if once else partial(_times, factor=factor)
-    return Rule((f"{name}.weight",), {f"{to}.weight": make}, floats=not once)
+    return Rule((f"{name}.weight",), {f"{to}.weight": make}, floats=not once, side="B")
 
 
 _FALCON: Names = {
@@ -125,5 +136,6 @@ FALCON_H1 = {
         ),
         made=_falcon_rules,
         more=_falcon_keys,
+        told=(*_ONE, *_SEVERAL),
     ),
 }

@@ -14,7 +14,7 @@ from treadle.convert.hf_family import Family
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
-from treadle.convert.hf_mamba import MAMBAS
+from treadle.convert.hf_mamba import MAMBA_VARIANTS, MAMBAS
 from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
     GLM4,
@@ -367,6 +367,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+VARIANTS = (*MAMBA_VARIANTS, _GEMMA_EMBEDDING)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),

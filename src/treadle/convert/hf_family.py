@@ -43,6 +43,7 @@ class Family:
     packed: the ``quant_method`` of packed weights that ``made`` knows.
     extra_layers: the key that counts layers behind the last, which predict further tokens.
     more: further keys of GGUF, behind those that all families have; None takes one of these away.
+    told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
     """
 
     arch: str
@@ -69,6 +70,7 @@ class Family:
     packed: str = ""
     extra_layers: str = ""
     more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
+    told: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:
         """What this family calls Llama's ``key``."""

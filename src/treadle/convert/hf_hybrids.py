@@ -133,12 +133,13 @@ def _qwen35_rules(keys: Keys) -> Sequence[Rule]:
     at = "linear_attn."
 
     def rule(name: str, to: str, make: Callable[..., Rows], **more: Any) -> Rule:
-        return Rule((at + name,), {at + to: partial(make, **heads)}, **more)
+        return Rule((at + name,), {at + to: partial(make, **heads)}, **{"side": "B", **more})
 
     return (
         Rule(
             (f"{at}in_proj_qkv.weight",),
             {f"{at}qkv.weight": partial(_in_turn, **heads, skipped=n_q)},
+            side="B",
         ),
         Rule(
             (f"{at}conv1d.weight",),
@@ -147,7 +148,7 @@ def _qwen35_rules(keys: Keys) -> Sequence[Rule]:
         rule("in_proj_z.weight", "z.weight", _in_turn),
         rule("in_proj_b.weight", "b.weight", _in_turn),
         rule("in_proj_a.weight", "a.weight", _in_turn),
-        rule("out_proj.weight", "out.weight", _columns_in_turn),
+        rule("out_proj.weight", "out.weight", _columns_in_turn, side="A"),
         rule("dt_bias", "dt.bias", _in_turn),
         rule("A_log", "decay.weight", _decay_in_turn, floats=True),
         *PACKED_EXPERTS,
@@ -190,9 +191,9 @@ def _next_rules(keys: Keys) -> Sequence[Rule]:
     gives = {f"{at}qkv.weight": partial(cut, parts=(0, 1, 2)),
              f"{at}z.weight": partial(cut, parts=(3,))}  # fmt: skip
     return (
-        Rule((f"{at}in_proj_qkvz.weight",), gives),
+        Rule((f"{at}in_proj_qkvz.weight",), gives, side="B"),
         Rule((f"{at}conv1d.weight",), {f"{at}taps.weight": taps}),
-        Rule((f"{at}out_proj.weight",), {f"{at}out.weight": same}),
+        Rule((f"{at}out_proj.weight",), {f"{at}out.weight": same}, side="B"),
         Rule((f"{at}dt_bias",), {f"{at}dt.bias": flat}),
         Rule((f"{at}A_log",), {f"{at}decay.weight": decay}, floats=True),
     )

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from treadle.record import dataclass
 
 Rows = npt.NDArray[Any]
 Make = Callable[..., Rows]  # of the arrays of its sources
+Side = Literal["", "A", "B"]  # of an adapter's pair
 
 MXFP4 = "MXFP4"
 _IN_LAYER = re.compile(r"(?P<layer>.*\blayers?\.(?P<i>\d+)\.)(?P<rest>.+)")
@@ -38,6 +39,8 @@ class Rule:
     floats: arrays are given, and made, as float32; else elements are moved as they are stored.
     dtype: what is made is in this, bytes [.., n]; "": in that of the first.
     first_layer: it is for this one and those behind it.
+    side: what ``gives`` does to a matrix, it does to an adapter's B (rows), or to its A (columns);
+        "": an adapter of the matrix cannot be mapped.
     """
 
     of: tuple[str, ...]
@@ -45,6 +48,7 @@ class Rule:
     floats: bool = False
     dtype: str = ""
     first_layer: int = 0
+    side: Side = ""
 
 
 @dataclass(frozen=True, eq=False)

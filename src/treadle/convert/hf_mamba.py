@@ -322,6 +322,14 @@ _GRANITE_DENSE = replace(
 )
 
 
+# What the names above stand for by their keys.
+MAMBA_VARIANTS = (
+    _NEMOTRON_EXPERTS,
+    _GRANITE_DENSE,
+    replace(_GRANITE_DENSE, arch="granite"),
+    replace(_GRANITE_EXPERTS, arch="granitemoe"),
+)
+
 # -- the rows ---------------------------------------------------------------------------------
 
 MAMBAS: dict[str, Family] = {

@@ -118,7 +118,7 @@ def _up_blocks(codes: Rows, scales: Rows) -> Rows:
 def gate_and_up(stem: str, gate: str, up: str) -> Rule:
     """Granite's: both in one matrix."""
     gives = {f"{gate}.weight": upper, f"{up}.weight": lower}
-    return Rule((f"{stem}.weight",), gives)
+    return Rule((f"{stem}.weight",), gives, side="B")
 
 
 def scores(name: str, bias: str) -> Rule:

@@ -58,7 +58,9 @@ def open_adapter(path: str | os.PathLike[str], gguf: GGUF, config: Config) -> Ad
     """
     path = Path(os.path.expanduser(path))
     if is_peft(path):
-        adapter = _of_peft(open_peft(path, config), config, pairs=ROPE_KEY not in gguf.metadata)
+        adapter = _of_peft(
+            open_peft(path, gguf, config), config, pairs=ROPE_KEY not in gguf.metadata
+        )
     else:
         adapter = _of_gguf(path, gguf, config)
     for name, low in adapter.ranks.items():
@@ -148,7 +150,7 @@ def write_adapter(
     check_target(target, files_of(folder, base), force=force)
     with open_model(base) as gguf:
         config = load_config(gguf)
-        peft = open_peft(folder, config)
+        peft = open_peft(folder, gguf, config)
         adapter = _of_peft(peft, config, pairs=True)
         for name, low in adapter.ranks.items():
             _check(adapter, name, low, gguf)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert.hf_families import FAMILIES
 from treadle.convert.hf_layout import by_matrix
-from treadle.convert.hf_names import NAME
+from treadle.convert.peft_modules import Modules
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import open_safetensors, read_json
@@ -25,7 +24,9 @@ from treadle.models.lora import LowRank
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
-    from treadle.convert.hf_family import Family
+    from treadle.convert.hf_made import Make
+    from treadle.convert.peft_modules import Part
+    from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor
     from treadle.models.config import Config
 
@@ -68,9 +69,9 @@ def is_peft(path: Path) -> bool:
     )
 
 
-def open_peft(path: Path, config: Config) -> Peft:
-    """Read a folder for a model. Raises FileError for what is damaged; UnsupportedError for what is
-    no plain sum, and for modules that no matrix of the model stands for.
+def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
+    """Read a folder for the model ``gguf``. Raises FileError for what is damaged; UnsupportedError
+    for what is no plain sum, and for modules that no matrix of the model stands for.
     """
     folder = path if path.is_dir() else path.parent
     keys = Keys(read_json(folder / CONFIG), folder / CONFIG)
@@ -80,10 +81,10 @@ def open_peft(path: Path, config: Config) -> Peft:
         if others:
             raise UnsupportedError(f"{folder}: weights in {others[0]}: save them as safetensors")
         raise FileError("is not there", path=folder / WEIGHTS)
-    families = [family for family in FAMILIES.values() if family.arch == config.arch.name]
-    if not families:
-        what = f"treadle knows no names of transformers' for {config.arch.name}"
-        raise UnsupportedError(f"{folder}: {what}")
+    try:
+        modules = Modules(gguf, config.arch.name)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{folder}: {error}") from None
     weights = open_safetensors(folder / WEIGHTS)
     state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
     pairs: dict[str, dict[str, SafeTensor]] = {}
@@ -94,7 +95,7 @@ def open_peft(path: Path, config: Config) -> Peft:
         pairs.setdefault(match["module"], {})[match["side"]] = tensor
         state.update(name.encode())
         state.update(tensor.data.tobytes())
-    made = Peft(folder, {}, families[0].paired, state.digest())
+    made = Peft(folder, {}, modules.families[0].paired, state.digest())
     for module, pair in pairs.items():
         for tensor in pair.values():
             if tensor.dtype not in GGML_TYPE:
@@ -103,15 +104,11 @@ def open_peft(path: Path, config: Config) -> Peft:
             (tensor,) = pair.values()
             raise tensor.error("is one half of a pair", "lora_A and lora_B")
         a, b = pair["A"], pair["B"]
-        name, family = _named(module, families, a)
-        rank = a.shape[0] if len(a.shape) == 2 else 0
-        read: Callable[[], Floats] = partial(_floats, b)
-        if family.by_head and name.endswith("attn_qkv.weight"):
-            read = partial(_by_matrix, b, config.layers[0].n_head)
-        share = max(rank, 1)
+        share = max(a.shape[0] if len(a.shape) == 2 else 0, 1)
         factor = _alpha(keys, module) / (math.sqrt(share) if _is_root(keys) else share)
-        made.ranks[name] = LowRank(rank, factor, partial(_floats, a), read, a.shape, b.shape)
-        made.types[name] = a.dtype, b.dtype
+        for part in _parts(module, modules, a):
+            made.ranks[part.name] = _pair(part, a, b, factor, config)
+            made.types[part.name] = a.dtype, b.dtype
     if not made.ranks:
         raise FileError("has no tensors", path=folder / WEIGHTS)
     return made
@@ -140,16 +137,29 @@ def _what(name: str) -> str:
     return "is no lora_A and no lora_B"
 
 
-def _named(module: str, families: list[Family], tensor: SafeTensor) -> tuple[str, Family]:
-    """GGUF's name of a module's matrix."""
-    match = NAME.fullmatch(f"{module}.weight")
-    for family in families:
-        stem = family.names.get(match["stem"]) if match else None
-        if match is not None and stem is not None:
-            layer = match["layer"]
-            return f"{stem}.weight" if layer is None else f"blk.{layer}.{stem}.weight", family
-    what = "experts" if ".experts." in module else "a module that no matrix of the model stands for"
-    raise UnsupportedError(f"{tensor.path}: {tensor.name}: an adapter of {what}")
+def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[Part]:
+    """The model's matrices that stand for a module."""
+    try:
+        return modules.find(module)
+    except UnsupportedError as error:
+        what = "experts" if ".experts." in module else error
+        raise UnsupportedError(f"{tensor.path}: {tensor.name}: an adapter of {what}") from None
+
+
+def _pair(part: Part, a: SafeTensor, b: SafeTensor, factor: float, config: Config) -> LowRank:
+    """A pair as the model's matrix has rows and columns."""
+    rank = a.shape[0] if len(a.shape) == 2 else 0
+    own: dict[str, tuple[Callable[[], Floats], tuple[int, ...]]] = {
+        "A": (partial(_floats, a), a.shape),
+        "B": (partial(_floats, b), b.shape),
+    }
+    if part.make is not None:
+        tensor = {"A": a, "B": b}[part.side]
+        own[part.side] = partial(_made, tensor, part.make), _made_shape(tensor, part)
+    elif part.family.by_head and part.name.endswith("attn_qkv.weight"):
+        own["B"] = partial(_by_matrix, b, config.layers[0].n_head), b.shape
+    (read_a, a_shape), (read_b, b_shape) = own["A"], own["B"]
+    return LowRank(rank, factor, read_a, read_b, a_shape, b_shape)
 
 
 def _alpha(keys: Keys, module: str) -> float:
@@ -181,3 +191,18 @@ def _floats(tensor: SafeTensor) -> Floats:
 
 def _by_matrix(tensor: SafeTensor, n_head: int) -> Floats:
     return np.asarray(by_matrix(_floats(tensor), n_head), np.float32)
+
+
+def _made(tensor: SafeTensor, make: Make) -> Floats:
+    return np.ascontiguousarray(make(_floats(tensor)), np.float32)
+
+
+def _made_shape(tensor: SafeTensor, part: Part) -> tuple[int, ...]:
+    """What ``_made`` has, without a look at the values."""
+    assert part.make is not None
+    try:
+        shape: tuple[int, ...] = part.make(np.zeros(tensor.shape, np.float32)).shape
+    except (ValueError, IndexError):
+        found = f"shape {list(tensor.shape)}: nothing that {part.name} can be made of"
+        raise tensor.error(found) from None
+    return shape
