@@ -27,6 +27,7 @@ from treadle.errors import (
     TreadleError,
     UnsupportedError,
 )
+from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import FORMATS, by_name
 from treadle.isa import choose
 from treadle.isa.isa import Isa
@@ -224,6 +225,44 @@ class Template:
     def render(self, messages: list[dict[str, Any]], **settings: Any) -> str:
         assert settings == {"add_generation_prompt": True, "tools": None}
         return "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
+
+
+@pytest.mark.parametrize("said", ["no_vocab", None])
+def test_ids_of_a_file_without_a_vocabulary(
+    said: str | None, tiny: WriteTiny, tmp_path: Path
+) -> None:
+    """The ids that the same weights give with one, and no text."""
+    with open_gguf(tiny()) as gguf:
+        writer = GGUFWriter(tmp_path / "bare.gguf")
+        for key, value in gguf.metadata.items():
+            if not key.startswith("tokenizer."):
+                writer.add(key, value)
+        if said:
+            writer.add("tokenizer.ggml.model", said)
+        for name, t in gguf.tensors.items():
+            writer.add_tensor(name, t.shape, t.ggml_type, t.data)
+        writer.write()
+    ids = [5, 6, 7] * 10
+    with treadle.load(tiny(), threads=1) as model, treadle.load(writer.path, threads=1) as bare:
+        settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
+        expected = model.generate(ids, **settings, ignore_eos=True)
+        expected.finish()
+        made = bare.generate(ids, **settings, logprobs=1)
+        assert "".join(made) == made.text == ""
+        assert made.finish_reason == "length"
+        assert made.ids == expected.ids
+        assert len(made.logprobs or ()) == 12
+        many = list(bare.generate_many([ids, ids[:7]], **settings))
+        assert many[0].ids == expected.ids
+        assert len(many[1].ids) == 12
+        refused: list[tuple[Any, dict[str, Any]]] = [
+            ("a text", {}), (ids, {"stop": "x"}), (ids, {"regex": "a+"})
+        ]  # fmt: skip
+        for prompt, more in refused:
+            with pytest.raises(UnsupportedError, match=r"no (vocabulary|tokenizer)"):
+                bare.generate(prompt, **settings, **more)
+        with pytest.raises(SamplingError, match="DRY needs the tokenizer"):
+            bare.generate(ids, **settings, dry_multiplier=0.8)
 
 
 def test_chat(tiny: WriteTiny) -> None:

@@ -64,6 +64,7 @@ END_OF_GENERATION = (
     b"<|file_sep|>",
 )
 # Keys whose token ends generation too, if the file has them.
+NONE = ("no_vocab", "none")  # tokenizer.ggml.model of files that have no vocabulary
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
@@ -79,7 +80,7 @@ class Vocab(Keys):
         super().__init__(gguf.metadata, gguf.path)
         self.arch = self.text("general.architecture", "")
         self.model = self.text("tokenizer.ggml.model")
-        if self.model in ("no_vocab", "none"):
+        if self.model in NONE:
             raise UnsupportedError(f"{self.path}: the model has no vocabulary ({self.model})")
         self.tokens = self._array("tokenizer.ggml.tokens", ValueType.STRING)
         self.n = len(self.tokens)
