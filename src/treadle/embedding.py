@@ -19,6 +19,7 @@ from treadle.models.dense import dense_of
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
+    from treadle.kvtree import Lora
     from treadle.models.config import Config
 
 Floats = np.ndarray
@@ -39,13 +40,21 @@ class Model(Protocol):
 
 
 class Embedder:
-    """Makes one kind of vectors. Raises TreadleError for ``dimensions`` that the model has not."""
+    """Makes one kind of vectors. Raises TreadleError for ``dimensions`` that the model has not.
+    ``lora``: the adapters that texts are read with, None for those of new texts.
+    """
 
-    def __init__(self, model: Model, normalize: bool = True, dimensions: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        lora: Lora | None = None,
+    ) -> None:
         self._dense = dense_of(model.engine.gguf, model.config.n_embd)
         width = len(self._dense[-1]) if self._dense else model.config.n_embd
         self._whole = dimensions is None or dimensions == width
-        self._model, self._normalize = model, normalize
+        self._model, self._normalize, self._lora = model, normalize, lora
         self.n = width if dimensions is None else positive("dimensions", dimensions, width)
 
     def read(
@@ -72,7 +81,7 @@ class Embedder:
         """The same of texts of one run. Texts in hand give way where there is no room."""
         engine, pooled = self._model.engine, self._whole and not self._dense
         with self._model._room_for(max(map(len, batch))):
-            made = engine.embed(batch, unit=self._normalize and pooled)
+            made = engine.embed(batch, unit=self._normalize and pooled, lora=self._lora)
         for matrix in self._dense:  # of a row alone the bits are the same in every batch
             each = (matrix @ row for row in made)
             made = np.stack([*each]) if engine.deterministic else made @ matrix.T

@@ -29,6 +29,7 @@ from treadle.runtime.threads import interrupts_held
 if TYPE_CHECKING:
     from treadle.device import Device
     from treadle.files.gguf import GGUF
+    from treadle.kvtree import Lora
     from treadle.models.config import Config
     from treadle.models.lora import Adapter
 
@@ -174,11 +175,17 @@ class Engine:
         return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
-        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True
+        self,
+        texts: Ids[Ids[int]],
+        seconds: Ids[int] | None = None,
+        *,
+        unit: bool = True,
+        lora: Lora | None = None,
     ) -> np.ndarray:
         """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
         the output norm, pooled as ``config.pooling`` says; without ``unit`` as pooled. Texts that
-        fit a run, or one text. ``seconds``: ``Part.second`` of each.
+        fit a run, or one text. ``seconds``: ``Part.second`` of each; ``lora``: the adapters that
+        they are read with, None for those of new texts.
 
         Raises ContextFullError when one does not fit, TreadleError for one without tokens.
         """
@@ -187,10 +194,10 @@ class Engine:
         seconds = seconds or [NEVER] * len(texts)
         with self.lock:
             if len(texts) == 1 and len(texts[0]) > self.max_tokens:
-                return self._embed_long(texts[0], unit)
+                return self._embed_long(texts[0], unit, lora)
             seqs: list[Sequence] = []
             try:
-                seqs += (self.cache.sequence() for _ in texts)
+                seqs += (self.cache.sequence(lora=lora) for _ in texts)
                 each = zip(seqs, texts, seconds, strict=True)
                 parts = [Part(seq, ids, 0, (), second) for seq, ids, second in each]
                 read = partial(self._read, "embedding" if unit else "pooled", "n_parts")
@@ -203,7 +210,8 @@ class Engine:
                     for seq in seqs:
                         seq.close()
             alone = zip(texts, seconds, strict=True)  # not all at once, then
-            return np.concatenate([self.embed([ids], [at], unit=unit) for ids, at in alone])
+            each_alone = [self.embed([ids], [at], unit=unit, lora=lora) for ids, at in alone]
+            return np.concatenate(each_alone)
 
     def states(self, ids: Ids[int]) -> np.ndarray:
         """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
@@ -215,9 +223,10 @@ class Engine:
         with self.lock:
             return np.concatenate(self._in_runs(ids, read, "states"))
 
-    def _embed_long(self, ids: Ids[int], unit: bool) -> np.ndarray:
+    def _embed_long(self, ids: Ids[int], unit: bool, lora: Lora | None) -> np.ndarray:
         """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
-        pooled = self._in_runs(ids, partial(self._read, "pooled", "n_parts"), "embedding")
+        read = partial(self._read, "pooled", "n_parts")
+        pooled = self._in_runs(ids, read, "embedding", lora)
         pooled = [row.astype(np.float64) for row in pooled]
         n, step = len(ids), self.max_tokens
         mean = np.average(pooled, 0, [min(step, n - at) for at in range(0, n, step)])
@@ -226,11 +235,15 @@ class Engine:
         return np.asarray(vector / (length or 1.0), np.float32)
 
     def _in_runs(
-        self, ids: Ids[int], read: Callable[[Ready], np.ndarray], output: str
+        self,
+        ids: Ids[int],
+        read: Callable[[Ready], np.ndarray],
+        output: str,
+        lora: Lora | None = None,
     ) -> list[np.ndarray]:
         """Read a text in as many runs as it takes, in a sequence of its own: what each gives."""
         n, step = len(ids), self.max_tokens
-        seq = self.cache.sequence()
+        seq = self.cache.sequence(lora=lora)
         try:
             with interrupts_held():
                 self.cache.check_room(seq, n)

@@ -22,6 +22,7 @@ from treadle.errors import FileError, UnsupportedError
 if TYPE_CHECKING:
     from treadle.engine import Engine
     from treadle.files.gguf import GGUF
+    from treadle.kvtree import Lora
     from treadle.models.config import Config
     from treadle.text.tokenizer import Tokenizer
 
@@ -55,11 +56,11 @@ class Model(Protocol):
 
 class Reranker:
     """What a model says of pairs. Raises UnsupportedError for a model that says nothing, and for a
-    file that has lost what it would need.
+    file that has lost what it would need. ``lora``: as an ``Embedder``'s.
     """
 
-    def __init__(self, model: Model) -> None:
-        self._model, config = model, model.config
+    def __init__(self, model: Model, lora: Lora | None = None) -> None:
+        self._model, self._lora, config = model, lora, model.config
         self._causal = config.causal
         out = self._tensor("cls.output.weight")
         if out is None:
@@ -136,7 +137,8 @@ class Reranker:
         """Scores of pairs of one run. Texts in hand give way where there is no room."""
         texts, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
         with self._model._room_for(max(map(len, texts))):
-            return self.head(self._model.engine.embed(texts, seconds, unit=False))
+            pooled = self._model.engine.embed(texts, seconds, unit=False, lora=self._lora)
+            return self.head(pooled)
 
     def head(self, x: Floats) -> Floats:
         """Scores float32 ``[n]`` of pooled states ``[n, n_embd]``; of two rows the share of one."""

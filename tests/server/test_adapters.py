@@ -60,6 +60,27 @@ def test_a_call_chooses(path: str, caller: TestClient, adapted: treadle.Model) -
     assert len({*said}) > 2
 
 
+@pytest.mark.parametrize("n", [1, 200])
+def test_vectors_of_a_call(n: int, caller: TestClient, adapted: treadle.Model) -> None:
+    """With the adapters of the call, or those of texts that say nothing."""
+    ids, found = [5 + i % 50 for i in range(n)], []
+    for own in ({}, {0: 1.0}, {1: 1.0}, None):
+        more: dict[str, Any] = (
+            {} if own is None else {"lora": [{"id": i, "scale": s} for i, s in own.items()]}
+        )
+        made = post(caller, "/v1/embeddings", input=ids, **more)["data"][0]["embedding"]
+        native = post(caller, "/embedding", content=ids, **more)[0]["embedding"][0]
+        expected = adapted.session(lora=own)
+        lora = expected.seq.lora
+        expected.close()
+        wanted = adapted.engine.embed([ids], lora=lora)[0].tolist()
+        assert made == native == wanted
+        found.append(made)
+    bare, pirate, poet, usual = found
+    assert usual == poet
+    assert bare != pirate != poet
+
+
 def test_the_servers_own_scales(caller: TestClient, adapted: treadle.Model) -> None:
     listed = caller.get("/lora-adapters").json()
     assert [(one["id"], one["name"], one["scale"]) for one in listed] == [
@@ -78,6 +99,7 @@ def test_the_servers_own_scales(caller: TestClient, adapted: treadle.Model) -> N
     [
         ([{"id": 2, "scale": 1.0}], "no adapter 2: there are pirate, poet"),
         ([{"scale": 1.0}], "objects with id and scale"),
+        ([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}], "adapter 0 is there twice"),
         ([{"id": 0, "scale": "much"}], "a number"),
         ({"id": 0}, "an array"),
     ],
@@ -86,6 +108,9 @@ def test_what_makes_no_sense(caller: TestClient, lora: Any, why: str) -> None:
     for answer in (
         caller.post("/completion", json={**BODY, "lora": lora}),
         caller.post("/lora-adapters", json=lora),
+        caller.post("/v1/embeddings", json={"input": "a", "lora": lora}),
+        caller.post("/embedding", json={"content": "a", "lora": lora}),
+        caller.post("/v1/rerank", json={"query": "a", "documents": ["b"], "lora": lora}),
     ):
         assert answer.status_code == 400
         assert why in answer.json()["error"]["message"]

@@ -372,6 +372,19 @@ def test_vectors_that_are_cut_or_not_scaled(client: TestClient, model: treadle.M
     assert post(client, "/embedding", 400, content="x", embd_normalize=-2)["error"]["message"]
 
 
+def test_what_vectors_are(client: TestClient, model: treadle.Model) -> None:
+    """Their length, and the one pooling that the file has."""
+    plain = model.embed("import os", normalize=False)[0]
+    asked: dict[str, Any] = {"input": "import os", "normalize": False, "pooling": "mean"}
+    (row,) = post(client, "/v1/embeddings", **asked)["data"]
+    assert np.array_equal(np.array(row["embedding"], np.float32), plain)
+    assert post(client, "/embedding", content="import os", pooling="mean")
+    for path, name in (("/v1/embeddings", "input"), ("/embedding", "content")):
+        error = post(client, path, 400, **{name: "x"}, pooling="cls")["error"]
+        assert error["message"] == "pooling: cls: the model's own is mean"
+        assert error["param"] == "pooling"
+
+
 def test_embeddings_of_many_texts_take_several_runs(
     client: TestClient, model: treadle.Model
 ) -> None:

@@ -94,11 +94,13 @@ _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
 
 def adapters(name: str, value: Any) -> dict[int, float]:
     """``[{"id", "scale"}]``: scales of adapters by their numbers; those not named have none."""
-    made = {}
+    made: dict[int, float] = {}
     for entry in array(name, value):
         given = read_fields(mapping(name, entry), _ADAPTER)
         if "id" not in given:
             raise wrong(name, entry, "objects with id and scale")
+        if given["id"] in made:
+            raise ApiError(400, f"{name}: adapter {given['id']} is there twice", param=name)
         made[given["id"]] = given.get("scale", 0.0)
     return made
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.arguments import lora_scales
 from treadle.embedding import EUCLIDEAN, NOTHING, Embedder, scaled
 from treadle.errors import TreadleError
-from treadle.server.asked import check_length, check_text, is_ids, most_characters, room
-from treadle.server.fields import Table, one_of, read_fields, whole, wrong
+from treadle.server.asked import adapters, check_length, check_text, is_ids, most_characters, room
+from treadle.server.fields import Table, flag, one_of, read_fields, whole, wrong
 from treadle.server.problems import ApiError, within
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, read_json, result
@@ -25,8 +26,15 @@ if TYPE_CHECKING:
 MAX_INPUTS = 2048
 
 CUT: Table = {"dimensions": whole(1)}
-FIELDS: Table = {**CUT, "encoding_format": one_of("float", "base64")}
-NATIVE: Table = {"embd_normalize": whole(NOTHING)}
+POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}  # and what ``Config`` calls them
+READ: Table = {"lora": adapters, "pooling": one_of(*POOLINGS)}
+FIELDS: Table = {
+    **CUT,
+    **READ,
+    "normalize": flag,
+    "encoding_format": one_of("float", "base64"),
+}
+NATIVE: Table = {**READ, "embd_normalize": whole(NOTHING)}
 
 
 async def embeddings(request: Request) -> Response:
@@ -61,8 +69,9 @@ async def native_embedding(request: Request) -> Response:
     """``POST /embedding``."""
     service, body = service_of(request), await read_json(request)
     content = body.get("content", body.get("input"))
-    by = read_fields(body, NATIVE).get("embd_normalize", EUCLIDEAN)
-    embedder = Embedder(service.model, normalize=by == EUCLIDEAN)
+    given = read_fields(body, NATIVE)
+    by = given.get("embd_normalize", EUCLIDEAN)
+    embedder = embedder_of(service.model, {**given, "normalize": by == EUCLIDEAN})
     vectors, _ = await result(request, embed(service, content, embedder, "content"))
     if by != EUCLIDEAN:
         vectors = scaled(vectors, by)
@@ -70,9 +79,14 @@ async def native_embedding(request: Request) -> Response:
 
 
 def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
-    """What makes the vectors that were asked for. Raises ApiError."""
+    """What makes the vectors that were asked for. Raises ApiError, TreadleError."""
+    pooling, own = given.get("pooling"), model.config.pooling
+    if pooling is not None and POOLINGS[pooling] != own:
+        name = next(name for name, ours in POOLINGS.items() if ours == own)
+        raise ApiError(400, f"pooling: {pooling}: the model's own is {name}", param="pooling")
+    lora = lora_scales(given.get("lora"), model.engine)
     try:
-        return Embedder(model, dimensions=given.get("dimensions"))
+        return Embedder(model, given.get("normalize", True), given.get("dimensions"), lora)
     except TreadleError as error:
         raise ApiError(400, str(error), param="dimensions") from error
 

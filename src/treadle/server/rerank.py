@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from treadle.arguments import lora_scales
 from treadle.errors import UnsupportedError
 from treadle.rerank import Pair, Reranker
-from treadle.server.asked import check_length, check_text
+from treadle.server.asked import adapters, check_length, check_text
 from treadle.server.embeddings import MAX_INPUTS
 from treadle.server.fields import Table, flag, read_fields, text, whole, wrong
 from treadle.server.problems import ApiError, within
@@ -17,9 +18,10 @@ from treadle.server.wire import Json, Response, read_json, result
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from treadle.kvtree import Lora
     from treadle.model import Model
 
-FIELDS: Table = {"query": text, "top_n": whole(1), "return_documents": flag}
+FIELDS: Table = {"query": text, "top_n": whole(1), "return_documents": flag, "lora": adapters}
 
 
 async def rerank(request: Request) -> Response:
@@ -33,7 +35,9 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> dict[str, Any
     given, documents = read_fields(body, FIELDS), _documents(body.get("documents"))
     if "query" not in given:
         raise ApiError(400, "query: expected a string", param="query")
-    reranker, pairs = await service.prepare(_read, service.model, given["query"], documents)
+    lora = lora_scales(given.get("lora"), service.model.engine)
+    asked = service.model, given["query"], documents, lora
+    reranker, pairs = await service.prepare(_read, *asked)
     scores: list[float] = []
     for batch in reranker.together(pairs):
         job = service.engine.submit(lambda pairs=batch: reranker.run(pairs))  # type: ignore[misc]
@@ -64,9 +68,11 @@ def _documents(value: Any) -> list[str]:
     return found
 
 
-def _read(model: Model, query: str, documents: list[str]) -> tuple[Reranker, list[Pair]]:
+def _read(
+    model: Model, query: str, documents: list[str], lora: Lora
+) -> tuple[Reranker, list[Pair]]:
     try:
-        reranker = Reranker(model)
+        reranker = Reranker(model, lora)
     except UnsupportedError as error:
         raise ApiError(501, str(error), code="unsupported") from error
     pairs = []
