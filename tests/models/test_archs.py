@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from treadle.kernels.activation import ACTIVATIONS
-from treadle.models.archs import ARCHS, REFUSED, Arch
+from treadle.models.archs import ARCHS, Arch
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import LAYER_ROWS
+from treadle.models.left_out import LEFT_OUT
 
 
 def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
@@ -20,6 +21,6 @@ def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
         assert lacks <= {row.name for row in rows} - optional
         assert "logits" in GRAPHS[arch.graph].outputs or arch.graph == "encoder"
         assert arch.activation in ACTIVATIONS
-        assert name not in REFUSED
+        assert name not in LEFT_OUT
     named = ("name", "graph", "mixer", "state", "names", "nextn")  # of files and their parts
     assert len(dataclasses.fields(Arch)) - len(named) <= 12  # traits: about a dozen

@@ -23,6 +23,7 @@ from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
+from treadle.models.left_out import LEFT_OUT
 from treadle.record import dataclass
 
 
@@ -139,6 +140,9 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.60}"
         raise FileError(found, path=path, where="model_type", expected="a name")
+    if name in LEFT_OUT:
+        what = f"{keys.prefix}model_type {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+        raise UnsupportedError(f"{path}: {what}")
     if name not in FAMILIES:
         raise UnsupportedError(
             f"{path}: {keys.prefix}model_type {name!r:.60}: treadle has "

@@ -315,18 +315,3 @@ ARCHS: dict[str, Arch] = {
         Arch("eurobert", graph="encoder"),
     )
 }
-
-# What other files say of themselves, and why they are refused.
-REFUSED: dict[str, str] = {
-    name: why
-    for why, names in {
-        "experts of a kind": "llama4 dbrx grok phimoe",
-        "a recurrent state beside attention or in its place": (
-            "mamba jamba rwkv6 rwkv7 kimi-linear"
-        ),
-        "attention to tokens that an indexer chooses": "deepseek32 deepseek4 glm-dsa",
-        "adapters or cross attention": "jina-bert-v3 t5 t5encoder",
-        "several streams of states (AltUp)": "gemma3n",
-    }.items()
-    for name in names.split()
-}

@@ -9,11 +9,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import ARCHS, REFUSED, ROPES, Arch
+from treadle.models.archs import ARCHS, ROPES, Arch
 from treadle.models.config import Config
 from treadle.models.dense import DENSE
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import Keys
+from treadle.models.left_out import LEFT_OUT
 from treadle.models.structure import check_tensors, layer_of
 
 if TYPE_CHECKING:
@@ -106,12 +107,14 @@ def _find_arch(gguf: GGUF) -> Arch:
             where="general.architecture",
             expected="the name of an architecture",
         )
+    if name in LEFT_OUT:
+        what = f"architecture {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+        raise UnsupportedError(f"{gguf.path}: {what}")
     if name not in ARCHS:
         meant = next((arch for arch in ARCHS if _is_slip(name, arch)), None)
         hint = f"; did its writer mean {meant}?" if meant else ""
-        why = f"{REFUSED[name]}, which treadle has not yet: " if name in REFUSED else ""
         raise UnsupportedError(
-            f"{gguf.path}: architecture {name!r:.80}: {why}treadle has {', '.join(ARCHS)}{hint}"
+            f"{gguf.path}: architecture {name!r:.80}: treadle has {', '.join(ARCHS)}{hint}"
         )
     asked = gguf.metadata.get(ROPE_KEY)
     if asked is None:

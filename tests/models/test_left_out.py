@@ -1,0 +1,51 @@
+"""What treadle leaves out is refused by name with the reason, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.models.test_config import fake
+from treadle.convert.hf_config import read_config
+from treadle.convert.hf_families import FAMILIES, OUTER
+from treadle.errors import UnsupportedError
+from treadle.models.archs import ARCHS
+from treadle.models.left_out import LEFT_OUT
+from treadle.models.load import load_config
+
+# Row 22 of the design's table, and what else people ask for.
+NAMED = """
+    llama4 deepseek32 deepseek4 glm-dsa kimi-linear kimi-k2 gemma3n rwkv6 rwkv7 jamba mamba dbrx
+    grok phimoe t5 t5encoder qwen2vl qwen3vl qwen3vlmoe whisper clip gemma4-assistant jina-bert-v3
+    kimi_linear kimi_k2 deepseek_v32 glm_moe_dsa grok-1 qwen2_vl qwen2_5_vl qwen3_vl
+    gemma4_assistant
+"""
+
+
+def test_what_is_there_is_not_left_out() -> None:
+    assert not LEFT_OUT.keys() & {*ARCHS, *FAMILIES, *OUTER}
+    assert {*NAMED.split()} <= LEFT_OUT.keys()
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_files(name: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        load_config(fake(name))
+    said = f"architecture {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+    assert str(caught.value).endswith(said)
+    assert len(said) < 180
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_folders(name: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        read_config({"model_type": name}, Path("config.json"))
+    said = f"model_type {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+    assert str(caught.value) == f"config.json: {said}"
+
+
+def test_the_text_part_of_a_folder() -> None:
+    config = {"model_type": "mistral3", "text_config": {"model_type": "llama4_text"}}
+    with pytest.raises(UnsupportedError, match=r"text_config\.model_type 'llama4_text': .*chunks"):
+        read_config(config, Path("config.json"))
