@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
+from treadle.cli.table import n_weights
 from treadle.formats import FORMATS, by_name
 
 
@@ -27,6 +29,35 @@ def test_the_tables(run: Run, data: Path) -> None:
     lines = [line.split() for line in ran.out.splitlines()]
     assert ["blk.4.ffn_up.weight", "172×64", "F32", "43.0", "KiB"] in lines
     assert ["llama.block_count", "5"] in lines
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "gpt-oss", "gemma4-moe"])
+def test_what_a_token_reads_of_experts(name: str, run: Run, data: Path) -> None:
+    """Of 8 experts 2; of embeddings a row, unless they are the output as well."""
+    path = str(data / "arch" / f"{name}.gguf")
+    report = json.loads(run("inspect", path, "--json").out)
+    n_parameters = report["n_parameters"]
+    tensors = {tensor["name"]: math.prod(tensor["shape"]) for tensor in report["tensors"]}
+    expected = n_parameters - sum(n * 3 // 4 for name, n in tensors.items() if "_exps" in name)
+    if "output.weight" in tensors:
+        n_vocab = next(t["shape"][0] for t in report["tensors"] if t["name"] == "token_embd.weight")
+        expected -= tensors["token_embd.weight"] * (n_vocab - 1) // n_vocab
+    assert report["per_token"] == {
+        "n_experts": 8,
+        "n_experts_used": 2,
+        "n_parameters": expected,
+        "n_bytes": 4 * expected,
+    }
+    line = run("inspect", path).out.splitlines()[2]
+    few, every = n_weights(expected), n_weights(n_parameters)
+    assert line.startswith(f"8 experts, 2 used: {few} of {every} parameters a token, ")
+
+
+def test_what_a_token_reads_of_others(run: Run, data: Path) -> None:
+    path = str(data / "models" / "stories260K.gguf")
+    assert run("inspect", path).out.splitlines()[2] == "a token reads 1016 KiB"
+    vocabulary = str(data / "vocab" / "ggml-vocab-gpt-2.gguf")
+    assert json.loads(run("inspect", vocabulary, "--json").out)["per_token"] is None
 
 
 def test_formats_that_treadle_lacks_are_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,7 @@ def describe(gguf: GGUF) -> dict[str, Any]:
         "n_parameters": n_elements(tensors),
         "bits_per_weight": bits(tensors),
         "f16_share": bits(tensors) / 16,
+        "per_token": per_token(gguf),
         "formats": count_formats(tensors),
         "metadata": {key: described(value) for key, value in gguf.metadata.items()},
         "tensors": [
@@ -92,6 +94,18 @@ def describe(gguf: GGUF) -> dict[str, Any]:
         ],
         "problems": find_problems(gguf),
     }
+
+
+def per_token(gguf: GGUF) -> dict[str, int] | None:
+    """What a token meets of the model; None where it cannot be told."""
+    from treadle.models.active import active
+    from treadle.models.load import load_config
+
+    try:
+        found = active(gguf, load_config(gguf))
+    except TreadleError:  # which ``find_problems`` tells
+        return None
+    return asdict(found)
 
 
 def n_elements(tensors: Iterable[Tensor]) -> int:
@@ -147,6 +161,19 @@ def find_problems(gguf: GGUF) -> list[str]:
     return problems
 
 
+def token_line(report: Mapping[str, Any]) -> str:
+    """Experts, if there are any, and what a token reads."""
+    each = report["per_token"]
+    if each is None:
+        return ""
+    size = n_bytes(each["n_bytes"])
+    if not each["n_experts"]:
+        return f"a token reads {size}"
+    few, every = n_weights(each["n_parameters"]), n_weights(report["n_parameters"])
+    experts = f"{each['n_experts']} experts, {each['n_experts_used']} used"
+    return f"{experts}: {few} of {every} parameters a token, {size}"
+
+
 def print_report(report: Mapping[str, Any]) -> None:
     """Print it for people."""
     heading(report["path"])
@@ -155,8 +182,10 @@ def print_report(report: Mapping[str, Any]) -> None:
     print(
         f"{kind}, {n_bytes(report['n_bytes'])}, "
         f"{n_weights(report['n_parameters'])} parameters in {len(report['tensors'])} tensors, "
-        f"{report['bits_per_weight']:.2f} bits a weight\n"
+        f"{report['bits_per_weight']:.2f} bits a weight"
     )
+    line = token_line(report)
+    print(f"{line}\n" if line else "")
     if report["metadata"]:
         print_table(
             ["key", "value"], [(key, written(value)) for key, value in report["metadata"].items()]
