@@ -22,7 +22,8 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.test_kvcache import check_pages
 from treadle import kvfolder
-from treadle.errors import FileError
+from treadle.cli import main
+from treadle.errors import FileError, UnsupportedError
 from treadle.jit import cache
 from treadle.kernels.kv import PAGE
 from treadle.kvfolder import NAME, Folder
@@ -39,6 +40,19 @@ def text(n: int, seed: int = 1) -> list[int]:
 def load(path: Path, folder: Path, **settings: Any) -> treadle.Model:
     settings = {"threads": 1, "context": CONTEXT, "deterministic": True} | settings
     return treadle.load(path, cache_dir=folder, **settings)
+
+
+def test_a_model_that_keeps_a_state_has_none(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both the library and the command line say which file it is, why, and what to do."""
+    path = data / "arch" / "qwen35.gguf"
+    said = f"{path}: its layers keep a state, which page files do not hold: leave out cache_dir"
+    with pytest.raises(UnsupportedError, match=re.escape(said)):
+        load(path, tmp_path / "pages", context=64)
+    assert main(["run", str(path), "a", "--cache-dir", str(tmp_path / "pages")]) == 1
+    assert f"treadle: error: {said} (--cache-dir)" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "pages").exists()
 
 
 def store_of(model: treadle.Model) -> PageStore:

@@ -52,7 +52,8 @@ class PageStore:
 
     def __init__(self, engine: Engine, folder: Path, n_bytes: int) -> None:
         if engine.cache.states:
-            raise UnsupportedError("page files of a model whose layers keep a state")
+            what = "its layers keep a state, which page files do not hold"
+            raise UnsupportedError(f"{engine.gguf.path}: {what}: leave out cache_dir (--cache-dir)")
         self.cache = engine.cache
         # A pool of no layers only counts.
         self._pools = [pool for pool in self.cache.pools if pool.layers]
