@@ -15,6 +15,8 @@ from tests.convert.test_hf import convert, prompt, worst
 from tests.models.hf_cases import MORE_CASES, Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.tiny import rounding
+from treadle.convert.hf_config import read_config
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 
 _GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
@@ -96,6 +98,17 @@ OTHERS = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
         },
     ),
+    # The list holds, whatever the interval beside it says.
+    "smollm3-list": Case(
+        "SmolLM3",
+        "smollm3",
+        {
+            "num_hidden_layers": 5,
+            "pad_token_id": 0,
+            "no_rope_layers": [1, 1, 1, 0, 1],
+            "no_rope_layer_interval": 2,
+        },
+    ),
     "starcoder2-window": Case("Starcoder2", "starcoder2", {"sliding_window": 16}),
 }
 
@@ -130,6 +143,39 @@ def test_runs_in_place_and_converted(
             assert loaded.config.ignored == ()
             error = worst(loaded.logits(ids), expected)
             assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
+
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "vocab_size": 320,
+}
+
+
+def read(kind: str, **given: Any) -> dict[str, Any]:
+    return read_config({"model_type": kind, **SIZES, **given}, Path("config.json")).metadata
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"no_rope_layers": [1, 0, 1, 0]}, UnsupportedError, r"no_rope_layers: is \[1, 0, 1, 0\]"),
+        ({"no_rope_layers": [1, 1, 1, 1]}, UnsupportedError, "every 4th layer without a rope"),
+        ({"no_rope_layer_interval": 2}, UnsupportedError, "no_rope_layer_interval: is 2"),
+        ({"no_rope_layers": [1, 1, 1]}, FileError, "no_rope_layers: is .* 4 flags"),
+        ({"no_rope_layers": [1, 1, 1, [0]]}, FileError, "no_rope_layers: is .* 4 flags"),
+        ({"no_rope_layers": "LLLG"}, FileError, "no_rope_layers: is 'LLLG'"),
+    ],
+)
+def test_layers_without_a_rope(given: dict[str, Any], error: type[Exception], said: str) -> None:
+    """A GGUF file cannot name them: all but llama.cpp's every fourth would be wrong, silently."""
+    plain = read("smollm3")
+    assert read("smollm3", no_rope_layers=[1, 1, 1, 0]) == plain
+    assert read("smollm3", no_rope_layer_interval=4) == plain
+    with pytest.raises(error, match=said):
+        read("smollm3", **given)
 
 
 # Keys that llama.cpp's converter writes of these, and treadle neither needs nor writes.

@@ -28,6 +28,7 @@ Q_RANK = "attention.q_lora_rank"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 SECOND_NORM = "attn_norm_2.weight"
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
+NOPE_PERIOD = 4  # layers, of which the last does not turn, in archs with ``nope="fourth"``
 
 
 def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
@@ -69,8 +70,9 @@ def read_tables(
     ropes = read_ropes(keys, head_dim, n_ctx_train)
     own = len(ropes) > 1 and any(local)
     tables: list[int | None] = [int(own and here) for here in local]
+    turned = by_period(NOPE_PERIOD, len(local))
     for i, here in enumerate(local):
-        if arch.nope == "fourth" and i % 4 == 3:
+        if arch.nope == "fourth" and not turned[i]:
             tables[i] = None
         if arch.nope == "global" and any(local) and not here:
             tables[i] = None
