@@ -109,6 +109,15 @@ OTHERS = {
             "no_rope_layer_interval": 2,
         },
     ),
+    # No layer turns where a window is set and none has it.
+    **{
+        f"{arch}-all-global": Case(
+            family,
+            arch,
+            {"sliding_window": 16, "layer_types": ["full_attention"] * 3},
+        )
+        for family, arch in (("Cohere2", "cohere2"), ("Exaone4", "exaone4"))
+    },
     "starcoder2-window": Case("Starcoder2", "starcoder2", {"sliding_window": 16}),
 }
 
@@ -176,6 +185,17 @@ def test_layers_without_a_rope(given: dict[str, Any], error: type[Exception], sa
     assert read("smollm3", no_rope_layer_interval=4) == plain
     with pytest.raises(error, match=said):
         read("smollm3", **given)
+
+
+def test_a_window_that_says_what_turns() -> None:
+    kinds = {"layer_types": ["full_attention"] * 4}
+    with pytest.raises(UnsupportedError, match="sliding_window: is null, where only layers with"):
+        read("cohere2", **kinds, sliding_window=None)
+    made = read("cohere2", **kinds)
+    assert made["cohere2.attention.sliding_window"] == 4096
+    assert made["cohere2.attention.sliding_window_pattern"] == [False] * 4
+    found = read("exaone4", **kinds, sliding_window=None)
+    assert not any("sliding_window_pattern" in key for key in found)
 
 
 # Keys that llama.cpp's converter writes of these, and treadle neither needs nor writes.

@@ -117,6 +117,15 @@ _COHERE = {
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
 }
+
+
+def _cohere2(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Without a window transformers turns no layer; in GGUF that reads as all of them."""
+    if keys.values.get("sliding_window", 0) is None:
+        keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
+    return {}
+
+
 _LAYER_NORM = {"rms_norm_eps": "layer_norm_eps"}
 
 FAMILIES: dict[str, Family] = {
@@ -290,6 +299,7 @@ FAMILIES: dict[str, Family] = {
         windowed=all_but_every(4),
         paired=True,
         copied={"logit_scale": "logit_scale"},
+        more=_cohere2,
     ),
     "stablelm": Family(
         "stablelm",

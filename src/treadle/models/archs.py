@@ -52,8 +52,8 @@ class Arch:
     keys: the values of keys that files lack, mostly llama.cpp's. Who has a pattern of windows must
         have a window, unless it is 0 here: sound files of some sizes leave it out.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
-    nope: layers without a rope: ``global``, those that see everything where others have a window,
-        every ``fourth``, or all where the file ``told`` so.
+    nope: layers without a rope: ``global``, those that see everything where the file has a window
+        (even if no layer has it), every ``fourth``, or all where the file ``told`` so.
     norm_last: q/k norms come behind the rope.
     divide_logits: by ``logit_scale``, where others multiply.
     width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)

@@ -59,10 +59,15 @@ def by_period(period: int, n_layer: int) -> list[bool]:
 
 
 def read_tables(
-    keys: Keys, arch: Arch, local: Sequence[bool], head_dim: int, n_ctx_train: int
+    keys: Keys,
+    arch: Arch,
+    window: int,
+    local: Sequence[bool],
+    head_dim: int,
+    n_ctx_train: int,
 ) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
     """The tables of the rope, and which of them each layer has. Layers with a window have one of
-    their own where there is a base for it.
+    their own where there is a base for it. ``window`` is the file's, even where no layer has it.
     """
     told = arch.nope == "told" and not keys.flag("rope.scaling.finetuned", True)
     if arch.rope == "none" or told:
@@ -74,7 +79,7 @@ def read_tables(
     for i, here in enumerate(local):
         if arch.nope == "fourth" and not turned[i]:
             tables[i] = None
-        if arch.nope == "global" and any(local) and not here:
+        if arch.nope == "global" and window and not here:
             tables[i] = None
     return ropes[: 1 + own], tuple(tables)
 

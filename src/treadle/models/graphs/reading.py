@@ -50,7 +50,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     head_dim_v = keys.integer("attention.value_length", n_embd // heads, lo=1, hi=SIZE_MAX)
     n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
     window, local = read_windows(keys, n_layer)
-    plain, tables = read_tables(keys, arch, local, head_dim, n_ctx_train)
+    plain, tables = read_tables(keys, arch, window, local, head_dim, n_ctx_train)
     ropes = read_temperature(keys, plain)
     n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
     state = read_recurrence(keys, arch, n_embd) if arch.state else None
