@@ -216,3 +216,13 @@ def test_bounds_of_time_steps(kind: str, limit: object) -> None:
 def test_what_is_refused(kind: str, given: dict[str, Any], why: str) -> None:
     with pytest.raises((UnsupportedError, FileError), match=why):
         read(kind, **given)
+
+
+@pytest.mark.parametrize("key", ["time_step_min", "mamba_dt_min"])
+def test_a_bound_of_time_steps_from_below(key: str) -> None:
+    """transformers takes it for one: more than its default is refused."""
+    plain = read("nemotron_h", layers_block_type=_DENSE)
+    for value in (0.001, 0.0, None):
+        assert read("nemotron_h", layers_block_type=_DENSE, **{key: value}) == plain
+    with pytest.raises(UnsupportedError, match=f"{key}: is 0.7: treadle bounds no time steps"):
+        read("nemotron_h", layers_block_type=_DENSE, **{key: 0.7})

@@ -25,6 +25,10 @@ from treadle.files.keys import Keys
 # Bounds of time steps that bound none, as transformers 4 and 5 write them.
 UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
+# transformers takes Nemotron-H's time_step_min, from where training draws its first steps, for a
+# bound from below; llama.cpp bounds nothing. Files have this: see docs/design-decisions.md.
+TIME_STEP_MIN = 0.001
+
 # -- what all have ----------------------------------------------------------------------------
 
 
@@ -166,6 +170,9 @@ def _nemotron_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
         )
     experts = "moe" in kinds
     n_ff = keys.integer("moe_intermediate_size" if experts else "intermediate_size")
+    for key in ("time_step_min", "mamba_dt_min"):
+        if keys.number(key, TIME_STEP_MIN, lo=0.0) > TIME_STEP_MIN:
+            keys.refuse(key, f"is {keys.get(key)!r:.60}: treadle bounds no time steps from below")
     n_inner = keys.integer("mamba_num_heads") * keys.integer("mamba_head_dim")
     words = ("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads")
     made: dict[str, Any] = {
