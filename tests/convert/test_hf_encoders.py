@@ -329,6 +329,25 @@ def test_broken_vocabularies(change: Callable[[Any], Any], why: str, bert: Path)
         load_tokenizer(model)
 
 
+@pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
+def test_decoders_without_a_head(family: str, tmp_path: Path) -> None:
+    """Embedders are saved as they are trained: an output matrix of their own is not there."""
+    options = {"head_dim": 32, "tie_word_embeddings": False, "sliding_window": None}
+    arch = "llama" if family == "Mistral" else "qwen3"
+    model = save(Case(family, arch, options, "Model"), tmp_path / "hf")
+    (tmp_path / "hf" / "1_Pooling").mkdir()
+    said = json.dumps({"pooling_mode_lasttoken": True})
+    (tmp_path / "hf" / "1_Pooling" / "config.json").write_text(said)
+    ids = prompt()
+    expected = compute_logits(model, ids)
+    for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2, kv="f32") as loaded:
+            error = worst(loaded.states(ids), expected)
+            assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
+            last = expected[-1] / np.linalg.norm(expected[-1])
+            assert np.abs(loaded.engine.embed([ids])[0] - last).max() < 1e-5
+
+
 def test_gemma_that_reads_both_ways(tmp_path: Path) -> None:
     """transformers halves the window when it reads a file, so that a saved one has half of it."""
     case = Case(

@@ -48,6 +48,7 @@ class Hyper:
     n_skipped: int = 0  # rows of learned positions before the first that is used
     rules: Sequence[Rule] = ()  # for tensors that lie otherwise than GGUF's
     n_extra: int = 0  # layers behind the last, which predict further tokens
+    headless: bool = False  # of a class that ends with the states
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
@@ -128,6 +129,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         n_skipped,
         family.made(keys),
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
+        _has_no_head(whole),
     )
 
 
@@ -199,6 +201,12 @@ def _kinds(whole: Keys, head: str) -> bool:
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
     return any(kind.endswith(head) for kind in kinds)
+
+
+def _has_no_head(whole: Keys) -> bool:
+    """Whether the model's class ends with the states: Qwen3Model, but not GPT2LMHeadModel."""
+    heads = (*_WRITING, *_MASKED, _SCORING)
+    return any(_kinds(whole, end) for end in _READING) and not any(_kinds(whole, h) for h in heads)
 
 
 def _softcaps(keys: Keys, family: Family) -> dict[str, float]:

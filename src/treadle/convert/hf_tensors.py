@@ -131,7 +131,8 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
             raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
         found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
-    if not (hyper.tied or hyper.scores or ARCHS[hyper.family.arch].graph == "encoder"):
+    spare = hyper.tied or hyper.scores or hyper.headless
+    if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):
         _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     return found
 
