@@ -37,6 +37,15 @@ CASES: dict[str, tuple[Case, Callable[[], Any]]] = {
         Case("ModernBert", "modern-bert", {**_ALL, "classifier_pooling": "mean"}, HEAD),
         wordpiece,
     ),
+    "modern-bert-biases": (
+        Case(
+            "ModernBert",
+            "modern-bert",
+            {**_ALL, "norm_bias": True, "classifier_bias": True},
+            HEAD,
+        ),
+        wordpiece,
+    ),
 }
 
 

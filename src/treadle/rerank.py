@@ -81,6 +81,7 @@ class Reranker:
         if self._norm is not None and self._norm.shape != (config.n_embd,):
             self._fail("cls.norm.weight", self._norm, f"[{config.n_embd}]")
         self._cls_bias = self._vector("cls.bias", config.n_embd)
+        self._norm_bias = self._vector("cls.norm.bias", config.n_embd)
 
     def pair(self, query: str, document: str) -> Pair:
         """The ids of both as the model reads them, and where the second begins."""
@@ -153,7 +154,7 @@ class Reranker:
     def _normed(self, x: Floats) -> Floats:
         centred = x - x.mean(1, keepdims=True)
         scale = np.sqrt((centred**2).mean(1, keepdims=True) + self._model.config.norm_eps)
-        return np.asarray(centred / scale * self._norm, np.float32)
+        return np.asarray(centred / scale * self._norm + self._norm_bias, np.float32)
 
     def _tensor(self, name: str) -> Floats | None:
         tensor = self._model.gguf.tensors.get(name)

@@ -83,6 +83,13 @@ def test_the_layers_of_gemma_that_have_windows(tmp_path: Path) -> None:
     assert note == "in gemma3 it lets one layer of 6 see everything, whatever the file says"
 
 
+def test_a_period_that_begins_with_what_sees_everything() -> None:
+    window = {"attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2}
+    keys = {f"modern-bert.{key}": value for key, value in window.items()}
+    (note,) = read_otherwise({"general.architecture": "modern-bert", **keys}, [])
+    assert "in modern-bert it lets one layer of 3 see everything, whatever the file says" in note
+
+
 def test_the_scale_of_gemma(tmp_path: Path) -> None:
     (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "query_pre_attn_scalar": 144})
     assert note == (

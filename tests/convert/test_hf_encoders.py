@@ -36,6 +36,20 @@ CASES: dict[str, Case] = {
         {**_ALL, "num_hidden_layers": 6, "local_attention": 16},
         "Model",
     ),
+    # The first layer has no norm before attention, and so no bias of one.
+    "modern-bert-biases": Case(
+        "ModernBert",
+        "modern-bert",
+        {
+            **_ALL,
+            "num_hidden_layers": 4,
+            "local_attention": 16,
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        "Model",
+    ),
     "eurobert": Case("EuroBert", "eurobert", _ALL, "Model"),
 }
 # Sizes of the shared files that llama.cpp's converter wrote.

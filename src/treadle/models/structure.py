@@ -176,7 +176,7 @@ def needed_tensors(
 
     One that may be absent is in every layer of its kind, or in none: a file that has it in some of
     them only is damaged. What ``Arch.lacks`` names is in every layer of all kinds, or in none; with
-    "blk.N." in front that layer alone may be without.
+    "blk.N." in front that layer alone may be without, and without the bias of such a weight.
     """
     arch, rows = config.arch, list(graph.tensors(config))
     some = {row.name for row, places in rows if any(name in names for name in places)}
@@ -185,7 +185,8 @@ def needed_tensors(
         if row.optional and row.name not in arch.needs:
             spare = not any(name in names for name in places)
         for name, shape in () if spare else places.items():
-            if name in names or name not in arch.lacks:
+            weight = name.removesuffix(".bias") + ".weight" if name.endswith(".bias") else name
+            if name in names or weight not in arch.lacks:
                 yield row, name, shape
 
 
