@@ -60,7 +60,9 @@ def _window(file: Written) -> str:
         return ""
     name, period = file.arch.name, dict(file.arch.keys).get(PATTERN)
     if period:
-        return f"in {name} it lets one layer of {abs(period):g} see everything, whatever the file says"
+        return (
+            f"in {name} it lets one layer of {abs(period):g} see everything, whatever the file says"
+        )
     n_layer = sum(bool(flag) for flag in flags)
     return (
         f"it has no sliding window in {name}; here {n_layer} of {len(flags)} layers see {window} "

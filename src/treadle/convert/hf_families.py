@@ -101,7 +101,9 @@ def _smollm3(keys: Keys, n_layer: int) -> dict[str, Any]:
     if flags is None:
         key = "no_rope_layer_interval"
         found = by_period(keys.integer(key, NOPE_PERIOD), n_layer)
-    elif isinstance(flags, list) and len(flags) == n_layer and all(flag in (0, 1) for flag in flags):
+    elif (
+        isinstance(flags, list) and len(flags) == n_layer and all(flag in (0, 1) for flag in flags)
+    ):
         found = [bool(flag) for flag in flags]
     else:
         keys.fail(key, f"is {flags!r:.60}", f"{n_layer} flags")
