@@ -189,6 +189,19 @@ def test_a_schema_that_cannot_be_kept_names_the_keyword(client: TestClient) -> N
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        {"regex": "(c{1000}){1000}"},
+        {"json_schema": {"type": "string", "pattern": "^(d{1000}){900}$"}},
+        {"grammar": 'root ::= ("e"{1000}){900}'},
+    ],
+)
+def test_what_is_too_large_is_refused(client: TestClient, body: dict[str, Any]) -> None:
+    error = post(client, "/v1/completions", 400, prompt="a", max_tokens=10, **body)["error"]
+    assert "too large" in error["message"]
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ({}, "messages"),

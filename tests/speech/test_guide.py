@@ -16,7 +16,7 @@ from treadle.speech import Manner, Told
 from treadle.speech.guide import Guide
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.rows import HERMES, ROWS, THOUGHTS, Channels
-from treadle.text.grammars import MOST, Grammars
+from treadle.text.grammars import MOST_BYTES, Grammars
 from treadle.text.tokenizer import Tokenizer
 
 THINK = THOUGHTS[0]
@@ -322,8 +322,12 @@ def test_compiled_grammars_are_kept(tokenizer: Tokenizer) -> None:
     first = grammars.regex("a")
     assert grammars.regex("a") is first
     assert grammars.schema({"const": 1}) is grammars.schema('{"const": 1}')
-    for n in range(MOST):
-        grammars.regex(f"b{n}")
+    large = "b" * 20_000  # some megabytes each
+    for n in range(MOST_BYTES // (100 * len(large)) + 1):
+        assert grammars.regex("a") is first
+        grammars.regex(large + str(n))
+    for n in range(MOST_BYTES // (100 * len(large)) + 1):
+        grammars.regex(large + str(n))
     assert grammars.regex("a") is not first
 
 

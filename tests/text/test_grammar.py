@@ -392,6 +392,52 @@ def test_errors_say_where_the_answer_is(bytes_tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "source", "of"),
+    [
+        ("regex", "(c{1000}){1000}", "regex: too large"),
+        ("regex", "[xy](c{1000}){1000}", "regex: too large"),
+        ("regex", "c" * 200_000, "regex: too large"),
+        (
+            "json_schema",
+            {"pattern": "^(d{1000}){900}$", "type": "string"},
+            "JSON schema: too large",
+        ),
+        ("gbnf", 'root ::= ("e"{1000}){900}', "grammar: too large"),
+        ("lark", "start: /(f{1000}){900}/", "grammar: too large"),
+    ],
+    ids=["fixed", "fixed behind a choice", "written out", "schema", "gbnf", "lark"],
+)
+def test_what_is_too_large_is_refused_before_an_answer(
+    bytes_tokenizer: Tokenizer, form: str, source: Any, of: str
+) -> None:
+    """Each mask would find a fixed text anew, and cut it into tokens."""
+    with pytest.raises(GrammarError, match=f"^{of}"):
+        getattr(Grammar, f"from_{form}")(source, bytes_tokenizer)
+
+
+def test_large_grammars_that_are_used(load: Load) -> None:
+    """What programs make of their types is followed on a large vocabulary."""
+    tokenizer = load("llama-bpe")
+    names = [f"property_{i}" for i in range(300)]
+    texts = {name: {"type": ["string", "null"], "maxLength": 100} for name in names}
+    choices = [f"choice {i * 7919 % 100_003}" for i in range(5000)]
+    for schema, text in (
+        ({"type": "object", "properties": texts, "additionalProperties": False}, '{"property_7": '),
+        ({"enum": choices}, '"choice 7919"'),
+        ({"type": "string", "maxLength": 20_000}, '"abc'),
+        ({"const": "a fixed text " * 1000}, '"a fixed text a fixed text '),
+    ):
+        matcher = Grammar.from_json_schema(schema, tokenizer).matcher()
+        for token in tokenizer.encode_plain(text, start=False):
+            matcher.bits()
+            matcher.accept(token)
+    matcher = Grammar.from_regex("([a-z]{1,30} ){1,300}", tokenizer).matcher()
+    for token in tokenizer.encode_plain("some words ", start=False):
+        matcher.bits()
+        matcher.accept(token)
+
+
+@pytest.mark.parametrize(
     ("gbnf", "limit", "rest"),
     [
         (
@@ -422,7 +468,7 @@ def test_a_limit_that_is_reached_within_an_answer(
     """Limits are lowered, for the real ones take a long text; reaching them is llguidance's."""
     grammar = Grammar.from_gbnf(gbnf, bytes_tokenizer)
     monkeypatch.setattr("treadle.text.grammar._limits", lambda: LLParserLimits(**limit))
-    matcher = grammar.matcher()
+    matcher = Matcher(grammar)
     text = ""
 
     def write_on() -> None:

@@ -69,7 +69,9 @@ class Grammar:
                 lark = _lark(source)
                 message = "; ".join(_complaints(lark, tokenizer)[1])
                 if not message:
-                    return cls(lark, tokenizer, hard_rules(rules))
+                    made = cls(lark, tokenizer, hard_rules(rules))
+                    if not (message := made._too_large()):
+                        return made
         except RecursionError:
             raise GrammarError("grammar: too deeply nested") from None
         # What it says is about a line of its own notation, which nobody has seen.
@@ -88,14 +90,15 @@ class Grammar:
         Between two tokens of the JSON there is at most a space, or a line break and 20 characters.
         """
         source = schema_source(schema, lenient=lenient)
-        return cls._checked(source, tokenizer, "JSON schema: ", lenient=lenient)
+        of = "JSON schema"
+        return cls._checked(source, tokenizer, f"{of}: ", large=of, lenient=lenient)
 
     @classmethod
     def from_regex(cls, pattern: str, tokenizer: Tokenizer) -> Grammar:
         """A whole answer that matches a regular expression (Rust's syntax, no look-around)."""
         from llguidance import LLMatcher
 
-        return cls._checked(LLMatcher.grammar_from_regex(pattern), tokenizer)
+        return cls._checked(LLMatcher.grammar_from_regex(pattern), tokenizer, large="regex")
 
     @classmethod
     def from_lark(cls, text: str, tokenizer: Tokenizer, *, lenient: bool = False) -> Grammar:
@@ -106,17 +109,51 @@ class Grammar:
 
     @classmethod
     def _checked(
-        cls, source: str, tokenizer: Tokenizer, of: str = "", *, lenient: bool = False
+        cls,
+        source: str,
+        tokenizer: Tokenizer,
+        of: str = "",
+        *,
+        large: str = "grammar",
+        lenient: bool = False,
     ) -> Grammar:
         wrong, messages = _complaints(source, tokenizer)
         if wrong or (messages and not lenient):
             raise GrammarError(of + "; ".join(messages))
-        return cls(source, tokenizer, warnings=tuple(messages))
+        made = cls(source, tokenizer, warnings=tuple(messages))
+        if limit := made._too_large():
+            several = "items" in limit
+            what = "it has more ways" if several else "its repetitions or fixed texts are longer"
+            raise GrammarError(f"{large}: too large: {what} than can be followed ({limit})")
+        return made
+
+    def _too_large(self) -> str:
+        """The limit that the first two tokens reach, or nothing. llguidance finds how long a fixed
+        text is only when a token is accepted.
+        """
+        try:
+            matcher = self.matcher()
+            for _ in range(2):
+                bits = np.unpackbits(np.frombuffer(matcher.bits(), np.uint8), bitorder="little")
+                if not bits.any() or matcher.done:
+                    break
+                matcher.accept(int(bits.argmax()))
+        except GrammarError as error:
+            found = _LIMIT.search(str(error))
+            return found.group().rstrip(")") if found else ""
+        return ""
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer: a copy, as building one takes milliseconds."""
         with _COPYING:
             return self._first.copy()
+
+    @property
+    def n_bytes(self) -> int:
+        """About what it takes in memory, rather too much: schemas of 10 to 1000 properties took
+        0.3 to 4.5 MB, which is 330 to 70 bytes for each character of their source.
+        """
+        return 200_000 + 100 * len(self.source)
 
     @cached_property
     def _first(self) -> Matcher:
@@ -283,16 +320,22 @@ def _work(queue: SimpleQueue[LateBits]) -> None:
 
 
 def _limits() -> Any:
-    """Above llguidance's own, which refuse the first token of many grammars where the vocabulary
-    is large: it counts steps for all tokens together. 5,000,000 take up to a second.
+    """What one token may take, on a vocabulary of 128,000: fixed texts that these let through take
+    up to 20 ms for it, objects of many properties 30, and the token that reaches a limit 0.1 s.
+
+    ``step_max_items`` and ``max_items_in_row`` are above llguidance's own, which refuse the first
+    token of many grammars: they count for all tokens together. ``initial_lexer_fuel`` is below: it
+    bounds a text that leaves no choice, which is found, and cut into tokens, for every mask.
+    ``max_lexer_states`` bounds memory: a state takes about 1 kB.
     """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=100_000,
-        initial_lexer_fuel=5_000_000,
-        step_lexer_fuel=5_000_000,
-        step_max_items=5_000_000,
+        max_items_in_row=8_000,
+        initial_lexer_fuel=150_000,
+        step_lexer_fuel=2_000_000,
+        step_max_items=500_000,
+        max_lexer_states=50_000,
         max_grammar_size=2_000_000,
         verbose_errors=False,
     )

@@ -12,7 +12,7 @@ from treadle.text.grammar import Grammar, Matcher
 from treadle.text.json_schema import Schema, schema_text
 from treadle.text.tokenizer import Tokenizer
 
-MOST = 64
+MOST_BYTES = 64 << 20  # of all that are kept, as ``Grammar.n_bytes`` has them
 
 
 class Grammars:
@@ -32,7 +32,7 @@ class Grammars:
         with self._lock:
             self._kept[key] = made
             self._kept.move_to_end(key)
-            while len(self._kept) > MOST:
+            while sum(each.n_bytes for each in self._kept.values()) > MOST_BYTES:
                 self._kept.popitem(last=False)
         return made
 
