@@ -178,6 +178,21 @@ def test_wrong_choices(model: treadle.Model) -> None:
     assert none.prompt_ids == model.chat(HI).prompt_ids
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "said"),
+    [
+        ('a"b', {}, "expected a name of 1 to 128"),
+        ("", {}, "expected a name of 1 to 128"),
+        (None, {}, "expected a name of 1 to 128"),
+        ("f", {"type": "string"}, "tool f: its parameters allow no object"),
+    ],
+)
+def test_wrong_tools(model: treadle.Model, name: Any, parameters: Any, said: str) -> None:
+    tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
+    with pytest.raises(TreadleError, match=said):
+        model.chat(HI, tools=[tool])
+
+
 def test_the_loop(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model calls until it is told not to."""
     chat, n = model.chat, 0

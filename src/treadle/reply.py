@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from treadle.errors import TreadleError
 from treadle.generation import Generation
 from treadle.speech import Manner, Said, Told, ToolCall, find_manner
-from treadle.speech.functions import Function, result_of, tool_of
+from treadle.speech.functions import Function, check_tool, result_of, tool_of
 from treadle.speech.messages import shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
 
@@ -125,6 +125,8 @@ def reply(
     settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
     """
     functions = [dict(tool) if isinstance(tool, Mapping) else tool_of(tool) for tool in tools]
+    for each in functions:
+        check_tool(each["function"].get("name"), each["function"].get("parameters"))
     schemas = {f["function"]["name"]: f["function"].get("parameters") or {} for f in functions}
     forced: tuple[str, ...] = ()
     if tool_choice == "none":

@@ -67,6 +67,41 @@ def agent(model: treadle.Model) -> Iterator[TestClient]:
 # -- OpenAI's chat ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "", "é", "a b", "n" * 129, "f\n"])
+def test_names_that_no_call_could_have(agent: TestClient, name: str) -> None:
+    tool = {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
+    error = post(agent, CHAT, 400, messages=HI, tools=[tool], tool_choice="required")["error"]
+    assert "expected a name of 1 to 128 letters" in error["message"]
+    assert error["param"] == "tools"
+
+
+@pytest.mark.parametrize("name", ["mcp__server__tool.v-2", "n" * 128])
+def test_names_as_clients_have_them(agent: TestClient, name: str) -> None:
+    tool = {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
+    body: dict[str, Any] = {"messages": HI, "tools": [tool], "tool_choice": "required"}
+    choice = post(agent, CHAT, **body, parallel_tool_calls=False)["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == name
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "string"},
+        {"type": ["array", "null"]},
+        {"enum": ["a"]},
+        {"const": 1},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"allOf": [{}, {"type": "integer"}]},
+    ],
+)
+def test_parameters_that_allow_no_object(agent: TestClient, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = post(agent, CHAT, 400, messages=HI, tools=[tool])["error"]
+    assert error["message"] == "tools[0]: tool f: its parameters allow no object"
+    assert error["param"] == "tools"
+
+
 def test_calls_are_told_from_text(agent: TestClient) -> None:
     body: dict[str, Any] = {"messages": HI, "tools": [F, G], "grammar": TWO}
     choice = post(agent, CHAT, **body)["choices"][0]

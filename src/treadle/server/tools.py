@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from treadle.errors import TreadleError
 from treadle.record import dataclass
 from treadle.server.fields import flag, mapping, text
 from treadle.server.problems import ApiError
+from treadle.speech.functions import check_tool
 
 MAX_TOOLS = 512
 
@@ -61,6 +63,10 @@ def _function(name: str, tool: Any) -> dict[str, Any]:
     text(f"{name}.function.name", function.get("name"))
     if function.get("parameters") is not None:
         mapping(f"{name}.function.parameters", function["parameters"])
+    try:
+        check_tool(function["name"], function.get("parameters"))
+    except TreadleError as error:
+        raise ApiError(400, f"{name}: {error}", param="tools") from None
     if function.get("strict") is not None:
         flag(f"{name}.function.strict", function["strict"])
     return {"type": "function", "function": function}

@@ -16,6 +16,7 @@ Function = Callable[..., Any]
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _LISTS, _MAPS = (list, tuple, set, Sequence), (dict, Mapping)
 _REST = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.*)", re.M)
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's, as long as Anthropic's
 _GOOGLE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(\S.*)", re.M)
 
 
@@ -45,6 +46,36 @@ def tool_of(function: Function) -> dict[str, Any]:
     }  # fmt: skip
     own = {"name": name, "description": said, "parameters": parameters}
     return {"type": "function", "function": own}
+
+
+def check_tool(name: Any, parameters: Any) -> None:
+    """Raise TreadleError for a name that could not stand in a call as it is, whatever the family's
+    notation, and for parameters that no object fulfils.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TreadleError(
+            f"tool {name!r:.80}: expected a name of 1 to 128 letters, digits, '_', '.' and '-'"
+        )
+    if not _allows_object(parameters):
+        raise TreadleError(f"tool {name}: its parameters allow no object")
+
+
+def _allows_object(schema: Any) -> bool:
+    """Whether an object may fulfil a schema, by what its keywords say of types."""
+    if not isinstance(schema, Mapping):
+        return schema is not False
+    kinds, choices = schema.get("type", "object"), schema.get("enum")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        return False
+    if isinstance(choices, list) and not any(isinstance(each, Mapping) for each in choices):
+        return False
+    if "const" in schema and not isinstance(schema["const"], Mapping):
+        return False
+    for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        parts = schema.get(key)
+        if isinstance(parts, list) and parts and not enough(map(_allows_object, parts)):
+            return False
+    return True
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:
