@@ -286,6 +286,28 @@ def test_a_schema_that_is_not_strict(agent: TestClient) -> None:
     assert any('"not"' in warning for warning in found["warnings"])
 
 
+def test_only_what_cannot_be_kept_is_left_out(agent: TestClient) -> None:
+    """A pattern that no grammar has, in a tool's schema and in that of an answer."""
+    own = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "^(?!x)"}, "b": {"const": 1}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    function = {"name": "f", "parameters": own}
+    body: dict[str, Any] = {"messages": HI, "max_tokens": 1}
+    tools = [{"type": "function", "function": function}]
+    found = post(agent, CHAT, **body, tools=tools, tool_choice="required")
+    (warning,) = found["warnings"]
+    assert warning.startswith('tool \'f\': JSON schema: "pattern": "^(?!x)" cannot be enforced')
+    tools = [{"type": "function", "function": {**function, "strict": True}}]
+    error = post(agent, CHAT, 400, **body, tools=tools)["error"]
+    assert error["message"].startswith("tool 'f': JSON schema: \"pattern\"")
+    form = {"type": "json_schema", "json_schema": {"schema": own, "strict": False}}
+    (warning,) = post(agent, CHAT, **body, response_format=form)["warnings"]
+    assert warning.startswith('JSON schema: "pattern": "^(?!x)" cannot be enforced: look-around')
+
+
 # -- reasoning --------------------------------------------------------------------------------
 
 

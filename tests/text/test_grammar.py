@@ -255,7 +255,7 @@ def test_errors_are_one_line_in_words(bytes_tokenizer: Tokenizer) -> None:
     with pytest.raises(GrammarError) as caught:
         Grammar.from_json_schema({"type": "string", "pattern": "(?=a)b"}, bytes_tokenizer)
     assert str(caught.value).startswith(
-        "JSON schema: regex parse error: (?=a)b error: look-around, including"
+        'JSON schema: "pattern": "(?=a)b" cannot be enforced: look-around, including'
     )
     assert "\n" not in str(caught.value)
 
@@ -343,6 +343,62 @@ def test_formats_wherever_they_stand(bytes_tokenizer: Tokenizer) -> None:
 def test_errors_name_the_keyword(bytes_tokenizer: Tokenizer, schema: Any, keyword: str) -> None:
     with pytest.raises(GrammarError, match=f"^JSON schema: .*{keyword}"):
         Grammar.from_json_schema(schema, bytes_tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("part", "keyword"),
+    [
+        ({"type": "string", "pattern": "^(?!x)[a-z]{2}$"}, '"pattern": "^(?!x)'),
+        ({"type": "string", "pattern": r"^(a)\1$"}, '"pattern": "^(a)'),
+        ({"$ref": "https://example.com/other.json"}, '"$ref": "https://example'),
+        ({"$ref": "#/$defs/none"}, '"$ref": "#/$defs/none"'),
+        ({"type": "string", "format": "unknown"}, '"format": "unknown"'),
+        ({"type": "object", "patternProperties": {"^(?!x)": {}}}, '"patternProperties": "^(?!x)"'),
+    ],
+)
+def test_what_no_grammar_can_keep_is_named_or_left_out(
+    bytes_tokenizer: Tokenizer, part: Any, keyword: str
+) -> None:
+    """Alone: all else of the schema holds."""
+    schema = {
+        "type": "object",
+        "properties": {"a": part, "n": {"$ref": "#/$defs/n"}},
+        "required": ["a", "n"],
+        "additionalProperties": False,
+        "$defs": {"n": {"const": 1}},
+    }
+    with pytest.raises(GrammarError) as caught:
+        Grammar.from_json_schema(schema, bytes_tokenizer)
+    assert str(caught.value).startswith(f"JSON schema: {keyword}")
+    grammar = Grammar.from_json_schema(schema, bytes_tokenizer, lenient=True)
+    (warning,) = grammar.warnings
+    assert warning.startswith(f"JSON schema: {keyword}")
+    assert warning.endswith("left out")
+    value = '{"xy": 1}' if part.get("type") == "object" else '"zz"'
+    assert accepts(grammar, f'{{"a": {value}, "n": 1}}')
+    assert not accepts(grammar, f'{{"a": {value}, "n": 2}}')
+    assert accepts(grammar, '{"a": 5, "n": 1}') is ("type" not in part)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a%20~1b", "$defs": {"a /b": {"const": 1}}},
+        {"$ref": "#x", "$defs": {"a": {"$anchor": "x", "const": 1}}},
+        {"$ref": "item", "$defs": {"a": {"$id": "item", "const": 1}}},
+        {
+            "$id": "https://example.com/a.json",
+            "$ref": "https://example.com/a.json#/$defs/a",
+            "$defs": {"a": {"const": 1}},
+        },
+        {"allOf": [{"$ref": "#/allOf/1"}, {"const": 1}]},
+    ],
+)
+def test_references_within_a_schema(bytes_tokenizer: Tokenizer, schema: Any) -> None:
+    grammar = Grammar.from_json_schema(schema, bytes_tokenizer, lenient=True)
+    assert not grammar.warnings
+    assert accepts(grammar, "1")
+    assert not accepts(grammar, "2")
 
 
 class Person:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from treadle.answer import Answer, Quiet
@@ -16,7 +16,7 @@ from treadle.speech.rows import Channels, Row
 from treadle.speech.scanner import Speech
 from treadle.text.grammar import Grammar
 from treadle.text.grammars import Grammars
-from treadle.text.json_schema import Schema
+from treadle.text.json_schema import Schema, kept_schema
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
@@ -64,6 +64,9 @@ class Planned:
 def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars) -> Planned:
     """Raises GrammarError where something must be enforced and cannot be."""
     tools, warnings = _enforceable(wanted, grammars)
+    if wanted.schema is not None and wanted.lenient:
+        schema, left_out = kept_schema(wanted.schema)
+        wanted, warnings = replace(wanted, schema=schema), [*warnings, *left_out]
     own = wanted.grammar is not None or wanted.regex is not None
     speech = manner.speech(
         prompt, tools=tools, parallel=wanted.parallel, streams=wanted.streams and not own
@@ -122,8 +125,11 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
     made: dict[str, Mapping[str, Any]] = {}
     warnings = []
     for name, schema in wanted.tools.items():
-        made[name] = schema
         try:
+            if name not in wanted.strict:
+                schema, left_out = kept_schema(schema)
+                warnings += [f"tool {name!r:.80}: {each}" for each in left_out]
+            made[name] = schema
             grammars.schema({"type": "object", **schema}, lenient=name not in wanted.strict)
         except GrammarError as error:
             if name in wanted.strict:

@@ -89,9 +89,9 @@ class Grammar:
 
         Between two tokens of the JSON there is at most a space, or a line break and 20 characters.
         """
-        source = schema_source(schema, lenient=lenient)
-        of = "JSON schema"
-        return cls._checked(source, tokenizer, f"{of}: ", large=of, lenient=lenient)
+        (source, left_out), of = schema_source(schema, lenient=lenient), "JSON schema"
+        own: Any = {"large": of, "lenient": lenient, "left_out": left_out}
+        return cls._checked(source, tokenizer, f"{of}: ", **own)
 
     @classmethod
     def from_regex(cls, pattern: str, tokenizer: Tokenizer) -> Grammar:
@@ -116,11 +116,12 @@ class Grammar:
         *,
         large: str = "grammar",
         lenient: bool = False,
+        left_out: tuple[str, ...] = (),
     ) -> Grammar:
         wrong, messages = _complaints(source, tokenizer)
         if wrong or (messages and not lenient):
             raise GrammarError(of + "; ".join(messages))
-        made = cls(source, tokenizer, warnings=tuple(messages))
+        made = cls(source, tokenizer, warnings=(*left_out, *messages))
         if limit := made._too_large():
             several = "items" in limit
             what = "it has more ways" if several else "its repetitions or fixed texts are longer"

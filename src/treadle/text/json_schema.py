@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
+from urllib.parse import unquote, urldefrag, urljoin
 
 from treadle.errors import GrammarError
 
@@ -55,34 +57,45 @@ class HasSchema(Protocol):
 Schema = str | Mapping[str, Any] | bool | HasSchema
 
 
-def schema_source(schema: Schema, *, lenient: bool = False) -> str:
-    """llguidance's grammar of a schema: text, a parsed object, or a pydantic class. ``lenient``:
-    what it cannot enforce is a warning.
+def schema_source(schema: Schema, *, lenient: bool = False) -> tuple[str, tuple[str, ...]]:
+    """llguidance's grammar of a schema: text, a parsed object, or a pydantic class; and what of it
+    is left out. ``lenient``: what llguidance has not built is left out too, and it warns of that.
 
-    Raises GrammarError for what is no JSON.
+    Raises GrammarError for what is no JSON, and for what cannot be enforced unless ``lenient``.
     """
     from llguidance import LLMatcher
 
     options: Any = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
+    value, left_out = kept_schema(schema) if lenient else (_enforced(_value(schema)), ())
     try:
-        return str(LLMatcher.grammar_from_json_schema(schema_text(schema), defaults=options))
+        return str(
+            LLMatcher.grammar_from_json_schema(json.dumps(value), defaults=options)
+        ), left_out
     except ValueError as e:
         raise GrammarError(f"JSON schema: {e}") from None
 
 
 def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
     """A schema as a part of a rule in llguidance's notation. Raises GrammarError."""
-    value = _read(schema)
+    value = _enforced(_value(schema))
     options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
     return f"%json {json.dumps({**options, **value} if value is not False else False)}"
 
 
 def schema_text(schema: Schema) -> str:
     """A schema as JSON. Raises GrammarError."""
-    return json.dumps(_read(schema))
+    return json.dumps(_value(schema))
 
 
-def _read(schema: Schema) -> dict[str, Any] | Literal[False]:
+def kept_schema(schema: Schema) -> tuple[Any, tuple[str, ...]]:
+    """A schema without the patterns, references and formats that nothing can enforce, and what
+    those were. Raises GrammarError for what is no schema.
+    """
+    left_out: list[str] = []
+    return _enforced(_value(schema), left_out), tuple(dict.fromkeys(left_out))
+
+
+def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
     """A schema as an object, or false, which nothing fulfils."""
     if isinstance(schema, HasSchema):
         try:
@@ -96,32 +109,117 @@ def _read(schema: Schema) -> dict[str, Any] | Literal[False]:
                 "JSON schema: expected an object of JSON, its text, or a class with "
                 f"model_json_schema, not {value!r:.80}"
             )
-        made: dict[str, Any] = {} if value is True else _strict(value)
-        json.dumps(made)
+        if isinstance(value, bool):
+            return {} if value else False
+        json.dumps(made := dict(value))
         return made
     except (TypeError, ValueError, RecursionError) as e:
         raise GrammarError(f"JSON schema: {e}") from None
 
 
-def _strict(schema: Any, *, is_map: bool = False) -> Any:
-    """The schema with the formats above as patterns; ``is_map``: its keys are names."""
-    if isinstance(schema, list | tuple):
-        return [_strict(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    if is_map:
-        return {name: _strict(item) for name, item in schema.items()}
-    found = {
-        key: value if key in _VALUES else _strict(value, is_map=key in _MAPS)
-        for key, value in schema.items()
-    }
-    name = found.get("format")
-    if name == "unknown":  # llguidance has a format of this name, which takes everything
-        raise GrammarError('JSON schema: "format": "unknown" is no format that can be enforced')
-    if isinstance(name, str) and name in FORMATS:
-        del found["format"]
-        others = found.get("allOf", [])
-        if not isinstance(others, list):
-            raise GrammarError(f"JSON schema: allOf is a list of schemas, not {others!r:.80}")
-        found["allOf"] = [*others, *({"pattern": pattern} for pattern in FORMATS[name])]
-    return found
+def _enforced(value: dict[str, Any] | Literal[False], left_out: list[str] | None = None) -> Any:
+    try:
+        return value and _Enforced(value, left_out).schema(value)
+    except RecursionError as e:
+        raise GrammarError(f"JSON schema: {e}") from None
+
+
+class _Enforced:
+    """The schema with the formats above as patterns. What nothing can enforce is an error that
+    names the keyword, or goes into ``left_out``.
+    """
+
+    def __init__(self, root: Mapping[str, Any], left_out: list[str] | None) -> None:
+        self._root, self._left_out = root, left_out
+        self._own = str(root.get("$id", ""))
+        self._ids = {self._own}  # of its parts, which a reference may name
+        self._find_ids(root)
+
+    def schema(self, schema: Any, *, is_map: bool = False) -> Any:
+        """A part of it; ``is_map``: its keys are names."""
+        if isinstance(schema, list | tuple):
+            return [self.schema(item) for item in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        if is_map:
+            return {name: self.schema(item) for name, item in schema.items()}
+        kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
+        patterns = kept.get("patternProperties")
+        if isinstance(patterns, Mapping):
+            kept["patternProperties"] = fine = {
+                pattern: value
+                for pattern, value in patterns.items()
+                if self._keeps("pattern", pattern, "patternProperties")
+            }
+            if len(fine) < len(patterns):  # it would refuse the names that are left out
+                kept.pop("additionalProperties", None)
+        found = {
+            key: value if key in _VALUES else self.schema(value, is_map=key in _MAPS)
+            for key, value in kept.items()
+        }
+        name = found.get("format")
+        if isinstance(name, str) and name in FORMATS:
+            del found["format"]
+            others = found.get("allOf", [])
+            if not isinstance(others, list):
+                raise GrammarError(f"JSON schema: allOf is a list of schemas, not {others!r:.80}")
+            found["allOf"] = [*others, *({"pattern": pattern} for pattern in FORMATS[name])]
+        return found
+
+    def _keeps(self, key: str, value: Any, shown: str = "") -> bool:
+        """Whether a keyword can be enforced, where it is one of those that are looked at here."""
+        fault = self._fault(key, value)
+        if fault:
+            message = f'JSON schema: "{shown or key}": {json.dumps(value):.200} {fault}'
+            if self._left_out is None:
+                raise GrammarError(message)
+            self._left_out.append(f"{message}: left out")
+        return not fault
+
+    def _fault(self, key: str, value: Any) -> str:
+        if not isinstance(value, str):
+            return ""
+        if key == "format" and value == "unknown":  # of this name llguidance has one that takes all
+            return "is no format that can be enforced"
+        if key == "pattern":
+            return _pattern_fault(value)
+        if key == "$ref" and not self._leads(value):
+            return "leads to no part of this schema"
+        return ""
+
+    def _leads(self, ref: str) -> bool:
+        address, fragment = urldefrag(urljoin(self._own, ref))
+        if address not in self._ids:
+            return False
+        if address != self._own or not fragment.startswith("/"):
+            return True  # an anchor: llguidance looks for it
+        at: Any = self._root
+        for part in unquote(fragment)[1:].split("/"):
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(at, list) and part.isdecimal() and int(part) < len(at):
+                at = at[int(part)]
+            elif isinstance(at, Mapping) and part in at:
+                at = at[part]
+            else:
+                return False
+        return True
+
+    def _find_ids(self, part: Any) -> None:
+        if isinstance(part, Mapping):
+            if isinstance(part.get("$id"), str):
+                self._ids.add(urldefrag(urljoin(self._own, part["$id"])).url)
+            for value in part.values():
+                self._find_ids(value)
+        elif isinstance(part, list | tuple):
+            for value in part:
+                self._find_ids(value)
+
+
+@lru_cache(1024)
+def _pattern_fault(pattern: str) -> str:
+    """Why a pattern cannot be enforced, or nothing."""
+    from llguidance import LLMatcher
+
+    source = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    message = LLMatcher.validate_grammar(source).rpartition("error: ")[2]
+    return f"cannot be enforced: {' '.join(message.split())}" if message else ""
