@@ -22,6 +22,8 @@ may quote a file, so its text is made safe to print: no control characters, and 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MAX_SHOWN = 2000  # characters of an error's text
@@ -42,10 +44,13 @@ def printable(text: str, keep: str = "") -> str:
 
 
 class TreadleError(Exception):
-    """The root of the tree: ``except TreadleError`` catches all that is not a bug.
+    """The root of the tree: ``except TreadleError`` catches all that is not a bug. ``setting``: the
+    name of the one that is wrong, where it is one.
 
     A copy and an unpickled error have the same text and attributes.
     """
+
+    setting: str | None = None
 
     # Python rebuilds an exception as cls(*args). That fails where __init__ needs keywords; in the
     # parent of a multiprocessing.Pool such a failure ends the thread that collects results, and
@@ -62,6 +67,16 @@ def _rebuilt(cls: type[TreadleError], args: tuple[Any, ...]) -> TreadleError:
     """An error with these ``args``, which its ``__init__`` is not asked about."""
     # Not cls.__new__: where a MemoryError is among the bases, Python finds that one's and refuses.
     return Exception.__new__(cls, *args)
+
+
+@contextmanager
+def of_setting(name: str) -> Iterator[None]:
+    """What goes wrong is this setting's fault, unless an inner one is named already."""
+    try:
+        yield
+    except TreadleError as error:
+        error.setting = error.setting or name
+        raise
 
 
 class FileError(TreadleError):

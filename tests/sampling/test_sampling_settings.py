@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,3 +126,20 @@ def test_replace_checks_again() -> None:
     assert dataclasses.replace(settings, temperature=0).greedy
     with pytest.raises(SamplingError):
         dataclasses.replace(settings, top_p=7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_p": 2},
+        {"seed": -2},
+        {"samplers": ["banana"]},
+        {"dry_sequence_breakers": [""]},
+        {"logit_bias": {-1: 0}},
+        {"custom": [5]},
+    ],
+)
+def test_errors_have_the_setting(settings: dict[str, Any]) -> None:
+    with pytest.raises(SamplingError) as caught:
+        Sampling(**settings)
+    assert [caught.value.setting] == list(settings)

@@ -162,3 +162,15 @@ def test_errors_have_its_form_everywhere(client: TestClient) -> None:
         assert answer.status_code in (400, 403, 405)
         assert answer.json()["type"] == "error"
     assert json.loads(client.get("/messages").text)["type"] == "error"
+
+
+def test_fields_have_their_own_names(client: TestClient) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    for own, said in (
+        ({"metadata": {"user_id": 5}}, "metadata.user_id: expected"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "x"}}, "thinking.budget_tokens: exp"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences: 65 texts"),
+    ):
+        answer = client.post("/v1/messages", json={**body, **own})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(said)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import treadle
+from treadle.errors import TreadleError, of_setting
 from treadle.sampling import Sampling
 from treadle.server import asked, fields
 from treadle.server.asked import SAMPLERS, check_text, read_asked, read_prompt
-from treadle.server.problems import ApiError
+from treadle.server.problems import ApiError, named
 from treadle.speech.planned import Wanted
 
 
@@ -179,3 +180,14 @@ def test_a_text_that_is_far_too_long_is_not_tokenized(model: treadle.Model) -> N
     with pytest.raises(ApiError, match="at least") as caught:
         check_text("x" * 10_000_000, model)
     assert caught.value.more["n_prompt_tokens"] > caught.value.more["n_ctx"] == model.n_ctx
+
+
+def test_names_that_the_client_knows() -> None:
+    names = {"stop": "stop_sequences", "a": "b"}
+    for param, theirs in (("stop", "stop_sequences"), ("a[0].c", "b[0].c"), ("stops", "stops")):
+        with pytest.raises(ApiError) as caught, named(names):
+            raise ApiError(400, f"{param}: wrong", param=param)
+        assert (caught.value.param, caught.value.message) == (theirs, f"{theirs}: wrong")
+    with pytest.raises(ApiError, match="odd") as caught, named(names), of_setting("a"):
+        raise TreadleError("odd")
+    assert caught.value.param == "b"

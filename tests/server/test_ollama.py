@@ -182,3 +182,15 @@ def test_what_is_served(client: TestClient) -> None:
 )
 def test_refused(path: str, body: dict[str, Any], client: TestClient) -> None:
     assert isinstance(post(client, path, 400, **body)["error"], str)
+
+
+def test_fields_have_their_own_names(client: TestClient) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+    for own, said in (
+        ({"options": {"num_predict": -9}}, "num_predict: expected a whole number"),
+        ({"options": {"top_p": 2}}, "top_p = 2"),
+        ({"format": 5}, "format: expected"),
+    ):
+        answer = client.post("/api/chat", json={**body, **own})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith(said)

@@ -226,6 +226,52 @@ def test_what_is_refused_is_named(body: dict[str, Any], said: str, client: TestC
     assert said in answer.json()["error"]["message"]
 
 
+SCHEMA = {"type": "string", "pattern": "(?!x)"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"top_p": 2}, "top_p"),
+        ({"min_p": 5}, "min_p"),
+        ({"typ_p": 5}, "typ_p"),
+        ({"mirostat": 3}, "mirostat"),
+        ({"samplers": ["banana"]}, "samplers"),
+        ({"repeat_last_n": -2}, "repeat_last_n"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1e300}}, "logit_bias"),
+        ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers"),
+        ({"n_predict": -5}, "n_predict"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
+        ({"grammar": "root ::= nothing"}, "grammar"),
+        ({"regex": "("}, "regex"),
+        ({"json_schema": SCHEMA}, "json_schema"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "response_format",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_the_field_that_is_wrong_is_in_param(
+    body: dict[str, Any], param: str, client: TestClient
+) -> None:
+    error = post(client, CHAT, 400, **{"messages": HI, **body})["error"]
+    assert error["param"] == param
+    if set(body) & {"typ_p", "n_predict", "max_completion_tokens"}:
+        assert error["message"].startswith(param)
+
+
+def test_how_many_messages_there_may_be(client: TestClient) -> None:
+    error = post(client, CHAT, 400, messages=[])["error"]
+    assert error["message"] == "messages: expected 1 to 10000, found 0"
+
+
 def test_messages_as_clients_send_them(client: TestClient) -> None:
     """Late system messages are put first: most templates raise on them."""
     messages = [

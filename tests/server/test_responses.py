@@ -184,3 +184,27 @@ def test_talks_are_bounded() -> None:
     assert talks.get("e") is None
     assert talks.get("b") is None
     assert talks._n == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "x"}}}, "text.format"),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {"uniqueItems": True}}}},
+            "text.format",
+        ),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [{"content": "x"}], "instructions": "x"}, "input[0].role"),
+        ({"input": [{"type": "function_call_output", "output": 5}]}, "input[0].output"),
+        ({"input": []}, "input"),
+        ({"max_output_tokens": -9}, "max_output_tokens"),
+        ({"top_p": 2}, "top_p"),
+    ],
+)
+def test_fields_have_their_own_names(body: dict[str, Any], param: str, client: TestClient) -> None:
+    error = post(client, "/v1/responses", 400, **{"input": "hi", **body})["error"]
+    assert error["param"] == param
+    if param != "text.format":
+        assert error["message"].startswith(param)

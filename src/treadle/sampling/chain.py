@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import SamplingError
+from treadle.errors import SamplingError, of_setting
 from treadle.kernels.top import LateMask, Look
 from treadle.sampling.best import Best, Row, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
@@ -238,9 +238,12 @@ def _bias(
     s: Sampling, n_vocab: int, eog: Collection[int]
 ) -> tuple[npt.NDArray[np.intp], Floats] | None:
     biases = dict(s.logit_bias) | dict.fromkeys(eog if s.ignore_eos else (), -math.inf)
-    for token in biases:
-        if not 0 <= token < n_vocab:
-            raise SamplingError(f"logit_bias: token {token} is outside the vocabulary of {n_vocab}")
+    with of_setting("logit_bias"):
+        for token in biases:
+            if not 0 <= token < n_vocab:
+                raise SamplingError(
+                    f"logit_bias: token {token} is outside the vocabulary of {n_vocab}"
+                )
     if not biases:
         return None
     tokens = sorted(biases)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import SamplingError
+from treadle.errors import SamplingError, of_setting
 from treadle.record import dataclass
 
 CustomSampler = Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[Any]]
@@ -107,13 +107,17 @@ class Sampling:
         for each in fields(self):
             if bounds := each.metadata.get("range"):
                 check = _integer if isinstance(each.default, int) else _number
-                self._set(each.name, check(each.name, getattr(self, each.name), *bounds))
-        seed = None if self.seed is None else _integer("seed", self.seed, -1, 2**64 - 1)
-        self._set("seed", None if seed == -1 else seed)
-        self._set("samplers", _order(self.samplers))
-        self._set("dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
-        self._set("logit_bias", _biases(self.logit_bias))
-        self._set("custom", _callables(self.custom))
+                with of_setting(each.name):
+                    self._set(each.name, check(each.name, getattr(self, each.name), *bounds))
+        for name, read in (
+            ("seed", _seed),
+            ("samplers", _order),
+            ("dry_sequence_breakers", _breakers),
+            ("logit_bias", _biases),
+            ("custom", _callables),
+        ):
+            with of_setting(name):
+                self._set(name, read(getattr(self, name)))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the one place that normalises a frozen field
@@ -143,6 +147,11 @@ def _integer(name: str, value: Any, least: int, most: int) -> int:
     if not least <= number <= most:
         raise SamplingError(f"{name} = {number} is out of range (expected {least} to {most})")
     return number
+
+
+def _seed(seed: Any) -> int | None:
+    made = None if seed is None else _integer("seed", seed, -1, 2**64 - 1)
+    return None if made == -1 else made
 
 
 def _span(low: float, high: float) -> str:

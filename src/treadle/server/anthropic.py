@@ -24,7 +24,7 @@ from treadle.server.fields import (
     texts,
     whole,
 )
-from treadle.server.problems import ApiError
+from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
@@ -53,6 +53,12 @@ FIELDS: Table = {
     "output_format": _format,  # its older place
     "mcp_servers": refused("treadle calls no servers", []),
 }
+NAMES = {
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "reasoning_budget": "thinking.budget_tokens",
+    "response_format": "output_config.format",
+}
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -70,6 +76,7 @@ def error_dict(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
+@named(NAMES)
 def read_messages(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
@@ -135,7 +142,9 @@ def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     words = {"auto": "auto", "none": "none", "any": "required"}
     named = {"type": "function", "function": {"name": choice.get("name")}}
     if kind not in words and kind != "tool":
-        raise ApiError(400, "tool_choice.type: expected auto, any, tool or none")
+        raise ApiError(
+            400, "tool_choice.type: expected auto, any, tool or none", param="tool_choice"
+        )
     return {
         "tool_choice": words.get(kind, named),
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),

@@ -25,7 +25,7 @@ from treadle.server.fields import (
     whole,
     wrong,
 )
-from treadle.server.problems import ApiError, too_long
+from treadle.server.problems import ApiError, named, too_long
 from treadle.server.texts import NONE
 from treadle.speech.manner import Manner
 from treadle.speech.planned import Planned, Wanted, plan_answer
@@ -154,12 +154,14 @@ class Asked:
     more: dict[str, Any] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
     planned: Planned = field(default_factory=Planned)  # how it is held, and what is found in them
+    names: dict[str, str] = field(default_factory=dict)  # that the client has for settings, by ours
 
     def plan(self, model: Model, manner: Manner | None = None, prompt: str = "") -> None:
         """Compile what must hold for answers to ``prompt``; without a ``manner`` they
         are plain text. Raises GrammarError.
         """
-        self.planned = plan_answer(self.wanted, manner or Manner(), prompt, model.grammars)
+        with named(self.names):
+            self.planned = plan_answer(self.wanted, manner or Manner(), prompt, model.grammars)
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
         """Tokens to write: where keys and values have less room than a context, that bounds it."""
@@ -198,10 +200,20 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
 
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
-    body = dict(body)
+    body, names = dict(body), {}
     for name, own in SYNONYMS.items():
         if body.get(name) is not None and (body.get(own) is None or name.startswith("max_")):
-            body[own] = body[name]
+            body[own], names[own] = body[name], name
+    with named(names):
+        asked = _asked(body, model, defaults)
+    form = body.get("response_format")
+    if form is not None:
+        names |= dict.fromkeys(_response_format(form), "response_format")
+    asked.names = names
+    return asked
+
+
+def _asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     slots = whole(NONE, model.engine.cache.n_sequences - 1)
     given = read_fields(body, {**COMMON, "id_slot": slots})
     settings: dict[str, Any] = {
@@ -295,10 +307,11 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
         schema = form.get("schema")
         return {"json_schema": {"type": "object"} if schema is None else mapping(where, schema)}
     if kind == "json_schema":
-        outer = mapping(f"{where}.json_schema", form.get("json_schema", form))
-        schema = outer.get("schema")  # Responses has it one level up
-        lenient = outer.get("strict") is False
-        return {"json_schema": mapping(f"{where}.json_schema.schema", schema), "lenient": lenient}
+        if "json_schema" in form:  # Responses has all of it one level up
+            where = f"{where}.json_schema"
+            form = mapping(where, form["json_schema"])
+        schema = mapping(f"{where}.schema", form.get("schema"))
+        return {"json_schema": schema, "lenient": form.get("strict") is False}
     if kind in ("grammar", "regex"):
         return {kind: text(f"{where}.{kind}", form.get(kind))}
     raise ApiError(

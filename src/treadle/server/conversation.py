@@ -41,7 +41,11 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
     given, model = read_fields(body, FIELDS), service.model
     tools, wanted = read_tools(given), asked.wanted
     if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
-        raise ApiError(400, "tool_choice: with a grammar of its own, no call can be forced")
+        raise ApiError(
+            400,
+            "tool_choice: with a grammar of its own, no call can be forced",
+            param="tool_choice",
+        )
     prompt = conversation_text(body, service)
     asked.prompts = [check_length(model.tokenizer.encode_prompt(prompt), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
@@ -96,7 +100,11 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
     of text; arguments of calls as objects. Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
-        raise wrong("messages", messages, f"1 to {MAX_MESSAGES} messages")
+        raise ApiError(
+            400,
+            f"messages: expected 1 to {MAX_MESSAGES}, found {len(messages)}",
+            param="messages",
+        )
     system: list[str] = []
     made: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
@@ -104,7 +112,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         role = mapping(where, message).get("role")
         if not isinstance(role, str):
             raise wrong(f"{where}.role", role, "a string, such as user")
-        content = _content(f"{where}.content", message.get("content"))
+        content = content_text(f"{where}.content", message.get("content"))
         if role in _SYSTEM:
             system.append(content)
             continue
@@ -119,7 +127,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
     return first + made
 
 
-def _content(name: str, content: Any) -> str:
+def content_text(name: str, content: Any) -> str:
     """A content as one text. Raises ApiError for parts that are no text."""
     if content is None or isinstance(content, str):
         return content or ""

@@ -19,7 +19,7 @@ from treadle.server.embeddings import CUT, embed, embedder_of
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text
 from treadle.server.openai_chat import read_logprobs
 from treadle.server.openai_completions import read_prompts
-from treadle.server.problems import ApiError
+from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, encode, finished, read_json, result, ticking
 from treadle.speech import Said, Told
@@ -64,6 +64,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
     return asked
 
 
+@named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
@@ -75,6 +76,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     return asked
 
 
+@named({"json_schema": "format"})
 def read_generate(service: Service, body: dict[str, Any]) -> Asked:
     """What ``/api/generate`` asks for: a prompt is one message, unless it is raw."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)

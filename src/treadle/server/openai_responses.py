@@ -13,11 +13,11 @@ from starlette.requests import Request
 
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
-from treadle.server.conversation import read_conversation
+from treadle.server.conversation import content_text, read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
-from treadle.server.problems import ApiError
+from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
@@ -43,6 +43,7 @@ FIELDS: Table = {
 }
 
 
+@named({"response_format": "text.format", "messages": "input"})
 def read_response(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
@@ -109,13 +110,16 @@ def read_items(value: Any) -> list[dict[str, Any]]:
         where = f"input[{i}]"
         kind = mapping(where, item).get("type", "message")
         if kind == "message":
-            made.append({"role": item.get("role"), "content": item.get("content")})
+            role = text(f"{where}.role", item.get("role"))
+            content_text(f"{where}.content", item.get("content"))  # said where it stands here
+            made.append({"role": role, "content": item.get("content")})
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             made.append({"role": "assistant", "content": None, "tool_calls": [call]})
         elif kind == "function_call_output":
             said = item.get("output")
+            content_text(f"{where}.output", said)
             made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
         elif kind not in SKIPPED:
             raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")

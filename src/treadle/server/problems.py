@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
@@ -86,6 +87,23 @@ def within(where: str) -> Iterator[None]:
         raise problem from error
 
 
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """What goes wrong is said by the names that a client knows: ``names`` has them by ours."""
+    try:
+        yield
+    except (ApiError, TreadleError) as error:
+        problem = problem_of(error)
+        at = problem.param or ""
+        own = next((name for name in names if re.match(rf"{re.escape(name)}(?![\w-])", at)), None)
+        if own is None:
+            raise
+        if problem.message.startswith(own):
+            problem.message = names[own] + problem.message.removeprefix(own)
+        problem.param = names[own] + at.removeprefix(own)
+        raise problem from error
+
+
 def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
     """No room now; in ``retry_s`` there may be."""
     return ApiError(
@@ -110,5 +128,5 @@ def problem_of(error: BaseException) -> ApiError:
     if isinstance(error, FileError | CompileError | CacheError | DeviceError):
         return ApiError(500, str(error))
     if isinstance(error, TreadleError):
-        return ApiError(400, str(error))
+        return ApiError(400, str(error), param=error.setting)
     return ApiError(500, f"an internal error: {type(error).__name__}")

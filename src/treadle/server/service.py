@@ -133,7 +133,9 @@ class Service:
         def prepared() -> tuple[Asked, Any]:
             asked = read(self, *args)
             if len(asked.prompts) * asked.n > self.settings.max_requests:
-                raise ApiError(400, f"more than {self.settings.max_requests} texts in one call")
+                raise ApiError(
+                    400, f"more than {self.settings.max_requests} texts in one call", param="n"
+                )
             return asked, asked.requests(self.model)
 
         came_s = time.perf_counter() if came_s is None else came_s

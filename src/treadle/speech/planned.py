@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from treadle.answer import Answer, Quiet
-from treadle.errors import GrammarError
+from treadle.errors import GrammarError, of_setting
 from treadle.record import dataclass
 from treadle.speech.constraint import calls_behind, recipients, whole_answer, whole_json
 from treadle.speech.guide import Guide, Plan
@@ -63,9 +63,11 @@ class Planned:
 
 def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars) -> Planned:
     """Raises GrammarError where something must be enforced and cannot be."""
-    tools, warnings = _enforceable(wanted, grammars)
+    with of_setting("tools"):
+        tools, warnings = _enforceable(wanted, grammars)
     if wanted.schema is not None and wanted.lenient:
-        schema, left_out = kept_schema(wanted.schema)
+        with of_setting("json_schema"):
+            schema, left_out = kept_schema(wanted.schema)
         wanted, warnings = replace(wanted, schema=schema), [*warnings, *left_out]
     own = wanted.grammar is not None or wanted.regex is not None
     speech = manner.speech(
@@ -76,9 +78,9 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
     if bound is None and tools:
         if speech.begun:
             source = recipients(row, tools, grammars.tokenizer, parallel=wanted.parallel)
-            bound = grammars.lark(source)
+            bound = _of_tools(source, grammars)
         else:
-            lazy = grammars.lark(calls_behind(row, tools, grammars.tokenizer))
+            lazy = _of_tools(calls_behind(row, tools, grammars.tokenizer), grammars)
     if bound or lazy or (manner.thought and wanted.budget is not None):
         plan = Plan(
             grammars.tokenizer,
@@ -112,12 +114,18 @@ def _bound(
         parallel, begun = wanted.parallel, speech.begun
         other = None if wanted.forced else schema
         source = whole_answer(row, chosen, tokenizer, parallel=parallel, begun=begun, schema=other)
-        return grammars.lark(source)
+        return _of_tools(source, grammars)
     if schema is None:
         return None
     if manner.channels or speech.begun:
-        return grammars.lark(whole_json(row, schema, tokenizer, begun=speech.begun))
+        with of_setting("json_schema"):
+            return grammars.lark(whole_json(row, schema, tokenizer, begun=speech.begun))
     return grammars.schema(schema, lenient=wanted.lenient)
+
+
+@of_setting("tools")
+def _of_tools(source: str, grammars: Grammars) -> Grammar:
+    return grammars.lark(source)
 
 
 def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]]:

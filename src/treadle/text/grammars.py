@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-from treadle.errors import GrammarError
+from treadle.errors import GrammarError, of_setting
 from treadle.text.grammar import Grammar, Matcher
 from treadle.text.json_schema import Schema, schema_text
 from treadle.text.tokenizer import Tokenizer
@@ -36,12 +36,14 @@ class Grammars:
                 self._kept.popitem(last=False)
         return made
 
+    @of_setting("grammar")
     def gbnf(self, grammar: str) -> Grammar:
         """llama.cpp's notation. Raises GrammarError."""
         if not isinstance(grammar, str):
             raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
         return self.get("gbnf", grammar, lambda: Grammar.from_gbnf(grammar, self.tokenizer))
 
+    @of_setting("json_schema")
     def schema(self, schema: Schema, *, lenient: bool = False) -> Grammar:
         """JSON of a schema; ``lenient`` as in ``Grammar.from_json_schema``. Raises GrammarError."""
         text = schema_text(schema)
@@ -51,6 +53,7 @@ class Grammars:
             lambda: Grammar.from_json_schema(text, self.tokenizer, lenient=lenient),
         )
 
+    @of_setting("regex")
     def regex(self, pattern: str) -> Grammar:
         """A whole answer that matches. Raises GrammarError."""
         if not isinstance(pattern, str):
