@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import weakref
 from functools import cached_property
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from treadle.record import dataclass
 from treadle.text.gbnf import parse_gbnf
 from treadle.text.json_schema import Schema, schema_source
 from treadle.text.lexing import hard_rules, larks, special_tokens
-from treadle.text.vocab import TokenType
+from treadle.text.masked_vocab import vocabulary_of
 
 if TYPE_CHECKING:
     from treadle.text.tokenizer import Tokenizer
@@ -171,7 +170,7 @@ class Matcher:
     def __init__(self, grammar: Grammar) -> None:
         from llguidance import LLMatcher
 
-        vocabulary = _vocabulary(grammar.tokenizer)
+        vocabulary = vocabulary_of(grammar.tokenizer)
         self._n: int = vocabulary.vocab_size
         self._grammar = grammar
         self._ids: list[int] = []  # what has been accepted
@@ -321,8 +320,8 @@ def _work(queue: SimpleQueue[LateBits]) -> None:
 
 
 def _limits() -> Any:
-    """What one token may take, on a vocabulary of 128,000: fixed texts that these let through take
-    up to 20 ms for it, objects of many properties 30, and the token that reaches a limit 0.1 s.
+    """What one token may take on a vocabulary of 128,000: 20 ms for a fixed text or an object of
+    1000 properties, 0.2 s for ambiguous recursion.
 
     ``step_max_items`` and ``max_items_in_row`` are above llguidance's own, which refuse the first
     token of many grammars: they count for all tokens together. ``initial_lexer_fuel`` is below: it
@@ -332,10 +331,10 @@ def _limits() -> Any:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=8_000,
+        max_items_in_row=6_000,
         initial_lexer_fuel=150_000,
         step_lexer_fuel=2_000_000,
-        step_max_items=500_000,
+        step_max_items=80_000,
         max_lexer_states=50_000,
         max_grammar_size=2_000_000,
         verbose_errors=False,
@@ -354,7 +353,7 @@ def _complaints(source: str, tokenizer: Tokenizer) -> tuple[bool, list[str]]:
     """
     from llguidance import LLMatcher
 
-    vocabulary = _vocabulary(tokenizer)
+    vocabulary = vocabulary_of(tokenizer)
     found = LLMatcher.validate_grammar_with_warnings(source, vocabulary, limits=_limits())
     wrong, messages = found
     return bool(wrong), [_in_words(message) for message in messages]
@@ -376,42 +375,3 @@ def _in_words(message: str) -> str:
 
 
 _COPYING = threading.Lock()
-
-# Building one takes 60 ms for 32,000 tokens and 300 ms for 128,000: once for each tokenizer.
-_VOCABULARIES: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
-
-
-def _vocabulary(tokenizer: Tokenizer) -> Any:
-    found = _VOCABULARIES.get(tokenizer)
-    if found is None:
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        vocabulary = TokenizerWrapper(_Bytes(tokenizer))
-        found = LLTokenizer(vocabulary, eos_token=sorted(tokenizer.eog) or None)
-        _VOCABULARIES[tokenizer] = found
-    return found
-
-
-class _Bytes:
-    """A vocabulary as llguidance wants it; a weak reference, for llguidance keeps this."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        n = tokenizer.n_vocab
-        self._tokenizer = weakref.ref(tokenizer)
-        self.tokens = tokenizer.all_token_bytes()
-        hidden = tokenizer.vocab.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
-        self.special_token_ids = sorted(tokenizer.eog.union(hidden))
-        self.bos_token_id = tokenizer.bos
-        if tokenizer.eog:
-            self.eos_token_id = min(tokenizer.eog)
-        else:  # no token ends this model's texts; the grammar needs one to stand for the end
-            self.eos_token_id = n
-            self.tokens.append(b"<treadle:end>")
-            self.special_token_ids.append(n)
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        tokenizer = self._tokenizer()
-        if tokenizer is None:
-            return []
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return tokenizer.encode_plain(text, start=False)
