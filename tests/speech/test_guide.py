@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import treadle
-from tests.speech.families import FAMILIES, TOOLS, row
+from tests.speech.families import FAMILIES, JSON, TOOLS, row
 from treadle.answer import Answer, Quiet
 from treadle.errors import GrammarError
-from treadle.speech import Manner, Told
+from treadle.speech import Manner, Said, Thought, Told
 from treadle.speech.guide import Guide
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.rows import HERMES, ROWS, THOUGHTS, Channels
@@ -221,7 +222,6 @@ def test_the_budget_of_reasoning(budget: int, tokenizer: Tokenizer, grammars: Gr
         ids.append(int(logits.argmax()))
         guide.accept(ids[-1])
     assert ids[budget : budget + len(close)] == close
-    assert guide.bits() is None
     found = told(plan, tokenizer.decode(ids, start=False))
     assert found.reasoning or not budget
     assert found.content
@@ -236,9 +236,68 @@ def test_reasoning_that_the_text_opens_counts_too(tokenizer: Tokenizer, grammars
     logits = np.zeros(tokenizer.n_vocab, np.float32)
     guide.mask(logits)
     assert (logits == 0).sum() == 1
-    none = guide_of(plan)
-    put(none, tokenizer, "so it is, and that is all of it")
-    assert none.bits() is None
+
+
+# The packaged vocabulary's texts end with <|end|>: another mark stands for it.
+OF_CHANNELS = replace(Channels.thought, close="<|over|>")
+
+
+def stubborn(guide: Guide, tokenizer: Tokenizer, text: str, n: int) -> list[int]:
+    """What a model writes that wants to write ``text``, again and again."""
+    rng, ids, wanted = np.random.default_rng(1), list[int](), list[int]()
+    for _ in range(n):
+        wanted = wanted or tokenizer.encode_plain(text, start=False)
+        logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
+        logits[list(tokenizer.eog)] = -9
+        logits[wanted[0]] += 50
+        guide.mask(logits)
+        ids.append(int(logits.argmax()))
+        wanted = wanted[1:] if ids[-1] == wanted[0] else []
+        guide.accept(ids[-1])
+    return ids
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("thought", [*THOUGHTS, OF_CHANNELS], ids=lambda t: t.open)
+@pytest.mark.parametrize("tools", [{}, SMALL], ids=["plain", "tools"])
+def test_the_budget_is_of_all_reasoning(
+    tools: Any, thought: Thought, opened: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """A model that opens it again and again, at once or behind some words."""
+    channels = thought is OF_CHANNELS
+    if channels and opened:
+        pytest.skip("no prompt of its templates opens it")
+    manner = Manner(thought=thought, channels=channels, row=row("harmony") if channels else HERMES)
+    plan = planned(manner, grammars, thought.open if opened else "", tools=tools, budget=4)
+    n_close = len(tokenizer.encode(thought.close, bos=False))
+    message = f"{thought.between}{Channels.final}so" if channels else "so\n"
+    for before in ("", "\n" if not channels else thought.between, message):
+        ids = stubborn(guide_of(plan), tokenizer, f"{before}{thought.open}and so on", 120)
+        scanner, n_thought, parts = plan.speech.scanner(), 0, list[Said]()
+        for id in ids:
+            n_thought += scanner.in_reasoning
+            parts += scanner.feed(tokenizer.decode([id], start=False))
+        assert n_thought <= 4 + n_close, tokenizer.decode(ids, start=False)
+        assert bool(n_thought) == (opened or before != message), before
+        content = Told.of(parts).content
+        assert content or channels  # which has no message without its mark
+        assert thought.sign not in content
+
+
+def test_without_a_budget_reasoning_may_be_opened_again(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """The mark of a call within it is none, for the guide as for the scanner."""
+    begun = "<tool_call>\nx"
+    for thought, between in ((THINK, "\n"), (Channels.thought, Channels.start)):
+        channels = thought is Channels.thought
+        manner = Manner(thought=thought, channels=channels, row=HERMES)
+        plan = planned(manner, grammars)
+        guide, one = guide_of(plan), f"{thought.open}{begun}{thought.close}"
+        put(guide, tokenizer, f"{one}{between}{one}")
+        if not channels:
+            put(guide, tokenizer, FAMILIES["hermes"].f.replace(JSON, '{"text": "b", "n": 1}'))
+        assert told(plan, f"{one}{between}{one}").reasoning == begun * 2
 
 
 def test_without_anything_wanted_nothing_is_computed(grammars: Grammars) -> None:

@@ -2,7 +2,7 @@
 
 A grammar holds behind reasoning, or from the mark of a call to its end; elsewhere a model writes
 what it will, and nothing is computed. Reasoning that is longer than its budget is ended: the tokens
-of its closing mark are all that may follow.
+of its closing mark are all that may follow. Where there is a budget, reasoning is not opened again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from treadle.text.tokenizer import Tokenizer
 _BARE = re.compile(rb'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name"\s*:\s*")')
 _MAY_BE_BARE = re.compile(rb"\s*(?:<\|?p?y?t?h?o?n?_?t?a?g?\|?>?)?\s*(?:\{[^}]{0,40})?")
 _PIECES: weakref.WeakKeyDictionary[Tokenizer, list[bytes]] = weakref.WeakKeyDictionary()
+_UNOPENED: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, int], bytes]] = (
+    weakref.WeakKeyDictionary()
+)
 _GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
 
 
@@ -88,8 +91,26 @@ class Plan:
         ]
         if not bad:
             return None
+        return self._bits_but(bad)
+
+    def bits_unopened(self, text: bytes) -> bytes:
+        """A mask without tokens that open reasoning behind ``text``. One holds for most of an
+        answer: made once for a tokenizer.
+        """
+        assert self.thought is not None
+        sign = self.thought.sign.encode()
+        missing = _missing(text, sign) or sign
+        made = _UNOPENED.setdefault(self.tokenizer, {})
+        found = made.get((sign, len(missing)))
+        if found is None:
+            pieces = enumerate(self.pieces)
+            bad = [id for id, p in pieces if p.startswith(missing) or sign in p]
+            found = made[sign, len(missing)] = self._bits_but(bad)
+        return found
+
+    def _bits_but(self, missing: Sequence[int]) -> bytes:
         allowed = np.ones(self.tokenizer.n_vocab, np.bool_)
-        allowed[bad] = False
+        allowed[list(missing)] = False
         return np.packbits(allowed, bitorder="little").tobytes()
 
 
@@ -99,6 +120,7 @@ class Guide:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._text = b""  # what may be the beginning of a mark, and what stands before it
+        self._said = b""  # the end of what was said since reasoning or a call
         self._n_thought = 0  # tokens of reasoning
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
@@ -173,12 +195,18 @@ class Guide:
         if self._plan.bound is not None and token != self._opening():
             self._behind()
             return self.accept(token)
-        self._text += self._plan.tokenizer.token_bytes(token)
+        self._begins(thought, self._plan.tokenizer.token_bytes(token))
+
+    def _begins(self, thought: Thought, said: bytes) -> None:
+        """Text where reasoning may be opened."""
+        self._text += said
         text, mark = self._text.lstrip(), thought.open.encode()
-        if text.startswith(mark):
-            self._text, self._state = text[len(mark) :], "thinking"
+        after = thought.between.encode()
+        begun = text.removeprefix(after)
+        if begun.startswith(mark):
+            self._text, self._state = begun[len(mark) :], "thinking"
             self._watch()
-        elif not mark.startswith(text):
+        elif not (mark.startswith(begun) or after.startswith(text)):
             said, self._text = self._text, b""
             self._behind()
             self._say(said)
@@ -199,9 +227,10 @@ class Guide:
         self._text += self._plan.tokenizer.token_bytes(token)
         _, found, rest = self._text.partition(close)
         if found:
-            self._text = b""
-            self._behind(gap=True)
-            if rest.strip(b"\n"):
+            self._closed()
+            if self._state == "start":
+                self._begins(thought, rest)
+            elif rest.strip(b"\n"):
                 self._say(rest)
             return
         self._text = self._text[-len(close) :]
@@ -219,7 +248,16 @@ class Guide:
     def _accept_forced(self, token: int) -> None:
         del self._forced[0]
         if not self._forced:
-            self._text = b""
+            self._closed()
+
+    def _closed(self) -> None:
+        """Reasoning has ended. More may follow, as the scanner has it, unless its tokens are
+        counted.
+        """
+        self._text = b""
+        if self._plan.bound is None and self._plan.budget is None:
+            self._state = "start"
+        else:
             self._behind(gap=True)
 
     def _behind(self, *, gap: bool = False) -> None:
@@ -243,15 +281,20 @@ class Guide:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def _bits_plain(self) -> None:
-        return None
-
-    def _accept_plain(self, token: int) -> None:
-        pass
+    def _bits_plain(self) -> bytes | None:
+        plan = self._plan
+        if plan.thought is None or plan.budget is None:
+            return None
+        return plan.bits_unopened(self._said)
 
     def _bits_free(self) -> bytes | None:
         missing = _missing(self._text, self._plan.trigger)
-        return self._plan.bits_without(missing, self._plan.heads) if missing else None
+        own = self._plan.bits_without(missing, self._plan.heads) if missing else None
+        unopened = self._bits_plain()
+        return _both(own, unopened) if own and unopened else own or unopened
+
+    def _accept_plain(self, token: int) -> None:
+        self._say(self._plan.tokenizer.token_bytes(token))
 
     def _accept_free(self, token: int) -> None:
         self._say(self._plan.tokenizer.token_bytes(token))
@@ -259,6 +302,8 @@ class Guide:
     def _say(self, said: bytes) -> None:
         """Text where a call may begin."""
         plan = self._plan
+        if plan.thought is not None:
+            self._said = (self._said + said)[-len(plan.thought.sign.encode()) :]
         if self._state != "free" or plan.lazy is None:
             return
         self._text += said
@@ -297,7 +342,7 @@ class Guide:
         assert self._matcher is not None
         self._matcher.accept(token)
         if self._plan.bound is None and self._matcher.done:
-            self._matcher = None
+            self._matcher, self._said = None, b""
             once = self._plan.once or not self._plan.trigger
             self._state = "over" if once and self._plan.tokenizer.eog else "free"
 
@@ -314,6 +359,10 @@ def _missing(text: bytes, mark: bytes) -> bytes:
         if mark.startswith(text[-n:]):
             return mark[n:]
     return b""
+
+
+def _both(a: bytes, b: bytes) -> bytes:
+    return (np.frombuffer(a, np.uint8) & np.frombuffer(b, np.uint8)).tobytes()
 
 
 def _either(a: bytes, b: bytes) -> bytes:

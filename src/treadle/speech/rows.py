@@ -17,6 +17,14 @@ class Thought:
 
     open: str
     close: str
+    between: str = ""  # what begins another message, which may be reasoning too
+
+    @property
+    def sign(self) -> str:
+        """What no text has but reasoning that begins: ``open``, or its part that tells it from
+        other messages.
+        """
+        return self.open.removesuffix(Channels.message).rstrip()
 
 
 THOUGHTS = (
@@ -34,7 +42,7 @@ class Channels:
     """gpt-oss: an answer is messages, each with a header that names its channel."""
 
     start, message, end = "<|start|>assistant", "<|message|>", "<|end|>"
-    thought = Thought("<|channel|>analysis<|message|>", "<|end|>")
+    thought = Thought("<|channel|>analysis<|message|>", "<|end|>", between=start)
     final = "<|channel|>final<|message|>"
     marks = (start, message, end, "<|channel|>", "<|constrain|>")
     call = re.compile(r"to=functions\.([^\s<]+)")
