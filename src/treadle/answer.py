@@ -17,6 +17,7 @@ from treadle.reuse import Reuse
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
+    from treadle.model import Model
     from treadle.text.tokenizer import StreamDecoder, Tokenizer
 
 
@@ -209,6 +210,17 @@ class Quiet:
             return len(text)
         self._state = "over"
         return at + max(0, found + len(self._close) - len(self._tail))
+
+
+def speller(model: Model, stop: list[str]) -> Tokenizer:
+    """What gives ids their text: the file's tokenizer, or, of a file without a vocabulary and where
+    nothing but ids is wanted, what gives them none.
+    """
+    from treadle.text.no_vocabulary import NoVocabulary, has_vocabulary
+
+    if stop or has_vocabulary(model.gguf):
+        return model.tokenizer
+    return NoVocabulary(model.config.n_vocab)
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:

@@ -53,6 +53,17 @@ class Part(NamedTuple):
     second: int = NEVER
 
 
+def of_runs(pooled: Ids[np.ndarray], n: int, step: int, pooling: str, unit: bool) -> np.ndarray:
+    """The vector ``[1, n_embd]`` of a text of ``n`` tokens from what runs of ``step`` have pooled;
+    ``unit``: of length 1.
+    """
+    rows = [row.astype(np.float64) for row in pooled]
+    mean = np.average(rows, 0, [min(step, n - at) for at in range(0, n, step)])
+    vector = {"mean": mean, "first": rows[0], "last": rows[-1]}[pooling]
+    length = np.linalg.norm(vector) if unit else 1.0
+    return np.asarray(vector / (length or 1.0), np.float32)
+
+
 def in_runs(texts: Iterable[Ids[int]], max_tokens: int, max_texts: int) -> Iterator[list[Ids[int]]]:
     """``texts`` in order, in lists of as many as a run takes; a longer text is alone in its own."""
     batch: list[Ids[int]] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from treadle.batch import NEVER, Part, RopeTable, Run, in_runs
+from treadle.batch import NEVER, Part, RopeTable, Run, in_runs, of_runs
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kernels.top import RESULT
@@ -175,13 +175,9 @@ class Engine:
         return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
-        self,
-        texts: Ids[Ids[int]],
-        seconds: Ids[int] | None = None,
-        *,
-        unit: bool = True,
+        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True,
         lora: Lora | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
         the output norm, pooled as ``config.pooling`` says; without ``unit`` as pooled. Texts that
         fit a run, or one text. ``seconds``: ``Part.second`` of each; ``lora``: the adapters that
@@ -210,8 +206,8 @@ class Engine:
                     for seq in seqs:
                         seq.close()
             alone = zip(texts, seconds, strict=True)  # not all at once, then
-            each_alone = [self.embed([ids], [at], unit=unit, lora=lora) for ids, at in alone]
-            return np.concatenate(each_alone)
+            rows = [self.embed([ids], [at], unit=unit, lora=lora) for ids, at in alone]
+            return np.concatenate(rows)
 
     def states(self, ids: Ids[int]) -> np.ndarray:
         """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
@@ -227,20 +223,12 @@ class Engine:
         """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
         read = partial(self._read, "pooled", "n_parts")
         pooled = self._in_runs(ids, read, "embedding", lora)
-        pooled = [row.astype(np.float64) for row in pooled]
-        n, step = len(ids), self.max_tokens
-        mean = np.average(pooled, 0, [min(step, n - at) for at in range(0, n, step)])
-        vector = {"mean": mean, "first": pooled[0], "last": pooled[-1]}[self.config.pooling]
-        length = np.linalg.norm(vector) if unit else 1.0
-        return np.asarray(vector / (length or 1.0), np.float32)
+        return of_runs(pooled, len(ids), self.max_tokens, self.config.pooling, unit)
 
     def _in_runs(
-        self,
-        ids: Ids[int],
-        read: Callable[[Ready], np.ndarray],
-        output: str,
+        self, ids: Ids[int], read: Callable[[Ready], np.ndarray], output: str,
         lora: Lora | None = None,
-    ) -> list[np.ndarray]:
+    ) -> list[np.ndarray]:  # fmt: skip
         """Read a text in as many runs as it takes, in a sequence of its own: what each gives."""
         n, step = len(ids), self.max_tokens
         seq = self.cache.sequence(lora=lora)

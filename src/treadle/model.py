@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from treadle.answer import Answer, stop_strings
+from treadle.answer import Answer, speller, stop_strings
 from treadle.arguments import (
     SAMPLING_FIELDS,
     add_adapters,
@@ -179,15 +179,6 @@ class Model:
             self.gguf.check()  # its own error, rather than what a tokenizer says of zeros
 
     @cached_property
-    def _speller(self) -> Tokenizer:
-        """The file's tokenizer; of a file without a vocabulary what gives ids no text."""
-        from treadle.text.no_vocabulary import NoVocabulary, has_vocabulary
-
-        if has_vocabulary(self.gguf):
-            return self.tokenizer
-        return NoVocabulary(self.config.n_vocab)
-
-    @cached_property
     def template(self) -> ChatTemplate:
         """The file's chat template, or the built-in one of its family."""
         from treadle.text.template import load_template
@@ -257,10 +248,8 @@ class Model:
         alternatives to each token ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how
         much of each adapter, by name, in place of what ``load`` was told; a session has its own.
 
-        A file without a vocabulary takes ids and gives ids: pieces are empty, and no token ends a
-        text. Raises ContextFullError for a prompt longer than the context, GrammarError,
-        SamplingError, TypeError for a name that is no setting, and UnsupportedError for text where
-        there is no vocabulary.
+        Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
+        TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
         """
         if session is not None and getattr(session, "engine", None) is not self.engine:
             raise TreadleError("the session is of another model")
@@ -269,12 +258,10 @@ class Model:
             raise TreadleError("the prompt is empty: there is no token to go on from")
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
         limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
-        stop, rule = stop_strings(stop), constraint
-        tokenizer = self.tokenizer if stop else self._speller
+        tokenizer, rule = speller(self, stop := stop_strings(stop)), constraint
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
-        own: Any = {"eog": tokenizer.eog, "constraint": rule}
-        own["tokenizer"] = tokenizer if tokenizer.has_text else None
+        own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer, "constraint": rule}
         sampler = Sampler(settings, self.config.n_vocab, **own)
         self.engine.cache.check_context(len(ids))
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)

@@ -28,9 +28,9 @@ from treadle.convert.hf_names import (
     SEED_OSS,
     STARCODER2,
 )
+from treadle.convert.hf_rope import fourth_still
 from treadle.convert.hf_windows import all_but_every, every_layer, in_use, upper_layers
 from treadle.files.keys import Keys
-from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
 
 GELU_TANH = "gelu_pytorch_tanh"
 
@@ -92,24 +92,6 @@ _GEMMA_EMBEDDING = replace(
 
 def _gemma3(keys: Keys) -> Family | None:
     return _GEMMA_EMBEDDING if keys.flag("use_bidirectional_attention", False) else None
-
-
-def _smollm3(keys: Keys, n_layer: int) -> dict[str, Any]:
-    """No key of GGUF says which layers do not turn: others than llama.cpp takes are refused."""
-    key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without a rope"
-    flags = keys.get(key)  # 1 where there is a rope, whatever the name says
-    if flags is None:
-        key = "no_rope_layer_interval"
-        found = by_period(keys.integer(key, NOPE_PERIOD), n_layer)
-    elif (
-        isinstance(flags, list) and len(flags) == n_layer and all(flag in (0, 1) for flag in flags)
-    ):
-        found = [bool(flag) for flag in flags]
-    else:
-        keys.fail(key, f"is {flags!r:.60}", f"{n_layer} flags")
-    if found != by_period(NOPE_PERIOD, n_layer):
-        keys.refuse(key, f"is {keys.get(key)!r:.60}: treadle has {every} in this architecture")
-    return {}
 
 
 _COHERE = {
@@ -178,7 +160,7 @@ FAMILIES: dict[str, Family] = {
             "tie_word_embeddings": True,
         },
         windowed=in_use,
-        more=_smollm3,
+        more=fourth_still,
     ),
     "granite": Family(
         "granite",

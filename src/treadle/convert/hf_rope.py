@@ -16,6 +16,7 @@ import numpy.typing as npt
 from treadle.convert.hf_family import Family
 from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS, YARN_TRUNCATE
+from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
 from treadle.models.rope import FACTORS, LONG, SHORT
 
 Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
@@ -206,3 +207,23 @@ _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
 def f32(value: float) -> float:
     """As GGUF will have it, so that a model is the same before and after conversion."""
     return float(np.float32(value))
+
+
+def fourth_still(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """SmolLM 3: no key of GGUF says which layers do not turn, so others than llama.cpp takes are
+    refused.
+    """
+    key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without a rope"
+    flags = keys.get(key)  # 1 where there is a rope, whatever the name says
+    if flags is None:
+        key = "no_rope_layer_interval"
+        found = by_period(keys.integer(key, NOPE_PERIOD), n_layer)
+    elif (
+        isinstance(flags, list) and len(flags) == n_layer and all(flag in (0, 1) for flag in flags)
+    ):
+        found = [bool(flag) for flag in flags]
+    else:
+        keys.fail(key, f"is {flags!r:.60}", f"{n_layer} flags")
+    if found != by_period(NOPE_PERIOD, n_layer):
+        keys.refuse(key, f"is {keys.get(key)!r:.60}: treadle has {every} in this architecture")
+    return {}

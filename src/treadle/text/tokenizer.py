@@ -55,7 +55,6 @@ class Tokenizer(abc.ABC):
     tells what about the file is doubtful; ``model`` and ``pre`` are GGUF's names of the kind.
     """
 
-    has_text = True  # tokens stand for text
     adds_space = False  # the tokenizer puts a space of its own before a text
     pre = ""
 
