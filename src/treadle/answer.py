@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.errors import TreadleError
 from treadle.record import dataclass
@@ -17,7 +17,6 @@ from treadle.reuse import Reuse
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
-    from treadle.model import Model
     from treadle.text.tokenizer import StreamDecoder, Tokenizer
 
 
@@ -210,6 +209,16 @@ class Quiet:
             return len(text)
         self._state = "over"
         return at + max(0, found + len(self._close) - len(self._tail))
+
+
+class Model(Protocol):
+    """What is asked of a model here."""
+
+    gguf: Any
+    config: Any
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
 
 def speller(model: Model, stop: list[str]) -> Tokenizer:
