@@ -241,13 +241,35 @@ def test_arguments_are_sent_as_they_come(agent: TestClient) -> None:
 
 
 def test_several_calls_may_be_required(agent: TestClient) -> None:
-    """As many as the context has room for, up to 16."""
+    """As many as the context has room for, up to 16; the last one is perhaps cut."""
     tools = [{"type": "function", "function": {"name": "g", "parameters": PARAMETERS}}]
     body: dict[str, Any] = {"messages": HI, "tools": tools, "tool_choice": "required"}
     choice = post(agent, CHAT, **body, ignore_eos=True)["choices"][0]
     calls = choice["message"]["tool_calls"]
     assert 4 < len(calls) <= 16
+    calls = calls[: len(calls) - (choice["finish_reason"] == "length")]
     assert all(json.loads(call["function"]["arguments"])["a"] in (1, 2) for call in calls)
+
+
+@pytest.mark.parametrize("n", [1, 14, 17, 22, 30])
+def test_a_forced_call_that_is_cut(n: int, agent: TestClient) -> None:
+    """Never text: a call with what of its arguments was written, or nothing yet."""
+    tool = {"name": "f", "input_schema": PARAMETERS}
+    choice = {"type": "tool", "name": "f"}
+    body: dict[str, Any] = {"messages": HI, "tools": [tool], "tool_choice": choice}
+    body["max_tokens"] = n
+    found = post(agent, "/v1/messages", **body)
+    assert [block["type"] for block in found["content"]] in ([], ["tool_use"])
+    assert all(isinstance(block["input"], dict) for block in found["content"])
+    assert found["stop_reason"] in ("max_tokens", "tool_use")
+    options = {"num_predict": n}
+    told = post(agent, "/api/chat", messages=HI, tools=[F], stream=False, options=options)
+    assert "<tool_call>" not in told["message"]["content"]
+    chosen = {"type": "function", "function": {"name": "f"}}
+    cut: dict[str, Any] = {"messages": HI, "tools": [F], "tool_choice": chosen, "max_tokens": n}
+    message = post(agent, CHAT, **cut)["choices"][0]["message"]
+    assert not message["content"]
+    assert len(message.get("tool_calls", [])) == len(found["content"])
 
 
 def test_tools_together_with_a_schema(agent: TestClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_every_row_is_tried() -> None:
 def test_calls_of_every_family(written: Any, streams: bool, seed: int) -> None:
     name, text, calls = written
     own = row(name)
-    speech = {"row": own, "channels": own.channels, "streams": streams}
+    speech = {"row": own, "channels": own.channels, "streams": streams, "sure": streams}
     assert tell(text, cut(seed), **speech) == ("", "", calls)
 
 
@@ -137,7 +138,8 @@ def test_calls_of_every_family(written: Any, streams: bool, seed: int) -> None:
 def test_arguments_are_told_as_they_come(name: str) -> None:
     """Each character of the text in it by itself, as soon as no mark can begin with it."""
     own, text = row(name), FAMILIES[name].f
-    scanner = Speech(row=own, channels=own.channels, tools=TOOLS, streams=True).scanner()
+    speech = Speech(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=True)
+    scanner = speech.scanner()
     parts = [part for char in text for part in scanner.feed(char)]
     assert [part.kind for part in parts[:1]] == ["call"]
     fragments = [part.text for part in parts[1:] if part.kind == "arguments"]
@@ -145,17 +147,98 @@ def test_arguments_are_told_as_they_come(name: str) -> None:
     assert json.loads("".join(fragments)) == ARGUMENTS
 
 
+Cut = tuple[str, list[tuple[str, str]]]
+
+
+def told_of(text: str, sizes: list[int], speech: Speech) -> Cut:
+    """Content, and calls with their arguments as written, of a text that is cut."""
+    scanner, parts, at = speech.scanner(), list[Said](), 0
+    for size in sizes:
+        parts += scanner.feed(text[at : at + size])
+        at += size
+    parts += scanner.feed(text[at:], last=True)
+    told = Told.of(parts)
+    return told.content, [(call.name, call.arguments) for call in told.calls]
+
+
+BEFORE = {"recipient": "all\nso ", "harmony": f"{Channels.final}so {Channels.end}{Channels.start}"}
+
+
+@pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_that_is_cut_off(name: str) -> None:
-    """Without streaming it is content; with it what was told stays."""
+def test_a_call_that_is_cut(name: str, forced: bool) -> None:
+    """It is a call once its name is known, with the arguments that were written; before that it is
+    nothing. So it is however the text comes, and whether arguments are told at once.
+    """
+    own, family = row(name), FAMILIES[name]
+    bare = not own.trigger
+    before = "" if forced or bare else BEFORE.get(name, "so ")
+    begun = before.startswith("all")
+    speech = Speech(
+        row=own, channels=own.channels, tools=TOOLS, forced=forced, sure=True, begun=begun
+    )
+    text = before + (family.several or family.f)
+    whole = told_of(text, [], speech)
+    n_before = 0
+    for end in range(len(before), len(text) + 1):
+        content, calls = found = told_of(text[:end], [], speech)
+        assert found == told_of(text[:end], cut(end), speech)
+        assert found == told_of(text[:end], cut(end), replace(speech, streams=True))
+        if not bare or forced or calls:
+            mark = content.removeprefix("so ")  # a beginning of it may be text
+            assert not mark or (not forced and own.sign.startswith(mark) and mark != own.sign)
+        assert len(calls) >= n_before
+        n_before = len(calls)
+        for (name_of, written), (same, all_of_it) in zip(calls, whole[1], strict=False):
+            assert name_of == same
+            assert all_of_it.startswith(written)
+    assert [json.loads(written) for _, written in whole[1]] == [ARGUMENTS, {}][: len(whole[1])]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f', []),
+        ("hermes", '<tool_call>\n{"name": "f"', [("f", "")]),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"text": "a', [("f", '{"text": "a')]),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {}', [("f", "{}")]),
+        ("json", '{"name": "f", "para', [("f", "")]),
+        ("json", '<|python_tag|>{"name": "', []),
+        ("tags", "<tool_call>\n<function=f", []),
+        ("tags", "<tool_call>\n<function=f>", [("f", "")]),
+        ("tags", "<tool_call>\n<function=f>\n<parameter=text>\na\n", [("f", '{"text": "a')]),
+        ("tags", "<tool_call>\n<function=f>\n<parameter=n>\n-3", [("f", '{"n": ')]),
+        ("mistral-id", "[TOOL_CALLS]f[CALL_", [("f", "")]),
+        ("mistral-id", "[TOOL_CALLS]f[CALL_ID]abc", [("f", "")]),
+        ("mistral-list", "[TOOL_CALLS]", []),
+        ("action", "<|START_ACTION|>", []),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f", []),
+        ("deepseek-r1", "<｜tool▁calls▁begin｜>", []),
+        ("harmony", "<|channel|>commentary to=functions.f", []),
+        ("harmony", "<|channel|>commentary to=functions.f <|constrain|>json", [("f", "")]),
+        ("gemma", '<|tool_call>call:f{text:<|"|>a<|"', [("f", '{"text": "a')]),
+    ],
+)
+def test_when_a_call_has_begun(name: str, text: str, calls: list[Any]) -> None:
+    own = row(name)
+    speech = Speech(row=own, channels=own.channels, tools=TOOLS, sure=True)
+    assert told_of(text, [], speech) == ("", calls)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_where_it_may_be_none_a_cut_call_is_content(name: str) -> None:
     own, text = row(name), FAMILIES[name].f
     for end in range(1, len(text) - 12):
         speech: dict[str, Any] = {"row": own, "channels": own.channels, "tools": TOOLS}
         told = Told.of(Speech(**speech).scanner().feed(text[:end], last=True))
         assert own.channels or (told.content or told.calls)
-        streamed = Told.of(Speech(**speech, streams=True).scanner().feed(text[:end], last=True))
-        for call in streamed.calls:
-            assert call.name == "f"
+
+
+def test_json_that_may_be_none_is_content_where_no_call_is_forced() -> None:
+    speech = Speech(row=BARE, tools=TOOLS, sure=True)
+    for text in ('{"x', '{"name": "x", "age": 1', "{", " "):
+        assert told_of(text, [], speech) == (text, [])
+        assert told_of(text, [], replace(speech, forced=True)) == ("", [])
 
 
 def test_text_is_told_as_soon_as_it_is_certain() -> None:

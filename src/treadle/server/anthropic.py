@@ -28,6 +28,7 @@ from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
+from treadle.speech.arguments import arguments_of
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning
 # of a prompt would ever be found in the cache.
@@ -273,7 +274,7 @@ def _blocks(parts: list[Said]) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     for part in parts:
         if part.kind == "arguments":
-            blocks[-1]["input"] = json.loads(part.text)
+            blocks[-1]["input"] = arguments_of(part.text)
         else:
             blocks.append(_opening(part))
             if part.call is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from treadle.record import dataclass
 from treadle.server.problems import ApiError, problem_of
 from treadle.server.texts import NONE
-from treadle.speech.scanner import merged
+from treadle.speech.said import merged
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob

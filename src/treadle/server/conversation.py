@@ -56,7 +56,6 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
         forced=tools.forced,
         parallel=tools.parallel,
         budget=_budget(given, service) if wanted.budget is None else wanted.budget,
-        streams=asked.stream and wanted.streams,
     )
     asked.plan(model, service.manner, prompt)
 

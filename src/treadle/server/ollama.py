@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -23,6 +22,7 @@ from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, encode, finished, read_json, result, ticking
 from treadle.speech import Said, Told
+from treadle.speech.arguments import arguments_of
 from treadle.version import __version__
 
 Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
@@ -128,7 +128,7 @@ def _message(told: Told) -> dict[str, Any]:
         made["thinking"] = told.reasoning
     if told.calls:
         made["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            {"function": {"name": call.name, "arguments": arguments_of(call.arguments)}}
             for call in told.calls
         ]
     return {"message": made}

@@ -5,7 +5,8 @@ the command line read answers by it.
 
     rows.py       how families of models write calls and reason: a row each
     arguments.py  arguments in their notations to JSON, while they come
-    scanner.py    an answer's parts, while it comes
+    said.py       an answer's parts, and all of them
+    scanner.py    the parts, while it comes
     manner.py     which row a chat template has
     messages.py   conversations with calls, as a template renders them
     constraint.py grammars of calls
@@ -16,7 +17,8 @@ Calls end where their JSON ends, whatever a string in it says.
 
 from treadle.speech.manner import Manner, find_manner, find_thought
 from treadle.speech.rows import ROWS, Row, Thought
-from treadle.speech.scanner import Said, Scanner, Speech, Told, ToolCall
+from treadle.speech.said import Said, Told, ToolCall
+from treadle.speech.scanner import Scanner, Speech
 
 __all__ = [
     "ROWS",

@@ -192,6 +192,8 @@ class CallObject:
                 self._quoted, self._escaped = char != '"', char == "\\"
                 if not self._quoted and self._depth == 1 and not self._in_value:
                     self._key = text[self._start + 1 : at]
+                elif not self._quoted and self._depth == 1:
+                    self._value_ends(text[self._start : at + 1])
             elif char == '"':
                 self._quoted = True
                 if not self._in_value:
@@ -241,6 +243,34 @@ def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, 
         if value == arguments:
             return name, written[at:end]
     return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def arguments_of(written: str) -> dict[str, Any]:
+    """The object of a call's arguments; of those that were cut, what of it is whole."""
+    open, quoted, escaped = "", False, False
+    end = 0, ""  # where the text may be cut, and what closes it there
+    for at, char in enumerate(written):
+        if escaped:
+            escaped = False
+        elif quoted:
+            quoted, escaped = char != '"', char == "\\"
+        elif char == '"':
+            quoted = True
+        elif char == ",":
+            end = at, open
+        elif char in "{[":
+            open = ("}" if char == "{" else "]") + open
+            end = at + 1, open
+        elif char in "}]":
+            open = open[1:]
+            end = at + 1, open
+    for at, closing in ((len(written), open), end):
+        try:
+            found = json.loads(written[:at] + closing)
+        except (ValueError, RecursionError):
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def is_text(schema: Any) -> bool:

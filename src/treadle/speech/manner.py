@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import TemplateError, UnsupportedError
 from treadle.record import dataclass
 from treadle.speech.rows import GENERIC, ROWS, THOUGHTS, Channels, Row, Thought
-from treadle.speech.scanner import Speech, Told
+from treadle.speech.said import Told
+from treadle.speech.scanner import Speech
 
 if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate

@@ -71,7 +71,12 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
         wanted, warnings = replace(wanted, schema=schema), [*warnings, *left_out]
     own = wanted.grammar is not None or wanted.regex is not None
     speech = manner.speech(
-        prompt, tools=tools, parallel=wanted.parallel, streams=wanted.streams and not own
+        prompt,
+        tools=tools,
+        parallel=wanted.parallel,
+        streams=wanted.streams and not own,
+        sure=bool(tools) and not own,
+        forced=bool(wanted.forced) and not own,
     )
     bound, lazy = _bound(wanted, manner, tools, speech, grammars), None
     row, plan = manner.row, None

@@ -77,6 +77,11 @@ class Row:
         return self.wrap[0] or self.open
 
     @property
+    def sign(self) -> str:
+        """The trigger up to where it might be a text's too."""
+        return self.trigger.rstrip("[")
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """All that it writes beside names and arguments."""
         own = (self.open, self.before, self.after, self.behind, self.between, *self.wrap)

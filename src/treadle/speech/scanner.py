@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any
 
 from treadle.answer import overlap
 from treadle.record import dataclass
@@ -18,27 +18,9 @@ from treadle.speech.arguments import (
     read_call,
 )
 from treadle.speech.rows import Channels, Row, Thought
+from treadle.speech.said import Said, ToolCall, merged
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
-
-
-class ToolCall(NamedTuple):
-    """One call: ``arguments`` is an object of JSON, as text."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class Said(NamedTuple):
-    """A part of an answer: text of "reasoning" or "content"; a "call" that begins, with its number;
-    "arguments" of the call with this number.
-    """
-
-    kind: str
-    text: str = ""
-    call: ToolCall | None = None
-    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,8 +28,10 @@ class Speech:
     """What may be found in an answer: reasoning between the marks of ``thought``, which the prompt
     has perhaps ``opened``; calls of ``tools`` (schemas by name) as ``row`` writes them.
 
-    ``streams``: arguments are told as they come. They must be sure to be JSON then; otherwise what
-    is no call in the end is content.
+    ``streams``: arguments are told as they come, else with their call's end. ``sure``: a grammar
+    holds from a call's mark on, so what was begun is a call where the text is cut: with the
+    arguments that were written, or, without a name yet, with nothing to tell. Else what is no call
+    in the end is content. ``forced``: calls are all that is said.
     """
 
     thought: Thought | None = None
@@ -58,6 +42,8 @@ class Speech:
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parallel: bool = True  # else what follows the first call is not told
     streams: bool = False
+    sure: bool = False
+    forced: bool = False
 
     def scanner(self) -> Scanner:
         """For one answer."""
@@ -86,7 +72,7 @@ class Scanner:
         self._call: ToolCall | None = None  # that is being read
         self._told = False  # its beginning
         self._written = ""  # its arguments
-        self.n_calls = 0
+        self.n_calls = 0  # that are whole
 
     def feed(self, text: str, *, last: bool = False) -> list[Said]:
         """What is certain now; all of it, if this text is the ``last``."""
@@ -96,7 +82,10 @@ class Scanner:
             before = self._state, len(self._held)
             out += getattr(self, f"_in_{self._state}")(last)
             if (self._state, len(self._held)) == before:
-                return merged(out)
+                break
+        if self._speech.forced:  # what is left is the beginning of a mark that was cut
+            out = [part for part in out if part.kind != "content"]
+        return merged(out)
 
     @property
     def in_reasoning(self) -> bool:
@@ -148,6 +137,8 @@ class Scanner:
         if not marks:
             return self._in_rest(last)
         text, found = self._until(marks, last)
+        if last and self._speech.sure and row is not None and text.endswith(row.sign):
+            text = text.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
         if found:
             self._raw = found
             self._state = "header" if self._speech.channels else "head"
@@ -158,13 +149,16 @@ class Scanner:
     def _in_header(self, last: bool) -> list[Said]:
         """Before a message of gpt-oss."""
         header, found, body = self._held.partition(Channels.message)
-        if not found:
-            if last:
-                self._held = ""
+        if not (found or last):
             return []
         self._held, to = body, Channels.call.search(header)
-        if to is not None and to.group(1) in self._speech.tools and self._row is not None:
+        if to is not None and not found and to.end() == len(header):
+            to = None  # the name was cut
+        own = to is not None and (found or self._speech.sure) and self._row is not None
+        if to is not None and own and to.group(1) in self._speech.tools:
             self._begin(to.group(1), JsonReader())
+        elif not found:
+            self._state = "end"
         else:
             self._state = "reasoning" if "analysis" in header else "content"
         return []
@@ -190,13 +184,16 @@ class Scanner:
         if not found and not last and len(text) < MAX_HEAD:
             return []
         rest = end + rest if found and not row.after else rest
-        name, own, id = head.strip().removeprefix(row.before.strip()), "", ""
-        if row.id_mark:
-            name, own, id = name.partition(row.id_mark)
+        said = head.strip().removeprefix(row.before.strip())
+        name, own, id = said.partition(row.id_mark) if row.id_mark else (said, "", "")
         if found and row.content and name == row.content:
             self._raw, self._held, self._state = "", rest, "content"
             return []
-        if not found or name not in self._speech.tools:
+        if last and not found:
+            name, own = self._named(said), ""
+            if not (self._speech.sure and name):
+                return self._cut()
+        elif name not in self._speech.tools:
             return self._no_call()
         self._raw, self._held = self._raw + text[: len(text) - len(rest)], rest
         schema = self._speech.tools[name]
@@ -204,8 +201,8 @@ class Scanner:
         return []
 
     def _in_object(self, last: bool) -> list[Said]:
-        """Within the object of JSON that a call is, up to its arguments or, where they are not told
-        at once, its end.
+        """Within the object of JSON that a call is, up to its arguments or, where it may be none,
+        its end.
         """
         held, object = self._held.lstrip(), self._object
         if held and not held.startswith("{"):
@@ -213,7 +210,9 @@ class Scanner:
         self._raw, self._held = self._raw + self._held[: len(self._held) - len(held)], held
         object.walk(held)
         name, at = object.name, object.arguments_at
-        if self._speech.streams and name in self._speech.tools and at is not None:
+        begun = self._speech.sure and name in self._speech.tools
+        if begun and (at is not None or (last and object.end is None)):
+            at = len(held) if at is None else at
             self._raw, self._held = self._raw + held[:at], held[at:]
             self._begin(str(name), JsonReader())
         elif object.end is not None:
@@ -223,8 +222,18 @@ class Scanner:
             self._begin(found[0], Reader())
             self._written, self._held, self._state = found[1], held[object.end :], "close"
         elif last:
-            return self._no_call()
+            return self._cut() if name is None else self._no_call()
         return []
+
+    def _named(self, head: str) -> str:
+        """The tool whose name a head has that was cut behind it; nothing where there is none."""
+        assert self._row is not None
+        mark = self._row.id_mark or self._row.after
+        for name in self._speech.tools:
+            rest = head.removeprefix(name)
+            if mark and rest != head and rest and (mark.startswith(rest) or rest.startswith(mark)):
+                return name
+        return ""
 
     def _begin(self, name: str, reader: Reader, id: str = "") -> None:
         assert self._row is not None
@@ -237,22 +246,26 @@ class Scanner:
             held = held.lstrip()
             if held and isinstance(self._reader, JsonReader) and not held.startswith("{"):
                 return self._no_call()
-        fragment, rest = self._reader.take(held, last)
+        sure, streams = self._speech.sure, self._speech.streams
+        fragment, rest = self._reader.take(held, last and not sure)
         self._raw += self._held[: len(self._held) - len(rest)]
         self._held, self._written = rest, self._written + fragment
-        out = self._tell(fragment) if self._speech.streams else []
+        out = self._tell(fragment) if streams else []
         if self._reader.done:
             assert self._row is not None
             self._state = "tail" if self._row.style == "object" else "close"
             self._reader = JsonReader(1)
-        elif last and not self._speech.streams:
+        elif last and not sure:
             return self._no_call()
+        elif last:
+            self._state = "end"
+            return out if streams else self._tell(self._written)
         return out
 
     def _in_tail(self, last: bool) -> list[Said]:
         """What an object has behind its arguments."""
         _, self._held = self._reader.take(self._held, last)
-        if self._reader.done:
+        if self._reader.done or last:
             self._state = "close"
         return []
 
@@ -261,13 +274,15 @@ class Scanner:
         row, call = self._row, self._call
         assert row is not None
         assert call is not None
-        if not self._speech.streams and not _is_object(self._written):
+        if not self._speech.sure and not _is_object(self._written):
             return self._no_call()
         behind, close = self._held.lstrip(), row.close
         if close and behind.startswith(close):
             self._held = behind[len(close) :]
-        elif close and not last and close.startswith(behind):
-            return []  # its end may still come
+        elif close and close.startswith(behind):
+            if not last:
+                return []  # its end may still come
+            self._held = ""
         out = self._tell("" if self._told else self._written)
         self.n_calls += 1
         self._raw, self._call, self._object = "", None, CallObject()
@@ -292,8 +307,10 @@ class Scanner:
         elif text.startswith(open):
             self._raw += row.open
             self._held, self._state = text[len(row.open) :], "head"
-        elif last or (text and not end.startswith(text) and not open.startswith(text)):
+        elif text and not end.startswith(text) and not open.startswith(text):
             return self._no_call()
+        elif last:
+            return self._cut()
         return []
 
     def _tell(self, fragment: str) -> list[Said]:
@@ -311,6 +328,14 @@ class Scanner:
         trigger = self._row is not None and self._row.trigger
         self._state = "content" if trigger or self._speech.channels else "rest"
         return [Said("content", said)]
+
+    def _cut(self) -> list[Said]:
+        """The text has ended within the mark of a call, or before its name is whole."""
+        assert self._row is not None
+        if not (self._speech.sure and (self._row.trigger or self._raw)):
+            return self._no_call()
+        self._held, self._state = "", "end"
+        return []
 
     def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
         """The held text up to the first of some marks, and that mark, if it is there; it is taken
@@ -339,46 +364,8 @@ def _begins(text: str, mark: str) -> bool:
     return bool(mark) and text.startswith(mark)
 
 
-def merged(parts: Iterable[Said]) -> list[Said]:
-    """Neighbours of one kind as one; nothing that is empty."""
-    out: list[Said] = []
-    for part in parts:
-        if part.call is None and not part.text:
-            continue
-        last = out[-1] if out else None
-        if last and not part.call and (last.kind, last.number) == (part.kind, part.number):
-            out[-1] = out[-1]._replace(text=out[-1].text + part.text)
-        else:
-            out.append(part)
-    return out
-
-
 def _is_object(written: str) -> bool:
     try:
         return isinstance(json.loads(written), dict)
     except (ValueError, RecursionError):
         return False
-
-
-@dataclass
-class Told:
-    """A whole answer."""
-
-    reasoning: str
-    content: str
-    calls: list[ToolCall]
-
-    @classmethod
-    def of(cls, parts: Sequence[Said]) -> Told:
-        """All its parts."""
-        texts = {kind: "".join(p.text for p in parts if p.kind == kind) for kind in KINDS}
-        calls: list[ToolCall] = []
-        for part in parts:
-            if part.call is not None:
-                calls.append(part.call)
-            elif part.kind == "arguments":
-                calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + part.text)
-        return cls(texts["reasoning"], texts["content"], calls)
-
-
-KINDS = ("reasoning", "content")

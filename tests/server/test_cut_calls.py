@@ -1,0 +1,187 @@
+"""Answers with calls that the limit of tokens cuts: whole, they say what their streams come to, at
+every limit, in every protocol, for every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from jiter import from_json
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.conftest import running, talking
+from tests.server.test_openai import post, stream
+from tests.server.test_responses import named
+from tests.speech.families import ARGUMENTS, FAMILIES, TOOLS, row
+from treadle.server.call import Text
+from treadle.server.service import Service
+from treadle.speech import Manner
+from treadle.speech.rows import Channels
+from treadle.text.template import ChatTemplate
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+# Words before a call, for rows that have them in a manner of their own; "json" has none.
+BEFORE = {
+    "recipient": "all\nso ", "json": "",
+    "harmony": f"{Channels.final}so {Channels.end}{Channels.start}",
+}  # fmt: skip
+Said = tuple[str, Any]  # "text" or a tool's name; the text, or arguments
+Found = tuple[list[Said], list[Said], str]  # whole; streamed; why it ends
+
+
+@pytest.fixture(scope="module")
+def served(model: treadle.Model) -> Iterator[tuple[Service, TestClient]]:
+    with running(model) as service, talking(service) as client:
+        yield service, client
+
+
+class Scribe:
+    """Stands for the engine's thread: writes ``ids`` into every text, one at a time."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def add(self, texts: Iterable[Text]) -> None:
+        """See EngineThread."""
+        for text in texts:
+            self._write(text, iter(self.ids))
+
+    def _write(self, text: Text, ids: Iterator[int]) -> None:
+        text.answer.push(next(ids, None))
+        text.call.bell.ring()
+        if not text.answer.done:
+            text.call.loop.call_soon(self._write, text, ids)
+
+
+def chat(client: TestClient, n: int, *, forced: bool) -> Found:
+    """What an answer of at most ``n`` tokens says."""
+    functions = [{"name": name, "parameters": schema} for name, schema in TOOLS.items()]
+    body: dict[str, Any] = {"messages": HI, "max_tokens": n}
+    body["tools"] = [{"type": "function", "function": function} for function in functions]
+    body["tool_choice"] = "required" if forced else "auto"
+    choice = post(client, CHAT, **body)["choices"][0]
+    message = choice["message"]
+    whole: list[Said] = [("text", message["content"])] if message["content"] else []
+    for call in message.get("tool_calls", []):
+        whole.append((call["function"]["name"], call["function"]["arguments"]))
+    *chunks, _ = stream(client, CHAT, **body)
+    told: list[Said] = []
+    content = ""
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        content += delta.get("content") or ""
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                told.append((call["function"]["name"], ""))
+            else:
+                told[-1] = told[-1][0], told[-1][1] + call["function"]["arguments"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    told = [("text", content), *told] if content else told
+    return whole, told, choice["finish_reason"]
+
+
+def responses(client: TestClient, n: int, *, forced: bool) -> Found:
+    """See ``chat``."""
+    body: dict[str, Any] = {"input": "hi", "max_output_tokens": n}
+    body["tools"] = [
+        {"type": "function", "name": name, "parameters": schema} for name, schema in TOOLS.items()
+    ]
+    body["tool_choice"] = "required" if forced else "auto"
+
+    def said(item: Any) -> Said:
+        if item["type"] == "function_call":
+            return item["name"], item["arguments"]
+        return "text", item["content"][0]["text"]
+
+    found = post(client, RESPONSES, **body)
+    events = named(client.post(RESPONSES, json={**body, "stream": True}).text)
+    told: list[Said] = []
+    for name, data in events:
+        if name == "response.output_item.added":
+            told.append((data["item"].get("name", "text"), ""))
+        elif name.endswith(".delta"):
+            told[-1] = told[-1][0], told[-1][1] + data["delta"]
+    last = events[-1][1]["response"]
+    assert [said(item) for item in last["output"]] == told
+    assert last["status"] == found["status"]
+    return [said(item) for item in found["output"]], told, found["status"]
+
+
+def messages(client: TestClient, n: int, *, forced: bool) -> Found:
+    """See ``chat``. Inputs are objects; of a stream, what Anthropic's client reads."""
+    body: dict[str, Any] = {"messages": HI, "max_tokens": n}
+    body["tools"] = [{"name": name, "input_schema": schema} for name, schema in TOOLS.items()]
+    body["tool_choice"] = {"type": "any" if forced else "auto"}
+    found = post(client, MESSAGES, **body)
+    whole = [(b.get("name", "text"), b.get("input", b.get("text"))) for b in found["content"]]
+    events = named(client.post(MESSAGES, json={**body, "stream": True}).text)
+    told: list[Said] = []
+    for name, data in events:
+        if name == "content_block_start":
+            told.append((data["content_block"].get("name", "text"), ""))
+        elif name == "content_block_delta":
+            delta = data["delta"]
+            text = delta.get("text", delta.get("partial_json"))
+            told[-1] = told[-1][0], told[-1][1] + text
+        elif name == "message_delta":
+            assert data["delta"]["stop_reason"] == found["stop_reason"]
+
+    def read(name: str, text: str) -> Said:
+        if name == "text":
+            return name, text
+        return name, from_json(text.encode(), partial_mode=True) if text else {}
+
+    return whole, [read(name, text) for name, text in told], found["stop_reason"]
+
+
+ENDS = {
+    chat: ("length", "tool_calls"),
+    responses: ("incomplete", "completed"),
+    messages: ("max_tokens", "tool_use"),
+}
+
+
+@pytest.mark.parametrize(
+    ("ask", "forced"), [(chat, True), (chat, False), (responses, False), (messages, True)]
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_at_every_limit(
+    name: str,
+    ask: Callable[..., Found],
+    forced: bool,
+    served: tuple[Service, TestClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (service, client), own, scribe = served, row(name), Scribe()
+    before = "" if forced else BEFORE.get(name, "so ")
+    several = ask is chat and bool(FAMILIES[name].several)  # how calls follow is not a protocol's
+    text = before + (FAMILIES[name].several if several else FAMILIES[name].f)
+    begun = own.open if own.content else ""  # the prompt begins a call
+    template = ChatTemplate(f"{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{begun}")
+    manner = Manner(row=own, channels=own.channels, writes_calls=True, shows_tools=True)
+    monkeypatch.setitem(service.model.__dict__, "template", template)
+    monkeypatch.setitem(service.__dict__, "manner", manner)
+    monkeypatch.setattr(service.engine, "add", scribe.add)
+    # <|end|> ends the packaged vocabulary's texts. Here it is a mark, so it must be spelt.
+    scribe.ids = service.model.tokenizer.encode_plain(text.removeprefix(begun), start=False)
+    marks, seen = (own.sign, Channels.end), list[Said]()
+    for n in range(1, len(scribe.ids) + 2):
+        if service.model.tokenizer.decode(scribe.ids[:n], start=False).endswith("\ufffd"):
+            continue  # within a character of a mark, which is one token where it is used
+        whole, told, end = ask(client, n, forced=forced)
+        assert whole == told, n
+        assert end == ENDS[ask][n > len(scribe.ids)], n
+        for kind, said in whole:
+            if kind == "text" and own.trigger:  # a beginning of a mark may be text
+                mark = "" if said == "so" else said.removeprefix("so ")
+                assert not forced
+                assert not mark or any(m.startswith(mark) and m != mark for m in marks)
+        kinds = [kind for kind, _ in whole if kind != "text"]
+        assert kinds[: len(seen)] == [kind for kind, _ in seen], n
+        seen = [part for part in whole if part[0] != "text"]
+    assert [kind for kind, _ in seen] == ["f", "g"][: 1 + several]
+    assert (seen[0][1] if ask is messages else from_json(seen[0][1].encode())) == ARGUMENTS
