@@ -34,6 +34,7 @@ SIZES = {
     "n_ff_exp": 0,
     "n_expert_shared": 0,
     "n_q_rank": 32,  # of latent attention
+    "head_norms": 0,  # 1: q/k norms have weights for each head
     "tied": 1,  # the embeddings are the output matrix as well
 }
 STATES = {  # of layers that have one
@@ -85,7 +86,8 @@ def write_model(
     shapes = shapes_of(path, arch, size)
     rng = np.random.default_rng(list(arch.encode()))
     for name, shape in shapes.items():
-        matrix = len(shape) >= 2 and name.endswith("weight") and "_inp" not in name
+        floats = "_inp" in name or name.endswith(("q_norm.weight", "k_norm.weight"))
+        matrix = len(shape) >= 2 and name.endswith("weight") and not floats
         weights = by_name(fmt if matrix else "F32")
         writer.add_tensor(name, shape, weights, weights.quantize_rows(draw(rng, name, shape)))
     for name, shape in (others or {}).items():
@@ -99,6 +101,9 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
     embd = SimpleNamespace(shape=(size["n_vocab"], size["n_embd"]))
     metadata = {f"{arch}.{key}": value for key, value in keys(size).items()}
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
+    if size["head_norms"]:
+        norm = SimpleNamespace(shape=(size["n_head"], size["head_dim"]))
+        file.tensors |= {f"blk.{i}.attn_q_norm.weight": norm for i in range(size["n_layer"])}
     row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
     found: dict[str, tuple[int, ...]] = {}
     for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):

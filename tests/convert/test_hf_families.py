@@ -15,9 +15,12 @@ from tests.convert.test_hf import convert, prompt, worst
 from tests.models.hf_cases import MORE_CASES, Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.tiny import rounding
+from treadle.convert.hf import open_hf_source
 from treadle.convert.hf_config import read_config
+from treadle.convert.recipe import plan_entries
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
+from treadle.formats import by_name
 
 _GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
 _WINDOW = {"sliding_window": 16, "num_hidden_layers": 4}
@@ -118,6 +121,9 @@ OTHERS = {
         )
         for family, arch in (("Cohere2", "cohere2"), ("Exaone4", "exaone4"))
     },
+    # Command R+ and StableLM 2 12B: each head has weights of its own in its q/k norms.
+    "cohere-head-norms": Case("Cohere", "command-r", {"use_qk_norm": True}),
+    "stablelm-head-norms": Case("StableLm", "stablelm", {"qk_layernorm": True}),
     "starcoder2-window": Case("Starcoder2", "starcoder2", {"sliding_window": 16}),
 }
 
@@ -196,6 +202,24 @@ def test_a_window_that_says_what_turns() -> None:
     assert made["cohere2.attention.sliding_window_pattern"] == [False] * 4
     found = read("exaone4", **kinds, sliding_window=None)
     assert not any("sliding_window_pattern" in key for key in found)
+
+
+@pytest.mark.parametrize("asked", [None, "Q8_0"])
+def test_norms_of_heads_are_in_f32(asked: str | None, tmp_path: Path) -> None:
+    """Of bfloat16 weights too: llama.cpp multiplies by F32 alone, though these are matrices."""
+    import torch
+
+    require_transformers()
+    build(OTHERS["cohere-head-norms"]).to(torch.bfloat16).save_pretrained(tmp_path / "hf")
+    source = open_hf_source(tmp_path / "hf")
+    entries = plan_entries(source, None if asked is None else by_name(asked))
+    found = {entry.tensor.name: entry.type.name for entry in entries}
+    shapes = {entry.tensor.name: entry.tensor.shape for entry in entries}
+    source.close()
+    assert shapes["blk.0.attn_q_norm.weight"] == (4, 16)
+    assert shapes["blk.0.attn_k_norm.weight"] == (2, 16)
+    assert {found[f"blk.0.attn_{x}_norm.weight"] for x in "qk"} == {"F32"}
+    assert found["blk.0.attn_q.weight"] == (asked or "BF16")
 
 
 # Keys that llama.cpp's converter writes of these, and treadle neither needs nor writes.

@@ -153,6 +153,9 @@ COLUMN_NORMS = [
     *(ColumnNorm(k, EPS, centred=True, bias=True) for k in (5, 768, 1041)),
     ColumnNorm(64, EPS, heads=3, centred=True),
     ColumnNorm(7, EPS, heads=2, bias=True),
+    # Weights of its own for each head.
+    ColumnNorm(7, EPS, heads=3, own=True),
+    ColumnNorm(64, EPS, heads=2, centred=True, own=True),
 ]
 ROTATIONS = [Rotate(32, 3), Rotate(96, 2), Rotate(128, 2), Rotate(256, 1), Rotate(320, 1)]
 # Of pages whose dims are turned, which vectors of a processor alone read.

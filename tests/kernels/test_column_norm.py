@@ -22,14 +22,15 @@ def test_column_norm(spec: ColumnNorm, isa: Isa, memory: Memory, rng: np.random.
     stride = column + width + 3
     x = 3 * rng.standard_normal((n, stride)).astype(np.float32)
     x[1] = 0
-    vectors = {"w": rng.standard_normal(spec.k).astype(np.float32)}
+    w = rng.standard_normal((spec.heads if spec.own else 1, spec.k)).astype(np.float32)
+    vectors = {"w": w.ravel()}
     if spec.bias:
         vectors["bias"] = rng.standard_normal(spec.k).astype(np.float32)
     expected, strides = x.astype(np.float64), {"stride": stride, "column": column}
     parts = expected[:, column : column + width].copy().reshape(n, spec.heads, spec.k)
     spec.run_ref(spec.args(x=expected, **vectors, **strides), Run(n))
     relative, tolerance = norm_error(spec.k, isa) + U32, np.zeros((n, stride))
-    off = centring_error(spec, isa, parts, vectors["w"])
+    off = centring_error(spec, isa, parts, w)
     off = off + relative * np.abs(vectors.get("bias", 0.0))  # it may cancel what it is added to
     inside = slice(column, column + width)
     tolerance[:, inside] = off.reshape(n, width) + np.abs(expected[:, inside]) * relative

@@ -37,6 +37,7 @@ CASES = {
     "gemma3": ("gemma3", "F16", "q8_0", {"window": 16}),
     "gemma2": ("gemma2", "Q8_0", "f16", {"window": 16, "softcap": 30, "n_layer": 2}),
     "qwen2": ("qwen2", "BF16", "bf16", {}),
+    "head-norms": ("command-r", "F32", "f32", {"head_norms": 1, "n_layer": 1}),
     "gpt2": ("gpt2", "F32", "f32", {"n_head_kv": 4, "n_layer": 1}),
     "Q4_K": ("llama", "Q4_K", "f32", LARGE),
     "Q6_K": ("llama", "Q6_K", "f32", LARGE),

@@ -115,7 +115,7 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
         sources = tuple(found[i] for i in range(len(found)))
         made[name] = Made(
             name, first.dtype, (len(found), *first.shape), len(found) * first.n_bytes, first.path,
-            first.offset, first.file, sources, lambda *rows: np.stack(rows),
+            first.offset, first.file, sources, stacked,
         )  # fmt: skip
     return made
 
@@ -167,6 +167,11 @@ def same(rows: Rows) -> Rows:
 def flat(rows: Rows) -> Rows:
     """Without the ones of a shape, or all in one row."""
     return rows.reshape(-1)
+
+
+def stacked(*rows: Rows) -> Rows:
+    """Each in a row of its own."""
+    return np.stack(rows)
 
 
 def taps(rows: Rows) -> Rows:

@@ -22,9 +22,11 @@ from treadle.formats import FORMATS, Format, GGMLType, type_of
 from treadle.record import dataclass
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
-# Tables, routers and taps: llama.cpp's converter has them in F32, and it aborts at others of some.
+# Tables, routers, taps and norms of heads or groups: llama.cpp's converter has them in F32, and it
+# aborts at others of some.
 FLOATS = re.compile(
-    r"(position_embd|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv)\.weight"
+    r"(position_embd|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv|_norm)"
+    r"\.weight"
 )
 OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment")
 

@@ -17,7 +17,8 @@ from treadle.record import dataclass
 @dataclass(frozen=True)
 class ColumnNorm(Spec):
     """RMS norm of each of ``heads`` parts of ``k`` values from ``column`` on, times ``w``, which
-    all share; ``centred``: LayerNorm, as in ``elementwise.Norm``. Items: tokens x heads.
+    all share, or with ``own`` of ``w [heads, k]``; ``centred``: LayerNorm, as in
+    ``elementwise.Norm``. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "column_norm"
@@ -27,18 +28,20 @@ class ColumnNorm(Spec):
     heads: int = 1
     centred: bool = False
     bias: bool = False  # is added at the end, the same to all heads
+    own: bool = False  # each head has weights of its own
 
     @property
     def needs(self) -> set[str]:
         return self.args.required | ({"bias"} if self.bias else set())
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, w, lanes = frame.x + frame.column * 4, frame.w, isa.lanes
+        x, lanes = frame.x + frame.column * 4, isa.lanes
         stride = frame.stride * 4
         with k.loop(frame.end, start=frame.begin) as item:
-            row = x + item // self.heads * stride
+            row, w = x + item // self.heads * stride, frame.w
             if self.heads > 1:
-                row = row + item % self.heads * (4 * self.k)
+                part = item % self.heads * (4 * self.k)
+                row, w = row + part, w + part if self.own else w
             mean = None
             if self.centred:
                 mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
@@ -57,7 +60,8 @@ class ColumnNorm(Spec):
         y = part.astype(np.float64).reshape(len(rows), self.heads, self.k)
         if self.centred:
             y = y - y.mean(-1, keepdims=True)
-        y = y / np.sqrt((y**2).mean(-1, keepdims=True) + self.eps) * args.w[: self.k]
+        w = args.w[: self.k * (self.heads if self.own else 1)].reshape(-1, self.k)
+        y = y / np.sqrt((y**2).mean(-1, keepdims=True) + self.eps) * w
         if self.bias:
             y = y + args.bias[: self.k]
         part[:] = y.reshape(part.shape)

@@ -161,9 +161,11 @@ class CpuOps(Making, Ops):
         centred: bool = False,
         scale: float = 1.0,
         eps: float | None = None,
+        own: bool = False,
     ) -> Rows:
-        eps = self.config.norm_eps if eps is None else eps
-        return Normed(label, x.width, x, weight, heads, centred, scale, eps, outputs=of_outputs(x))
+        eps, outputs = self.config.norm_eps if eps is None else eps, of_outputs(x)
+        of = x.width, x, weight, heads, centred, scale, eps
+        return Normed(label, *of, own=own, outputs=outputs)
 
     def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
         heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
@@ -292,10 +294,11 @@ class CpuOps(Making, Ops):
         if v_norm is not None and (v_norm.weight or v_norm.centred or v_norm.heads != at.n_head_kv):
             raise UnsupportedError(f"{v_norm.label}: with a weight, or not of each head")
         norms = [way.norm for way in ways]
-        if norms[0] is not None and (norms[0].heads == 1 < at.n_head or self._layer_norms(norms)):
+        if norms[0] is not None and (norms[0].heads == 1 < at.n_head or self._unlike_rope(norms)):
             if q_way.norm_last:
                 raise UnsupportedError(
-                    f"{norms[0].label}: LayerNorm, or of all heads, behind the rope"
+                    f"{norms[0].label}: LayerNorm, of all heads, or unlike from head to head, "
+                    "behind the rope"
                 )
             for norm, (_, column) in zip(norms, places, strict=False):
                 assert norm is not None
@@ -343,6 +346,8 @@ class CpuOps(Making, Ops):
         )
         return qkv
 
-    def _layer_norms(self, norms: Sequence[Normed | None]) -> bool:
-        """Whether one is LayerNorm, or has a bias: the rope's step has neither."""
-        return any(x and (x.centred or self.steps.has(f"{x.weight}.bias")) for x in norms)
+    def _unlike_rope(self, norms: Sequence[Normed | None]) -> bool:
+        """Whether one is LayerNorm, or has a bias or weights for each head: the rope's step has
+        none of these.
+        """
+        return any(x and (x.centred or x.own or self.steps.has(f"{x.weight}.bias")) for x in norms)

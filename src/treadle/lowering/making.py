@@ -70,7 +70,7 @@ class Making:
         biased = self.steps.has(bias)
         self.steps.emit(
             x.label,
-            ColumnNorm(x.width // x.heads, x.eps, x.heads, x.centred, biased),
+            ColumnNorm(x.width // x.heads, x.eps, x.heads, x.centred, biased, x.own),
             Grid(x.heads, "n_tokens"),
             x=rows,
             w=self.steps.vector(f"{x.weight}.weight", x.scale),

@@ -46,6 +46,7 @@ class Normed(Value):
     centred: bool
     scale: float
     eps: float
+    own: bool = field(default=False, kw_only=True)  # each head has weights of its own
     wide: Buffer | None = field(default=None, kw_only=True)  # f32 in rows as a product's, made
 
 

@@ -67,9 +67,10 @@ class Ops(ABC):
         centred: bool = False,
         scale: float = 1.0,
         eps: float | None = None,
+        own: bool = False,
     ) -> Rows:
         """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight`` ("":
-        there is none) and ``scale``; ``centred``: LayerNorm; ``eps``: the model's, if not given.
+        there is none; ``own``: it has a row for each part) and ``scale``; ``centred``: LayerNorm; ``eps``: the model's, if not given.
         With several heads ``x`` is used up.
         """
 

@@ -98,7 +98,7 @@ ROLES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 # Matrices that stay as they are: small, and what they decide is delicate.
 KEPT = re.compile(
-    rf"{FLOATS.pattern}|_norm\.weight$|altup|laurel|per_layer_model_proj|attn_rel_b\.weight"
+    rf"{FLOATS.pattern}|altup|laurel|per_layer_model_proj|attn_rel_b\.weight"
     r"|time_mix_(first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight"
 )
 

@@ -219,7 +219,7 @@ fn main() {
   }
   let scale = 1.0 / sqrt(sum_of(t, square) / f32(K) + EPS);
   for (var i = t; i < K; i += THREADS) {
-    var v = (word_f32(row + i) - mean) * scale * bitcast<f32>(w[i]);
+    var v = (word_f32(row + i) - mean) * scale * bitcast<f32>(w[select(0u, wg.x * K, OWN) + i]);
     if (BIAS) { v += bitcast<f32>(bias[i]); }
     put_f32(row + i, v);
   }
@@ -232,7 +232,8 @@ def column_norm(step: Step) -> list[Call]:
     spec, given = step.spec, step.args
     assert isinstance(spec, ColumnNorm)
     args = {"x": (given["x"], given["column"]), "stride": given["stride"]}
-    constants = ("K", spec.k), ("EPS", spec.eps), ("CENTRED", spec.centred), ("BIAS", spec.bias)
+    flags = ("CENTRED", spec.centred), ("BIAS", spec.bias), ("OWN", spec.own)
+    constants = ("K", spec.k), ("EPS", spec.eps), *flags
     shader = Shader(spec.name, COLUMN_NORM, constants, tuple(args), ("w", "bias"))
 
     def groups(count: Count) -> Groups:

@@ -14,6 +14,7 @@ from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
+from treadle.models.mixers.attention import HEAD_NORMS
 from treadle.models.rope import Rope, read_ropes
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
 POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 RANK = 4
+Q_NORM = "attn_q_norm.weight"
 Q_RANK = "attention.q_lora_rank"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 SECOND_NORM = "attn_norm_2.weight"
@@ -106,15 +108,19 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
 
 
 def mixer_of(keys: Keys, arch: Arch, i: int, n_head_kv: int) -> str:
-    """That of the architecture; or whether queries, keys and values are one matrix, or queries are
-    made of the states at once.
+    """That of the architecture; or whether queries, keys and values are one matrix, their norms
+    have weights for each head, or queries are made of the states at once.
     """
     if not n_head_kv:
         return arch.state
     if arch.mixer == "latent":
         return "latent" if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
-    fused = arch.mixer == "attention" and f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors
-    return FUSED_MIXER if fused else arch.mixer
+    if arch.mixer != "attention":
+        return arch.mixer
+    if f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors:
+        return FUSED_MIXER
+    norm = keys.gguf.tensors.get(f"blk.{i}.{Q_NORM}")
+    return HEAD_NORMS if norm is not None and len(norm.shape) == 2 else arch.mixer
 
 
 def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
@@ -134,16 +140,16 @@ def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     return FUSED_UP_FIRST if f"blk.{i}.{SECOND_NORM}" in keys.gguf.tensors else FUSED_FFN
 
 
-def has_wide_norm(keys: Keys, i: int, n_q: int, head_dim: int) -> bool:
+def has_wide_norm(keys: Keys, i: int, mixer: str, n_q: int, head_dim: int) -> bool:
     """Whether q/k norms are of all heads together."""
-    name = f"blk.{i}.attn_q_norm.weight"
+    name = f"blk.{i}.{Q_NORM}"
     norm = keys.gguf.tensors.get(name)
-    if norm is None:
+    if norm is None or mixer == HEAD_NORMS:
         return False
     if len(norm.shape) == 2:
         raise UnsupportedError(
             f"{keys.gguf.path}: {name}: weights of its own for each head: treadle has q/k norms "
-            "that all heads share, or of all heads together"
+            "that all heads share, or of all heads together, in this architecture"
         )
     return norm.shape == (n_q,) and n_q != head_dim
 

@@ -59,6 +59,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         from treadle.models.graphs.latent import read_latent
 
         latent, ropes, attn_scale = read_latent(keys, ropes, head_dim, head_dim_v)
+    mixers = [mixer_of(keys, arch, i, n_head_kv[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(
             n_head=n_head[i],
@@ -70,10 +71,10 @@ def read_config(keys: Keys, arch: Arch) -> Config:
             window=window if local[i] else 0,
             rope=tables[i],
             q_rope=len(plain) if len(ropes) > len(plain) else None,
-            mixer=mixer_of(keys, arch, i, n_head_kv[i]),
+            mixer=mixers[i],
             ffn=ffn_of(keys, arch, i, n_ff[i]),
             experts=read_experts(keys, i, n_ff[i]),
-            wide_norm=has_wide_norm(keys, i, n_head[i] * head_dim, head_dim),
+            wide_norm=has_wide_norm(keys, i, mixers[i], n_head[i] * head_dim, head_dim),
             state=state,
             latent=latent,
         )

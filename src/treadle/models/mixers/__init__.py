@@ -11,6 +11,7 @@ MIXERS = Late[Sublayer](
     late={
         "attention_shared": "attention.ATTENTION_SHARED",
         "attention_keys": "attention.ATTENTION_KEYS",
+        "attention_head_norms": "attention.ATTENTION_HEAD_NORMS",
         "latent": "latent.LATENT",
         "latent_q": "latent.LATENT_Q",
         "shortconv": "shortconv.SHORTCONV",

@@ -25,8 +25,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         if not g.has(f"{blk}_{name}_norm.weight"):
             return x
         heads = 1 if layer.wide_norm else heads
-        centred = g.config.centred
-        return g.norm(f"{at}.{name}_norm", x, f"{blk}_{name}_norm", heads=heads, centred=centred)
+        centred, own = g.config.centred, layer.mixer == HEAD_NORMS
+        weight = f"{blk}_{name}_norm"
+        return g.norm(f"{at}.{name}_norm", x, weight, heads=heads, centred=centred, own=own)
 
     def turned(x: Rows, table: int | None) -> Rows:
         return x if table is None else g.rope(f"{at}.rope", x, table)
@@ -82,6 +83,8 @@ def _sizes(layer: Layer) -> Sizes:
         "q_norm": n_q if layer.wide_norm else layer.head_dim,
         "k_norm": n_k if layer.wide_norm else layer.head_dim,
         "n_head": layer.n_head,
+        "n_head_kv": layer.n_head_kv,
+        "head_dim": layer.head_dim,
         "n_attn": layer.n_head * layer.head_dim_v,
     }
 
@@ -103,6 +106,7 @@ FUSED = "attention_qkv"  # queries, keys and values are one matrix
 SHARED = "attention_shared"  # keys and values are another layer's
 KEYS_ALONE = "attention_keys"  # there is no matrix for values
 GATE = "attention_gate"  # behind each head's queries there is a gate of its output
+HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (
     *with_bias("attn_k", "n_k", "n_embd"),
@@ -153,4 +157,15 @@ ATTENTION_SHARED = replace(
     ),
     # Checkpoints have them, and llama.cpp's converter keeps them.
     unread=frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}),
+)
+ATTENTION_HEAD_NORMS = replace(
+    ATTENTION,
+    rows=(
+        *_BEFORE,
+        *with_bias("attn_q", "n_q", "n_embd"),
+        *_KV,
+        TensorRow("attn_q_norm.weight", ("n_head", "head_dim")),
+        TensorRow("attn_k_norm.weight", ("n_head_kv", "head_dim")),
+        *(row for row in _AFTER if not row.name.startswith(("attn_q_norm.", "attn_k_norm."))),
+    ),
 )
