@@ -16,6 +16,8 @@ from tests.reference import forward
 from tests.tiny import rounding
 from treadle.isa.isa import Isa
 
+# Of a model whose context is longer than it was before it was stretched.
+pytestmark = pytest.mark.filterwarnings("ignore:a context of .* long factors")
 BEST = ALL[-1]
 
 

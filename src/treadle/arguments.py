@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,8 @@ from treadle.errors import ContextFullError, FileError, SamplingError, TreadleEr
 from treadle.sampling import Sampling
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from treadle.convert.lora import Adapters
     from treadle.engine import Engine
     from treadle.kvtree import Lora
@@ -113,6 +116,24 @@ def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
 def default_context(config: Config) -> int:
     """Tokens that a sequence may hold where nobody says: the model's own, up to a bound."""
     return min(config.n_ctx_train, USUAL_CONTEXT if config.causal else WHOLE_TEXT)
+
+
+def choose_context(asked: int | None, config: Config, path: Path) -> int:
+    """``asked``, or the default. A warning says if short texts are read otherwise for it: they are
+    right in either, but not the same.
+    """
+    n_ctx = asked or default_context(config)
+    for rope in config.ropes:
+        if rope.has_long(n_ctx):
+            warnings.warn(
+                f"a context of {n_ctx} tokens: in one over {rope.n_ctx_orig} {path.name} turns "
+                "texts of any length by its long factors, as llama.cpp does; transformers does so "
+                f"from {rope.n_ctx_orig + 1} tokens on. Shorter texts are as there with a context "
+                f"of {rope.n_ctx_orig}",
+                stacklevel=4,  # whoever called load
+            )
+            break
+    return n_ctx
 
 
 def add_adapters(given: Adapters, engine: Engine) -> None:

@@ -18,7 +18,7 @@ from treadle.arguments import (
     alternatives,
     build_sampling,
     check_sizes,
-    default_context,
+    choose_context,
     listed,
     lora_scales,
     token_ids,
@@ -139,7 +139,7 @@ class Model:
         self.config = load_config(self.gguf)
         self.sampling = recommended(self.gguf.metadata)  # where a call says nothing
         self.n_threads = threads or usable_threads()[0]
-        self.n_ctx = context or default_context(self.config)
+        self.n_ctx = choose_context(context, self.config, self.path)
         self.engine = self.engine_type(
             self.gguf, self.config, self.device_type(device, isa, self.n_threads, progress),
             n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,

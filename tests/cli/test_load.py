@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from treadle.cli import bench, load, plan
@@ -71,6 +74,22 @@ def test_a_measurement_that_needs_more_warns_of_nothing(
     assert model.calls[0][0] == "load"
     assert model.calls[0][2]["context"] >= 4096
     assert "trained" not in run(*words, gguf).err
+
+
+def test_warnings_of_the_library_are_lines(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the line of its sources that Python shows, even where Python would hide them."""
+    opened = treadle.load
+
+    def warned(*args: Any, **settings: Any) -> Any:
+        warnings.warn("mind the gap", stacklevel=2)
+        return opened(*args, **settings)
+
+    monkeypatch.setattr(treadle, "load", warned)
+    ran = run("run", gguf, "Once")
+    assert (ran.code, ran.err.splitlines()[0]) == (0, "treadle: warning: mind the gap")
+    assert "UserWarning" not in ran.err
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

@@ -22,6 +22,9 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import by_name
 
+# Of a model whose context is longer than it was before it was stretched.
+pytestmark = pytest.mark.filterwarnings("ignore:a context of .* long factors")
+
 _GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
 _WINDOW = {"sliding_window": 16, "num_hidden_layers": 4}
 _LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
@@ -220,6 +223,21 @@ def test_norms_of_heads_are_in_f32(asked: str | None, tmp_path: Path) -> None:
     assert shapes["blk.0.attn_k_norm.weight"] == (2, 16)
     assert {found[f"blk.0.attn_{x}_norm.weight"] for x in "qk"} == {"F32"}
     assert found["blk.0.attn_q.weight"] == (asked or "BF16")
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_factors_are_said(saved: Callable[[str], tuple[Path, Any]]) -> None:
+    """transformers chooses by the text's length, treadle by the context: within the original one
+    both have the short factors, and above it a warning says what differs.
+    """
+    folder, model = saved("phi3-longrope")
+    ids = prompt()[:20]
+    expected = compute_logits(model, ids)
+    with treadle.load(folder, threads=1, kv="f32", context=32) as loaded:
+        assert worst(loaded.logits(ids), expected) <= rounding(loaded.config)
+    with pytest.warns(UserWarning, match="a context of 33 .* over 32 phi3-longrope turns") as said:
+        treadle.load(folder, threads=1, kv="f32", context=33).close()
+    assert [one.filename for one in said] == [__file__]
 
 
 # Keys that llama.cpp's converter writes of these, and treadle neither needs nor writes.

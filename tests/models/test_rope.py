@@ -48,6 +48,7 @@ def test_long_factors_are_chosen_by_the_context() -> None:
     for n_ctx, factors in ((0, short), (64, short), (65, long)):
         inv_freq, _ = rope.frequencies(n_ctx)
         np.testing.assert_allclose(inv_freq, BASE / factors, rtol=1e-15)
+        assert rope.has_long(n_ctx) == (factors is long)
 
 
 def test_yarns_own_factor_may_be_taken_back() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +127,7 @@ def load_model(
     if settings.get("draft") is not None:
         settings["draft"] = find_model(settings["draft"], progress)
     given = {name: value for name, value in settings.items() if value not in (None, ())}
-    with garbage_kept():
+    with garbage_kept(), _warnings_said(progress):
         try:
             model = treadle.load(path, progress=progress, **given)
         except TreadleError:
@@ -143,6 +145,17 @@ def load_model(
         progress.close()
         remark(text)
     return model
+
+
+@contextmanager
+def _warnings_said(progress: ProgressBar) -> Iterator[None]:
+    """Warnings of the library as a line each, without the place in its sources."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for one in caught:
+        progress.close()
+        remark(f"warning: {one.message}")
 
 
 def _positions(path: Path) -> int:

@@ -41,11 +41,15 @@ class Rope:
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
     temperature: float = 0.0  # of queries: they grow by it for each e-fold of n_ctx_orig
 
+    def has_long(self, n_ctx: int) -> bool:
+        """Whether texts in a context of ``n_ctx`` tokens turn by the long factors."""
+        return self.long_factors is not None and n_ctx > self.n_ctx_orig
+
     def factors_in(self, n_ctx: int) -> tuple[float, ...] | None:
         """Those of a context of ``n_ctx`` tokens. A text's first tokens turn by them too, so the
         choice cannot wait for its length, as it does in transformers: pages would be of no use.
         """
-        return self.long_factors if self.long_factors and n_ctx > self.n_ctx_orig else self.factors
+        return self.long_factors if self.has_long(n_ctx) else self.factors
 
     def frequencies(self, n_ctx: int = 0) -> tuple[npt.NDArray[np.float64], float]:
         """Angle per position of each rotated pair, ``[dims / 2]``, and what cos and sin are
