@@ -14,6 +14,7 @@ from tests.stepwise import walk
 from tests.test_session import engine_of, prefill, text
 from tests.tiny import write_model
 from treadle.batch import Part
+from treadle.engine import OUTPUTS
 from treadle.formats import Format, by_name
 from treadle.kernels.choice import GEMV_TOKENS, Table, matmul, on_matrix
 from treadle.kernels.matmul import Matmul
@@ -72,17 +73,20 @@ def test_the_row_changes_kernels_and_no_results(model: Path) -> None:
     """
     save(ISA, TABLE)
     with engine_of(model) as engine:
-        for n in (*GEMV_TOKENS, 16, 30):
-            plan = engine.plan(n, n)
+        for n in (*GEMV_TOKENS, 16, 30, 200):
+            plan = engine.plan(n, min(n, OUTPUTS))
             plan.check()
             for spec in products(plan):
-                chosen = matmul(
-                    by_name(spec.w), engine.device.isa, spec.k, n if n < 30 else 99, TABLE
-                )
+                met = min(n, OUTPUTS) if spec.outputs else n
+                tokens = met if met < 30 else 99 if met <= OUTPUTS else 512
+                chosen = matmul(by_name(spec.w), engine.device.isa, spec.k, tokens, TABLE)
                 assert (family(spec), spec.mr, spec.nr) == (chosen.op, chosen.mr, chosen.nr)
-        for n in (1, 2, 3, 4, 9, 30):
+        for n in (1, 2, 3, 4, 9, 30, 200):
             sequence = engine.cache.sequence()
-            worst = max(walk(engine, [Part(sequence, text(n), n)]), key=lambda step: step.error)
+            worst = max(
+                walk(engine, [Part(sequence, text(n), min(n, OUTPUTS))]),
+                key=lambda step: step.error,
+            )
             assert worst.error <= 1, f"{n} tokens: {worst.label} ({worst.kind}): {worst.error}"
             sequence.close()
 
@@ -94,7 +98,7 @@ def test_a_variable_puts_the_row_aside(tiny: WriteTiny, monkeypatch: pytest.Monk
     for value in ("1", "0"):
         monkeypatch.setenv("TREADLE_TUNE", value)
         with engine_of(tiny("llama", "Q8_0")) as engine:
-            names.append({spec.name for spec in products(engine.plan(30))})
+            names.append({spec.name for spec in products(engine.plan(200))})
     assert not names[0] & names[1]
 
 
@@ -117,6 +121,6 @@ def test_determinism_survives_a_row(tiny: WriteTiny) -> None:
 def test_a_row_that_is_refused_is_as_none(tiny: WriteTiny) -> None:
     save(ISA, TABLE).write_text("{")
     with engine_of(tiny("llama", "Q8_0")) as engine:
-        for spec in products(engine.plan(30, 30)):
-            chosen = matmul(by_name(spec.w), engine.device.isa, spec.k, 99)
+        for spec in products(engine.plan(200, 1))[:-1]:  # the last is the output's
+            chosen = matmul(by_name(spec.w), engine.device.isa, spec.k, 512)
             assert (spec.mr, spec.nr) == (chosen.mr, chosen.nr)

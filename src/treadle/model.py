@@ -261,7 +261,7 @@ class Model:
         tokenizer, rule = speller(self, stop := stop_strings(stop)), constraint
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
-        own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer, "constraint": rule}
+        own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer.of_text, "constraint": rule}
         sampler = Sampler(settings, self.config.n_vocab, **own)
         self.engine.cache.check_context(len(ids))
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)

@@ -113,7 +113,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     shape = {"mr": few.mr} | ({"nr": few.nr} if kind == "gemm" else {})
     assert isinstance(few, StripGemm) or shape.items() <= winners[kind].items()
     assert not isinstance(few, BytesGemm) or isa.matrix is not None
-    many = matmul(by_name("Q8_0"), isa, 64, 99, row.table)
+    many = matmul(by_name("Q8_0"), isa, 64, 512, row.table)
     assert many.mr == winners["matrix" if isa.matrix else "gemm"]["mr"]
 
 

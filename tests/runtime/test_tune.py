@@ -311,7 +311,7 @@ def test_what_is_found_is_what_plans_then_use() -> None:
     assert [(s.kernel, s.tokens) for s in sweeps] == wanted
     assert crossed is not None
     assert (crossed.tokens, table.gemv_tokens) == (2, {"Q8_0": 2})
-    spec = choice.matmul(Q8_0, VNNI, K, 99, table)
+    spec = choice.matmul(Q8_0, VNNI, K, 512, table)
     assert (spec.mr, spec.nr) == (4, 6)
     assert choice.matmul(Q8_0, VNNI, K, 1, table).mr == 16
     assert choice.matmul(Q8_0, VNNI, K, 2, table).mr == 8

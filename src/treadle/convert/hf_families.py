@@ -6,7 +6,6 @@ takes for keys that config.json leaves out, and how its weights lie otherwise th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +15,9 @@ from treadle.convert.hf_family import Family
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
+from treadle.convert.hf_made import norms_of_heads
 from treadle.convert.hf_mamba import MAMBA_VARIANTS, MAMBAS
 from treadle.convert.hf_mixtures import MIXTURES
-from treadle.convert.hf_made import Rule, stacked
 from treadle.convert.hf_names import (
     GLM4,
     GPT2,
@@ -94,21 +93,6 @@ _GEMMA_EMBEDDING = replace(
 
 def _gemma3(keys: Keys) -> Family | None:
     return _GEMMA_EMBEDDING if keys.flag("use_bidirectional_attention", False) else None
-
-
-def _stablelm_rules(keys: Keys) -> Sequence[Rule]:
-    """StableLM 2 12B has a LayerNorm for each head; GGUF has their weights in one tensor."""
-    if not keys.flag("qk_layernorm", False):
-        return ()
-    n_head = keys.integer("num_attention_heads")
-    counts = {"q": n_head, "k": keys.integer("num_key_value_heads", n_head)}
-    return [
-        Rule(
-            tuple(f"self_attn.{x}_layernorm.norms.{i}.weight" for i in range(n)),
-            {f"self_attn.{x}_norm.weight": stacked},
-        )
-        for x, n in counts.items()
-    ]
 
 
 _COHERE = {
@@ -316,7 +300,7 @@ FAMILIES: dict[str, Family] = {
         },
         words=_LAYER_NORM,
         copied={"use_parallel_residual": "use_parallel_residual"},
-        made=_stablelm_rules,
+        made=norms_of_heads,
     ),
     "starcoder2": Family(
         "starcoder2",

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from treadle.files.keys import Keys
 from treadle.files.safetensors import DTYPES, SafeTensor
 from treadle.formats import by_name
 from treadle.record import dataclass
@@ -208,3 +209,18 @@ def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
     joined = each[..., :16] | (each[..., 16:] << 4)
     blocks = np.concatenate([scales[..., None], joined], -1)
     return blocks.reshape(*blocks.shape[:-2], -1)
+
+
+def norms_of_heads(keys: Keys) -> Sequence[Rule]:
+    """StableLM 2 12B has a LayerNorm for each head; GGUF has their weights in one tensor."""
+    if not keys.flag("qk_layernorm", False):
+        return ()
+    n_head = keys.integer("num_attention_heads")
+    counts = {"q": n_head, "k": keys.integer("num_key_value_heads", n_head)}
+    return [
+        Rule(
+            tuple(f"self_attn.{x}_layernorm.norms.{i}.weight" for i in range(n)),
+            {f"self_attn.{x}_norm.weight": stacked},
+        )
+        for x, n in counts.items()
+    ]

@@ -70,8 +70,8 @@ class Ops(ABC):
         own: bool = False,
     ) -> Rows:
         """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight`` ("":
-        there is none; ``own``: it has a row for each part) and ``scale``; ``centred``: LayerNorm; ``eps``: the model's, if not given.
-        With several heads ``x`` is used up.
+        there is none; ``own``: it has a row for each part) and ``scale``; ``centred``: LayerNorm;
+        ``eps``: the model's, if not given. With several heads ``x`` is used up.
         """
 
     @abstractmethod

@@ -20,7 +20,7 @@ def has_vocabulary(gguf: GGUF) -> bool:
 class NoVocabulary(Tokenizer):
     """What an answer of ids alone asks of a tokenizer."""
 
-    has_text = False
+    of_text = None
 
     def __init__(self, n_vocab: int) -> None:
         self.n_vocab, self.eog = n_vocab, frozenset()

@@ -150,6 +150,11 @@ class Tokenizer(abc.ABC):
         decoder = StreamDecoder(self, special=special, start=start)
         return "".join([*map(decoder.push, ids), decoder.flush()])
 
+    @property
+    def of_text(self) -> Tokenizer | None:
+        """Itself; None where no token has a text."""
+        return self
+
     def starts(self, ids: Iterable[int]) -> list[int]:
         """Where the text of each of ``ids`` begins in what ``decode`` makes of all, in characters.
         Tokens of one character begin where it does.
