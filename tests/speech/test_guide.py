@@ -17,7 +17,8 @@ from treadle.speech import Manner, Said, Thought, Told
 from treadle.speech.guide import Guide
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.rows import HERMES, ROWS, THOUGHTS, Channels
-from treadle.text.grammars import MOST_BYTES, Grammars
+from treadle.text.grammar import LEXER_BYTES
+from treadle.text.grammars import Grammars
 from treadle.text.tokenizer import Tokenizer
 
 THINK = THOUGHTS[0]
@@ -381,12 +382,22 @@ def test_compiled_grammars_are_kept(tokenizer: Tokenizer) -> None:
     first = grammars.regex("a")
     assert grammars.regex("a") is first
     assert grammars.schema({"const": 1}) is grammars.schema('{"const": 1}')
-    large = "b" * 20_000  # some megabytes each
-    for n in range(MOST_BYTES // (100 * len(large)) + 1):
-        assert grammars.regex("a") is first
-        grammars.regex(large + str(n))
-    for n in range(MOST_BYTES // (100 * len(large)) + 1):
-        grammars.regex(large + str(n))
+
+
+def test_what_is_kept_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lexers go first, and are made again; then the grammars that were not asked for longest."""
+    monkeypatch.setattr("treadle.text.grammars.MOST_BYTES", 2 * LEXER_BYTES)
+    grammars = Grammars(tokenizer)
+    first = grammars.regex("a")
+    first.matcher()
+    assert first.n_bytes > LEXER_BYTES
+    grammars.regex("b").matcher()
+    assert grammars.regex("c") is grammars.regex("c")
+    assert first.n_bytes < LEXER_BYTES
+    assert grammars.regex("a") is first
+    assert first.matcher().bits()
+    for n in range(2 * LEXER_BYTES // grammars.regex("c").n_bytes + 1):
+        grammars.regex(f"d{n}")
     assert grammars.regex("a") is not first
 
 

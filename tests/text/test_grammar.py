@@ -543,3 +543,25 @@ def test_a_limit_that_is_reached_within_an_answer(
     )
     with pytest.raises(GrammarError, match="more ways to go on"):  # nor is there a way around it
         write_on()
+
+
+def test_a_lexer_that_other_answers_have_filled(
+    bytes_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The states of all answers are in one lexer, which has a limit; an answer alone is far off."""
+    monkeypatch.setattr(
+        "treadle.text.grammar._limits", lambda: LLParserLimits(max_lexer_states=400)
+    )
+    grammar = Grammar.from_regex("[a-z]{60}|[A-Z]([a-z]{50}|.*[a-f].{9}x)", bytes_tokenizer)
+    early = grammar.matcher()
+    early.accept(3 + ord("a"))
+    rng = np.random.default_rng(1)
+    for _ in range(40):  # each finds states of its own
+        matcher = grammar.matcher()
+        for letter in "Q" + "".join(rng.choice(list("agz"), 14)):
+            matcher.bits()
+            matcher.accept(3 + ord(letter))
+    for _ in range(59):
+        early.bits()
+        early.accept(3 + ord("b"))
+    assert early.done

@@ -33,6 +33,8 @@ _LIMIT = re.compile(
     r"Too many items \([^)]*\)|Current row has \d+ items; max is \d+"
     r"|too many expressions constructed|.*[Ll]exer.*(?:states|fuel).*"
 )
+_FULL = re.compile(r"too many states")
+LEXER_BYTES = 20 << 20  # of a lexer with as many states as ``_limits`` allows: 15 to 18 MB
 _BYTE = re.compile(r"byte .* fails")
 _LARK_LINE = re.compile(r"^(?:at )?\d+\(\d+\): |\s*(?<!\S)\d+ \| .*", re.S)
 _SCHEMA = re.compile(r".*failed to compile JSON schema: (.*?)\n", re.S)  # in a rule
@@ -132,7 +134,7 @@ class Grammar:
         text is only when a token is accepted.
         """
         try:
-            matcher = self.matcher()
+            matcher = Matcher(self)  # whose lexer is not kept: many schemas are only checked
             for _ in range(2):
                 bits = np.unpackbits(np.frombuffer(matcher.bits(), np.uint8), bitorder="little")
                 if not bits.any() or matcher.done:
@@ -144,16 +146,25 @@ class Grammar:
         return ""
 
     def matcher(self) -> Matcher:
-        """A matcher at the beginning of an answer: a copy, as building one takes milliseconds."""
+        """A matcher at the beginning of an answer: a copy, as building one takes milliseconds. It
+        goes on with the lexer's states that other answers have found.
+        """
         with _COPYING:
-            return self._first.copy()
+            made = self._first.copy()
+        made.shares = True
+        return made
 
     @property
     def n_bytes(self) -> int:
-        """About what it takes in memory, rather too much: schemas of 10 to 1000 properties took
-        0.3 to 4.5 MB, which is 330 to 70 bytes for each character of their source.
+        """The most that it takes in memory, as measured: 330 to 70 bytes for each character of the
+        source of schemas, and a full lexer once there are matchers, which all share that.
         """
-        return 200_000 + 100 * len(self.source)
+        return 200_000 + 100 * len(self.source) + LEXER_BYTES * ("_first" in self.__dict__)
+
+    def forget(self) -> None:
+        """Let the lexer go that matchers share: the next one begins with an empty one."""
+        with _COPYING:
+            self.__dict__.pop("_first", None)
 
     @cached_property
     def _first(self) -> Matcher:
@@ -175,6 +186,7 @@ class Matcher:
         self._grammar = grammar
         self._ids: list[int] = []  # what has been accepted
         self._late: LateBits | None = None
+        self.shares = False  # its lexer with other answers
         self._matcher = LLMatcher(vocabulary, grammar.source, log_level=0, limits=_limits())
         self._check()
 
@@ -194,6 +206,8 @@ class Matcher:
     def bits(self) -> bytes:
         """Which tokens may come next: a bit for each, the lowest first. Raises GrammarError."""
         made = self._matcher.compute_bitmask()
+        if self._begins_anew():
+            made = self._matcher.compute_bitmask()
         self._check()  # in its state of error the matcher allows the end of the text
         return bytes(made)
 
@@ -212,7 +226,8 @@ class Matcher:
 
     def accept(self, token: int) -> None:
         """Go on with ``token``. Raises GrammarError when the grammar has no place for it."""
-        if not 0 <= token < self._n or not self._matcher.consume_token(token):
+        fits = 0 <= token < self._n and self._matcher.consume_token(token)
+        if not fits and not (self._begins_anew() and self._matcher.consume_token(token)):
             self._check(token)
             raise GrammarError(f"{self._place}the grammar does not allow {self._named(token)}")
         self._ids.append(token)
@@ -240,7 +255,20 @@ class Matcher:
         other = object.__new__(Matcher)
         other._n, other._matcher = self._n, self._matcher.deep_copy()
         other._grammar, other._ids, other._late = self._grammar, list(self._ids), None
+        other.shares = self.shares
         return other
+
+    def _begins_anew(self) -> bool:
+        """Whether the answer so far was read again with a lexer of its own, because the shared one
+        is full of states: those of other answers may not end this one.
+        """
+        if not (self.shares and self._matcher.is_error()):
+            return False
+        if not _FULL.search(str(self._matcher.get_error())):
+            return False
+        self._grammar.forget()
+        self.shares, self._matcher = False, Matcher(self._grammar)._matcher
+        return not self._ids or bool(self._matcher.consume_tokens(self._ids))
 
     def _check(self, token: int | None = None) -> None:
         """Raise what went wrong: with ``token``, if there is one, else at this place."""

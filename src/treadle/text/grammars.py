@@ -12,7 +12,7 @@ from treadle.text.grammar import Grammar, Matcher
 from treadle.text.json_schema import Schema, schema_text
 from treadle.text.tokenizer import Tokenizer
 
-MOST_BYTES = 64 << 20  # of all that are kept, as ``Grammar.n_bytes`` has them
+MOST_BYTES = 256 << 20  # of all that are kept, as ``Grammar.n_bytes`` has them
 
 
 class Grammars:
@@ -32,9 +32,19 @@ class Grammars:
         with self._lock:
             self._kept[key] = made
             self._kept.move_to_end(key)
-            while sum(each.n_bytes for each in self._kept.values()) > MOST_BYTES:
-                self._kept.popitem(last=False)
+            self._bound()
         return made
+
+    def _bound(self) -> None:
+        """First lexers go, oldest first, which are soon made again; then whole grammars."""
+        left = sum(each.n_bytes for each in self._kept.values())
+        for each in self._kept.values():
+            if left > MOST_BYTES:
+                left -= each.n_bytes
+                each.forget()
+                left += each.n_bytes
+        while left > MOST_BYTES:
+            left -= self._kept.popitem(last=False)[1].n_bytes
 
     @of_setting("grammar")
     def gbnf(self, grammar: str) -> Grammar:
