@@ -6,11 +6,9 @@ keyword that it lacks is an error, and so is a token that the grammar has no pla
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from functools import cached_property
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from treadle.errors import GrammarError
 from treadle.record import dataclass
 from treadle.text.gbnf import parse_gbnf
 from treadle.text.json_schema import Schema, schema_source
+from treadle.text.late_bits import LateBits
 from treadle.text.lexing import hard_rules, larks, special_tokens
 from treadle.text.masked_vocab import vocabulary_of
 
@@ -300,51 +299,6 @@ class Matcher:
         tokenizer = self._grammar.tokenizer
         piece = f" ({tokenizer.piece(token)!r})" if 0 <= token < tokenizer.n_vocab else ""
         return f"token {token}{piece}"
-
-
-class LateBits:
-    """What may come next in an answer. A thread of its own computes it; who needs it before that
-    thread has come to it does so himself.
-    """
-
-    __slots__ = ("_lock", "_made", "_matcher")
-
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher: Matcher | None = matcher  # until that is done
-        self._lock = threading.Lock()
-        self._made: bytes | None = None
-        _queue().put(self)
-
-    def wait(self) -> bytes:
-        """The bits; none set where the grammar cannot go on, which ``mask`` gives the reason of."""
-        with self._lock:
-            if self._made is None:
-                assert self._matcher is not None
-                try:
-                    self._made = self._matcher.bits()
-                except GrammarError:
-                    self._made = b""
-                self._matcher = None
-            return self._made
-
-
-_QUEUES: dict[int, SimpleQueue[LateBits]] = {}  # by process: a forked one has none of the threads
-
-
-def _queue() -> SimpleQueue[LateBits]:
-    """What a thread works off, beside the model: llguidance drops the GIL."""
-    found = _QUEUES.get(os.getpid())
-    if found is None:
-        found = SimpleQueue()
-        _QUEUES.clear()
-        _QUEUES[os.getpid()] = found
-        threading.Thread(target=_work, args=(found,), name="treadle-masks", daemon=True).start()
-    return found
-
-
-def _work(queue: SimpleQueue[LateBits]) -> None:
-    while True:
-        queue.get().wait()
 
 
 def _limits() -> Any:
