@@ -53,6 +53,6 @@ async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenL
             rows = await asyncio.wrap_future(submit(run))
             following = ids[at + 1 : at + 1 + len(some)]
             made += await asyncio.to_thread(row_logprobs, rows, following, n_top, model.tokenizer)
-    finally:
-        submit(session.close)
+    finally:  # not left to itself: a server that stops meanwhile would not do it
+        await asyncio.wrap_future(submit(session.close))
     return made
