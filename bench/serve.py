@@ -154,9 +154,9 @@ def wait_until_up(name: str, process: subprocess.Popen[bytes], port: int) -> Non
     raise SystemExit(f"{name} does not answer")
 
 
-# The end of a text, and the 256 bytes, which are held back until they are a letter: a gap between
-# events is then one between tokens.
-NO_BYTES = {str(i): -100 for i in range(2, 259)}
+# The three controls, which have no text, and the 256 bytes, which are held back until they are a
+# letter: a gap between events is then one between tokens.
+NO_BYTES = {str(i): -100 for i in range(259)}
 
 # -- one stream -------------------------------------------------------------------------------
 

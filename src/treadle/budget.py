@@ -13,15 +13,17 @@ LEAST = 4  # tokens of prompts beside decoding ones, however slow the machine: n
 TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much as four
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
 MEASURED = 64  # steps that a fit looks back on
+REMEMBERED = 256  # steps after which one is forgotten: what once took long is tried again
 MANY = 0  # the plan for all numbers of tokens that have none of their own
 T = TypeVar("T")
-Step: TypeAlias = "tuple[float, float, float, float, float]"  # 1, the three numbers, seconds
+# When it was, 1, the three numbers, seconds.
+Step: TypeAlias = "tuple[float, float, float, float, float, float]"
 
 
 class Cost:
-    """What steps of one plan take: ``a + b prefill + c decode + d context`` seconds, fitted as they
-    run. ``prefill`` and ``decode`` are tokens; ``context`` is the sum over all tokens of how many
-    stand before each.
+    """What steps of one plan take beside decoding texts: ``a + b prefill + c decode + d context``
+    seconds, fitted as they run. ``prefill`` and ``decode`` are tokens; ``context`` is the sum over
+    all tokens of how many stand before each.
     """
 
     def __init__(self) -> None:
@@ -32,11 +34,25 @@ class Cost:
         )
         self._fit: np.ndarray | None = None
 
-    def note(self, prefill: int, decode: int, context: int, seconds: float, reads: bool) -> None:
-        """One step that has run; ``reads``: a prompt."""
+    @property
+    def most(self) -> int:
+        """Tokens of the largest step that is known."""
+        return int(max((step[2] + step[3] for steps in self._steps for step in steps), default=0))
+
+    def note(
+        self, at: int, prefill: int, decode: int, context: int, seconds: float, reads: bool
+    ) -> None:
+        """One step that has run, the ``at``-th of all; ``reads``: a prompt."""
         seconds = max(seconds, 1e-6)  # a clock may stand still, and relative errors are weighed
-        self._steps[reads].append((1.0, prefill, decode, context, seconds))
+        self._steps[reads].append((at, 1.0, prefill, decode, context, seconds))
         self._fit = None
+
+    def forget(self, before: int) -> None:
+        """Steps that were before this one."""
+        for steps in self._steps:
+            while steps and steps[0][0] < before:
+                steps.popleft()
+                self._fit = None
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
         """What a step will take; None where nothing is known."""
@@ -45,7 +61,7 @@ class Cost:
             if not steps:
                 return None
             rows = np.array(steps)
-            self._fit = _fitted(rows[:, :4], rows[:, 4])
+            self._fit = _fitted(rows[:, 1:5], rows[:, 5])
         return float(self._fit @ (1.0, prefill, decode, context))
 
 
@@ -58,7 +74,7 @@ class Pace:
         self.target_s, self._sizes = target_s, tuple(sizes)
         self._costs = {size: Cost() for size in (*self._sizes, MANY)}
         self._read: deque[tuple[int, float]] = deque(maxlen=MEASURED)
-        self._most = 0  # tokens that were measured together
+        self._n_steps = 0
 
     @property
     def token_s(self) -> float:
@@ -70,12 +86,19 @@ class Pace:
         return self._costs[next((size for size in self._sizes if n_tokens <= size), MANY)]
 
     def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
-        """One step that has run."""
+        """One step that has run. What prompts take alone says nothing of steps beside others: those
+        are shorter, and a fit of long ones only would promise them too long a time, unseen.
+        """
         n = prefill + decode
-        self.cost(n).note(prefill - n % -TILE, decode, context, seconds, prefill > 0)
-        self._most = max(self._most, n)
         if prefill:
             self._read.append((prefill, seconds))
+        if decode:
+            self._n_steps += 1
+            self.cost(n).note(
+                self._n_steps, prefill - n % -TILE, decode, context, seconds, prefill > 0
+            )
+            for cost in self._costs.values():
+                cost.forget(self._n_steps - REMEMBERED)
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
         """Tokens of prompts, up to ``most``, that a step may read beside ``decode`` others, which
@@ -83,23 +106,30 @@ class Pace:
         are a multiple of TILE.
 
         Of what takes the time that a step may take, the number that reads most a second. As long as
-        nothing is known, as few as may be; then at most about twice as many as were measured
-        together: a guess from few steps must not cost a long one.
+        nothing is known, as few as may be; then at most twice as many as were measured together in
+        that plan, or in the next smaller one where it has no measures: a guess from few steps must
+        not cost a long one.
         """
         least = LEAST - (decode + LEAST) % -TILE
-        many = self._costs[MANY]
-        none = self.cost(decode).seconds(-decode % TILE, decode, context)
-        none = many.seconds(0, decode, context) if none is None else none
+        none = self._alone(decode, context)
         if none is None:
             return min(least, most)
         limit = max(self.target_s, 1.5 * none)  # they alone may take as long, or longer
-        best, rate, last = least, 0.0, none
+        best, rate, last, known = least, 0.0, none, decode - decode % -TILE
         for n in self._numbers(decode, context, before, limit, least):
-            took = self.cost(decode + n).seconds(n, decode, context + n * before)
-            last = last if took is None else took  # what nobody knows is worth a try, if it fits
-            if n <= 2 * self._most and last <= limit and n / last >= rate:
+            cost = self.cost(decode + n)
+            took = cost.seconds(n, decode, context + n * before)
+            if took is not None:  # else it is worth a try, if what is known would fit
+                last, known = took, cost.most
+            if decode + n <= 2 * known and last <= limit and n / last >= rate:
                 best, rate = n, n / last
         return min(best, most)
+
+    def _alone(self, decode: int, context: int) -> float | None:
+        """Seconds of a step that only decodes: of its plan, or of the next larger one known."""
+        plans = [size for size in self._sizes if size >= decode]
+        known = (self._costs[p].seconds(-decode % TILE, decode, context) for p in (*plans, MANY))
+        return next((seconds for seconds in known if seconds is not None), None)
 
     def _numbers(
         self, decode: int, context: int, before: int, limit: float, least: int
@@ -114,7 +144,7 @@ class Pace:
         if none is None or one is None:
             yield least + max(0, -(-(end - least) // TILE)) * TILE
         elif one > none:  # else noise: more work cannot take less time
-            n = min(int((limit - none) / (one - none)), 2 * self._most)
+            n = min(int((limit - none) / (one - none)), 2 * many.most - decode)
             n -= (decode + n) % TILE
             if n >= max(end, least):
                 yield n
