@@ -16,7 +16,8 @@ from tests.tiny import write_model
 from treadle.batch import Part
 from treadle.engine import OUTPUTS
 from treadle.formats import Format, by_name
-from treadle.kernels.choice import GEMV_TOKENS, Table, matmul, on_matrix
+from treadle.kernels.choice import GEMV_TOKENS, Table, matmul
+from treadle.kernels.choice_act import on_matrix
 from treadle.kernels.matmul import Matmul
 from treadle.plan import Plan
 from treadle.runtime.describe import row_in_use

@@ -39,7 +39,7 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.splits import is_hf
 from treadle.formats import by_name
-from treadle.kernels.choice import on_matrix
+from treadle.kernels.choice_act import on_matrix
 from treadle.models.load import load_config
 from treadle.runtime.describe import row_in_use
 from treadle.text.tokenizer import load_tokenizer

@@ -15,7 +15,7 @@ from treadle.formats import by_name
 from treadle.gpu.kernels.gemm import LARGE, SMALL, SimtGemm
 from treadle.gpu.kernels.gemv import SimtGemv, rows_together
 from treadle.isa import nvptx
-from treadle.kernels.choice import gemm_act
+from treadle.kernels.choice_act import gemm_act
 from treadle.kernels.matmul import Matmul
 
 

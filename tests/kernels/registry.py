@@ -39,6 +39,7 @@ from treadle.kernels.sums import Add, AddRows
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
 from treadle.kernels.vector_bytes import LanesGemm
+from treadle.kernels.vector_floats import FloatLanes
 
 EPS = 1e-6
 
@@ -77,6 +78,7 @@ NORMS = [
     Norm("bf16x3", 172, 32, EPS),
     Norm("bf16", 352, 6, EPS),
     Norm("f32", 172, 6, EPS),
+    Norm("f32", 172, 32, EPS, outputs=True),
     Norm("f32", 352, 1, EPS, outputs=True),
     Norm("f32", 172, 1, EPS, add=True),
     Norm("f32", 2048, 1, EPS, add=True),
@@ -106,6 +108,7 @@ PACKS = [
     Pack("copy", "q8", 96, 4, 16, unit=8),
     Pack("silu", "bf16", 352, 1),
     Pack("silu", "f32", 172, 6),
+    Pack("gelu", "f32", SLICE + 172, 32),
     Pack("gelu", "q8", 2048, 1),
     Pack("gelu", "bf16", 172, 1),
     Pack("gelu", "f32", SLICE + 172, 6),
@@ -373,6 +376,18 @@ LANES = [
     ),
 ]
 GEMMS += LANES
+# Floats: whole lines of a row and a part of one, as they stand and widened.
+FLOATS = [
+    FloatLanes("F32", "f32", 352, 4, 32, segments=3, bias=True, groups=2),
+    FloatLanes("F32", "f32", 37, 8, 8, residual=True),
+    FloatLanes("F16", "f32", 172, 4, 32, groups=8),
+    FloatLanes("F16", "f32", 37, 8, 8, segments=2),
+    FloatLanes("BF16", "bf16", 172, 8, 32, residual=True, groups=2),
+    FloatLanes("BF16", "bf16", 2048, 4, 8, outputs=True),
+    FloatLanes("BF16", "f32", 37, 8, 32, bias=True),
+    FloatLanes("F64", "f32", 64, 4, 8),
+]
+GEMMS += FLOATS
 # Experts: softmax and sigmoid, with what chooses and does not weigh, in groups.
 ROUTES = [
     Route(8, 2, "softmax"),
@@ -394,6 +409,7 @@ GATHERS = [
     Gather("bf16x2", 172, 32, 32, 32),
     Gather("bf16x3", 172, 32, 32, 32),
     Gather("f32", 172, 5, 32, 10),
+    Gather("f32", 172, 32, 32, 32),
 ]
 COMBINES = [
     Combine(64, 8),

@@ -29,6 +29,7 @@ from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.tile_outer import OUTER
 from treadle.kernels.tile_pairs import PAIRS
 from treadle.kernels.vector_bytes import LanesGemm
+from treadle.kernels.vector_floats import FloatLanes
 
 ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
@@ -109,7 +110,8 @@ def test_matrix_registers_are_for_prompts() -> None:
     f32 = by_name("F32")
     assert matmul(f32, AMX, 2048, 17) == MatrixGemm("F32", "bf16x3", 2048, 16, 32, kc=512)
     assert matmul(f32, AMX, 2048, 16) == matmul(f32, VNNI, 2048, 16)
-    assert (matmul(f32, AMX, 2048, 16).nr, matmul(f32, AMX, 2048, 9).nr) == (8, 9)
+    assert matmul(f32, AMX, 2048, 16) == FloatLanes("F32", "f32", 2048, 8, 32, groups=8)
+    assert [choice.gemm(f32, VNNI, 2048, tokens=n).nr for n in (16, 9)] == [8, 9]
     assert not any(choice.on_matrix(fmt, VNNI) for fmt in READ)
     assert choice.gemm(Q8_0, AMX, 2048) == many
     assert choice.gemm(Q8_0, AMX, 2048, matrix=False) == few

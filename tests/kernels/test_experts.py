@@ -18,6 +18,7 @@ from treadle.formats import FORMATS, by_name
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
 from treadle.kernels.act import Act
+from treadle.kernels.choice_act import gemm_act
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import PIECE, Combine, Gather
 from treadle.kernels.gemm import Gemm
@@ -28,6 +29,7 @@ from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.route import Route, Sort, blocks_most, tiles_most
 from treadle.kernels.spec import round_up
 from treadle.kernels.vector_bytes import LanesGemm
+from treadle.kernels.vector_floats import FloatLanes
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -291,6 +293,15 @@ def test_gemm_of_experts_in_lanes(
     fmt = by_name(name)
     spec = LanesGemm(name, "q8", 3 * max(fmt.block, 32), 4, nr, groups=groups)
     compare(with_experts(spec, NAMES.index(name)), rows.VECTORS[-1], memory, rng)
+
+
+@pytest.mark.parametrize(("name", "nr", "groups"), [("F32", 8, 1), ("BF16", 32, 2), ("F16", 32, 2)])
+def test_gemm_of_experts_of_floats(
+    name: str, nr: int, groups: int, memory: Memory, rng: np.random.Generator
+) -> None:
+    isa = rows.VECTORS[-1]
+    spec = FloatLanes(name, gemm_act(by_name(name), isa), 96, 4, nr, groups=groups)
+    compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 == 0 or n in BOTH])

@@ -86,7 +86,7 @@ class Act:
     @property
     def together(self) -> int:
         """Tokens that are written at once, for the sake of whole vectors: a part of a group."""
-        return TOGETHER if self.kind in NARROW and self.group % TOGETHER == 0 else 1
+        return TOGETHER if self.kind != "q8" and self.group % TOGETHER == 0 else 1
 
     @property
     def store_scratch(self) -> int:
@@ -236,15 +236,23 @@ def emit_store(
         return
     pitch, ty = 4 * DWORDS[act.kind], i32 * DWORDS["bf16"]
     with k.loop(act.together) as t:
-        for part, dwords in enumerate(narrowed(k, act.kind, k.concat(*values_of(n + t)))):
+        for part, dwords in enumerate(_dwords(k, act.kind, values_of(n + t))):
             k.store(scratch + t * pitch, dwords, offset=part * ty.n_bytes)
     at = group + (block * (pitch * act.group) + place * 4)
-    for part in range(NARROW[act.kind]):
+    for part in range(pitch // ty.n_bytes):
         first = part * ty.lanes
         rows = [k.load(scratch, ty, offset=t * pitch + 4 * first) for t in range(act.together)]
         for c, column in enumerate(transpose(k, rows, k.isa.lanes)):
             for i, v in enumerate(column):
                 k.store(at, v, offset=4 * ((first + c) * act.group + i * v.ty.lanes))
+
+
+def _dwords(k: Builder, kind: str, values: list[Val]) -> list[Val]:
+    """A block of a token's values, in ``kind``, as dwords, ``i32 * 16`` each."""
+    whole = k.concat(*values)
+    if kind in NARROW:
+        return narrowed(k, kind, whole)
+    return list(k.split(whole.bits(i32.like(whole.ty)), DWORDS["bf16"]))
 
 
 def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:

@@ -10,36 +10,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any
 
-import numpy as np
-
 from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
 from treadle.kernels.act import BLOCK, NARROW, Act
+from treadle.kernels.choice_act import folds, gemm_act, gemv_act, matrix_act, on_matrix
+from treadle.kernels.choice_strips import by_strips, fits_strips
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, SIDE, MatrixGemm
-from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.panel import code_top, is_staged
 from treadle.kernels.spec import round_up
 from treadle.kernels.strips import StripGemm
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.tile_outer import OUTER, adds_in_i16, outer_registers
 from treadle.kernels.tile_pairs import PAIRS, pairs_registers
-from treadle.kernels.vector_bytes import LanesGemm
 from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
-# Of products of strips of bytes: tokens on matrix registers, at most; vectors of rows of an item;
-# groups of tokens in vectors.
-STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 16
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
+WAITED = 1.2  # times as long as threads work that the last of them may work
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
 
 Fields = Mapping[str, int]
@@ -127,23 +122,6 @@ def matmul(
     matrix = table.is_matrix(fmt.name, isa, tokens)
     strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
     return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
-
-
-def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
-    """The product of rows whose codes stay in order, for batches of up to ``tokens``, more than a
-    gemv is for; None where there is no such, or it is slower.
-    """
-    unit, codes, few = isa.matrix, fmt.codes, tokens <= isa.lanes // 2
-    if codes is None or not isa.rounds:
-        return None
-    if unit is None:
-        if tokens > isa.tiles.lanes or folds(fmt, isa) or (few and not is_staged(fmt)):
-            return None
-        nr, groups = (isa.lanes // 2, 1) if few else (isa.lanes, STRIP_GROUPS)
-        return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, groups=groups, **fields)
-    if unit.dot_bytes is None or tokens > STRIP_TOKENS or codes.top - codes.offset > 127:
-        return None
-    return BytesGemm(fmt.name, "q8", k, STRIP_ROWS, STRIP_TOKENS, **fields)
 
 
 def batch_sizes(isa: Isa) -> tuple[int, ...]:
@@ -275,36 +253,6 @@ def gated(
     )
 
 
-def gemv_act(fmt: Format, isa: Isa) -> str:
-    """Decoding waits for memory, so floats keep all of their activations' bits."""
-    return "q8" if fmt.codes and isa.rounds else "f32"
-
-
-def gemm_act(fmt: Format, isa: Isa) -> str:
-    """The activations of packed products: the narrowest that the weights lose nothing by."""
-    if fmt.codes and isa.rounds:
-        return "q8"
-    return "bf16" if (fmt.codes or fmt.act == "bf16") and isa.dot_bf16 else "f32"
-
-
-def on_matrix(fmt: Format, isa: Isa) -> bool:
-    """Whether packed products are made by matrix registers: where bf16 holds weights and
-    activations better than, or as well as, what stands in the file holds them.
-    """
-    return isa.matrix is not None and matrix_act(fmt, isa) is not None
-
-
-def matrix_act(fmt: Format, isa: Isa) -> str | None:
-    """What weights and activations are on matrix registers: bf16, or where that would lose bits of
-    the weights two bf16 each, which hold all of an F16's, or three, which hold an F32's. None for
-    weights that have more, or where so many products take longer than vectors.
-    """
-    if fmt.codes or fmt.act == "bf16":
-        return "bf16"
-    n = {np.dtype(np.float16): 2, np.dtype(np.float32): 3}.get(np.dtype(fmt.dtype))
-    return f"bf16x{n}" if n and isa.matrix is not None and n <= isa.matrix.parts else None
-
-
 def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
     """Rows of a panel: with so many parts, or so many panels an item, they lie in the second-level
     cache beside the tokens that they meet.
@@ -322,18 +270,6 @@ def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
     most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows * n_parts)
     n = -(-k // most)
     return round_up(-(-k // n), LARGE_BLOCK) if n > 1 else 0
-
-
-def folds(fmt: Format, isa: Isa) -> bool:
-    """Whether panels hold codes times their scales: where such large ones cost a dot nothing."""
-    folded = fmt.codes.folded if fmt.codes else None
-    if folded is None:
-        return False
-    if isa.tiles.unit == OUTER:
-        return adds_in_i16(folded)
-    if isa.shorts:  # signed codes cost more than scaling twice as often
-        return folded.top <= isa.dot4_top
-    return code_top(folded, isa) <= isa.dot4_top
 
 
 def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
@@ -362,9 +298,7 @@ def fits(spec: Matmul, isa: Isa) -> bool:
             return False
         return rows % EDGE == isa.matrix.panel_rows % rows == 0
     if isinstance(spec, StripGemm):
-        sizes = (STRIP_TOKENS,) if isa.matrix else (isa.lanes // 2, isa.lanes)
-        mine = isinstance(spec, BytesGemm) == (isa.matrix is not None) and spec.nr in sizes
-        return mine and rows > 0 and COLUMNS % rows == 0
+        return fits_strips(spec, isa)
     whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
     if isinstance(spec, Gemm) and spec.unit == OUTER:
         return whole and outer_registers(spec) <= isa.regs
@@ -377,15 +311,20 @@ def narrowed(
     spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int, n_tokens: int = 0
 ) -> Matmul:
     """``spec`` with as many rows an item as leave each of so many threads one, where it is for
-    matrix registers: their panels are large. But of few rows and many tokens threads share these
-    out. No sum is taken otherwise for it.
+    matrix registers: their panels are large. Strips cost nothing to cut: of these no thread waits
+    long for the last items. But of few rows and many tokens threads share these out. No sum is
+    taken otherwise for it.
     """
-    least = SIDE if isinstance(spec, StripGemm) else EDGE
-    if family(spec) != "matrix" and least == EDGE:
+    strips = isinstance(spec, StripGemm)
+    least = SIDE if strips else EDGE
+    if family(spec) != "matrix" and not strips:
         return spec
     if n_tokens >= n_threads * max(sum(heights), 8 * spec.nr):
         return spec
-    while spec.rows_per_item(lanes) > least and spec.strips(heights, lanes) < n_threads:
+    while spec.rows_per_item(lanes) > least:
+        n = spec.strips(heights, lanes)
+        if n >= n_threads and (not strips or round_up(n, n_threads) <= WAITED * n):
+            break
         spec = replace(spec, mr=spec.mr // 2)
     return spec
 

@@ -3,8 +3,8 @@
 Codes of 16 rows and activations, both int8, are met by one register of sums for each scale of a
 row: 32 values of K, or 16. That leaves most of a product's speed unused, and beside many tokens
 scaling would be all there is to do (``matrix.py``); but nothing is rounded to bf16, and packing
-only unpacks codes, whose order stays (``strips.py``). While a strip meets the tokens, the next one
-is unpacked: memory, vectors and registers have work at the same time.
+only unpacks codes, whose order stays (``byte_strips.py``). While a strip meets the tokens, the next
+one is unpacked: memory, vectors and registers have work at the same time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, i8, i32
 from treadle.kernels.act import DWORD
+from treadle.kernels.byte_strips import AT_ONCE, ByteStrips
 from treadle.kernels.matrix import REGISTER, SIDE
 from treadle.kernels.spec import LINE
-from treadle.kernels.strips import AT_ONCE, Strip, StripGemm, Tokens
+from treadle.kernels.strips import Strip, Tokens
 from treadle.record import dataclass
 
 
 @dataclass(frozen=True)
-class BytesGemm(StripGemm):
+class BytesGemm(ByteStrips):
     """``nr`` 16."""
 
     @property
@@ -49,31 +50,32 @@ class BytesGemm(StripGemm):
         return (codes - self.codes.offset).bits(i8.like(codes.ty))
 
     def sums(
-        self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
+        self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
         """Of 16 rows with a group of tokens. Some products are scaled while later ones are made,
-        and what comes ``soon`` is unpacked into the other strip, ``to``.
+        and what comes ``soon`` is unpacked.
         """
+        held = strip.held
         sums = [k.var(k.zero(f32 * SIDE)) for _ in range(SIDE)]
         begun = min(self.n_products, AT_ONCE)
         turns, rest = divmod(self.n_products - begun, AT_ONCE)
         for i in range(AT_ONCE):
             if i < begun:
-                self._multiply(k, strip, tokens, k.i64(i), i, made)
-            self.unpack_part(k, to, soon, k.i64(0), i)
+                self._multiply(k, held, tokens, k.i64(i), i, made)
+            self.unpack_part(k, soon, k.i64(0), i)
         with k.loop(turns) as c:
             for i in range(AT_ONCE):
                 at = c * AT_ONCE + i
-                self._scale(k, strip, tokens, at, made + i * REGISTER, sums)
-                self._multiply(k, strip, tokens, at + AT_ONCE, i, made)
-                self.unpack_part(k, to, soon, c + 1, i)
+                self._scale(k, held, tokens, at, made + i * REGISTER, sums)
+                self._multiply(k, held, tokens, at + AT_ONCE, i, made)
+                self.unpack_part(k, soon, c + 1, i)
         for i in range(begun + rest):
             at = k.i64(turns * AT_ONCE + i)
-            self._scale(k, strip, tokens, at, made + i % AT_ONCE * REGISTER, sums)
+            self._scale(k, held, tokens, at, made + i % AT_ONCE * REGISTER, sums)
             if i < rest:
-                self._multiply(k, strip, tokens, at + AT_ONCE, i, made)
+                self._multiply(k, held, tokens, at + AT_ONCE, i, made)
         for i in range(AT_ONCE if rest else 0):
-            self.unpack_part(k, to, soon, k.i64(turns + 1), i)
+            self.unpack_part(k, soon, k.i64(turns + 1), i)
         yield from enumerate(sums)
 
     def _multiply(self, k: Builder, strip: Val, tokens: Tokens, at: Val, i: int, made: Val) -> None:

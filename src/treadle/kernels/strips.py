@@ -1,88 +1,58 @@
-"""Few tokens: products of bytes, of rows in strips that are unpacked without changing their order.
+"""Few tokens: products of rows in strips of 16, in the order of the file.
 
 A panel of many rows (``gemm.py``) is put in an order of its own, which takes as long as
-multiplying it by a few tokens. Here 16 rows, a *strip*, have their codes as bytes in the order of
-the file, then scales and minimums in f32, and tokens, which `Act` has side by side, stand in the
-columns::
-
-    sums[r, t] += f32(codes[r] . x[t]) * d_w[r] * d_x[t] (+ m_w[r] * sum_x[t])
-
-a row's sums in one vector, for all values of K that share a scale. Subclasses say how these are
-made, on matrix registers (``matrix_bytes.py``) or in vectors (``vector_bytes.py``). A strip has a
-few rows of each of an item's runs, which are streams of memory (``matrix.RUNS``).
+multiplying it by a few tokens. Here nothing is put in order: tokens, which `Act` has side by side,
+stand in the columns of a row's sums, one vector or two. Subclasses say how the sums of a strip's
+rows are made: of bytes that are unpacked first (``byte_strips.py``), or of floats as they stand
+(``vector_floats.py``). A strip has a few rows of each of an item's runs, which are streams of
+memory (``matrix.RUNS``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, i32
 from treadle.kernels.act import BLOCK, DWORD, block_sums
-from treadle.kernels.blocks import At, WeightRows, ordered_codes, scales_of
+from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.matmul import Segment, Share, n_strips, pick_segment, shares
-from treadle.kernels.matrix import AHEAD, RUNS, SIDE
+from treadle.kernels.matrix import RUNS, SIDE
 from treadle.kernels.out import Out, Sums
-from treadle.kernels.spec import LINE, Frame, round_up
+from treadle.kernels.spec import Frame
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
-# Products to a turn, in which each of as many runs of the next strip's rows has its part.
-AT_ONCE = RUNS
-SMALL = 8  # small blocks that are unpacked together
 EACH = SIDE // RUNS  # rows of a run in a strip
 
 
 @dataclass(frozen=True)
 class StripGemm(Gemm):
-    """``act`` "q8"; ``mr * lanes`` a multiple of 16. ``groups`` of nr tokens meet a strip while it
-    is unpacked.
-    """
+    """``mr * lanes`` a multiple of 16. ``groups`` of nr tokens meet a strip while it is at hand."""
 
     groups: int = 1
 
     @property
-    def codes(self) -> Codes:
-        assert self.fmt.codes is not None, self.fmt.name
-        return self.fmt.codes
-
-    @property
     def per_scale(self) -> int:
-        """Values of K that share one: those of a product."""
-        return self.codes.sub
+        """Values of K that share a scale: those of a product; 0 where there are no scales."""
+        return 0
 
     @property
     def n_products(self) -> int:
-        """Products over all of K."""
-        return self.k // self.per_scale
+        """Products over all of K that are scaled."""
+        return 0
 
     @property
-    def turns(self) -> int:
-        """Rounds of AT_ONCE of them."""
-        return -(-self.n_products // AT_ONCE)
+    def has_m(self) -> bool:
+        """Whether they have minimums."""
+        return False
 
     @property
-    def n_blocks(self) -> int:
-        """Blocks of a row that are unpacked together."""
-        n = 1
-        while self.fmt.block < 256 and n < SMALL and self.k // self.fmt.block % (2 * n) == 0:
-            n *= 2
-        return n
-
-    @property
-    def scale_offs(self) -> list[int]:
-        """Where in a strip's row scales begin, and minimums if there are any."""
-        return [
-            round_up(self.k, LINE) + 4 * self.n_products * i for i in range(1 + self.codes.has_m)
-        ]
-
-    @property
-    def row_pitch(self) -> int:
-        """Bytes of a strip's row: an odd number of lines, or rows would share a few sets of L1."""
-        end = self.scale_offs[-1] + 4 * self.n_products
-        return (round_up(end, LINE) // LINE | 1) * LINE
+    def strip_bytes(self) -> int:
+        """Scratch for a strip that is unpacked."""
+        return 0
 
     @property
     def line(self) -> int:
@@ -101,8 +71,8 @@ class StripGemm(Gemm):
 
     def scratch(self, lanes: int) -> int:
         """Strips, products, the sums of all rows, and those of the tokens' values."""
-        n_lines = self.groups * (self.rows_per_item(lanes) + self.n_products * self.codes.has_m)
-        return self.n_held * SIDE * self.row_pitch + self.made_bytes + n_lines * self.line
+        n_lines = self.groups * (self.rows_per_item(lanes) + self.n_products * self.has_m)
+        return self.n_held * self.strip_bytes + self.made_bytes + n_lines * self.line
 
     def begin(self, k: Builder, made: Val) -> None:
         """Before all products of a call; ``made``: that scratch."""
@@ -110,23 +80,39 @@ class StripGemm(Gemm):
     def end(self, k: Builder) -> None:
         """After them."""
 
-    def stored(self, k: Builder, codes: Val) -> Val:
-        """Codes as a strip holds them."""
-        raise NotImplementedError
+    def unpack(self, k: Builder, strip: Strip) -> None:
+        """A strip's rows, to where it is held."""
 
     def sums(
-        self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
+        self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
         """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``, or with the
-        first half where there are no more. Where two strips are held, unpacks what comes ``soon``
-        to ``to``.
+        first half where there are no more. Where two strips are held, unpacks what comes ``soon``.
         """
         raise NotImplementedError
+
+    def in_lanes(
+        self,
+        k: Builder,
+        tokens: Tokens,
+        sums: Callable[[int], Iterator[tuple[Val | int, Var]]],
+    ) -> Iterator[tuple[Val | int, Var]]:
+        """What ``sums`` gives for so many tokens: nr, or half of them, where more groups than one
+        meet a strip and the last may have so few.
+        """
+        if self.groups == 1:
+            yield from sums(self.nr)
+            return
+        half = self.nr // 2
+        with k.if_else(tokens.stop - tokens.first > half) as (many, few):
+            for n, branch in ((self.nr, many), (half, few)):
+                with branch:
+                    yield from sums(n)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         rows = self.rows_per_item(isa.lanes)
         share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
-        size = SIDE * self.row_pitch
+        size = self.strip_bytes
         strips, made = frame.scratch, frame.scratch + self.n_held * size
         sums = made + self.made_bytes
         sums_bytes = rows * self.line  # of a group
@@ -137,12 +123,12 @@ class StripGemm(Gemm):
             seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
             left = seg.rows.m - seg.rows.first
             n = k.min((left + (SIDE - 1)) // SIDE, rows // SIDE)
-            return share, seg, Strip(seg.rows, n, k.i64(0))
+            return share, seg, Strip(seg.rows, n, k.i64(0), strips)
 
         self.begin(k, made)
         if self.n_held > 1:
             _, _, first = begin(frame.begin)
-            self.unpack(k, strips, first)
+            self.unpack(k, first)
         full = k.var(k.i64(0))  # which strip is unpacked
         with k.loop(frame.end, start=frame.begin) as item:
             share, seg, first = begin(item)
@@ -154,15 +140,15 @@ class StripGemm(Gemm):
                 met.prepare()
                 then = last.unless(k, token + step < share.stop, first)
                 with k.loop(n) as s:
-                    here, strip = Strip(seg.rows, n, s), strips + full.v * size
+                    here = Strip(seg.rows, n, s, strips + full.v * size)
                     if self.n_held > 1:
                         full.v = k.i64(1) - full.v
                     else:
-                        self.unpack(k, strip, here)
-                    to = strips + full.v * size
-                    soon = then.unless(k, s + 1 < n, Strip(seg.rows, n, s + 1))
+                        self.unpack(k, here)
+                    soon = then.unless(k, s + 1 < n, Strip(seg.rows, n, s + 1, strips))
+                    soon = replace(soon, held=strips + full.v * size)
                     for g, tokens in met.each():
-                        for r, total in self.sums(k, strip, tokens, made, to, soon):
+                        for r, total in self.sums(k, here, tokens, made, soon):
                             row = here.row(r // EACH, r % EACH)
                             _keep(k, sums + (g * sums_bytes + row * self.line), total.v, self.nr)
                 for g, tokens in met.each():
@@ -171,36 +157,6 @@ class StripGemm(Gemm):
                         place = sums + (g * sums_bytes + s * (SIDE * self.line))
                         out.store(_columns(k, place, self.nr), s * SIDE, False, add=False)
         self.end(k)
-
-    def unpack(self, k: Builder, to: Val, strip: Strip) -> None:
-        """A strip's rows."""
-        with k.loop(self.turns) as turn, k.loop(AT_ONCE) as run:
-            self.unpack_part(k, to, strip, turn, run)
-
-    def unpack_part(self, k: Builder, to: Val, strip: Strip, turn: Val, run: Val | int) -> None:
-        """A turn's share of a strip's rows of a run: as many blocks as all turns do them in."""
-        per_row = self.k // (self.n_blocks * self.fmt.block)
-        n = -(-EACH * per_row // self.turns)
-        for i in range(n):
-            at = k.min(turn * n + i, EACH * per_row - 1)
-            row, c = at // per_row, at % per_row
-            blocks = strip.weights(k, run, row).block(c, self.n_blocks)
-            blocks.prefetch(k, AHEAD // sum(self.fmt.strides), self.n_blocks, 3)
-            self._some(k, blocks, to + (row + run * EACH) * self.row_pitch, c * self.n_blocks)
-
-    def _some(self, k: Builder, first: At, to: Val, b: Val) -> None:
-        """Blocks that are unpacked together, from a row's ``b``-th on."""
-        size, n = self.fmt.block, self.n_blocks
-        blocks = [first.block(i) for i in range(n)]
-        together = max(1, 2 * k.isa.vector_bits // 8 // size)
-        for i in range(0, n, together):
-            offset = i * size
-            for held in ordered_codes(k, *blocks[i : i + together]):
-                k.store(to + b * size, self.stored(k, held), offset=offset)
-                offset += held.ty.lanes
-        scales = [v for v in scales_of(k, blocks) if v is not None]
-        for v, off in zip(scales, self.scale_offs, strict=True):
-            k.store(to + b * (size // self.per_scale * 4), v, offset=off)
 
 
 def _keep(k: Builder, at: Val, sums: Val, n: int) -> None:
@@ -219,11 +175,14 @@ def _columns(k: Builder, sums: Val, n: int) -> Sums:
 
 @dataclass
 class Strip:
-    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs."""
+    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs. ``held``: where they
+    are unpacked.
+    """
 
     rows: WeightRows
     n: Val
     s: Val
+    held: Val
 
     def row(self, run: Val | int, r: Operand) -> Val:
         """Which of the item's rows the ``r``-th of a run's is."""
@@ -237,7 +196,7 @@ class Strip:
         """This strip, or another one if something holds."""
         mine, its = ([*each.rows.values, each.n, each.s] for each in (self, other))
         *rows, n, s = (k.select(holds, b, a) for a, b in zip(mine, its, strict=True))
-        return Strip(self.rows.of(rows), n, s)
+        return Strip(self.rows.of(rows), n, s, self.held)
 
 
 class Tokens:
@@ -265,7 +224,7 @@ class Tokens:
 
     def prepare(self) -> None:
         """Make those sums."""
-        if self.spec.codes.has_m:
+        if self.spec.has_m:
             for _, group in self.each():
                 with self.k.loop(self.spec.n_products) as at:
                     sums = block_sums(self.k, group.comp(at), group.scales(at))

@@ -1,7 +1,7 @@
 """Few tokens in vectors: a dword of a row, four codes, in every lane, and in the lanes tokens.
 
 To load a dword into all lanes takes no arithmetic, so what is left beside the dots and the scales
-is to unpack the rows, in the order of the file (``strips.py``)::
+is to unpack the rows, in the order of the file (``byte_strips.py``)::
 
     acc[r] += dot4(codes[r][kd] in every lane, x[kd])
 """
@@ -13,17 +13,18 @@ from collections.abc import Iterator
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, i8, i32
 from treadle.kernels.act import DWORD, scaled_comp
+from treadle.kernels.byte_strips import AT_ONCE, ByteStrips
 from treadle.kernels.matrix import SIDE
 from treadle.kernels.panel import code_offset, code_top, code_type
 from treadle.kernels.spec import LINE
-from treadle.kernels.strips import AT_ONCE, EACH, Strip, StripGemm, Tokens
+from treadle.kernels.strips import EACH, Strip, Tokens
 from treadle.record import dataclass
 
 VECTORS = 8  # of sums, in registers at once
 
 
 @dataclass(frozen=True)
-class LanesGemm(StripGemm):
+class LanesGemm(ByteStrips):
     """``nr``: lanes of a vector, half as many, or those of two."""
 
     @property
@@ -34,19 +35,9 @@ class LanesGemm(StripGemm):
         return codes + (code_offset(self.codes, k.isa) - self.codes.offset)
 
     def sums(
-        self, k: Builder, strip: Val, tokens: Tokens, made: Val, to: Val, soon: Strip
+        self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Of half a vector's tokens alone, where more groups than one meet a strip and the last may
-        have so few.
-        """
-        if self.groups == 1:
-            yield from self._sums(k, strip, tokens, soon, self.nr)
-            return
-        half = self.nr // 2
-        with k.if_else(tokens.stop - tokens.first > half) as (many, few):
-            for n, branch in ((self.nr, many), (half, few)):
-                with branch:
-                    yield from self._sums(k, strip, tokens, soon, n)
+        return self.in_lanes(k, tokens, lambda n: self._sums(k, strip.held, tokens, soon, n))
 
     def _sums(
         self, k: Builder, strip: Val, tokens: Tokens, soon: Strip, n: int

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.act import BLOCK
-from treadle.kernels.choice import matrix_act
+from treadle.kernels.choice_act import matrix_act
 from treadle.kernels.chunk_keys import CHUNK
 from treadle.kernels.chunks import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.convolution import Convolution

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from treadle.jit.language import Isa
 from treadle.kernels import choice
 from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits
+from treadle.kernels.choice_act import on_matrix
+from treadle.kernels.choice_strips import by_strips
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.record import dataclass
@@ -132,7 +134,7 @@ def tune(
     starts: list[tuple[Matmul, int]] = []
     if "gemm" in kernels:
         starts.append((choice.gemm(fmt, isa, k, matrix=False), n))
-    if "matrix" in kernels and choice.on_matrix(fmt, isa):
+    if "matrix" in kernels and on_matrix(fmt, isa):
         starts.append((choice.gemm(fmt, isa, k), n))
     if "gemv" in kernels:
         starts += [(choice.gemv(fmt, isa, k, tokens), tokens) for tokens in GEMV_TOKENS]
@@ -236,7 +238,7 @@ def cross(
     matrix_s: dict[int, float] = {}
     gemm, matrix = (choice.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
     for tokens in CROSSOVER:
-        few = choice.by_strips(fmt, isa, k, tokens) or gemm
+        few = by_strips(fmt, isa, k, tokens) or gemm
         specs: list[Matmul] = [choice.gemv(fmt, isa, k, tokens, table), few]
         specs += [matrix] if isinstance(matrix, MatrixGemm) else []
         tried = [Variant(spec, swept_fields(spec)) for spec in specs]
