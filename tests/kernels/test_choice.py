@@ -21,6 +21,7 @@ from treadle.kernels.choice import (
     fits,
     matmul,
 )
+from treadle.kernels.choice_act import on_matrix
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul import COLUMNS
@@ -53,7 +54,7 @@ def test_what_is_shipped_fits(fmt: Format, isa: Isa) -> None:
         short = not fmt.codes and fmt.name != "F32"
         few = isa.matrix is not None and short and tokens > isa.matrix.float_tokens
         assert (choice.family(spec) == "matrix") == (
-            (tokens == PROMPT or few) and choice.on_matrix(fmt, isa)
+            (tokens == PROMPT or few) and on_matrix(fmt, isa)
         )
         bytes_ = isa is AMX and MANY <= tokens <= VECTOR_TOKENS and fmt.codes is not None
         assert isinstance(spec, BytesGemm) == bytes_
@@ -100,10 +101,10 @@ def test_a_row_says_its_own_tiles() -> None:
 
 def test_matrix_registers_are_for_prompts() -> None:
     """F64 would lose bits; F32 has three parts, too many for few tokens, and for other machines."""
-    assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, AMX)} == {"F64"}
+    assert {fmt.name for fmt in READ if not on_matrix(fmt, AMX)} == {"F64"}
     assert AMX.matrix
     two_parts = replace(AMX, matrix=replace(AMX.matrix, parts=2))
-    assert {fmt.name for fmt in READ if not choice.on_matrix(fmt, two_parts)} == {"F32", "F64"}
+    assert {fmt.name for fmt in READ if not on_matrix(fmt, two_parts)} == {"F32", "F64"}
     few, many = (matmul(Q8_0, NO_BYTES, 2048, n) for n in (16, 17))
     assert few == choice.gemm(Q8_0, VNNI, 2048, tokens=16)
     assert many == MatrixGemm("Q8_0", "bf16", 2048, 16, 32)
@@ -112,7 +113,7 @@ def test_matrix_registers_are_for_prompts() -> None:
     assert matmul(f32, AMX, 2048, 16) == matmul(f32, VNNI, 2048, 16)
     assert matmul(f32, AMX, 2048, 16) == FloatLanes("F32", "f32", 2048, 8, 32, groups=8)
     assert [choice.gemm(f32, VNNI, 2048, tokens=n).nr for n in (16, 9)] == [8, 9]
-    assert not any(choice.on_matrix(fmt, VNNI) for fmt in READ)
+    assert not any(on_matrix(fmt, VNNI) for fmt in READ)
     assert choice.gemm(Q8_0, AMX, 2048) == many
     assert choice.gemm(Q8_0, AMX, 2048, matrix=False) == few
 

@@ -27,6 +27,7 @@ from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
 from treadle.kernels.act import DWORD, Act
+from treadle.kernels.choice_act import matrix_act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
@@ -492,7 +493,7 @@ def test_same_bits_for_every_cut(memory: Memory, rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize("isa", [row for row in rows.MATRICES if orders(row)], ids=rows.name)
 @pytest.mark.parametrize(
-    "w", [f.name for f in FORMATS.values() if choice.matrix_act(f, rows.MATRICES[0]) == "bf16"]
+    "w", [f.name for f in FORMATS.values() if matrix_act(f, rows.MATRICES[0]) == "bf16"]
 )
 def test_vectors_add_as_matrix_registers_do(
     w: str, isa: Isa, memory: Memory, rng: np.random.Generator

@@ -19,6 +19,7 @@ from treadle.formats import FORMATS, Format, by_name, mlx
 from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.kernels import choice
+from treadle.kernels.choice_act import on_matrix
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import COLUMNS, Matmul
@@ -108,7 +109,7 @@ def slipped(results: Callable[..., Results], by: float) -> Callable[..., Results
 @pytest.mark.parametrize("fmt", [F32, Q8_0], ids=lambda fmt: fmt.name)
 def test_a_wrong_kernel_is_found_out(kind: type, isa: Isa, fmt: Format) -> None:
     right = choice.gemm(fmt, isa, 256)
-    assert isinstance(right, MatrixGemm) == choice.on_matrix(fmt, isa)
+    assert isinstance(right, MatrixGemm) == on_matrix(fmt, isa)
     wrong = type("Wrong", (kind, type(right)), {})(fmt.name, right.act, 256, right.mr, right.nr)
     with trial_of(fmt, isa) as trial:
         assert trial.compile(right) is None

@@ -217,7 +217,7 @@ def gated(
 ) -> Gated | None:
     """The kernel that makes both products of a gated activation, ``m`` rows each, and the
     activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
-    not fill, and where codes are met as bytes.
+    not fill, and where rows are met in strips.
     """
     if m % BLOCK:
         return None

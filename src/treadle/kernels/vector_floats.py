@@ -24,7 +24,6 @@ from treadle.kernels.matrix import SIDE
 from treadle.kernels.strips import EACH, Strip, StripGemm, Tokens
 from treadle.record import dataclass
 
-ROWS = 8  # multiplied together
 AT_ONCE = 16  # dwords of each row between two requests for what comes later: a line
 
 
@@ -56,8 +55,11 @@ class FloatLanes(StripGemm):
     ) -> Iterator[tuple[Val | int, Var]]:
         """With ``n`` tokens."""
         full, rest = divmod(self.dwords, AT_ONCE)
-        with k.loop(SIDE, step=ROWS) as first:
-            places = [(first // EACH + i // EACH, k.i64(i % EACH)) for i in range(ROWS)]
+        n_rows = (
+            k.isa.regs // 4
+        )  # multiplied together: with two vectors of tokens half the registers
+        with k.loop(SIDE, step=n_rows) as first:
+            places = [(first // EACH + i // EACH, k.i64(i % EACH)) for i in range(n_rows)]
             rows = [strip.weights(k, run, r).parts[0] for run, r in places]
             sums = [k.var(k.zero(f32 * n)) for _ in rows]
             with k.loop(full) as c:
