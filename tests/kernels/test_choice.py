@@ -160,10 +160,13 @@ def test_some_tokens_stand_in_lanes() -> None:
 
 
 def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
-    """Beside matrix registers, and where tokens stand in lanes."""
+    """Beside matrix registers, and where tokens stand in lanes: of floats on more rows."""
     for isa in ROWS.values():
         more = (VECTOR_TOKENS,) if isa.matrix else (8, 128) if isa.tiles.lanes else ()
-        assert choice.batch_sizes(isa) == (*GEMV_TOKENS, *more)
+        assert choice.batch_sizes(isa, False) == (*GEMV_TOKENS, *more)
+        floats = {"avx2": (32,), "avx2_vnni": (32,), "avx512": (128,)}
+        more = more or floats.get(isa.name, ())
+        assert choice.batch_sizes(isa, True) == (*GEMV_TOKENS, *more)
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:

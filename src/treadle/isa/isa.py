@@ -133,8 +133,10 @@ class Tiles:
     bytes_i32: tuple[int, int] = (2, 2)  # outer products too large to be added up in i16
     # Vectors of rows for batches of up to so many tokens, where these have a tile of their own.
     few: tuple[int, int] = (0, 0)
-    # The most tokens of a batch that stand in the lanes of vectors (``LanesGemm``); 0: none.
+    # The most tokens of a batch that stand in the lanes of vectors (``LanesGemm``); 0: none. And of
+    # one that meets floats (``FloatLanes``).
     lanes: int = 0
+    float_lanes: int = 0
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ AVX2 = replace(
     shorts=Shorts(short_dot, widen_short),
     # Zen 3, a core, Q8_0 and Q4_0: 2 x 4 makes 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
     # sequences leave a fifth of two of its tiles empty.
-    tiles=Tiles(bytes=(2, 4), bytes16=(2, 4)),
+    tiles=Tiles(bytes=(2, 4), bytes16=(2, 4), float_lanes=32),
     fused=True,
     widen_f16=portable.fpext_f16,  # vcvtph2ps
     narrow_f16=portable.fptrunc_f16,  # vcvtps2ph
@@ -225,6 +225,7 @@ WIDE = Tiles(
     gemv_ahead=2048,
     peak=(4, 6),
     lanes=128,
+    float_lanes=128,
 )
 # x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
 AVX512 = replace(

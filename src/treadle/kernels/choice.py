@@ -124,12 +124,16 @@ def matmul(
     return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
-def batch_sizes(isa: Isa) -> tuple[int, ...]:
-    """Batches of up to so many tokens have plans of their own, beside the one for many."""
+def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
+    """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
+    of a model that mostly has such weights.
+    """
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     if isa.tiles.lanes:
         return (*GEMV_TOKENS, isa.lanes // 2, isa.tiles.lanes)
+    if isa.tiles.float_lanes and floats:
+        return (*GEMV_TOKENS, isa.tiles.float_lanes)
     return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS
 
 

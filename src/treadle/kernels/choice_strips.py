@@ -40,7 +40,7 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
 def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> FloatLanes | None:
     """The same of floats, which stay as they are."""
     act = gemm_act(fmt, isa)
-    if tokens > isa.tiles.lanes or (act == "bf16" and k % 2):
+    if tokens > isa.tiles.float_lanes or (act == "bf16" and k % 2):
         return None
     few = tokens <= isa.lanes // 2
     nr, groups = (isa.lanes // 2, 1) if few else (2 * isa.lanes, STRIP_GROUPS // 2)

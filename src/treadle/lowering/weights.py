@@ -76,6 +76,12 @@ class Weights:
         """Matrices that some plan has adapters for."""
         return {whole(f"{name}.weight") for names in self.packed for name in names}
 
+    @property
+    def are_floats(self) -> bool:
+        """Whether most of them are numbers by themselves, not codes with scales."""
+        codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.format and t.format.codes)
+        return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
+
     def tensor(self, name: str) -> Tensor:
         """The tensor of the file, also where ``name`` names rows of it."""
         return self.gguf.tensors[whole(name)]
