@@ -82,11 +82,18 @@ def test_a_table_is_honoured_where_it_says_something() -> None:
     assert (spec.nr, spec.bias, spec.segments) == (6, True, 3)
 
 
+def test_more_tokens_leave_registers_for_fewer_rows() -> None:
+    """Of codes that are unpacked; gathering takes the time it takes."""
+    rows = {"Q4_K": (4, 2, 1), "Q4_0": (4, 4, 2), "Q8_0": (4, 4, 4), "IQ3_S": (2, 4, 4)}
+    for w, want in rows.items():
+        assert tuple(matmul(by_name(w), VNNI, 2048, n).mr for n in GEMV_TOKENS) == want, w
+
+
 def test_a_row_says_its_own_tiles() -> None:
     """A new row is a row alone: here one of 32 registers of 128 bits, which multiplies signed
     bytes.
     """
-    tiles = Tiles((4, 5), (3, 4), (2, 4), gemv=((1, 8), (2, 6)), gemv_large=3)
+    tiles = Tiles((4, 5), (3, 4), (2, 4), gemv=((1, 8), (2, 6)), gemv_large=((1, 3), (2, 3)))
     row = replace(ROWS["portable"], name="own", regs=32, dot4_least=-128, dot4_top=127, tiles=tiles)
 
     def shape(w: str, tokens: int) -> tuple[int, int]:

@@ -199,7 +199,7 @@ AVX2 = replace(
     shorts=Shorts(short_dot, widen_short),
     # Zen 3, a core, Q8_0 and Q4_0: 2 x 4 makes 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
     # sequences leave a fifth of two of its tiles empty.
-    tiles=Tiles(bytes=(2, 4), bytes16=(2, 4), float_lanes=32),
+    tiles=Tiles(bytes=(2, 4), bytes16=(2, 4), gemv_large=((1, 2), (2, 2), (4, 1)), float_lanes=32),
     fused=True,
     widen_f16=portable.fpext_f16,  # vcvtph2ps
     narrow_f16=portable.fptrunc_f16,  # vcvtps2ph
@@ -221,7 +221,7 @@ WIDE = Tiles(
     bytes=(2, 8),
     bytes16=(2, 6),
     gemv=((1, 4), (2, 4), (4, 4)),
-    gemv_large=4,
+    gemv_large=((1, 4), (2, 2), (4, 1)),
     gemv_ahead=2048,
     peak=(4, 6),
     lanes=128,

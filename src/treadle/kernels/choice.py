@@ -139,14 +139,23 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
 
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
     """The product that reads the blocks as they are."""
-    rows = dict(isa.tiles.gemv).get(tokens, 1)
-    if fmt.block >= LARGE_BLOCK:
-        rows = min(rows, isa.tiles.gemv_large)
-    if tokens == 1 and fmt.codes and fmt.codes.gathers:
-        rows = min(rows, GATHERED)
-    chosen: dict[str, Any] = {"mr": rows, "ahead": isa.tiles.gemv_ahead}
+    chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
     chosen |= table.gemv.get((fmt.name, tokens), {})
     return Gemv(fmt.name, gemv_act(fmt, isa), k, nr=tokens, **chosen, **fields)
+
+
+def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
+    """Rows that a gemv walks together. With more tokens their sums and what is unpacked of a row
+    have too few registers, and are spilt: fewer rows are faster then.
+    """
+    rows = dict(isa.tiles.gemv).get(tokens, 1)
+    if fmt.codes and fmt.codes.gathers:
+        return min(rows, GATHERED if tokens == 1 else isa.regs // 8)
+    if fmt.block >= LARGE_BLOCK:
+        return min(rows, dict(isa.tiles.gemv_large).get(tokens, 1))
+    if fmt.codes and fmt.dtype.itemsize < fmt.block:  # less than a byte each
+        return min(rows, 8 // tokens)
+    return rows
 
 
 def gemm(

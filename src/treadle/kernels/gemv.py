@@ -54,7 +54,7 @@ class Gemv(Matmul):
         return ITEM_ROWS
 
     def scratch(self, lanes: int) -> int:
-        return prepared_bytes(self.k) if self.act == "q8" else 0
+        return self.nr * prepared_bytes(self.k) if self.act == "q8" else 0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         stride = self.layout().row_bytes

@@ -25,10 +25,8 @@ def prepared_bytes(k: int) -> int:
 
 
 class Q8:
-    """Rows against tokens, as many blocks at a time as fill a register with codes.
-
-    With one token, what all rows read of it is put in order once, in scratch; with more there is
-    no room for that in the first-level cache, and as many rows share the work each time.
+    """Rows against tokens, as many blocks at a time as fill a register with codes. What all rows
+    read of the tokens is put in order once, in scratch.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
@@ -39,34 +37,35 @@ class Q8:
         self.at_once = max(1, k.isa.vector_bits // 8 // width)
         self.full, self.rest = divmod(spec.k // fmt.block, self.at_once)
         self.types: list[Ty] = []
-        if len(tokens) == 1:
-            self._prepare()
+        self._prepare()
 
     def _prepare(self) -> None:
         k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
-            operands = blocks.operands(self.tokens[0], b * self.at_once)
-            self.types = [v.ty for v in operands]
-            for place, v in zip(self._places(b), operands, strict=True):
-                k.store(place, v)
+            for t, token in enumerate(self.tokens):
+                operands = blocks.operands(token, b * self.at_once)
+                self.types = [v.ty for v in operands]
+                for place, v in zip(self._places(b, t), operands, strict=True):
+                    k.store(place, v)
 
-    def _places(self, b: Val) -> list[Val]:
+    def _places(self, b: Val, t: int) -> list[Val]:
+        """Where the ``t``-th token's are: all tokens' of some blocks stand side by side."""
         sizes = [ty.n_bytes for ty in self.types]
-        at = self.scratch + b * sum(sizes)
+        at = self.scratch + (b * len(self.tokens) + t) * sum(sizes)
         return [at + sum(sizes[:i]) for i in range(len(sizes))]
 
-    def _operands(self, blocks: BlockSums, b: Val) -> list[list[Val]]:
-        if not self.types:
-            return [blocks.operands(token, b * self.at_once) for token in self.tokens]
-        places = self._places(b)
-        return [[self.k.load(p, ty) for p, ty in zip(places, self.types, strict=True)]]
+    def _operands(self, b: Val) -> list[list[Val]]:
+        places = [self._places(b, t) for t in range(len(self.tokens))]
+        return [
+            [self.k.load(p, ty) for p, ty in zip(mine, self.types, strict=True)] for mine in places
+        ]
 
     def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
         """The products of some rows with all tokens."""
         k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
             ahead.fetch(b, self.at_once)
-            blocks.add(rows, self._operands(blocks, b), b * self.at_once)
+            blocks.add(rows, self._operands(b), b * self.at_once)
         sums = blocks.totals()
         if not self.rest:
             return sums
