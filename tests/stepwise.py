@@ -122,7 +122,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         data, n_rows = args.out, int(args.rows[:2].view(np.int64)[0]) * per
         return [(spec.act, spec.layout().read_ref(data, n_rows).copy())]
     if isinstance(spec, (Norm, Pack, Gated)):
-        if isinstance(spec, Norm) and spec.add:
+        if isinstance(spec, Norm) and (spec.add or spec.rows):
             return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
         if isinstance(spec, Gated) and spec.experts:
             met = [to for _, _, to in spec.met_ref(args, run)]

@@ -75,11 +75,7 @@ class Pace:
         self._costs = {size: Cost() for size in (*self._sizes, MANY)}
         self._read: deque[tuple[int, float]] = deque(maxlen=MEASURED)
         self._n_steps = 0
-
-    @property
-    def token_s(self) -> float:
-        """Seconds of steps for each token of a prompt that they read."""
-        return sum(s for _, s in self._read) / max(sum(n for n, _ in self._read), 1)
+        self.token_s = 0.0  # of steps, for each token of a prompt that they read; any thread asks
 
     def cost(self, n_tokens: int) -> Cost:
         """Of the plan that serves so many."""
@@ -92,6 +88,7 @@ class Pace:
         n = prefill + decode
         if prefill:
             self._read.append((prefill, seconds))
+            self.token_s = sum(s for _, s in self._read) / sum(n for n, _ in self._read)
         if decode:
             self._n_steps += 1
             self.cost(n).note(
