@@ -209,6 +209,17 @@ def test_large_panels_are_cut_for_many_threads(threads: int, rows: int) -> None:
     assert by_bytes.rows_per_item(AMX.lanes) == (16 if threads > 64 else min(128, rows))
 
 
+@pytest.mark.parametrize(
+    ("height", "threads", "rows"), [(384, 2, 64), (1152, 2, 128), (384, 1, 128), (256, 4, 64)]
+)
+def test_no_thread_waits_long_for_the_last_rows(height: int, threads: int, rows: int) -> None:
+    """Three items are too few for two threads; nine will do."""
+    spec = matmul(by_name("F32"), VNNI, 384, 128)
+    cut = choice.narrowed(spec, [height], VNNI.lanes, threads, 16)
+    assert cut.rows_per_item(VNNI.lanes) == rows
+    assert replace(cut, mr=spec.mr) == spec
+
+
 def test_threads_share_many_tokens_of_few_rows() -> None:
     """Each packs all of these: less than to read all tokens."""
     spec = matmul(Q8_0, AMX, 2048, PROMPT)
