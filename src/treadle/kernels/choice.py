@@ -148,11 +148,11 @@ def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
     """Rows that a gemv walks together. With more tokens their sums and what is unpacked of a row
     have too few registers, and are spilt: fewer rows are faster then.
     """
-    rows = dict(isa.tiles.gemv).get(tokens, 1)
+    rows, large = dict(isa.tiles.gemv).get(tokens, 1), dict(isa.tiles.gemv_large)
     if fmt.codes and fmt.codes.gathers:
-        return min(rows, GATHERED if tokens == 1 else isa.regs // 8)
+        return min(rows, GATHERED if tokens == 1 else max(large.values()))
     if fmt.block >= LARGE_BLOCK:
-        return min(rows, dict(isa.tiles.gemv_large).get(tokens, 1))
+        return min(rows, large.get(tokens, 1))
     if fmt.codes and fmt.dtype.itemsize < fmt.block:  # less than a byte each
         return min(rows, 8 // tokens)
     return rows
