@@ -33,11 +33,7 @@ class Cost:
             deque(maxlen=MEASURED),
         )
         self._fit: np.ndarray | None = None
-
-    @property
-    def most(self) -> int:
-        """Tokens of the largest step that is known."""
-        return int(max((step[2] + step[3] for steps in self._steps for step in steps), default=0))
+        self.most = 0  # tokens of the largest step that was fitted
 
     def note(
         self, at: int, prefill: int, decode: int, context: int, seconds: float, reads: bool
@@ -62,6 +58,7 @@ class Cost:
                 return None
             rows = np.array(steps)
             self._fit = _fitted(rows[:, 1:5], rows[:, 5])
+            self.most = int(rows[:, 2:4].sum(1).max())
         return float(self._fit @ (1.0, prefill, decode, context))
 
 
@@ -103,9 +100,9 @@ class Pace:
         are a multiple of TILE.
 
         Of what takes the time that a step may take, the number that reads most a second. As long as
-        nothing is known, as few as may be; then at most twice as many as were measured together in
-        that plan, or in the next smaller one where it has no measures: a guess from few steps must
-        not cost a long one.
+        nothing is known, as few as may be; then at most about twice as many as were measured
+        together in that plan, or in the next smaller one where it has no measures: a guess from few
+        steps must not cost a long one.
         """
         least = LEAST - (decode + LEAST) % -TILE
         none = self._alone(decode, context)
@@ -118,7 +115,7 @@ class Pace:
             took = cost.seconds(n, decode, context + n * before)
             if took is not None:  # else it is worth a try, if what is known would fit
                 last, known = took, cost.most
-            if decode + n <= 2 * known and last <= limit and n / last >= rate:
+            if n <= 2 * known and last <= limit and n / last >= rate:
                 best, rate = n, n / last
         return min(best, most)
 
@@ -141,7 +138,7 @@ class Pace:
         if none is None or one is None:
             yield least + max(0, -(-(end - least) // TILE)) * TILE
         elif one > none:  # else noise: more work cannot take less time
-            n = min(int((limit - none) / (one - none)), 2 * many.most - decode)
+            n = min(int((limit - none) / (one - none)), 2 * many.most)
             n -= (decode + n) % TILE
             if n >= max(end, least):
                 yield n

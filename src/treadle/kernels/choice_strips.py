@@ -19,8 +19,8 @@ STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 16
 
 
 def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
-    """The product of rows whose codes stay in order, for batches of up to ``tokens``, more than a
-    gemv is for; None where there is no such, or it is slower.
+    """The product of rows that stay in the order of the file, for batches of up to ``tokens``, more
+    than a gemv is for; None where there is no such, or it is slower.
     """
     unit, codes, few = isa.matrix, fmt.codes, tokens <= isa.lanes // 2
     if codes is None:
@@ -38,7 +38,7 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
 
 
 def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> FloatLanes | None:
-    """The same of floats, which stay as they are."""
+    """The same of floats."""
     act = gemm_act(fmt, isa)
     if tokens > isa.tiles.float_lanes or (act == "bf16" and k % 2):
         return None

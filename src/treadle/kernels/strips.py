@@ -11,7 +11,6 @@ memory (``matrix.RUNS``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, i32
@@ -146,7 +145,7 @@ class StripGemm(Gemm):
                     else:
                         self.unpack(k, here)
                     soon = then.unless(k, s + 1 < n, Strip(seg.rows, n, s + 1, strips))
-                    soon = replace(soon, held=strips + full.v * size)
+                    soon.held = strips + full.v * size
                     for g, tokens in met.each():
                         for r, total in self.sums(k, here, tokens, made, soon):
                             row = here.row(r // EACH, r % EACH)

@@ -24,7 +24,9 @@ from treadle.kernels.matrix import SIDE
 from treadle.kernels.strips import EACH, Strip, StripGemm, Tokens
 from treadle.record import dataclass
 
-AT_ONCE = 16  # dwords of each row between two requests for what comes later: a line
+# Dwords of each row at a time. More of them are no faster, and take longer to compile; what is
+# widened is so a vector at a time.
+AT_ONCE, WIDENED = 4, 16
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,19 @@ class FloatLanes(StripGemm):
         self, k: Builder, strip: Strip, tokens: Tokens, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
         """With ``n`` tokens."""
-        full, rest = divmod(self.dwords, AT_ONCE)
+        size = WIDENED if self.widens else AT_ONCE
+        full, rest = divmod(self.dwords, size)
         n_rows = (
             k.isa.regs // 4
-        )  # multiplied together: with two vectors of tokens half the registers
+        )  # at once: with two vectors of tokens, sums fill half the registers
         with k.loop(SIDE, step=n_rows) as first:
             places = [(first // EACH + i // EACH, k.i64(i % EACH)) for i in range(n_rows)]
             rows = [strip.weights(k, run, r).parts[0] for run, r in places]
             sums = [k.var(k.zero(f32 * n)) for _ in rows]
             with k.loop(full) as c:
-                self._some(k, rows, tokens, c * AT_ONCE, AT_ONCE, sums)
+                self._some(k, rows, tokens, c * size, size, sums)
             if rest:
-                self._some(k, rows, tokens, k.i64(full * AT_ONCE), rest, sums)
+                self._some(k, rows, tokens, k.i64(full * size), rest, sums)
             yield from ((first + r, total) for r, total in enumerate(sums))
 
     def _some(
@@ -100,11 +103,11 @@ class FloatLanes(StripGemm):
         """``count`` weights of each row as f32, and where they are then."""
         load, lanes = self.fmt.load, k.isa.lanes
         assert load is not None
-        room = k.room(len(rows) * AT_ONCE * DWORD, "widened")
+        room = k.room(len(rows) * WIDENED * DWORD, "widened")
         for i, row in enumerate(rows):
             for first in range(0, count, lanes):
                 at = row + first * self.fmt.strides[0]
                 w = load(k, k.isa, at, lanes, min(lanes, count - first))
-                k.store(room, w, offset=(i * AT_ONCE + first) * DWORD)
+                k.store(room, w, offset=(i * WIDENED + first) * DWORD)
         k.fence(room)
-        return [room + i * AT_ONCE * DWORD for i in range(len(rows))]
+        return [room + i * WIDENED * DWORD for i in range(len(rows))]
