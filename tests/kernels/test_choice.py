@@ -27,6 +27,7 @@ from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
+from treadle.kernels.strips import StripGemm
 from treadle.kernels.tile_outer import OUTER
 from treadle.kernels.tile_pairs import PAIRS
 from treadle.kernels.vector_bytes import LanesGemm
@@ -164,6 +165,20 @@ def test_some_tokens_stand_in_lanes() -> None:
         matmul(large, vnni, 2048, 16),
     ):
         assert type(other) is Gemm
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BytesGemm("Q4_1", "q8", 352, 1, 16),
+        FloatLanes("F32", "f32", 352, 1, 16),
+    ],
+)
+def test_an_item_has_whole_strips(spec: StripGemm) -> None:
+    """16 rows, of which one vector of AVX2 has eight."""
+    isa = replace(ROWS["avx2"], matrix=AMX.matrix)
+    assert not fits(spec, isa)
+    assert fits(replace(spec, mr=2), isa)
 
 
 def test_batches_of_a_few_more_have_plans_of_their_own() -> None:

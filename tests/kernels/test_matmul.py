@@ -49,7 +49,8 @@ def on_matrix(spec: Matmul) -> bool:
 def rows_for(spec: Matmul) -> list[Isa]:
     """The rows that it is tested on: of units that few rows are for, the best that is here."""
     if isinstance(spec, BytesGemm):
-        return [row for row in rows.MATRICES if row.matrix and row.matrix.dot_bytes]
+        some = [row for row in rows.MATRICES if row.matrix and row.matrix.dot_bytes]
+        return [row for row in some if choice.fits(spec, row)]
     if on_matrix(spec):
         return rows.MATRICES
     if isinstance(spec, LanesGemm):

@@ -393,6 +393,18 @@ def test_experts_that_cannot_be_are_named(changes: dict[str, Any], key: str) -> 
         load_config(fake("qwen3moe", **keys))
 
 
+def test_layers_are_left_out_only_where_they_predict_further_tokens() -> None:
+    """One too many in the key would make a model without its last layer, which writes nonsense."""
+    gguf = fake("qwen3moe", nextn_predict_layers=2)
+    gguf.tensors["blk.6.nextn.enorm.weight"] = tensor("blk.6.nextn.enorm.weight", (64,))
+    says = r"qwen3moe\.nextn_predict_layers: leaves out layer 5, which has no nextn tensors"
+    with pytest.raises(FileError, match=says):
+        load_config(gguf)
+    for name in [name for name in gguf.tensors if name.startswith("blk.5.")]:
+        del gguf.tensors[name]  # a converter that dropped it left nothing of it
+    load_config(gguf)
+
+
 def test_unknown_tensors_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     """In one line, once a process, as far as nothing else reads them."""
     gguf = fake(optional=("ffn_up.bias",))
@@ -412,6 +424,7 @@ def test_unknown_tensors_are_listed(caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_is_said_of_what_sound_files_have(caplog: pytest.LogCaptureFixture) -> None:
     """Layers that predict further tokens, and keys of layers that read others' (Gemma 4)."""
     gguf = fake("qwen3moe", nextn_predict_layers=1)
+    gguf.tensors["blk.6.nextn.enorm.weight"] = tensor("blk.6.nextn.enorm.weight", (64,))
     load_config(gguf)
     gguf = fake("gemma4", attention__shared_kv_layers=1)
     assert "blk.6.attn_k.weight" in load_config(gguf).ignored
@@ -439,6 +452,18 @@ def test_a_layer_of_another_kind_than_its_tensors(
         gguf.metadata = {**gguf.metadata, key: value}
         with pytest.raises(FileError, match=rf"{file}\.gguf: {message}"):
             load_config(gguf)
+
+
+@pytest.mark.parametrize("file", ["deepseek3", "glm4moelite"])
+def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
+    """GLM 4.7 Flash's files name none, and choose by a bias; DeepSeek 2's do neither."""
+    with open_gguf(data / "arch" / f"{file}.gguf") as gguf:
+        gguf.metadata = {k: v for k, v in gguf.metadata.items() if "gating_func" not in k}
+        gatings = [layer.experts.gating for layer in load_config(gguf).layers if layer.experts]
+        assert set(gatings) == {"sigmoid"}
+        gguf.tensors = {k: v for k, v in gguf.tensors.items() if "exp_probs_b" not in k}
+        gatings = [layer.experts.gating for layer in load_config(gguf).layers if layer.experts]
+        assert set(gatings) == {"softmax"}
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from treadle.errors import UnsupportedError
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.nextn import nextn_model
-from treadle.models.graphs.reading import NEXTN
 from treadle.models.graphs.recurrence import FLAGS
-from treadle.models.keys import Keys
+from treadle.models.keys import NEXTN, Keys
 
 if TYPE_CHECKING:
     from treadle.convert.hf_config import Hyper

@@ -8,6 +8,7 @@ from treadle.formats import Format
 from treadle.jit.language import Isa
 from treadle.kernels.choice_act import folds, gemm_act
 from treadle.kernels.matmul import COLUMNS
+from treadle.kernels.matrix import SIDE
 from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.panel import is_staged
 from treadle.kernels.strips import StripGemm
@@ -56,4 +57,4 @@ def fits_strips(spec: StripGemm, isa: Isa) -> bool:
         fits = spec.nr in (few, 2 * isa.lanes)
     else:
         fits = isa.matrix is None and spec.nr in (few, isa.lanes)
-    return fits and rows > 0 and COLUMNS % rows == 0
+    return fits and rows > 0 and COLUMNS % rows == rows % SIDE == 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 N_LAYER_MAX = 1024
+NEXTN = "nextn_predict_layers"  # how many of the last layers predict further tokens
 
 
 class Keys(keys.Keys):

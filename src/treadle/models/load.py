@@ -13,7 +13,7 @@ from treadle.models.archs import ARCHS, ROPES, Arch
 from treadle.models.config import Config
 from treadle.models.dense import DENSE
 from treadle.models.graphs import GRAPHS
-from treadle.models.keys import Keys
+from treadle.models.keys import NEXTN, Keys
 from treadle.models.left_out import LEFT_OUT
 from treadle.models.structure import check_tensors, layer_of
 
@@ -45,6 +45,7 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
     _refuse_surplus_layers(keys, ignored, keys.integer("block_count", lo=1))
+    _refuse_too_few_layers(keys, ignored, config.n_layer)
     config = replace(config, optional=optional, ignored=ignored)
     if warn and (unread := _unread(config)):
         _warn(gguf.path, unread)
@@ -95,6 +96,22 @@ def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> 
                 path=keys.gguf.path,
                 where=name,
                 expected=f"the tensors of {n_layer} layers and no more",
+            )
+
+
+def _refuse_too_few_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:
+    """Layers left out as ones that predict further tokens have tensors that say so, if any."""
+    stems: dict[int, list[str]] = {}
+    for name in ignored:
+        i, stem = layer_of(name)
+        if i >= n_layer:
+            stems.setdefault(i, []).append(stem)
+    for i, names in stems.items():
+        if not any(stem.startswith("nextn.") for stem in names):
+            keys.fail(
+                NEXTN,
+                f"leaves out layer {i}, which has no nextn tensors",
+                "how many layers at the end predict further tokens",
             )
 
 

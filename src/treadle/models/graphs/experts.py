@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import EXPERTS_GATING
 from treadle.models.config import Experts
 
 if TYPE_CHECKING:
@@ -14,7 +15,8 @@ EVERY_N = "moe_every_n_layers"
 N_EXPERT_MAX = 4096
 LATENT_SIZE = "moe_latent_size"
 # llama.cpp's numbers; 0: the file does not say.
-GATINGS = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "softmax"}
+SIGMOID = 2
+GATINGS = {0: "softmax", 1: "softmax", SIGMOID: "sigmoid", 3: "softmax"}
 CHOSEN_ALONE = 3
 
 
@@ -39,9 +41,9 @@ def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
     width = keys.integer("expert_feed_forward_length", n_ff)
     shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=n)
     shared = keys.integer("expert_shared_feed_forward_length", 0, lo=0) or shared
-    func = keys.integer("expert_gating_func", 0, lo=0)
+    func = keys.integer(EXPERTS_GATING, 0, lo=0) or _lacking_gating(keys, i)
     if func not in GATINGS:
-        keys.refuse("expert_gating_func", f"{func}: treadle has {', '.join(map(str, GATINGS))}")
+        keys.refuse(EXPERTS_GATING, f"{func}: treadle has {', '.join(map(str, GATINGS))}")
     n_groups = keys.integer("expert_group_count", 0, lo=0) or 1
     if n % n_groups:
         keys.fail("expert_group_count", f"{n_groups} does not divide {n} experts")
@@ -60,3 +62,11 @@ def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
         n_groups_used=used,
         n_latent=keys.integer(LATENT_SIZE, 0, lo=0, hi=SIZE_MAX),
     )
+
+
+def _lacking_gating(keys: Keys, i: int) -> int:
+    """Of a file that does not say: DeepSeek 2 has softmax; GLM 4.7 Flash, of the same architecture
+    and without this key, has sigmoids, as all of it that choose by a bias.
+    """
+    by_bias = f"blk.{i}.exp_probs_b.bias" in keys.gguf.tensors
+    return SIGMOID if keys.arch == "deepseek2" and by_bias else 0

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.graphs.decoder import DECODER, halves_of
-from treadle.models.graphs.reading import NEXTN as N_NEXTN
+from treadle.models.keys import NEXTN as N_NEXTN
 from treadle.models.layer import build_layer
 from treadle.models.structure import TensorRow, check_tensors
 

@@ -20,12 +20,11 @@ from treadle.models.graphs.kinds import (
     read_windows,
 )
 from treadle.models.graphs.recurrence import read_heads, read_norm_eps, read_recurrence
-from treadle.models.keys import N_LAYER_MAX, Keys
+from treadle.models.keys import N_LAYER_MAX, NEXTN, Keys
 
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
 DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
-NEXTN = "nextn_predict_layers"
 
 
 def read(keys: Keys, arch: Arch) -> Config:
