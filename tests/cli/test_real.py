@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,17 @@ def test_the_known_text_of_a_known_model(run: Run, data: Path) -> None:
     expected = truth["text"].removeprefix("Once upon a time")
     assert expected.startswith(ran.out)
     assert len(ran.out) > 500
+
+
+def test_make_demo_writes_a_whole_function(run: Run) -> None:
+    """Its seed ends by itself on whatever this CPU computes with: a text that fills the context is
+    a poor first impression.
+    """
+    (line,) = (at for at in (ROOT / "Makefile").read_text().splitlines() if "treadle run" in at)
+    ran = run(*shlex.split(line.partition("treadle ")[2]), "--json")
+    report = json.loads(ran.out)
+    assert (ran.code, report["finish_reason"]) == (0, "stop")
+    assert 100 < len(report["text"]) < 1000
 
 
 def test_ctrl_c_leaves_no_traceback() -> None:
