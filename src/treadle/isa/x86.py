@@ -199,7 +199,9 @@ AVX2 = replace(
     shorts=Shorts(short_dot, widen_short),
     # Zen 3, a core, Q8_0 and Q4_0: 2 x 4 makes 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
     # sequences leave a fifth of two of its tiles empty.
-    tiles=Tiles(bytes=(2, 4), bytes16=(2, 4), gemv_large=((1, 2), (2, 2), (4, 1)), float_lanes=32),
+    tiles=Tiles(
+        bytes=(2, 4), bytes16=(2, 4), gemv_large=((1, 2), (2, 2), (4, 1)), lanes=16, float_lanes=32
+    ),
     fused=True,
     widen_f16=portable.fpext_f16,  # vcvtph2ps
     narrow_f16=portable.fptrunc_f16,  # vcvtps2ph
@@ -213,7 +215,7 @@ VNNI: dict[str, Any] = {
     "shorts": None,
     "dot_words": dot_words_vnni,
 }
-AVX2_VNNI = AVX2.above("avx2_vnni", "avxvnni", **VNNI)
+AVX2_VNNI = AVX2.above("avx2_vnni", "avxvnni", **VNNI, tiles=replace(AVX2.tiles, lanes=0))
 # Of 32 registers. Four runs of rows are 1.2 times as fast as four neighbours on Sapphire Rapids, on
 # Zen 4 1.02 to 1.15 times.
 WIDE = Tiles(

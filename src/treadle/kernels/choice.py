@@ -130,10 +130,8 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
     """
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
-    if isa.tiles.lanes:
-        return (*GEMV_TOKENS, isa.lanes // 2, isa.tiles.lanes)
-    if isa.tiles.float_lanes and floats:
-        return (*GEMV_TOKENS, isa.tiles.float_lanes)
+    if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:
+        return tuple(sorted({*GEMV_TOKENS, isa.lanes // 2, *most}))
     return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS
 
 

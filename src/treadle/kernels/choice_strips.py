@@ -10,7 +10,7 @@ from treadle.kernels.choice_act import folds, gemm_act
 from treadle.kernels.matmul import COLUMNS
 from treadle.kernels.matrix import SIDE
 from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.panel import is_staged
+from treadle.kernels.panel import is_staged, short_dots
 from treadle.kernels.strips import StripGemm
 from treadle.kernels.vector_bytes import LanesGemm
 from treadle.kernels.vector_floats import FloatLanes
@@ -31,11 +31,20 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
     if unit is None:
         if tokens > isa.tiles.lanes or folds(fmt, isa) or (few and not is_staged(fmt)):
             return None
-        nr, groups = (isa.lanes // 2, 1) if few else (isa.lanes, STRIP_GROUPS)
+        if isa.shorts and short_dots(codes, isa) < 2:  # codes with a sign: a dot takes five steps
+            return None
+        nr, groups = (isa.lanes // 2, 1) if few else (whole_lanes(isa), STRIP_GROUPS)
         return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, groups=groups, **fields)
     if unit.dot_bytes is None or tokens > STRIP_TOKENS or codes.top - codes.offset > 127:
         return None
     return BytesGemm(fmt.name, "q8", k, STRIP_ROWS, STRIP_TOKENS, **fields)
+
+
+def whole_lanes(isa: Isa) -> int:
+    """Tokens of a group of bytes: a vector of them, or two narrow ones, for which a row's dword is
+    put into all lanes once.
+    """
+    return max(isa.lanes, 16)
 
 
 def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> FloatLanes | None:
@@ -56,5 +65,5 @@ def fits_strips(spec: StripGemm, isa: Isa) -> bool:
     elif isinstance(spec, FloatLanes):
         fits = spec.nr in (few, 2 * isa.lanes)
     else:
-        fits = isa.matrix is None and spec.nr in (few, isa.lanes)
+        fits = isa.matrix is None and spec.nr in (few, whole_lanes(isa))
     return fits and rows > 0 and COLUMNS % rows == rows % SIDE == 0

@@ -100,6 +100,11 @@ def code_size(codes: Codes, isa: Isa) -> int:
     return max(code_top(codes, isa), codes.offset - code_offset(codes, isa))
 
 
+def short_dots(codes: Codes, isa: Isa) -> int:
+    """How many dots of a panel's codes are added up in i16 at once (``Isa.shorts``); 0: none."""
+    return isa.shorts.room(code_size(codes, isa)) if isa.shorts else 0
+
+
 def emit_pack(
     k: Builder,
     act: Act,

@@ -17,11 +17,11 @@ from treadle.kernels.act import BLOCK, MAGIC, MAGIC_BITS, OFFSET, block_sums, sc
 from treadle.kernels.out import Sums
 from treadle.kernels.panel import (
     code_offset,
-    code_size,
     code_top,
     code_type,
     panel_bytes,
     scale_bytes,
+    short_dots,
 )
 from treadle.kernels.tiled import Tiled
 
@@ -113,7 +113,7 @@ class Tile:
         k, isa, spec, codes = self.k, self.isa, self.spec, self.spec.fmt.codes
         assert codes is not None
         n_steps, ty = codes.sub // 4, code_type(codes, isa)
-        room = isa.shorts.room(code_size(codes, isa)) if isa.shorts else 0
+        room = short_dots(codes, isa)
         acc: Dots = {}
         if not room:  # else they begin where the first i16 are full
             acc = {(m, t): start(m, t) for t, m in product(range(spec.nr), range(spec.mr))}

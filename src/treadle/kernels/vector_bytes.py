@@ -15,7 +15,7 @@ from treadle.jit.types import f32, i8, i32
 from treadle.kernels.act import DWORD, scaled_comp
 from treadle.kernels.byte_strips import AT_ONCE, ByteStrips
 from treadle.kernels.matrix import SIDE
-from treadle.kernels.panel import code_offset, code_top, code_type
+from treadle.kernels.panel import code_offset, code_top, code_type, short_dots
 from treadle.kernels.spec import LINE
 from treadle.kernels.strips import EACH, Strip, Tokens
 from treadle.record import dataclass
@@ -71,20 +71,9 @@ class LanesGemm(ByteStrips):
 
     def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
         """Of the values of K that share the ``at``-th scale, with a row for each of ``sums``."""
-        isa, codes, n_steps = k.isa, self.codes, self.per_scale // DWORD
-        n, offset, top = sums[0].v.ty.lanes, code_offset(codes, isa), code_top(codes, isa)
-        width = min(n, isa.lanes)
-        dots, ty = i32 * width, code_type(codes, isa) * (DWORD * width)
+        n, codes, offset = sums[0].v.ty.lanes, self.codes, code_offset(self.codes, k.isa)
         start = scaled_comp(offset, tokens.comp(at, n)) if offset else k.zero(i32 * n)
-        acc = [k.split(start, width)] * len(sums)
-        for step in range(n_steps):
-            x = k.split(tokens.dwords(at * n_steps + step, n), width)
-            xs = [some.bits(i8 * (DWORD * width)) for some in x]
-            for r, mine in enumerate(acc):
-                place = rows + (at * self.per_scale + r * self.row_pitch)
-                w = k.splat(k.load(place, i32, offset=step * DWORD, align=DWORD), dots).bits(ty)
-                acc[r] = [isa.dot4(k, a, w, x, top) for a, x in zip(mine, xs, strict=True)]
-            k.fence()
+        acc = self._dots(k, rows, tokens, at, k.split(start, min(n, k.isa.lanes)), len(sums))
         d, values = tokens.scales(at, n), tokens.sums(at, n) if codes.has_m else None
         for r, total in enumerate(sums):
             place = rows + (at * DWORD + r * self.row_pitch)
@@ -96,3 +85,31 @@ class LanesGemm(ByteStrips):
             if values is not None:
                 total.v = k.fma(scales[1], values, total.v)
         k.fence()
+
+    def _dots(
+        self, k: Builder, rows: Val, tokens: Tokens, at: Val, start: list[Val], n_rows: int
+    ) -> list[list[Val]]:
+        """Those of the codes, by row and vector of tokens, on top of ``start``. As many as an i16
+        holds are added up there first, where the machine has such.
+        """
+        isa, codes, n_steps = k.isa, self.codes, self.per_scale // DWORD
+        width, top, room = start[0].ty.lanes, code_top(codes, isa), short_dots(codes, isa)
+        dots, ty = i32 * width, code_type(codes, isa) * (DWORD * width)
+        acc = [start] * n_rows
+        short: list[list[Val | None]] = [[None] * len(start)] * n_rows
+        for step in range(n_steps):
+            loaded = tokens.dwords(at * n_steps + step, width * len(start))
+            xs = [x.bits(i8 * (DWORD * width)) for x in k.split(loaded, width)]
+            for r, mine in enumerate(acc):
+                place = rows + (at * self.per_scale + r * self.row_pitch)
+                w = k.splat(k.load(place, i32, offset=step * DWORD, align=DWORD), dots).bits(ty)
+                if not (isa.shorts and room):
+                    acc[r] = [isa.dot4(k, a, w, x, top) for a, x in zip(mine, xs, strict=True)]
+                    continue
+                made = [isa.shorts.dot(k, s, w, x) for s, x in zip(short[r], xs, strict=True)]
+                short[r] = [*made]
+                if (step + 1) % room == 0 or step + 1 == n_steps:
+                    acc[r] = [isa.shorts.widen(k, a, s) for a, s in zip(mine, made, strict=True)]
+                    short[r] = [None] * len(start)
+            k.fence()
+        return acc
