@@ -364,6 +364,18 @@ def test_settings_by_name(tiny: WriteTiny) -> None:
             model.generate("a", top_p=7)
 
 
+def test_a_prompt_that_is_read_anew(tiny: WriteTiny) -> None:
+    """As in the server: its text is the same, and nothing of it comes from the cache."""
+    with treadle.load(tiny("llama", "F32")) as model:
+        ids, texts, uses = [i % 90 for i in range(70)], [], []
+        for cache_prompt in (True, True, False):
+            made = model.generate(ids, max_tokens=3, temperature=0, cache_prompt=cache_prompt)
+            texts.append(made.finish())
+            uses.append((made.timings.cache.memory > 0, made.timings.cache.why))
+    assert texts[0] == texts[1] == texts[2]
+    assert uses == [(False, "new"), (True, "end"), (False, "off")]
+
+
 def test_no_limit_but_the_context(tiny: WriteTiny) -> None:
     with treadle.load(tiny(), threads=1, context=50) as model:
         for limit in (-1, None):

@@ -234,6 +234,7 @@ class Model:
         logprobs: int | None = None,
         constraint: Constraint | None = None,
         lora: Mapping[Any, float] | None = None,
+        cache_prompt: bool = True,
         **fields: Any,
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
@@ -246,7 +247,9 @@ class Model:
         match (Rust's syntax); ``constraint``: a ``treadle.sampling.Constraint`` of your own, for
         this text alone; ``session``: whose tokens and pages to use; ``logprobs``: how many
         alternatives to each token ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how
-        much of each adapter, by name, in place of what ``load`` was told; a session has its own.
+        much of each adapter, by name, in place of what ``load`` was told; a session has its own;
+        ``cache_prompt``: False to read the prompt anew, whatever the cache has of it; a session
+        still has its tokens.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
@@ -267,7 +270,7 @@ class Model:
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
         own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
-        own["lora"] = lora_scales(lora, self.engine, session)
+        own["lora"], own["reuse"] = lora_scales(lora, self.engine, session), cache_prompt
         return Generation(Request(ids, sampler, answer, **own), self._turns)
 
     def generate_many(
