@@ -148,6 +148,12 @@ def add_adapters(given: Adapters, engine: Engine) -> None:
         )
 
 
+def check_session(session: Session | None, engine: Engine) -> None:
+    """A session, if any, is of this engine."""
+    if session is not None and getattr(session, "engine", None) is not engine:
+        raise TreadleError("the session is of another model")
+
+
 def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -> Lora:
     """How much of each adapter of an engine's is wanted, by its name or its number; None: what a
     ``session`` or new texts have. Raises TreadleError for one that was not loaded, for a scale that

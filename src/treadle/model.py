@@ -17,6 +17,7 @@ from treadle.arguments import (
     add_adapters,
     alternatives,
     build_sampling,
+    check_session,
     check_sizes,
     choose_context,
     listed,
@@ -243,19 +244,16 @@ class Model:
         None for what the file recommends, and ``fields`` are fields of it by name, which count
         before its own: ``temperature=0``; ``stop``: the text ends before this, or before any of
         these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a schema it
-        must satisfy, as text, a dict or a pydantic class; ``regex``: what the whole completion must
-        match (Rust's syntax); ``constraint``: a ``treadle.sampling.Constraint`` of your own, for
-        this text alone; ``session``: whose tokens and pages to use; ``logprobs``: how many
-        alternatives to each token ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how
-        much of each adapter, by name, in place of what ``load`` was told; a session has its own;
-        ``cache_prompt``: False to read the prompt anew, whatever the cache has of it; a session
-        still has its tokens.
+        must satisfy, as text, a dict or a pydantic class; ``regex``: what all of it must match
+        (Rust's syntax); ``constraint``: your own ``treadle.sampling.Constraint``; ``session``:
+        whose tokens and adapters to use; ``logprobs``: how many alternatives to each token
+        ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how much of each adapter, by
+        name, in place of what ``load`` was told; ``cache_prompt``: False to read the prompt anew.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
         """
-        if session is not None and getattr(session, "engine", None) is not self.engine:
-            raise TreadleError("the session is of another model")
+        check_session(session, self.engine)
         ids = self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not ids:
             raise TreadleError("the prompt is empty: there is no token to go on from")
@@ -270,7 +268,7 @@ class Model:
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
         own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
-        own["lora"], own["reuse"] = lora_scales(lora, self.engine, session), cache_prompt
+        own |= {"lora": lora_scales(lora, self.engine, session), "reuse": cache_prompt}
         return Generation(Request(ids, sampler, answer, **own), self._turns)
 
     def generate_many(
@@ -301,11 +299,10 @@ class Model:
         list of parts ``{"type": "text", "text"}``.
 
         ``settings`` are those of ``generate``; any other must be a variable that the chat template
-        reads, such as ``enable_thinking=False``, or TypeError is raised. ``template``: variables by
-        name, for models whose templates may not read them. ``tools``: functions, or dicts as in
-        OpenAI's API, which the model may call; with them, or with ``reasoning_budget=`` tokens, the
-        answer is a ``Reply`` (see ``treadle.reply.reply``). A last message of the assistant is gone
-        on with. Raises TemplateError too, and UnsupportedError for parts that are no text.
+        reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
+        which it may not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
+        ``reasoning_budget=`` tokens, the answer is a ``Reply``. A last message of the assistant is
+        gone on with. Raises TemplateError too, and UnsupportedError for parts that are no text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built

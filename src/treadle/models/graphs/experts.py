@@ -9,6 +9,7 @@ from treadle.models.archs import EXPERTS_GATING
 from treadle.models.config import Experts
 
 if TYPE_CHECKING:
+    from treadle.models.archs import Arch
     from treadle.models.keys import Keys
 
 EVERY_N = "moe_every_n_layers"
@@ -33,7 +34,7 @@ def has_experts(keys: Keys, i: int) -> bool:
     return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0
 
 
-def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
+def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
     """The experts of layer ``i``; the shared one is as wide as the file's own matrix, if any."""
     if not n_ff or not has_experts(keys, i):
         return None
@@ -41,7 +42,7 @@ def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
     width = keys.integer("expert_feed_forward_length", n_ff)
     shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=n)
     shared = keys.integer("expert_shared_feed_forward_length", 0, lo=0) or shared
-    func = keys.integer(EXPERTS_GATING, 0, lo=0) or _lacking_gating(keys, i)
+    func = keys.integer(EXPERTS_GATING, 0, lo=0) or _lacking_gating(keys, arch, i)
     if func not in GATINGS:
         keys.refuse(EXPERTS_GATING, f"{func}: treadle has {', '.join(map(str, GATINGS))}")
     n_groups = keys.integer("expert_group_count", 0, lo=0) or 1
@@ -64,9 +65,9 @@ def read_experts(keys: Keys, i: int, n_ff: int) -> Experts | None:
     )
 
 
-def _lacking_gating(keys: Keys, i: int) -> int:
+def _lacking_gating(keys: Keys, arch: Arch, i: int) -> int:
     """Of a file that does not say: DeepSeek 2 has softmax; GLM 4.7 Flash, of the same architecture
     and without this key, has sigmoids, as all of it that choose by a bias.
     """
     by_bias = f"blk.{i}.exp_probs_b.bias" in keys.gguf.tensors
-    return SIGMOID if keys.arch == "deepseek2" and by_bias else 0
+    return SIGMOID if arch.mixer == "latent" and by_bias else 0

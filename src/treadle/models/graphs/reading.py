@@ -72,7 +72,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
             q_rope=len(plain) if len(ropes) > len(plain) else None,
             mixer=mixers[i],
             ffn=ffn_of(keys, arch, i, n_ff[i]),
-            experts=read_experts(keys, i, n_ff[i]),
+            experts=read_experts(keys, arch, i, n_ff[i]),
             wide_norm=has_wide_norm(keys, i, mixers[i], n_head[i] * head_dim, head_dim),
             state=state,
             latent=latent,
