@@ -295,6 +295,15 @@ for i, f in enumerate(MLX):  # several arrays a tensor: with every option and nu
     GEMVS.append(Gemv(f.name, "q8", 11 * f.block, **{"mr": 2, "nr": n, **_options(i + 1, 4)}))
     if i % 2 == 0:  # a panel is packed by block, so each width and each group will do
         GEMMS.append(Gemm(f.name, "q8", 11 * f.block, **{"mr": 1, "nr": 4, **_options(i // 2, 2)}))
+# Blocks with several scales, row by row, as the narrow vectors of AVX2 have them.
+GEMVS += [
+    Gemv("Q4_K", "q8", 768, 1, 1, segments=2),
+    Gemv("Q4_K", "q8", 512, 2, 2, bias=True),
+    Gemv("Q6_K", "q8", 768, 1, 2, residual=True),
+    Gemv("Q5_K", "q8", 512, 1, 1, outputs=True),
+    Gemv("Q3_K", "q8", 768, 1, 1),
+    Gemv("Q2_K", "q8", 512, 1, 4, bias=True, ahead=2048),
+]
 GEMMS += FOLDED
 # Outer products: in i16 at once and in parts, in i32, with minimums, of K in parts.
 OUTERS = [
