@@ -10,7 +10,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 .PHONY: demo test emulated cluster lint format clean
 
 demo: $(VENV)/.stamp-package
-	$(VENV)/bin/treadle run --stats --temperature 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
+	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
 	@echo
 	@echo "next, a page to talk with a model, and a server for its clients: $(VENV)/bin/treadle serve"
 

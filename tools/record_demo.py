@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyte
 
-COLUMNS, CELL, LINE, PAD = 80, 8.4, 19, 16  # characters; pixels
+COLUMNS, CELL, LINE, PAD = 88, 8.4, 19, 16  # characters; pixels
 TYPED = 0.035  # seconds a character of the command
 COLOURS = {"default": "#d4d7dd", "green": "#7ec699", "red": "#ff7b72", "brown": "#e3b341"}
 COLOURS |= {"blue": "#79b8ff", "cyan": "#76d9e6", "magenta": "#d2a8ff", "black": "#8b949e"}
