@@ -300,7 +300,7 @@ class Model:
 
         ``settings`` are those of ``generate``; any other must be a variable that the chat template
         reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
-        which it may not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
+        that it need not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
         ``reasoning_budget=`` tokens, the answer is a ``Reply``. A last message of the assistant is
         gone on with. Raises TemplateError too, and UnsupportedError for parts that are no text.
         """

@@ -216,7 +216,13 @@ VNNI: dict[str, Any] = {
     "shorts": None,
     "dot_words": dot_words_vnni,
 }
-AVX2_VNNI = AVX2.above("avx2_vnni", "avxvnni", **VNNI, tiles=replace(AVX2.tiles, lanes=0))
+AVX2_VNNI = AVX2.above(
+    "avx2_vnni",
+    "avxvnni",
+    **VNNI,
+    # Neither lanes nor single rows were measured with such dots.
+    tiles=replace(AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), lanes=0),
+)
 # Of 32 registers. Four runs of rows are 1.2 times as fast as four neighbours on Sapphire Rapids, on
 # Zen 4 1.02 to 1.15 times.
 WIDE = Tiles(
