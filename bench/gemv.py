@@ -31,7 +31,8 @@ from treadle.kernels.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.spec import RUN_STATE
 
 K = 2048
-L2 = 1 << 20  # bytes: half of the cache, or less
+L2 = 1 << 18  # bytes: half of the cache, or less
+DOTS = "vpdpbusd|vpmaddubsw"
 KERNEL = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
 )
@@ -93,7 +94,7 @@ def inner_loop(spec: Gemv, isa: Isa) -> list[str]:
             blocks.append([])
         elif re.match(r"\s+[a-z]", line):
             blocks[-1].append(line.split("#")[0].strip())
-    return max(blocks, key=lambda b: sum("dp" in line or "fmadd" in line for line in b))
+    return max(blocks, key=lambda b: sum(bool(re.search(DOTS + "|fmadd", line)) for line in b))
 
 
 def main() -> None:
@@ -113,8 +114,8 @@ def main() -> None:
         best = problem.fastest(given.seconds)
         loop = inner_loop(spec, isa)
         weights = 256 if fmt.block < 256 else fmt.block
-        dots = sum("vpdpbusd" in line for line in loop) or 1
-        n = len(loop) * 4 / dots if dots > 1 else 0
+        dots = sum(bool(re.search(DOTS, line)) for line in loop) or 1
+        n = len(loop) * (256 * 8 // isa.vector_bits) / dots if dots > 1 else 0
         moved = sum("rsp" in line for line in loop)
         print(
             f"{fmt.name:8} {problem.weights.size / best / 1e9:6.1f} "

@@ -304,6 +304,34 @@ GEMVS += [
     Gemv("Q3_K", "q8", 768, 1, 1),
     Gemv("Q2_K", "q8", 512, 1, 4, bias=True, ahead=2048),
 ]
+# 256 values of K at a time: steps for 32 values and for 16, of whole pairs of blocks and with one
+# left over; minimums, offsets, signs and none of them.
+SPANS = [
+    Gemv("Q4_K", "q8", 768, 1, 1, segments=2, spans=True),
+    Gemv("Q4_K", "q8", 512, 1, 4, bias=True, spans=True),
+    Gemv("Q4_K", "q8", 768, 16, 1, ahead=2048, spans=True),
+    Gemv("Q5_K", "q8", 768, 2, 2, residual=True, spans=True),
+    Gemv("Q5_K", "q8", 256, 1, 1, outputs=True, spans=True),
+    Gemv("Q6_K", "q8", 768, 1, 1, spans=True),
+    Gemv("Q6_K", "q8", 512, 2, 4, segments=2, spans=True),
+    Gemv("Q3_K", "q8", 768, 1, 2, residual=True, spans=True),
+    Gemv("Q2_K", "q8", 256, 1, 1, bias=True, spans=True),
+    Gemv("Q2_K", "q8", 768, 2, 4, spans=True),
+    Gemv("Q4_0", "q8", 512, 4, 1, segments=2, spans=True),
+    Gemv("Q4_0", "q8", 768, 2, 4, residual=True, spans=True),
+    Gemv("Q4_1", "q8", 256, 4, 2, bias=True, spans=True),
+    Gemv("Q5_0", "q8", 768, 16, 1, spans=True),
+    Gemv("Q5_1", "q8", 512, 1, 4, spans=True),
+    Gemv("MXFP4", "q8", 512, 4, 1, ahead=1024, spans=True),
+    Gemv("MXFP4", "q8", 256, 4, 2, spans=True),
+    Gemv("Q8_0", "q8", 768, 4, 1, bias=True, spans=True),
+    Gemv("Q8_0", "q8", 512, 2, 4, segments=2, spans=True),
+    Gemv("IQ4_NL", "q8", 512, 4, 1, spans=True),
+    Gemv("IQ4_NL", "q8", 256, 2, 4, residual=True, spans=True),
+    Gemv("IQ4_XS", "q8", 768, 1, 1, spans=True),
+    Gemv("IQ4_XS", "q8", 512, 2, 2, bias=True, spans=True),
+]
+GEMVS += SPANS
 GEMMS += FOLDED
 # Outer products: in i16 at once and in parts, in i32, with minimums, of K in parts.
 OUTERS = [

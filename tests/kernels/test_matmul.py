@@ -30,6 +30,7 @@ from treadle.kernels.act import DWORD, Act
 from treadle.kernels.choice_act import matrix_act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.gemv_spans import kind_of
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
@@ -55,6 +56,8 @@ def rows_for(spec: Matmul) -> list[Isa]:
         return rows.MATRICES
     if isinstance(spec, LanesGemm):
         return rows.VECTORS[-1:]
+    if isinstance(spec, Gemv) and spec.spans:
+        return [row for row in rows.VECTORS if kind_of(spec.fmt, row, spec.k)]
     return rows.VECTORS[-1:] if getattr(spec, "unit", DWORD) != DWORD else rows.VECTORS
 
 
@@ -81,6 +84,7 @@ PAIRS += [
     if takes_signed(spec)
     and getattr(spec, "unit", DWORD) == DWORD
     and not isinstance(spec, (MatrixGemm, StripGemm))
+    and not getattr(spec, "spans", False)
 ]
 
 

@@ -40,6 +40,12 @@ class Codes:
     21 significant bits (their products with 1.5 * 2**23 are exact) or with ``long_scales`` of any,
     and f32 minimums or None.
 
+    Where those are whole numbers times one ``d`` (and ``dmin``) of a block of 256, ``steps(k, isa,
+    field)`` gives them so: integers ``sc`` and f32 ``d``, then integers ``m`` and f32 ``dmin``, or
+    None twice: ``w = d * sc * (code - offset) - dmin * m``. All fit into i16. And ``in_halves(k,
+    field)`` gives a block's codes, ``u8 * 32`` each: the i-th 16 of its first half, then the i-th
+    16 of its second.
+
     ``folded`` reads the same blocks with whole-numbered scales multiplied into the codes, which are
     bytes still: more codes then share a scale. Minimums may stay as they are, one for ``m_sub``
     codes. What is packed once for many tokens can afford the multiplications.
@@ -62,6 +68,8 @@ class Codes:
     sub: int = 32  # 16 or 32
     m_sub: int = 0  # codes that share a minimum; 0: as many as share a scale
     scales: Emit | None = None
+    steps: Emit | None = None
+    in_halves: Emit | None = None
     minimums: bool = False  # whether ``scales`` gives them
     long_scales: bool = False  # scales have all of f32's bits
     gathers: bool = False  # codes are looked up in memory

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
-from treadle.formats.kernel_bits import looked_up, paired_words
-from treadle.formats.kernel_scales import halves, repeat
+from treadle.formats.kernel_bits import beside, looked_up, paired_words
+from treadle.formats.kernel_scales import halves, in_floats, repeat
 from treadle.formats.numbers import one_scale, super_blocks
 from treadle.formats.packing import join_bits, join_words, split_bits, split_words
 from treadle.formats.scale_search import Coder
-from treadle.jit.types import f32, i32, u8, u16, u32
+from treadle.jit.types import i32, u8, u16, u32
 
 STEPS = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
@@ -109,17 +109,23 @@ def write_xs(out: Blocks, found: Any) -> None:
     write_steps(out, found)
 
 
-def scales_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * (scale - 32)`` of the 8 sub-blocks."""
+def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
+    """``scale - 32`` and ``d`` of the 8 sub-blocks."""
     head = field("d", 8)
     n = head.ty.lanes // 8
     words, halfs = head.bits(u32 * (2 * n)), head.bits(u16 * (4 * n))
     high, low = (repeat(k, v, 8) for v in k.evens(words, 1))  # d below the high bits
     low = (low >> k.const([*range(0, 32, 4)] * n, low.ty)) & 15
     high = (high >> k.const([*range(12, 28, 2)] * n, high.ty)) & 0x30
-    steps = ((low | high).bits(i32 * (8 * n)) - 32).to(f32)
+    steps = (low | high).bits(i32 * (8 * n)) - 32
     d = k.shuffle(halfs, halfs, range(0, 4 * n, 4)).bits(u8 * (2 * n))
-    return steps * repeat(k, halves(k, isa, d), 8), None
+    return steps, halves(k, isa, d), None, None
+
+
+def in_halves_xs(k: Builder, field: Field) -> list[Val]:
+    """Steps, plus 128, halves beside each other."""
+    both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
+    return [k.lookup(TABLE, v >> at) for v in both for at in (0, 4)]
 
 
 XS_ORDER = tuple(range(0, 16, 2)), tuple(range(1, 16, 2))
@@ -129,7 +135,9 @@ XS_CODES = Codes(
     241,
     run=16,
     order=XS_ORDER,
-    scales=scales_xs,
+    scales=in_floats(steps_xs),
+    steps=steps_xs,
+    in_halves=in_halves_xs,
     levels=LEVELS,
     words=paired_words,
 )

@@ -13,10 +13,12 @@ import numpy as np
 from treadle.formats.format import Blocks, Builder, Codes, Field, Isa, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_bits import bit_extract, words_of
+from treadle.formats.kernel_bits import beside, bit_extract, words_of
 from treadle.formats.kernel_scales import (
     TWO_BITS,
     halves,
+    in_floats,
+    in_pairs,
     repeat,
     times,
     two_bits,
@@ -65,11 +67,17 @@ def unpack_2(k: Builder, field: Field) -> list[Val]:
     return two_bits(k, field("qs"))
 
 
-def scales_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """``d * sc`` and ``-dmin * m`` of the 16 sub-blocks."""
+def in_halves_2(k: Builder, field: Field) -> list[Val]:
+    """Codes, halves beside each other."""
+    both = [beside(k, field, "qs", at, 32) for at in (0, 16)]
+    return [bit_extract(k, v, at, 2) for at in (0, 2, 4, 6) for v in both]
+
+
+def steps_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Val]:
+    """``sc``, ``d``, ``m`` and ``dmin`` of the 16 sub-blocks."""
     both = field("scales")
-    d, m = two_factors(k, isa, field("d", 4), 16)
-    return (both & 15).to(i32).to(f32) * d, (both >> 4).to(i32).to(f32) * m
+    d, dmin = in_pairs(k, isa, field("d", 4))
+    return both & 15, d, both >> 4, dmin
 
 
 def unpack_folded_2(k: Builder, field: Field) -> list[Val]:
@@ -94,11 +102,13 @@ Q2_CODES = Codes(
     run=8,
     order=TWO_BITS,
     sub=16,
-    scales=scales_2,
+    scales=in_floats(steps_2),
+    steps=steps_2,
     minimums=True,
     folded=Q2_FOLDED,
     levels=tuple(range(4)),
     words=words_2,
+    in_halves=in_halves_2,
 )
 Q2_K = super_blocks("Q2_K", 10, Q2_LAYOUT, read_2, write_2, Q2_SEARCH, Q2_CODES)
 
@@ -159,7 +169,16 @@ def words_3(k: Builder, field: Field) -> list[Val]:
     return [(low & 3) | (third & 4) for low, third in zip(lower, moved, strict=True)]
 
 
-def steps_3(k: Builder, field: Field) -> Val:
+def in_halves_3(k: Builder, field: Field) -> list[Val]:
+    """Codes, halves beside each other."""
+    # The second half's are the upper four bits.
+    thirds = [beside(k, field, "hmask", at, 0) for at in (0, 16)]
+    thirds = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in thirds]
+    lower = enumerate(in_halves_2(k, field))
+    return [low | bit_extract(k, thirds[i % 2], i // 2, 1, 2) for i, low in lower]
+
+
+def six_bits_3(k: Builder, field: Field) -> Val:
     """``sc`` of the 16 sub-blocks, bytes."""
     packed = field("scales")
     n = packed.ty.lanes // 12
@@ -171,15 +190,14 @@ def steps_3(k: Builder, field: Field) -> Val:
     return sc.bits(u8 * (16 * n))
 
 
-def scales_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * (sc - 32)`` of the 16 sub-blocks."""
-    sc = (steps_3(k, field).to(i32) - 32).to(f32)
-    return sc * repeat(k, halves(k, isa, field("d")), 16), None
+def steps_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
+    """``sc - 32`` and ``d`` of the 16 sub-blocks."""
+    return six_bits_3(k, field).to(i32) - 32, halves(k, isa, field("d")), None, None
 
 
 def unpack_folded_3(k: Builder, field: Field) -> list[Val]:
     """``128 + (32 - sc) * (q - 4)``: 0..252. Of ``sc - 32`` it would be 4..256."""
-    return times(k, unpack_3(k, field), 32 - steps_3(k, field).to(u16), 4, 128)
+    return times(k, unpack_3(k, field), 32 - six_bits_3(k, field).to(u16), 4, 128)
 
 
 def scales_folded_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
@@ -195,9 +213,11 @@ Q3_CODES = Codes(
     run=8,
     order=TWO_BITS,
     sub=16,
-    scales=scales_3,
+    scales=in_floats(steps_3),
+    steps=steps_3,
     folded=Q3_FOLDED,
     levels=tuple(range(-4, 4)),
     words=words_3,
+    in_halves=in_halves_3,
 )
 Q3_K = super_blocks("Q3_K", 11, Q3_LAYOUT, read_3, write_3, Q3_SEARCH, Q3_CODES)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from treadle.formats.format import Blocks, Builder, Codes, Field, Isa, Val
 from treadle.formats.k_offset import OffsetSearch, product
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.kernel_bits import bit_extract, words_of
-from treadle.formats.kernel_scales import halves, repeat, six_bits
+from treadle.formats.kernel_bits import beside, bit_extract, words_of
+from treadle.formats.kernel_scales import halves, in_floats, six_bit_steps, six_bits
 from treadle.formats.numbers import super_blocks
 from treadle.formats.packing import join_bits, split_bits
-from treadle.jit.types import f32, i8, i32
+from treadle.jit.types import i8
 
 U8Array = npt.NDArray[np.uint8]
 
@@ -85,6 +85,12 @@ def in_order_4(k: Builder, field: Field) -> list[Val]:
     return [bit_extract(k, field("qs", 32, 32 * i), at, 4) for i in range(4) for at in (0, 4)]
 
 
+def in_halves_4(k: Builder, field: Field) -> list[Val]:
+    """Codes, halves beside each other."""
+    both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
+    return [bit_extract(k, v, at, 4) for i in (0, 2) for at in (0, 4) for v in both[i : i + 2]]
+
+
 def words_4(k: Builder, field: Field) -> list[Val]:
     """Codes, in words."""
     return [v >> at for v in words_of(k, field, "qs", 128) for at in (0, 4)]
@@ -99,10 +105,12 @@ Q4_CODES = Codes(
     run=16,
     order=Q4_ORDER,
     scales=six_bits,
+    steps=six_bit_steps,
     minimums=True,
     levels=tuple(range(16)),
     words=words_4,
     in_order=in_order_4,
+    in_halves=in_halves_4,
 )
 Q4_K = super_blocks("Q4_K", 12, Q4_LAYOUT, read_4, write_4, Q4_SEARCH, Q4_CODES)
 
@@ -156,6 +164,15 @@ def in_order_5(k: Builder, field: Field) -> list[Val]:
     return [low | bit_extract(k, fifths, i, 1, 4) for i, low in lower]
 
 
+def in_halves_5(k: Builder, field: Field) -> list[Val]:
+    """Codes, halves beside each other."""
+    # The second half's are the upper four bits.
+    fifths = [beside(k, field, "qh", at, 0) for at in (0, 16)]
+    fifths = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in fifths]
+    lower = enumerate(in_halves_4(k, field))
+    return [low | bit_extract(k, fifths[i % 2], i // 2, 1, 4) for i, low in lower]
+
+
 def words_5(k: Builder, field: Field) -> list[Val]:
     """Codes, in words."""
     (fifths,) = words_of(k, field, "qh", 32)
@@ -171,10 +188,12 @@ Q5_CODES = Codes(
     run=16,
     order=Q4_ORDER,
     scales=six_bits,
+    steps=six_bit_steps,
     minimums=True,
     levels=tuple(range(32)),
     words=words_5,
     in_order=in_order_5,
+    in_halves=in_halves_5,
 )
 Q5_K = super_blocks("Q5_K", 13, Q5_LAYOUT, read_5, write_5, Q5_SEARCH, Q5_CODES)
 
@@ -240,11 +259,21 @@ def in_order_6(k: Builder, field: Field) -> list[Val]:
     return out
 
 
-def scales_6(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * sc`` of the 16 sub-blocks."""
-    steps_6 = field("scales")
-    steps_6 = steps_6.bits(i8.like(steps_6.ty)).to(i32).to(f32)
-    return steps_6 * repeat(k, halves(k, isa, field("d")), 16), None
+def in_halves_6(k: Builder, field: Field) -> list[Val]:
+    """Codes, halves beside each other."""
+    nibbles = [beside(k, field, "ql", at, 64) for at in (0, 16, 32, 48)]
+    pairs = [beside(k, field, "qh", at, 32) for at in (0, 16)]
+    return [
+        bit_extract(k, nibbles[i % 4], i // 4 * 4, 4)
+        | bit_extract(k, pairs[i % 2], i // 2 * 2, 2, 4)
+        for i in range(8)
+    ]
+
+
+def steps_6(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
+    """``sc`` and ``d`` of the 16 sub-blocks."""
+    sc = field("scales")
+    return sc.bits(i8.like(sc.ty)), halves(k, isa, field("d")), None, None
 
 
 # Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
@@ -254,6 +283,15 @@ Q6_ORDER = tuple(
     for i in (0, 1)
 )
 Q6_CODES = Codes(
-    unpack_6, 32, 63, run=8, order=Q6_ORDER, sub=16, scales=scales_6, in_order=in_order_6
+    unpack_6,
+    32,
+    63,
+    run=8,
+    order=Q6_ORDER,
+    sub=16,
+    scales=in_floats(steps_6),
+    steps=steps_6,
+    in_order=in_order_6,
+    in_halves=in_halves_6,
 )
 Q6_K = super_blocks("Q6_K", 14, Q6_LAYOUT, read_6, write_6, Q6_SEARCH, Q6_CODES)

@@ -56,3 +56,8 @@ def looked_up(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
     """The same, as places in a table of 16 numbers."""
     qs = field("qs")
     return [k.lookup(table, v) for v in (qs, qs >> 4)]
+
+
+def beside(k: Builder, field: Field, name: str, at: int, apart: int) -> Val:
+    """16 bytes of a field from ``at`` on, and 16 from ``apart`` bytes further on."""
+    return k.concat(field(name, 16, at), field(name, 16, at + apart))

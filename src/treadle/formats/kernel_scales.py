@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from treadle.formats.format import Builder, Field, Isa, Val
+from treadle.formats.format import Builder, Emit, Field, Isa, Val
 from treadle.formats.kernel_bits import bit_extract
-from treadle.jit.types import f16, f32, i32, u8, u32
+from treadle.jit.types import f16, f32, i16, i32, u8, u32
 
 
 def halves(k: Builder, isa: Isa, *fields: Val) -> Val:
@@ -73,23 +73,69 @@ def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]
     return k.shuffle(factors, factors, d), k.shuffle(factors, factors, dmin)
 
 
+def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | None]]:
+    """``scales`` of formats that have ``steps``."""
+
+    def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val | None]:
+        sc, d, m, dmin = steps(k, isa, field)
+        n = sc.ty.lanes // d.ty.lanes
+        made = sc.to(i32).to(f32) * repeat(k, d, n)
+        return made, None if m is None else m.to(i32).to(f32) * repeat(k, -dmin, n)
+
+    return scales
+
+
+def in_pairs(k: Builder, isa: Isa, pairs: Val) -> tuple[Val, Val]:
+    """``d`` and ``dmin`` of the bytes of both."""
+    factors = halves(k, isa, pairs)
+    n = factors.ty.lanes
+    return k.shuffle(factors, factors, range(0, n, 2)), k.shuffle(factors, factors, range(1, n, 2))
+
+
 def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """``d * sc`` and ``-dmin * m`` of eight sub-blocks, packed as scales6.py says.
+    """``d * sc`` and ``-dmin * m`` of eight sub-blocks, packed as scales6.py says."""
+    words = field("d", 16)
+    n = words.ty.lanes // 16
+    codes = _six_bits(k, words, [(b, what) for what in (0, 1) for b in range(n)])
+    sc, less = k.split(codes, 8 * n)
+    d, m = two_factors(k, isa, _heads(k, words), 8)
+    return sc.to(i32).to(f32) * d, less.to(i32).to(f32) * m
+
+
+def six_bit_steps(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Val]:
+    """``sc``, ``d``, ``m`` and ``dmin`` of the same."""
+    words = field("d", 16)
+    n = words.ty.lanes // 16
+    codes = _six_bits(k, words, [(b, what) for b in range(n) for what in (0, 1)])
+
+    def widened(first: int) -> Val:
+        """Eight of each block. It is 128 bits: within as many, an instruction widens bytes."""
+        order = [at for b in range(n) for i in range(8) for at in (16 * b + first + i, 16 * n)]
+        return k.shuffle(codes, k.zero(codes.ty), order).bits(i16 * (8 * n))
+
+    d, dmin = in_pairs(k, isa, _heads(k, words))
+    return widened(0), d, widened(8), dmin
+
+
+def _heads(k: Builder, head: Val) -> Val:
+    """The bytes of each block's d and dmin."""
+    words = head.bits(u32 * (head.ty.lanes // 4))
+    return k.shuffle(words, words, range(0, words.ty.lanes, 4)).bits(u8 * (head.ty.lanes // 4))
+
+
+def _six_bits(k: Builder, head: Val, order: list[tuple[int, int]]) -> Val:
+    """Scales (0) or minimums (1) of the blocks, eight bytes each.
 
     Four words of 32 bits are a block's: d and dmin, then A, B and C. Of C's nibbles and what A or B
     have above six bits, the upper four numbers are made.
     """
-    head = field("d", 16)
-    n = head.ty.lanes // 16
-    words, blocks = head.bits(u32 * (4 * n)), range(0, 4 * n, 4)
-    ty = u32 * (4 * n)
-    first = k.shuffle(words, words, [b + i for i in (1, 2) for b in blocks for _ in range(2)])
-    nibbles = k.shuffle(words, words, [b + 3 for _ in range(2) for b in blocks for _ in range(2)])
-    first = first >> k.const([0, 2] * (2 * n), ty)
-    nibbles = nibbles >> k.const([0, 0] * n + [0, 4] * n, ty)
-    codes = (first & k.const([0x3F3F3F3F, 0x30303030] * (2 * n), ty)) | (
-        nibbles & k.const([0, 0x0F0F0F0F] * (2 * n), ty)
+    ty = u32 * (head.ty.lanes // 4)
+    words = head.bits(ty)
+    first = k.shuffle(words, words, [4 * b + 1 + what for b, what in order for _ in range(2)])
+    nibbles = k.shuffle(words, words, [4 * b + 3 for b, _ in order for _ in range(2)])
+    first = first >> k.const([0, 2] * len(order), ty)
+    nibbles = nibbles >> k.const([at for _, what in order for at in (0, 4 * what)], ty)
+    codes = (first & k.const([0x3F3F3F3F, 0x30303030] * len(order), ty)) | (
+        nibbles & k.const([0, 0x0F0F0F0F] * len(order), ty)
     )
-    d, m = two_factors(k, isa, k.shuffle(words, words, blocks).bits(u8 * (4 * n)), 8)
-    sc, less = k.split(codes.bits(u8 * (16 * n)), 8 * n)
-    return sc.to(i32).to(f32) * d, less.to(i32).to(f32) * m
+    return codes.bits(head.ty)

@@ -125,6 +125,7 @@ class Tiles:
     # The same at most, of blocks of 256. Of one token: from memory two are faster, by up to 17 %.
     gemv_large: tuple[tuple[int, int], ...] = ((1, 2), (2, 2), (4, 2))
     gemv_ahead: int = 0  # bytes, where rows walked together are runs of their own; ``Gemv``
+    gemv_spans: bool = False  # 256 values of K at a time; ``gemv_spans.py``
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide a dot's latency
     by_lane: bool = False  # a dot takes any lane of x: tokens are loaded a vector at a time
     # Values of K that a product of bytes takes of a row: 4, dots of dwords (``dot4``); 1, outer
@@ -147,11 +148,12 @@ class Shorts:
 
     ``dot(k, acc, w, x)``: ``acc[i] += w[2i] x[2i] + w[2i+1] x[2i+1]`` in i16, ``acc`` None for
     zeros; w ``u8`` or ``i8``, x ``i8`` in -127..127. ``widen(k, acc, s)``: ``acc[i] += s[2i] +
-    s[2i+1]``, acc in i32.
+    s[2i+1]``, acc in i32. ``scale(k, acc, s, f)``: ``acc[i] += s[2i] f[2i] + s[2i+1] f[2i+1]``.
     """
 
     dot: Op
     widen: Op
+    scale: Op
 
     @staticmethod
     def room(w_max: int) -> int:

@@ -20,9 +20,14 @@ class Neighbours:
     somebody else's items is not asked for.
     """
 
-    def __init__(self, k: Builder, rows: list[At], n: Val, n_blocks: int) -> None:
-        """``n`` rows of ``n_blocks`` blocks, from the first of ``rows`` on."""
+    def __init__(
+        self, k: Builder, rows: list[At], n: Val, n_blocks: int, *, far: bool = True
+    ) -> None:
+        """``n`` rows of ``n_blocks`` blocks, from the first of ``rows`` on; ``far``: in two steps,
+        else in the nearer one alone.
+        """
         self.k, self.rows = k, rows
+        self.steps = ((FAR, 2),) * far + ((NEAR, 3),)
         self.n_bytes = [n * (n_blocks * stride) for stride in rows[0].fmt.strides]
 
     def fetch(self, i: Val, n: int) -> None:
@@ -31,7 +36,7 @@ class Neighbours:
         for p, stride, n_bytes in zip(first.parts, first.fmt.strides, self.n_bytes, strict=True):
             size = n * len(self.rows) * stride
             lines = -(-size // LINE)
-            for distance, locality in ((FAR, 2), (NEAR, 3)):
+            for distance, locality in self.steps:
                 at = self.k.min(i * size + distance, n_bytes - LINE * lines)
                 for line in range(lines):
                     self.k.prefetch(p + at + LINE * line, locality)

@@ -19,6 +19,7 @@ from treadle.kernels.choice_strips import by_strips, fits_strips
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.gemv_spans import kind_of
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, SIDE, MatrixGemm
 from treadle.kernels.spec import round_up
@@ -138,6 +139,9 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
     """The product that reads the blocks as they are."""
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
+    kind = kind_of(fmt, isa, k) if isa.tiles.gemv_spans else None
+    if kind and tokens >= kind.least:
+        chosen |= {"spans": True, "mr": 1}
     chosen |= table.gemv.get((fmt.name, tokens), {})
     return Gemv(fmt.name, gemv_act(fmt, isa), k, nr=tokens, **chosen, **fields)
 

@@ -24,6 +24,7 @@ from treadle.kernels.act import BLOCK, Act
 from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
+from treadle.kernels.gemv_spans import kind_of
 from treadle.kernels.matmul import Matmul, Segment, n_strips, pick_segment
 from treadle.kernels.spec import Frame, parts
 from treadle.record import dataclass
@@ -46,6 +47,7 @@ class Gemv(Matmul):
 
     op: ClassVar[str] = "gemv"
     ahead: int = 0
+    spans: bool = False  # 256 values of K at a time; ``gemv_spans.py``
 
     def layout(self) -> Act:
         return Act(self.act, self.k, sub=self.sub if self.act == "q8" else BLOCK)
@@ -95,8 +97,10 @@ class Gemv(Matmul):
         from ``row`` on.
         """
         y = frame.y if row is None else frame.y + row * (frame.stride * 4)
-        floats = partial(_dot_floats, k, self, tokens)
-        dot = Q8(k, self, tokens, frame.scratch).dot if self.act == "q8" else floats
+        kind = kind_of(self.fmt, k.isa, self.k) if self.spans else None
+        made = (kind or Q8)(k, self, tokens, frame.scratch) if self.act == "q8" else None
+        dot = made.dot if made else partial(_dot_floats, k, self, tokens)
+        far = kind is None or kind.far
         if self.ahead:
             self._walk_runs(k, frame, y, dot, begin, end, expert)
             return
@@ -107,7 +111,8 @@ class Gemv(Matmul):
                 with k.if_(here.first < here.m):
                     mine = k.min((end - item) * ITEM_ROWS - r, here.m - here.first)
                     rows = [here.row(k, i) for i in range(self.mr)]
-                    ahead = Neighbours(k, rows, mine, self.k // self.fmt.block)
+                    n_blocks = self.k // self.fmt.block
+                    ahead = Neighbours(k, rows, mine, n_blocks, far=far)
                     to = [here.first + i for i in range(self.mr)]
                     self._store(k, frame, y, seg, to, dot(rows, ahead))
 
