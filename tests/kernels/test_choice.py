@@ -402,3 +402,17 @@ def test_few_strips_are_cut_into_more_items() -> None:
     assert choice.tokens_per_item(gemm, 2, 512, 2) == 132  # four items for each of two threads
     assert choice.tokens_per_item(gemm, 1, 512, 64) == 48  # but eight groups in each
     assert choice.tokens_per_item(gemm, 1, 5, 64) == 6
+
+
+def test_spans_of_a_row_where_dots_are_two_steps_of_256_bits() -> None:
+    def rows(w: str, tokens: int, k: int = 512, row: str = "avx2") -> tuple[bool, int]:
+        spec = choice.gemv(by_name(w), ROWS[row], k, tokens)
+        return spec.spans, spec.mr
+
+    for w in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4"):
+        assert [rows(w, tokens) for tokens in (1, 2, 4)] == [(True, 1)] * 3, w
+    assert [rows("Q8_0", tokens)[0] for tokens in (1, 2, 4)] == [False, True, True]
+    assert not rows("Q4_0", 1, k=352)[0]  # no whole spans
+    assert not any(rows(w, 1)[0] for w in ("F16", "IQ3_S", "TQ2_0", "NVFP4"))
+    others = [name for name in ROWS if name != "avx2"]
+    assert not any(rows("Q4_K", 2, row=name)[0] for name in others)

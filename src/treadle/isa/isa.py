@@ -125,7 +125,6 @@ class Tiles:
     # The same at most, of blocks of 256. Of one token: from memory two are faster, by up to 17 %.
     gemv_large: tuple[tuple[int, int], ...] = ((1, 2), (2, 2), (4, 2))
     gemv_ahead: int = 0  # bytes, where rows walked together are runs of their own; ``Gemv``
-    gemv_spans: bool = False  # 256 values of K at a time; ``gemv_spans.py``
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide a dot's latency
     by_lane: bool = False  # a dot takes any lane of x: tokens are loaded a vector at a time
     # Values of K that a product of bytes takes of a row: 4, dots of dwords (``dot4``); 1, outer

@@ -198,13 +198,12 @@ AVX2 = replace(
     dot4_top=MADDUBS_TOP,
     shorts=Shorts(short_dot, widen_short, dot2),
     # Zen 3, a core, Q8_0 and Q4_0: 2 x 4 makes 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
-    # sequences leave a fifth of two of its tiles empty. A row of K-quants at a time has fewer
-    # spills than two: text is 1.05 to 1.13 times as fast, two texts 1.16 to 1.37 times.
+    # sequences leave a fifth of two of its tiles empty. A row of large blocks at a time has
+    # fewer spills than two: K-quants were 1.05 to 1.13 times as fast, two texts 1.16 to 1.37.
     tiles=Tiles(
         bytes=(2, 4),
         bytes16=(2, 4),
         gemv_large=((1, 1), (2, 1), (4, 1)),
-        gemv_spans=True,
         lanes=16,
         float_lanes=32,
     ),
@@ -226,7 +225,7 @@ AVX2_VNNI = AVX2.above(
     "avxvnni",
     **VNNI,
     # Neither lanes nor single rows were measured with such dots.
-    tiles=replace(AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), gemv_spans=False, lanes=0),
+    tiles=replace(AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), lanes=0),
 )
 # Of 32 registers. Four runs of rows are 1.2 times as fast as four neighbours on Sapphire Rapids, on
 # Zen 4 1.02 to 1.15 times.

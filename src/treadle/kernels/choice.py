@@ -139,7 +139,7 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
     """The product that reads the blocks as they are."""
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
-    kind = kind_of(fmt, isa, k) if isa.tiles.gemv_spans else None
+    kind = kind_of(fmt, isa, k)
     if kind and tokens >= kind.least:
         chosen |= {"spans": True, "mr": 1}
     chosen |= table.gemv.get((fmt.name, tokens), {})
