@@ -64,13 +64,17 @@ def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) ->
     return out
 
 
-def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]:
-    """``d`` and ``-dmin``, each ``times`` times, of the bytes of both."""
+def in_pairs(k: Builder, isa: Isa, pairs: Val) -> tuple[Val, Val]:
+    """``d`` and ``dmin`` of the bytes of both."""
     factors = halves(k, isa, pairs)
     n = factors.ty.lanes
-    factors = factors * k.const([1.0, -1.0] * (n // 2), factors.ty)
-    d, dmin = ([i for i in range(at, n, 2) for _ in range(times)] for at in (0, 1))
-    return k.shuffle(factors, factors, d), k.shuffle(factors, factors, dmin)
+    return k.shuffle(factors, factors, range(0, n, 2)), k.shuffle(factors, factors, range(1, n, 2))
+
+
+def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]:
+    """``d`` and ``-dmin``, each ``times`` times, of the bytes of both."""
+    d, dmin = in_pairs(k, isa, pairs)
+    return repeat(k, d, times), repeat(k, -dmin, times)
 
 
 def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | None]]:
@@ -83,13 +87,6 @@ def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | N
         return made, None if m is None else m.to(i32).to(f32) * repeat(k, -dmin, n)
 
     return scales
-
-
-def in_pairs(k: Builder, isa: Isa, pairs: Val) -> tuple[Val, Val]:
-    """``d`` and ``dmin`` of the bytes of both."""
-    factors = halves(k, isa, pairs)
-    n = factors.ty.lanes
-    return k.shuffle(factors, factors, range(0, n, 2)), k.shuffle(factors, factors, range(1, n, 2))
 
 
 def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
