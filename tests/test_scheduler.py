@@ -649,7 +649,7 @@ def test_pace_knows_plans_for_few_tokens() -> None:
 
     for decode, target, want in (
         (6, 0.12, 32),
-        (6, 0.108, 16),
+        (6, 0.07, 16),
         (12, 0.15, 32),  # 38 tokens in all are done in time, but that is no multiple of TILE
         (12, 0.2, 48),
         (1, 0.05, 8),
@@ -664,6 +664,20 @@ def test_pace_knows_plans_for_few_tokens() -> None:
         for _ in range(100):
             pace.note(0, decode, 0, took(decode))
         assert decode + n == decode + pace.tokens(decode, 0, 0, 500) == want, (decode, target)
+
+
+@pytest.mark.parametrize(("few", "want"), [(0.088, 12), (0.07, 4)])
+def test_pace_takes_longer_for_many_more_tokens(few: float, want: int) -> None:
+    """16 tokens take 0.13 s and are over the target: worth it beside 0.088 s for 8 of them, not
+    beside 0.07 s.
+    """
+    pace = Pace(0.12, (1, 2, 4, 16))
+    pace.note(0, 4, 0, 0.044)
+    pace.note(4, 4, 0, few)
+    for _ in range(20):
+        n = pace.tokens(4, 0, 0, 500)
+        pace.note(n, 4, 0, few if n <= 4 else 0.13)
+    assert {pace.tokens(4, 0, 0, 500) for _ in range(9)} == {want}
 
 
 def test_pace_forgets_what_was_slow_once() -> None:

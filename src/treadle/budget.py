@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from math import inf
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 TARGET_S = 0.12  # a step's length where somebody waits for a next token
+LONGEST = 1.5  # times that: a step that is longer for good reason; see ``Pace.tokens``
 LEAST = 4  # tokens of prompts beside decoding ones, however slow the machine: none must starve
 TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much as four
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
@@ -99,24 +101,29 @@ class Pace:
         have ``context`` tokens before them; the prompts' tokens have about ``before``. All together
         are a multiple of TILE.
 
-        Of what takes the time that a step may take, the number that reads most a second. As long as
-        nothing is known, as few as may be; then at most about twice as many as were measured
-        together in that plan, or in the next smaller one where it has no measures: a guess from few
-        steps must not cost a long one.
+        Of what takes the time that a step may take, the number that reads most a second. A step may
+        be up to LONGEST times as long if it reads more than the square of that as much: on a slow
+        machine a plan for 16 tokens may take 1.5 times as long as that for 8, and a prompt is read
+        in half the time. As long as nothing is known, as few as may be; then at most about twice
+        as many as were measured together in that plan, or in the next smaller one where it has no
+        measures: a guess from few steps must not cost a long one.
         """
         least = LEAST - (decode + LEAST) % -TILE
         none = self._alone(decode, context)
         if none is None:
             return min(least, most)
         limit = max(self.target_s, 1.5 * none)  # they alone may take as long, or longer
-        best, rate, last, known = least, 0.0, none, decode - decode % -TILE
+        longest = max(limit, LONGEST * self.target_s)
+        best, best_s, last, known = least, inf, none, decode - decode % -TILE
         for n in self._numbers(decode, context, before, limit, least):
             cost = self.cost(decode + n)
             took = cost.seconds(n, decode, context + n * before)
             if took is not None:  # else it is worth a try, if what is known would fit
                 last, known = took, cost.most
-            if n <= 2 * known and last <= limit and n / last >= rate:
-                best, rate = n, n / last
+            power = 1 if last <= limit else 2
+            better = n / last**power >= best / best_s**power
+            if n <= 2 * known and last <= longest and better:
+                best, best_s = n, last
         return min(best, most)
 
     def _alone(self, decode: int, context: int) -> float | None:
