@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
-from urllib.parse import unquote, urldefrag, urljoin
 
 from treadle.errors import GrammarError
+from treadle.text.schema_limits import MAX_DEPTH, Numbers, Parts, within
 
 WHITESPACE = r" |\n[ \t]{0,20}"
 
@@ -130,10 +130,12 @@ class _Enforced:
     """
 
     def __init__(self, root: Mapping[str, Any], left_out: list[str] | None) -> None:
-        self._root, self._left_out = root, left_out
-        self._own = str(root.get("$id", ""))
-        self._ids = {self._own}  # of its parts, which a reference may name
-        self._find_ids(root)
+        self._left_out, self._parts, self._numbers = left_out, Parts(root), Numbers()
+        if (depth := self._parts.depth()) > MAX_DEPTH:
+            raise GrammarError(
+                f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
+                f"{MAX_DEPTH})"
+            )
 
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
         """A part of it; ``is_map``: its keys are names."""
@@ -154,7 +156,7 @@ class _Enforced:
             if len(fine) < len(patterns):  # it would refuse the names that are left out
                 kept.pop("additionalProperties", None)
         found = {
-            key: value if key in _VALUES else self.schema(value, is_map=key in _MAPS)
+            key: value if key in _VALUES else self.schema(within(key, value), is_map=key in _MAPS)
             for key, value in kept.items()
         }
         name = found.get("format")
@@ -178,41 +180,14 @@ class _Enforced:
 
     def _fault(self, key: str, value: Any) -> str:
         if not isinstance(value, str):
-            return ""
+            return self._numbers.fault(key, value)
         if key == "format" and value == "unknown":  # of this name llguidance has one that takes all
             return "is no format that can be enforced"
         if key == "pattern":
             return _pattern_fault(value)
-        if key == "$ref" and not self._leads(value):
+        if key == "$ref" and not self._parts.leads(value):
             return "leads to no part of this schema"
         return ""
-
-    def _leads(self, ref: str) -> bool:
-        address, fragment = urldefrag(urljoin(self._own, ref))
-        if address not in self._ids:
-            return False
-        if address != self._own or not fragment.startswith("/"):
-            return True  # an anchor: llguidance looks for it
-        at: Any = self._root
-        for part in unquote(fragment)[1:].split("/"):
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(at, list) and part.isdecimal() and int(part) < len(at):
-                at = at[int(part)]
-            elif isinstance(at, Mapping) and part in at:
-                at = at[part]
-            else:
-                return False
-        return True
-
-    def _find_ids(self, part: Any) -> None:
-        if isinstance(part, Mapping):
-            if isinstance(part.get("$id"), str):
-                self._ids.add(urldefrag(urljoin(self._own, part["$id"])).url)
-            for value in part.values():
-                self._find_ids(value)
-        elif isinstance(part, list | tuple):
-            for value in part:
-                self._find_ids(value)
 
 
 @lru_cache(1024)

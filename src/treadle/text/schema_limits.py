@@ -1,0 +1,166 @@
+"""What llguidance reads otherwise than a JSON schema says, or does not come back from.
+
+It runs in this process: where its stack ends, or a number overflows, a server ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from math import lcm
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from treadle.text.rule_graph import components
+
+MAX_DEPTH = 1000  # levels of a schema, references followed; llguidance's stack ends at some 2,100
+MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: some 2 s
+# Whole numbers of llguidance's bounds have 64 bits. It negates them, so -(2**63) ends the process;
+# this is the next one that a float64 has.
+LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+class Parts:
+    """The parts of a schema that references lead to."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._own = str(root.get("$id", ""))
+        self._by_id: dict[str, Any] = {self._own: root}
+        self._by_anchor: dict[str, Any] = {}
+        self._find(root)
+
+    def _find(self, part: Any) -> None:
+        if isinstance(part, Mapping):
+            if isinstance(part.get("$id"), str):
+                self._by_id[urldefrag(urljoin(self._own, part["$id"])).url] = part
+            if isinstance(part.get("$anchor"), str):
+                self._by_anchor[part["$anchor"]] = part
+            for value in part.values():
+                self._find(value)
+        elif isinstance(part, list | tuple):
+            for value in part:
+                self._find(value)
+
+    def leads(self, ref: str) -> bool:
+        """Whether a reference leads to a part. Those by anchors llguidance looks for."""
+        address, fragment = urldefrag(urljoin(self._own, ref))
+        if address not in self._by_id:
+            return False
+        return address != self._own or not fragment.startswith("/") or self._at(ref) is not None
+
+    def _at(self, ref: str) -> Any:
+        """The part; None where there is none."""
+        address, fragment = urldefrag(urljoin(self._own, ref))
+        at = self._by_id.get(address)
+        if not fragment.startswith("/"):
+            return self._by_anchor.get(fragment) if fragment else at
+        for part in unquote(fragment)[1:].split("/"):
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(at, list) and part.isdecimal() and int(part) < len(at):
+                at = at[int(part)]
+            elif isinstance(at, Mapping) and part in at:
+                at = at[part]
+            else:
+                return None
+        return at
+
+    def depth(self) -> int:
+        """Levels inside each other, where each reference is followed once, as llguidance does; at
+        the most, for parts that lead to each other may be entered anywhere.
+        """
+        levels: dict[str, int] = {}
+        edges: dict[str, list[str]] = {}
+        waiting = [""]
+        while waiting:
+            name = waiting.pop()
+            if name not in edges:
+                root = self._by_id[self._own] if not name else self._at(name)
+                levels[name], edges[name] = _levels(root)
+                waiting += edges[name]
+        deepest: dict[str, int] = {}
+        for part in components(edges):
+            own = set(part)
+            behind = [deepest[to] for name in part for to in edges[name] if to not in own]
+            depth = sum(levels[name] for name in part) + max(behind, default=0)
+            deepest |= dict.fromkeys(part, depth)
+        return deepest[""]
+
+
+def _levels(part: Any) -> tuple[int, list[str]]:
+    """How deep a part is, and its references. Definitions are entered by references alone."""
+    deepest, refs = 0, []
+    waiting = [(part, 1)]
+    while waiting:
+        value, level = waiting.pop()
+        inner: Any = ()
+        if isinstance(value, Mapping):
+            if isinstance(value.get("$ref"), str):
+                refs.append(value["$ref"])
+            inner = [each for key, each in value.items() if key not in ("$defs", "definitions")]
+        elif isinstance(value, list | tuple):
+            inner = value
+        else:
+            continue
+        deepest = max(deepest, level)
+        waiting += [(each, level + 1) for each in inner]
+    return deepest, refs
+
+
+class Numbers:
+    """The numbers of one schema."""
+
+    def __init__(self) -> None:
+        self._n_remainders = 1  # of all multiples together: those of allOf are one number's
+
+    def fault(self, key: str, value: Any) -> str:
+        """Why a keyword cannot be enforced, or nothing."""
+        if key in ("const", "enum"):
+            wrong = next((str(n)[:40] for n in _numbers(value) if not _is_exact(n)), "")
+            return f"has {wrong}, which cannot be written exactly" if wrong else ""
+        if not _is_number(value):
+            return ""
+        if (key in _LOWER and value > HIGHEST) or (key in _UPPER and value < LOWEST):
+            return f"cannot be enforced: numbers reach from {LOWEST} to {HIGHEST}"
+        return self._multiple_fault(value) if key == "multipleOf" else ""
+
+    def _multiple_fault(self, value: float) -> str:
+        digits = Decimal(repr(float(value))).normalize().as_tuple().digits  # without its zeros
+        n = lcm(self._n_remainders, int("".join(map(str, digits))) or 1)
+        if n > MAX_REMAINDERS:
+            return f"cannot be enforced: with the others {n} remainders (at most {MAX_REMAINDERS})"
+        self._n_remainders = n
+        return ""
+
+
+def within(key: str, value: Any) -> Any:
+    """A lower bound as one that is known: whole numbers below it are not written."""
+    return LOWEST if key in _LOWER and _is_number(value) and value < LOWEST else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """All within a value."""
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(each)
+    elif _is_number(value):
+        yield value
+
+
+def _is_exact(n: int | float) -> bool:
+    """Whether a number, read as float64 and written again, is the same."""
+    try:
+        read = float(n)
+    except OverflowError:
+        return False
+    if read == -(2**63):
+        return False
+    if isinstance(n, float):
+        return True
+    if abs(n) <= 2**63:
+        return int(min(read, HIGHEST)) == n
+    return Decimal(repr(read)) == n

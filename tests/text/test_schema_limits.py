@@ -1,0 +1,93 @@
+"""Schemas that llguidance would read otherwise, or that would end the process or hold it up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.text.vocabularies import accepts
+from treadle.errors import GrammarError
+from treadle.text.grammar import Grammar
+from treadle.text.schema_limits import LOWEST
+from treadle.text.tokenizer import Tokenizer
+
+LEAST, MOST = -(2**63), 2**63 - 1  # of 64 bits
+
+
+def chain(n: int, ref: str = "#/$defs/d{}") -> dict[str, Any]:
+    """Objects in objects, each by a reference."""
+    parts: dict[str, Any] = {
+        f"d{i}": {"$anchor": f"d{i}", "properties": {"a": {"$ref": ref.format(i + 1)}}}
+        for i in range(n)
+    }
+    return {"$ref": ref.format(0), "$defs": {**parts, f"d{n}": {"$anchor": f"d{n}"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"const": LEAST}, '"const": -9223372036854775808 has -9223372036854775808, which'),
+        ({"enum": [1, {"a": [LEAST + 512]}]}, '"enum": .* has -9223372036854775296, which'),
+        ({"allOf": [{"type": "integer"}, {"minimum": LEAST, "maximum": LEAST}]}, '"maximum": -9'),
+        (chain(5000), "too deeply nested: 15002 levels"),
+        (chain(5000, "#d{}"), "too deeply nested: 15002 levels"),
+        ({"type": "number", "multipleOf": 1_000_003}, '"multipleOf": 1000003 cannot'),
+        ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, '"multipleOf": 9967 cannot'),
+    ],
+)
+def test_what_would_end_or_hold_up_the_process(schema: Any, message: str) -> None:
+    """In a process of its own, for without the limits it is killed, or takes minutes."""
+    code = (
+        "import sys; from treadle.errors import GrammarError\n"
+        "from treadle.text.json_schema import schema_source\n"
+        "from llguidance import LLMatcher\n"
+        "try: LLMatcher.validate_grammar(schema_source(sys.stdin.read())[0])\n"
+        "except GrammarError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(schema), text=True, capture_output=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    with pytest.raises(GrammarError, match=f"^JSON schema: {message}"):
+        raise GrammarError(done.stdout)
+
+
+def test_references_that_are_not_too_deep(bytes_tokenizer: Tokenizer) -> None:
+    assert accepts(Grammar.from_json_schema(chain(200), bytes_tokenizer), '{"a": {"a": {}}}')
+    leaf = {"anyOf": [{"$ref": "#/$defs/leaf"}, {"type": "null"}]}
+    wide: Any = {f"m{i}": {"type": "object", "properties": {"x": leaf}} for i in range(400)}
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": f"#/$defs/m{i}"} for i in range(400)},
+        "$defs": {**wide, "leaf": {"const": 1}},
+    }
+    assert accepts(Grammar.from_json_schema(schema, bytes_tokenizer), '{"p7": {"x": 1}}')
+
+
+@pytest.mark.parametrize("n", [2**53 + 1, 2**63, 2**64 - 1, 10**400])
+def test_numbers_that_would_be_rounded(bytes_tokenizer: Tokenizer, n: int) -> None:
+    for schema in ({"const": n}, {"enum": ["a", {"b": [n]}]}):
+        with pytest.raises(GrammarError, match="which cannot be written exactly"):
+            Grammar.from_json_schema(schema, bytes_tokenizer)
+        grammar = Grammar.from_json_schema(schema, bytes_tokenizer, lenient=True)
+        (warning,) = grammar.warnings
+        assert warning.endswith("left out")
+        assert accepts(grammar, str(n))
+
+
+@pytest.mark.parametrize("n", [2**53, 2**53 + 2, 2**62, MOST, 10**20, LOWEST, 0.1, 1e22, -7])
+def test_numbers_that_are_exact(bytes_tokenizer: Tokenizer, n: float) -> None:
+    grammar = Grammar.from_json_schema({"const": n}, bytes_tokenizer)
+    assert accepts(grammar, "0.1" if n == 0.1 else str(int(n)))
+
+
+def test_whole_numbers_of_64_bits(bytes_tokenizer: Tokenizer) -> None:
+    """What code generators write of an int64."""
+    schema = {"type": "integer", "minimum": LEAST, "maximum": MOST}
+    grammar = Grammar.from_json_schema(schema, bytes_tokenizer)
+    for n, good in ((0, True), (MOST, True), (LOWEST, True), (LEAST - 1, False), (MOST + 1, False)):
+        assert accepts(grammar, str(n)) is good
