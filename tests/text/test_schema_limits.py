@@ -91,3 +91,26 @@ def test_whole_numbers_of_64_bits(bytes_tokenizer: Tokenizer) -> None:
     grammar = Grammar.from_json_schema(schema, bytes_tokenizer)
     for n, good in ((0, True), (MOST, True), (LOWEST, True), (LEAST - 1, False), (MOST + 1, False)):
         assert accepts(grammar, str(n)) is good
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ('^[^"]+$', "a\\b\n/", 'a"b'),
+        (r"^[^\\/]+$", 'a"b\n', "a\\b"),
+        (r'^[^\n"]+$', "a\\b\t", 'a"b'),
+        (r'^\[[^"]$', "[x", '["'),
+        (r'^([a-z[^"]])+$', "A\n", '"'),
+    ],
+)
+def test_classes_without_quotes_or_backslashes(
+    bytes_tokenizer: Tokenizer, pattern: str, good: str, bad: str
+) -> None:
+    as_value = Grammar.from_json_schema({"type": "string", "pattern": pattern}, bytes_tokenizer)
+    as_name = Grammar.from_json_schema(
+        {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False},
+        bytes_tokenizer,
+    )
+    for said, wanted in ((good, True), (bad, False)):
+        assert accepts(as_value, json.dumps(said)) is wanted
+        assert accepts(as_name, json.dumps({said: 1})) is wanted

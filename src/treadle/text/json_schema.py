@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from treadle.errors import GrammarError
-from treadle.text.schema_limits import MAX_DEPTH, Numbers, Parts, within
+from treadle.text.schema_limits import MAX_DEPTH, Numbers, Parts, plain_pattern, within
 
 WHITESPACE = r" |\n[ \t]{0,20}"
 
@@ -149,7 +149,7 @@ class _Enforced:
         patterns = kept.get("patternProperties")
         if isinstance(patterns, Mapping):
             kept["patternProperties"] = fine = {
-                pattern: value
+                plain_pattern(pattern): value
                 for pattern, value in patterns.items()
                 if self._keeps("pattern", pattern, "patternProperties")
             }
@@ -159,6 +159,8 @@ class _Enforced:
             key: value if key in _VALUES else self.schema(within(key, value), is_map=key in _MAPS)
             for key, value in kept.items()
         }
+        if isinstance(found.get("pattern"), str):
+            found["pattern"] = plain_pattern(found["pattern"])
         name = found.get("format")
         if isinstance(name, str) and name in FORMATS:
             del found["format"]

@@ -5,6 +5,7 @@ It runs in this process: where its stack ends, or a number overflows, a server e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from math import lcm
@@ -19,6 +20,7 @@ MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: s
 # this is the next one that a float64 has.
 LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_CLASS = re.compile(r"\\.|\[\^", re.S)
 
 
 class Parts:
@@ -164,3 +166,10 @@ def _is_exact(n: int | float) -> bool:
     if abs(n) <= 2**63:
         return int(min(read, HIGHEST)) == n
     return Decimal(repr(read)) == n
+
+
+def plain_pattern(pattern: str) -> str:
+    """A pattern whose classes ``[^...]`` have no NUL: where one has all control characters,
+    llguidance's escapes of them have those of quotes and backslashes, which it may exclude.
+    """
+    return _CLASS.sub(lambda m: rf"{m[0]}\x00" if m[0] == "[^" else m[0], pattern)
