@@ -137,6 +137,8 @@ def test_effort_is_that_of_reasoning(
             "image",
         ),
         ({"max_tokens": 5, "messages": HI, "tools": [{"name": "f", "type": "bash"}]}, "tools"),
+        ({"tool_choice": {"type": []}, **ASKED}, "tool_choice.type"),
+        ({"tool_choice": {"type": {}}, **ASKED}, "tool_choice.type"),
         ({"max_tokens": 5, "messages": HI, "system": [5]}, "system"),
         ({"output_format": {"type": "xml"}, **ASKED}, "output_format.type"),
         ({"output_config": {"format": {"type": "text"}}, **ASKED}, "output_config.format.type"),

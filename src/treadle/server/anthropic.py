@@ -142,7 +142,7 @@ def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     kind = choice.get("type", "auto")
     words = {"auto": "auto", "none": "none", "any": "required"}
     named = {"type": "function", "function": {"name": choice.get("name")}}
-    if kind not in words and kind != "tool":
+    if not isinstance(kind, str) or (kind not in words and kind != "tool"):
         raise ApiError(
             400, "tool_choice.type: expected auto, any, tool or none", param="tool_choice"
         )
