@@ -128,6 +128,19 @@ def test_real_vocabularies(load: Load, data: Path, name: str) -> None:
         assert matcher.accepting
 
 
+@pytest.mark.parametrize("name", ["llama-spm", "gpt-2"])
+def test_a_fixed_text_that_the_tokenizer_does_not_spell(load: Load, name: str) -> None:
+    """SPM reads a ``\u2581`` as a space: at such a place single bytes are allowed."""
+    tokenizer, text = load(name), "low \u2581\u2582 high \u2581"
+    matcher, ids = Grammar.from_gbnf(f'root ::= "{text}" [xy]', tokenizer).matcher(), list[int]()
+    while not matcher.done:
+        ids.append(allowed(matcher, tokenizer.n_vocab)[-1])
+        matcher.accept(ids[-1])
+    said = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert said[:-1] == text
+    assert len(ids) < len(text.encode())  # what stands before it is in pieces
+
+
 def test_vocabularies_are_let_go(tmp_path: Path) -> None:
     tokenizer = load_bpe(tmp_path / "v.gguf", more=[("<eos>", CONTROL)], eos_token_id=256)
     accepting = Grammar.from_regex("a", tokenizer).matcher()

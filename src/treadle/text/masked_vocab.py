@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from treadle.text.vocab import TokenType
@@ -48,4 +49,22 @@ class _Bytes:
         if tokenizer is None:
             return []
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return tokenizer.encode_plain(text, start=False)
+        return self._spelling(text.encode(), tokenizer.encode_plain(text, start=False))
+
+    def _spelling(self, text: bytes, ids: list[int]) -> list[int]:
+        """``ids``, of which llguidance allows the first alone; behind the first that spells
+        something else, single bytes: an SPM vocabulary reads ``\u2581`` as a space.
+        """
+        if b"".join(map(self.tokens.__getitem__, ids)) == text:
+            return ids
+        at = n = 0
+        while n < len(ids) and text.startswith(own := self.tokens[ids[n]], at):
+            at, n = at + len(own), n + 1
+        rest = [self._of_byte.get(byte) for byte in text[at:]]
+        return ids if None in rest else ids[:n] + [id for id in rest if id is not None]
+
+    @cached_property
+    def _of_byte(self) -> dict[int, int]:
+        special = set(self.special_token_ids)
+        pairs = ((id, raw) for id, raw in enumerate(self.tokens) if id not in special)
+        return {raw[0]: id for id, raw in pairs if len(raw) == 1}
