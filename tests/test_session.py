@@ -393,6 +393,24 @@ def test_pages_that_run_out_are_noticed_before_anything_is_run(tiny: WriteTiny) 
         assert second.n_past == 0
 
 
+@pytest.mark.parametrize("bad", [[5, 6.5], np.array([5.0, 6.0]), [5, "6"], [5, -1], [5, 10**30]])
+def test_what_are_no_ids_leaves_a_session_as_it_was(bad: Any, tiny: WriteTiny) -> None:
+    """Such ids were counted in, and their keys and values never computed."""
+    with treadle.load(tiny("llama"), threads=1, context=64, deterministic=True) as model:
+        session, other = model.session(), model.session()
+        session.feed(text(5))
+        for call in (session.feed, session.logits, session.match, session.prefill):
+            with pytest.raises(TreadleError, match="token id"):
+                call(bad)
+            assert session.ids == text(5)
+        with pytest.raises((TreadleError, TypeError)):
+            model.engine.run([Part(session.seq, bad)])
+        assert session.ids == text(5)
+        session.feed(np.array([7, 8], np.uint8))  # type: ignore[arg-type]
+        assert list(map(type, session.ids)) == [int] * 7
+        assert np.array_equal(session.feed([9]), other.feed([*text(5), 7, 8, 9]))
+
+
 def test_contexts_smaller_than_a_chunk(tiny: WriteTiny) -> None:
     for context in (1, 7, 9, 33, 130):
         with treadle.load(tiny("llama"), threads=1, kv="f32", context=context) as model:

@@ -363,11 +363,11 @@ class Engine:
             for part, start in zip(parts, starts, strict=True):
                 self.cache.extend(part.seq, part.ids)
                 done.append((part.seq, start))
-        except TreadleError:
+            ready.run.lay_out(parts, starts)
+        except BaseException:  # ids that are no whole numbers, say
             for seq, start in done:
                 self.cache.truncate(seq, start)
             raise
-        ready.run.lay_out(parts, starts)
         return starts
 
     def _logits(self, ready: Ready) -> Callable[[], np.ndarray]:

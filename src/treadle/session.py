@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
@@ -64,7 +65,7 @@ class Session:
     def _feed(
         self, ids: Ids[int], step: int, every: bool, between: Callable[[], None] | None = None
     ) -> np.ndarray:
-        self._check(ids)
+        ids = self._checked(ids)
         with self.engine.lock:
             with interrupts_held():
                 self.engine.cache.check_room(self.seq, len(ids))
@@ -85,15 +86,14 @@ class Session:
 
         At least the last of ``ids`` is left for ``feed``.
         """
-        self._check(ids)
-        return self.engine.match(self.seq, ids)
+        return self.engine.match(self.seq, self._checked(ids))
 
     def prefill(self, ids: Ids[int]) -> np.ndarray:
         """Make the session hold exactly ``ids``, keeping what it can; logits of the last one.
 
         Raises ContextFullError, before anything is changed, when they do not fit.
         """
-        self._check(ids)
+        ids = self._checked(ids)
         with self.engine.lock:
             self.engine.cache.check_context(len(ids))
             return self.feed(ids[self.match(ids) :])
@@ -112,7 +112,7 @@ class Session:
         """Write what is held to a file, for ``treadle.load_session``. Raises FileError."""
         from treadle.kvfile import save_session
 
-        self._check(self.seq.ids)
+        self._checked(self.seq.ids)
         save_session(path, self.engine, self.seq)
 
     def close(self) -> None:
@@ -121,10 +121,16 @@ class Session:
             self.seq.close()
             self._closed = True
 
-    def _check(self, ids: Ids[int]) -> None:
+    def _checked(self, ids: Ids[int]) -> list[int]:
         if self._closed:
             raise TreadleError("the session is closed")
         if isinstance(ids, (str, bytes, bytearray)):
             raise TreadleError(f"token ids: expected a list, found {type(ids).__name__}")
-        if not len(ids):
+        try:
+            made = [operator.index(token) for token in ids]
+        except TypeError as error:
+            raise TreadleError(f"token ids: expected a list of integers: {error}") from None
+        if not made:
             raise TreadleError("no tokens")
+        self.engine.check_ids(made)
+        return made
