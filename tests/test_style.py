@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "embedding": "arguments engine models",
     "session": "errors runtime.threads batch engine kvcache kvfile",
     "sampling": "errors kernels.top",
-    "text": "errors files",
+    "text": "errors files runtime.threads",
     "logprobs": "kernels.top sampling rows",
     "answer": "errors reuse text",
     "budget": "kernels",

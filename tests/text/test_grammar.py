@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,27 @@ def test_a_fixed_text_that_the_tokenizer_does_not_spell(load: Load, name: str) -
     said = b"".join(map(tokenizer.token_bytes, ids)).decode()
     assert said[:-1] == text
     assert len(ids) < len(text.encode())  # what stands before it is in pieces
+
+
+def test_ctrl_c_while_the_tokenizer_is_asked(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance made an error of the grammar's of it, and nobody heard of the key."""
+    tokenizer, pressed = load("llama-spm"), [0]
+    matcher = Grammar.from_gbnf('root ::= "a long text that is fixed" [xy]', tokenizer).matcher()
+    usual = tokenizer.encode_plain
+
+    def encode(text: str, *, start: bool) -> list[int]:
+        pressed[0] += 1
+        signal.raise_signal(signal.SIGINT)
+        return usual(text, start=start)
+
+    monkeypatch.setattr(tokenizer, "encode_plain", encode)
+    for call in (matcher.bits, matcher.forced):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    monkeypatch.undo()
+    assert pressed[0] >= 2
+    while not matcher.done:
+        matcher.accept(allowed(matcher, tokenizer.n_vocab)[-1])
 
 
 def test_vocabularies_are_let_go(tmp_path: Path) -> None:

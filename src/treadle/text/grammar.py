@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from treadle.errors import GrammarError
 from treadle.record import dataclass
+from treadle.runtime.threads import interrupts_held
 from treadle.text.gbnf import parse_gbnf
 from treadle.text.json_schema import Schema, schema_source
 from treadle.text.late_bits import LateBits
@@ -175,6 +176,9 @@ class Matcher:
 
     For each token: ``mask`` the logits, choose, ``accept`` the choice. At the end of the
     grammar only tokens that end generation are left.
+
+    Ctrl-C waits for the end of a call: llguidance asks the tokenizer, in Python, and what is raised
+    there is an error of the grammar's to it.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -204,9 +208,10 @@ class Matcher:
 
     def bits(self) -> bytes:
         """Which tokens may come next: a bit for each, the lowest first. Raises GrammarError."""
-        made = self._matcher.compute_bitmask()
-        if self._begins_anew():
+        with interrupts_held():
             made = self._matcher.compute_bitmask()
+            if self._begins_anew():
+                made = self._matcher.compute_bitmask()
         self._check()  # in its state of error the matcher allows the end of the text
         return bytes(made)
 
@@ -221,15 +226,17 @@ class Matcher:
         """
         if self._late is not None:  # of a run that was stopped, perhaps
             self._late.wait()
-        return list(self._matcher.compute_ff_tokens())
+        with interrupts_held():
+            return list(self._matcher.compute_ff_tokens())
 
     def accept(self, token: int) -> None:
         """Go on with ``token``. Raises GrammarError when the grammar has no place for it."""
-        fits = 0 <= token < self._n and self._matcher.consume_token(token)
-        if not fits and not (self._begins_anew() and self._matcher.consume_token(token)):
-            self._check(token)
-            raise GrammarError(f"{self._place}the grammar does not allow {self._named(token)}")
-        self._ids.append(token)
+        with interrupts_held():
+            fits = 0 <= token < self._n and self._matcher.consume_token(token)
+            if not fits and not (self._begins_anew() and self._matcher.consume_token(token)):
+                self._check(token)
+                raise GrammarError(f"{self._place}the grammar does not allow {self._named(token)}")
+            self._ids.append(token)
 
     @property
     def accepting(self) -> bool:
