@@ -81,7 +81,7 @@ MAY_IMPORT = {
     "drafts": "errors files speculate drafter nextn convert models.graphs",
     "composer": "kernels batch budget drafts",
     "scheduler": "errors runtime.threads admission batch budget composer engine request rows",
-    "turns": "runtime.threads",
+    "turns": "errors runtime.threads",
     "generation": "",
     "arguments": "errors sampling convert.lora models.lora",
     "card": "words",

@@ -266,6 +266,21 @@ def test_a_sampler_may_ask_the_model(model: treadle.Model, alone: list[str]) -> 
     assert asked == [alone[1]]
 
 
+def test_a_sampler_that_waits_for_what_waits_for_it(model: treadle.Model, alone: list[str]) -> None:
+    """It turned round for ever. Texts of other steps go on."""
+    other = model.generate(PROMPTS[1], max_tokens=40, temperature=0)
+    other.begin(look_ahead=4)
+
+    def curious(logits: np.ndarray, ids: list[int]) -> np.ndarray:
+        next(other)
+        return logits
+
+    made = model.generate(PROMPTS[0], max_tokens=40, custom=curious, temperature=0)
+    with pytest.raises(TreadleError, match="waits for the sampler"):
+        made.finish()
+    assert model.generate(PROMPTS[0], **GREEDY).finish() == alone[0]
+
+
 def test_a_sampler_that_fails_fails_alone(model: treadle.Model, alone: list[str]) -> None:
     def fail(logits: np.ndarray, ids: list[int]) -> np.ndarray:
         return logits * np.nan

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from treadle.errors import TreadleError
 from treadle.runtime.threads import interrupts_held
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ Enough = Callable[[], bool]
 
 class Turns:
     """``until(enough, own)`` returns when ``enough()``, which some step makes true, or when the
-    request ``own`` is cancelled.
+    request ``own`` is cancelled. Raises TreadleError where a sampler waits for what this step is
+    about to write.
 
     Ctrl-C in a thread that steps undoes the run in hand and is raised in this thread alone. All
     requests but its own are whole, and another thread goes on with them.
@@ -43,6 +45,8 @@ class Turns:
         try:
             while not over():
                 if self._at_work == threading.get_ident():  # a sampler that asks the model
+                    if own.looked_at:  # no step gives it an id before this sampler has returned
+                        raise TreadleError("a sampler waits for a text that waits for the sampler")
                     with interrupts_held() as held:
                         self.scheduler.step(own, held.allow)
                 elif self._step(over, own):
