@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.test_kvcache import check_pages
 from tests.test_speculate import World, alone
 from treadle.batch import Part
 from treadle.drafter import LEAST, Drafter, check_vocabularies
-from treadle.errors import FileError, UnsupportedError
+from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.kv import PAGE
 from treadle.speculate import Gate
@@ -253,3 +254,24 @@ def test_layers_with_a_state_are_refused(tiny: WriteTiny) -> None:
     """Of a second model: it would read a text again for each draft."""
     with pytest.raises(UnsupportedError, match="lfm2 keep a state"):
         treadle.load(tiny(), threads=1, context=128, draft=tiny("lfm2"))
+
+
+def test_closing_while_it_writes(tiny: WriteTiny) -> None:
+    """Another thread's step ends first; then its text ends with the reason."""
+    model = treadle.load(tiny(), draft=tiny(), threads=1, context=256)
+    model._turns.scheduler.drafting.gate = Always()
+    drafter = model._turns.scheduler.drafting.drafter
+    assert drafter is not None
+    usual, closer = drafter.write, threading.Thread(target=model.close)
+
+    def write(wanted: Any) -> Any:
+        if wanted and not closer.is_alive():
+            closer.start()
+            closer.join(0.2)
+            assert closer.is_alive()
+        return usual(wanted)
+
+    drafter.write = write  # type: ignore[method-assign]
+    with pytest.raises(TreadleError, match="the model is closed"):
+        model.generate([5, 6, 7] * 9, max_tokens=200, temperature=0, ignore_eos=True).finish()
+    closer.join()

@@ -73,7 +73,8 @@ class Drafting:
         return bool(speculate) or self.drafter is not None
 
     def close(self) -> None:
-        """Let go of the second model."""
+        """Let go of the second model. The caller holds the engine's lock."""
+        self.drafter = None
         if self._opened is not None:
             self._opened.close()
 

@@ -386,9 +386,9 @@ class Model:
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""
-        self._turns.scheduler.drafting.close()
-        self.engine.close()
-        self.gguf.close()
+        with self.gguf, self.engine.lock:  # another thread may be in the middle of a step
+            self._turns.scheduler.drafting.close()
+            self.engine.close()
 
     def __enter__(self) -> Model:
         return self
