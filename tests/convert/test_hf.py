@@ -439,7 +439,6 @@ _NEEDED: dict[str, dict[str, Any]] = {
 }
 # What transformers writes of these, and does not put in a file that leaves it out.
 _SPOKEN: dict[str, tuple[str, ...]] = {
-    "mistral": ("sliding_window",),
     "ministral3": ("rope_parameters",),
     "hunyuan_v1_dense": ("head_dim",),
     "hunyuan_v1_moe": ("head_dim",),

@@ -4,6 +4,7 @@ transformers, and against what llama.cpp's converter wrote of models of the same
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,9 @@ OTHERS = {
     # Command R+ and StableLM 2 12B: each head has weights of its own in its q/k norms.
     "cohere-head-norms": Case("Cohere", "command-r", {"use_qk_norm": True}),
     "stablelm-head-norms": Case("StableLm", "stablelm", {"qk_layernorm": True}),
+    "ministral3-window": Case(
+        "Ministral3", "mistral3", {"head_dim": 32, "sliding_window": 16, "pad_token_id": 0}
+    ),
     "starcoder2-window": Case("Starcoder2", "starcoder2", {"sliding_window": 16}),
 }
 
@@ -174,6 +178,41 @@ SIZES = {
 
 def read(kind: str, **given: Any) -> dict[str, Any]:
     return read_config({"model_type": kind, **SIZES, **given}, Path("config.json")).metadata
+
+
+_USED = {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 4, "pad_token_id": 0}
+_TWO = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "experts_implementation": "eager",
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("SmolLM3", "smollm3", _USED),
+        Case("Qwen3Moe", "qwen3moe", {**_USED, **_TWO, "head_dim": 32, "max_window_layers": 2}),
+        Case("Qwen2Moe", "qwen2moe", {**_USED, **_TWO, "max_window_layers": 2}),
+    ],
+    ids=lambda case: str(case.arch),
+)
+def test_windows_where_no_layers_are_listed(case: Case, tmp_path: Path) -> None:
+    """As in folders that are older than ``layer_types``: each family has its own default."""
+    require_transformers()
+    import torch
+
+    model = build(case)
+    model.to(torch.float32).save_pretrained(tmp_path)
+    expected = compute_logits(model.to(torch.float64), prompt())
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("layer_types", None)
+    path.write_text(json.dumps(config))
+    with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
+        error = worst(loaded.logits(prompt()), expected)
+        assert error <= rounding(loaded.config), error / rounding(loaded.config)
 
 
 @pytest.mark.parametrize(

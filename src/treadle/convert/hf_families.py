@@ -30,7 +30,7 @@ from treadle.convert.hf_names import (
     STARCODER2,
 )
 from treadle.convert.hf_rope import fourth_still
-from treadle.convert.hf_windows import all_but_every, every_layer, in_use, upper_layers
+from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
 
 GELU_TANH = "gelu_pytorch_tanh"
@@ -122,6 +122,7 @@ FAMILIES: dict[str, Family] = {
             "vocab_size": 32000,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
+            "sliding_window": 4096,
         },
         windowed=every_layer,
     ),
@@ -135,6 +136,7 @@ FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 262144,
             "rope_theta": 1e6,
         },
+        windowed=every_layer,
     ),
     "qwen2": Family("qwen2", _QWEN, windowed=upper_layers),
     "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=upper_layers, score_names=SCORE),
@@ -160,7 +162,7 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 2e6,
             "tie_word_embeddings": True,
         },
-        windowed=in_use,
+        windowed=still_layers,
         more=fourth_still,
     ),
     "granite": Family(

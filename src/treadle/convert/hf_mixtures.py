@@ -19,7 +19,12 @@ from treadle.convert.hf_made import (
 )
 from treadle.convert.hf_names import HUNYUAN_EXPERTS, LLAMA, LLAMA_EXPERTS, Names, experts_123
 from treadle.convert.hf_rope import f32
-from treadle.convert.hf_windows import all_but_every, every_layer, upper_layers
+from treadle.convert.hf_windows import (
+    all_but_every,
+    every_layer,
+    every_layer_if_used,
+    every_other_lower,
+)
 from treadle.files.keys import Keys
 from treadle.models.archs import ARCHS, EXPERTS_GATING, EXPERTS_NORM
 from treadle.models.graphs.experts import EVERY_N
@@ -230,7 +235,7 @@ MIXTURES: dict[str, Family] = {
             "num_experts_per_tok": 8,
         },
         LLAMA_EXPERTS,
-        windowed=upper_layers,
+        windowed=every_layer_if_used,
         only=_EVERY,
         experts=True,
     ),
@@ -261,7 +266,7 @@ MIXTURES: dict[str, Family] = {
             "num_experts_per_tok": 4,
         },
         LLAMA_EXPERTS,
-        windowed=upper_layers,
+        windowed=every_other_lower,
         only=_EVERY,
         experts=True,
     ),

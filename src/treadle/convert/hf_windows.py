@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from treadle.convert.hf_family import Windowed
 from treadle.files.keys import Keys
+from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
 from treadle.models.graphs.recurrence import INTERVAL
 
 ATTENTION = ("full_attention", "attention")  # words for layers with keys and values
@@ -25,6 +26,19 @@ def upper_layers(keys: Keys, n_layer: int) -> Windowed:
     return [i >= first for i in range(n_layer)]
 
 
+def every_layer_if_used(keys: Keys, n_layer: int) -> Windowed:
+    """Qwen 3 with experts: transformers does not read ``max_window_layers`` there."""
+    return [True] * n_layer if keys.flag("use_sliding_window", False) else None
+
+
+def every_other_lower(keys: Keys, n_layer: int) -> Windowed:
+    """Qwen 2 with experts: every other layer of those before ``max_window_layers``."""
+    if not keys.flag("use_sliding_window", False):
+        return None
+    end = keys.integer("max_window_layers", lo=0)
+    return [i % 2 == 0 and i < end for i in range(n_layer)]
+
+
 def all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
     """All layers but every ``usual``-th, or as ``sliding_window_pattern`` says."""
 
@@ -37,9 +51,11 @@ def all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
     return windowed
 
 
-def in_use(keys: Keys, n_layer: int) -> Windowed:
-    """SmolLM 3: ``layer_types`` says which, if the window is in use at all."""
-    return [False] * n_layer if keys.flag("use_sliding_window", False) else None
+def still_layers(keys: Keys, n_layer: int) -> Windowed:
+    """SmolLM 3: those without a rope, if the window is in use at all."""
+    if not keys.flag("use_sliding_window", False):
+        return None
+    return [not turns for turns in by_period(NOPE_PERIOD, n_layer)]
 
 
 def has_attention(keys: Keys, n_layer: int) -> list[bool]:
