@@ -123,6 +123,8 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
         packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
         for tensor in (t for p in packed.values() for t in p.arrays[1:]):
             del tensors[tensor.name]
+    elif hyper.tied and _has_own_output(tensors.values(), hyper):
+        hyper = replace(hyper, tied=False)
     for tensor in tensors.values():
         name = _gguf_name(tensor, hyper)
         if name is None:
@@ -135,6 +137,19 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):
         _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     return found
+
+
+def _has_own_output(tensors: Iterable[SafeTensor], hyper: Hyper) -> bool:
+    """Whether there is an output that is not the embeddings, beside a config.json that ties the
+    two: transformers 5 does not tie them then.
+    """
+    untied = replace(hyper, tied=False)
+    found = {_gguf_name(tensor, untied): tensor for tensor in tensors}
+    output, embeddings = found.get(OUTPUT), found.get(EMBEDDINGS)
+    if output is None or embeddings is None:
+        return False
+    same = (output.shape, output.dtype) == (embeddings.shape, embeddings.dtype)
+    return not (same and np.array_equal(output.data, embeddings.data))
 
 
 def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:
@@ -224,7 +239,7 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
         raise tensor.error(f"is no tensor of {_model(hyper)}{hint}")
     row = stem if stem in BARE else f"{stem}.{match['kind']}"
     if row == OUTPUT and hyper.tied:
-        return None  # transformers puts the embeddings in its place, whatever it holds
+        return None  # the embeddings are in its place
     return row if layer is None else f"blk.{layer}.{row}"
 
 
