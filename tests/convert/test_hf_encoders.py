@@ -343,6 +343,34 @@ def test_broken_vocabularies(change: Callable[[Any], Any], why: str, bert: Path)
         load_tokenizer(model)
 
 
+@pytest.mark.parametrize(
+    ("part", "change", "why"),
+    [
+        ("model", {"max_input_chars_per_word": 200}, "max_input_chars_per_word is 200"),
+        ("pre_tokenizer", {"type": "WhitespaceSplit"}, "pre_tokenizer.type is 'WhitespaceSplit'"),
+        ("normalizer", {"handle_chinese_chars": False}, "handle_chinese_chars is False"),
+        ("normalizer", {"clean_text": False}, "clean_text is False"),
+        ("normalizer", {"type": "Lowercase"}, "treadle has BertNormalizer here"),
+    ],
+)
+def test_other_words_than_bert_has(part: str, change: Any, why: str, bert: Path) -> None:
+    """GGUF has no keys for them: texts would get other ids, without a sign."""
+    spec = json.loads(wordpiece().to_str())
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    open_hf(bert).close()
+    spec[part] |= change
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(UnsupportedError, match=why):
+        open_hf(bert)
+
+
+def test_a_head_with_another_activation(tmp_path: Path) -> None:
+    options = {**_ALL, "classifier_activation": "silu"}
+    save(Case("ModernBert", "modern-bert", options, "ForSequenceClassification"), tmp_path)
+    with pytest.raises(UnsupportedError, match="classifier_activation: is 'silu'"):
+        open_hf(tmp_path)
+
+
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
 def test_decoders_without_a_head(family: str, tmp_path: Path) -> None:
     """Embedders are saved as they are trained: an output matrix of their own is not there."""

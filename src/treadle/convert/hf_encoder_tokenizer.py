@@ -15,6 +15,12 @@ from treadle.text.vocab import TokenType
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
+_WORDS = {
+    "model.max_input_chars_per_word": 100,
+    "pre_tokenizer.type": "BertPreTokenizer",
+    "normalizer.clean_text": True,
+    "normalizer.handle_chinese_chars": True,
+}
 _RUNS = re.compile(r" \{2,\}|\\s\+")  # what tokenizers replace by one space
 
 Texts = list[bytes | None]
@@ -38,9 +44,9 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
         texts[i] = (text if text in special else inner).encode("utf-8", "surrogatepass")
     types = [int(TokenType.UNUSED if text is None else TokenType.NORMAL) for text in texts]
     node = spec.get("normalizer")
-    if node is not None and (not isinstance(node, dict) or node.get("type") != "BertNormalizer"):
+    if not isinstance(node, dict) or node.get("type") != "BertNormalizer":
         raise UnsupportedError(f"{path}: normalizer {node!r:.120}: treadle has BertNormalizer here")
-    node = node or {"lowercase": False}
+    _refuse_other_words(spec, node, path)
     lowercase = node.get("lowercase", True) is True
     strip = node.get("strip_accents")
     keys = {
@@ -49,6 +55,20 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
         "normalizer.strip_accents": lowercase if strip is None else strip is True,
     }
     return texts, types, None, keys
+
+
+def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: Path) -> None:
+    """GGUF has keys for one way to cut a text into words: BERT's."""
+    before = spec.get("pre_tokenizer")
+    found = {
+        "model.max_input_chars_per_word": spec["model"].get("max_input_chars_per_word", 100),
+        "pre_tokenizer.type": before.get("type") if isinstance(before, dict) else before,
+        "normalizer.clean_text": normalizer.get("clean_text", True),
+        "normalizer.handle_chinese_chars": normalizer.get("handle_chinese_chars", True),
+    }
+    for key, value in found.items():
+        if value != _WORDS[key]:
+            raise UnsupportedError(f"{path}: {key} is {value!r:.60}: treadle has {_WORDS[key]!r}")
 
 
 def read_unigram(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:

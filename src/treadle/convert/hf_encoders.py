@@ -144,6 +144,7 @@ ENCODERS: dict[str, Family] = {
             "sliding_window": "local_attention",
         },
         activation="gelu",
+        only={"classifier_activation": "gelu"},
         windowed=_all_but_first_of,
         own_local_rope=True,
         score_names=MODERN_BERT_SCORE,
