@@ -116,6 +116,17 @@ OTHERS = {
             "no_rope_layer_interval": 2,
         },
     ),
+    # Layers that are listed have a window, even where it is said not to be in use.
+    "smollm3-window": Case(
+        "SmolLM3",
+        "smollm3",
+        {
+            "pad_token_id": 0,
+            "use_sliding_window": False,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     # No layer turns where a window is set and none has it.
     **{
         f"{arch}-all-global": Case(

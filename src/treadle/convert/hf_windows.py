@@ -52,10 +52,11 @@ def all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
 
 
 def still_layers(keys: Keys, n_layer: int) -> Windowed:
-    """SmolLM 3: those without a rope, if the window is in use at all."""
-    if not keys.flag("use_sliding_window", False):
-        return None
-    return [not turns for turns in by_period(NOPE_PERIOD, n_layer)]
+    """SmolLM 3: those without a rope, if the window is in use. Layers that are listed have it in
+    any case.
+    """
+    used = keys.flag("use_sliding_window", False)
+    return [used and not turns for turns in by_period(NOPE_PERIOD, n_layer)]
 
 
 def has_attention(keys: Keys, n_layer: int) -> list[bool]:
