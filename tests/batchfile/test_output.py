@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +8,13 @@ import pytest
 from treadle.batchfile.lines import Line
 from treadle.batchfile.output import Output, check_apart
 from treadle.errors import FileError, TreadleError
+from treadle.server.wire import encode
 
 LINES = [Line(n, b"request %d" % n) for n in range(1, 6)]
 
 
 def record(line: Line) -> bytes:
-    return json.dumps({"id": line.id, "text": "é"}, ensure_ascii=False).encode() + b"\n"
+    return encode({"id": line.id, "text": "é"}) + b"\n"
 
 
 def begun(path: Path, rest: bytes = b"", n: int = 2) -> str:
@@ -67,6 +67,18 @@ def test_a_file_of_another_job_is_left_alone(tmp_path: Path, rest: bytes, says: 
     with pytest.raises(FileError, match=says) as error:
         go_on(path, iter(LINES))
     assert "line " in str(error.value)
+    assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("n", [0, 2])
+@pytest.mark.parametrize("rest", [b"a note", b'{"id":1}', b'{"id":"batch_request"', b"\0 x"])
+def test_a_last_line_without_an_end_is_cut_off_only_where_an_answer_began(
+    tmp_path: Path, rest: bytes, n: int
+) -> None:
+    path = begun(tmp_path / "out.jsonl", rest, n)
+    before = Path(path).read_bytes()
+    with pytest.raises(FileError, match=f"line {n + 1}: is no answer"):
+        go_on(path, iter(LINES))
     assert Path(path).read_bytes() == before
 
 

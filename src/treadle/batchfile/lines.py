@@ -17,6 +17,8 @@ from treadle.server.wire import MAX_BODY, encode, parse
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
+NAMED = "batch_req_"
+HEAD = b'{"id":"%b' % NAMED.encode()  # each answer begins so
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Line:
     def id(self) -> str:
         """What its answer is known by when the job goes on: the same line in the same place."""
         digest = hashlib.sha256(b"%d\n%b" % (self.number, self.raw)).hexdigest()
-        return f"batch_req_{digest[:32]}"
+        return f"{NAMED}{digest[:32]}"
 
 
 @dataclass(frozen=True)

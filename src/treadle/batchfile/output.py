@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from treadle.batchfile.lines import Line
+from treadle.batchfile.lines import HEAD, Line
 from treadle.errors import FileError, TreadleError
 from treadle.system import SYSTEM
 
@@ -50,6 +50,7 @@ class Output:
         with open(self._fd, "rb", closefd=False) as file:
             for raw in file:
                 if not raw.endswith(b"\n"):
+                    self._check_cut(raw)
                     break
                 self.n_earlier += 1
                 self._check(raw, next(lines, None))
@@ -70,6 +71,16 @@ class Output:
                 where=f"line {self.n_earlier}",
                 expected=f"the answer to line {line.number}" if line else "no more lines",
             )
+
+    def _check_cut(self, raw: bytes) -> None:
+        """Cut off is only what an answer may have begun as: other files have last lines without an
+        end too. A disk that lost its cache leaves zeros.
+        """
+        begun = raw.rstrip(b"\0")[: len(HEAD)]
+        if not HEAD.startswith(begun):
+            where = f"line {self.n_earlier + 1}"
+            what = "is no answer: it is not this job's file"
+            raise FileError(what, path=self.path, where=where, expected="answers, or no such file")
 
     def append(self, data: bytes) -> None:
         """Write a line. Raises OSError, and then perhaps a part of it is there."""
