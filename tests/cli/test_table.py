@@ -136,6 +136,11 @@ def test_json_loses_no_letter(encoding: str, written: str, monkeypatch: pytest.M
     assert json.loads(stream.getvalue()) == ["é猫😀�"]
 
 
+def test_json_has_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"é\udcff": [1.5, float("inf"), -float("inf"), float("nan")]})
+    assert capsys.readouterr().out == '{"é�": [1.5, null, null, null]}\n'
+
+
 @pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
 def test_no_escapes_where_they_are_not_wanted(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

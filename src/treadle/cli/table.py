@@ -144,8 +144,14 @@ def remark(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document; bytes that were no UTF-8 become replacement characters in it."""
-    text = json.dumps(value, ensure_ascii=False)
+    """Print one JSON document; bytes that were no UTF-8 become replacement characters in it, and
+    numbers that are not finite, which JSON does not have, null.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        value = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        text = json.dumps(value, ensure_ascii=False)
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     text = re.sub("[\x7f-\x9f]", lambda c: f"\\u{ord(c[0]):04x}", text)  # terminals obey them too
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
