@@ -261,6 +261,13 @@ def test_a_picture_leaves_other_files_alone(
     ran = run("bench", gguf, "-p", "6", "--plot", gguf)
     assert (ran.code, model.calls, Path(gguf).read_bytes()) == (1, [], b"GGUF")
     assert f"{gguf}: is the file to be read" in ran.err
+    target.write_text("notes")
+    ran = run("bench", gguf, "-p", "6", "--plot", str(target))
+    assert (ran.code, model.calls, target.read_text()) == (1, [], "notes")
+    assert f"{target}: exists already, and is no picture of treadle's" in ran.err
+    target.write_text("")
+    for _ in range(2):  # an earlier picture is drawn anew
+        assert run("bench", gguf, "-p", "6", "-n", "0", "-r", "1", "--plot", str(target)).code == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")

@@ -188,6 +188,11 @@ def test_a_picture_that_cannot_be_written(
     ran = run("tune", "--plot", str(tmp_path / "none" / "out.svg"))
     assert (ran.code, ran.out) == (1, "")
     assert "there is no such folder" in ran.err
+    (tmp_path / "notes").write_text("notes")
+    for study in ([], ["--isa", "native"]):
+        ran = run("tune", *study, "--plot", str(tmp_path / "notes"))
+        assert (ran.code, (tmp_path / "notes").read_text()) == (1, "notes")
+        assert "is no picture" in ran.err
 
 
 def test_a_wrong_kernel_is_named_and_left_alone(

@@ -20,7 +20,7 @@ from treadle.cli.results import Result, print_results, warn_busy
 from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
 from treadle.cli.table import print_json
 from treadle.errors import TreadleError
-from treadle.files.target import check_folder, check_not_read, files_of
+from treadle.files.target import files_of
 from treadle.models.graphs import main_output
 from treadle.record import dataclass
 
@@ -147,9 +147,10 @@ def command(
         raise click.UsageError("nothing to time: -p and -n are both 0")
     tests.sort(key=lambda test: test.depth)  # what one depth holds, the next reads on from
     schedule = Schedule(tests, repeat, kv, against is not None, device)
-    if plot:  # fail before the work, not after it
-        check_not_read(plot, files_of(*models))
-        check_folder(plot)
+    if plot:
+        from treadle.cli.svg import check_place
+
+        check_place(plot, files_of(*models))
     results: list[Result] = []
     with ProgressBar() as progress:
         paths = [find_model(model, progress) for model in models]

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from treadle.cli.table import printable
 from treadle.errors import FileError
+from treadle.files.target import check_folder, check_not_read
 from treadle.record import dataclass
 from treadle.words import why
 
+HEAD = b'<svg xmlns="http://www.w3.org/2000/svg"'  # each picture begins so
 CHAR_PX = 6.4  # of a letter of 12 pixels, on average and a little more
 LINE_PX = 15
 MARK_PX = 5.0  # from a mark's middle to its edge
@@ -309,7 +311,7 @@ def colours(palette: dict[str, str]) -> str:
 def document(lines: Iterable[str], height: float, title: str) -> str:
     """The whole file."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" '
+        f'{HEAD.decode()} width="{WIDTH}" height="{height:.0f}" '
         f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
     )
     back = f'<rect class="back" width="{WIDTH}" height="{height:.0f}" rx="8"/>'
@@ -317,6 +319,21 @@ def document(lines: Iterable[str], height: float, title: str) -> str:
     return (
         f"{head}\n<title>{safe(title)}</title>\n<style>{style()}</style>\n{back}\n{body}\n</svg>\n"
     )
+
+
+def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
+    """Raise FileError unless a picture may be written to ``path``: before the work, not after it.
+    An earlier picture is drawn anew; any other file would be lost.
+    """
+    check_not_read(path, sources)
+    check_folder(path)
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(len(HEAD))
+    if head and head != HEAD:
+        what = "exists already, and is no picture of treadle's"
+        raise FileError(what, path=path, expected="another name for the picture")
 
 
 def save(path: Path, picture: str) -> None:

@@ -12,7 +12,6 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, remark, say
 from treadle.cli.tune_results import Peaks, Shape, TuneResult, print_results, rows_of, sweep_of
 from treadle.cli.tune_study import NATIVE, ONLY_TUNE, RISCV, STUDIED, Asked, study
-from treadle.files.target import check_folder
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
 from treadle.runtime.machine import busy
@@ -110,7 +109,9 @@ def command(
     if kernel == "matrix" and isa.matrix is None:
         raise click.UsageError(f"{isa.name} has no matrix registers to tune for")
     if plot is not None:
-        check_folder(plot)  # fail before the work, not after it
+        from treadle.cli.svg import check_place
+
+        check_place(plot)
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
     shape, kernels = Shape(k, m, n), [kernel] if kernel else list(KERNELS)

@@ -44,15 +44,14 @@ class Asked:
 
 def study(kernel: str | None, asked: Asked) -> None:
     """Sweep KERNEL, or all; print a table each, and draw them."""
-    from treadle.cli.svg import origin, save
-    from treadle.files.target import check_folder
+    from treadle.cli.svg import check_place, origin, save
     from treadle.runtime.machine import cpu_name
     from treadle.study import sweep
 
     if kernel not in (None, *STUDIED):
         raise click.UsageError(f"{kernel} is not studied; there are {', '.join(STUDIED)}")
     if asked.plot is not None:
-        check_folder(asked.plot)  # fail before the work, not after it
+        check_place(asked.plot)
     wanted = [k for k in sweep.KERNELS if kernel in (None, k.name)]
     about, found = (emulated if asked.emulator else timed)(wanted, asked)
     if asked.as_json:
