@@ -186,6 +186,17 @@ def test_a_signal_leaves_no_part_behind(tmp_path: Path, number: signal.Signals) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("at", ["cli.main", "sys.stdout.flush"])
+def test_ctrl_c_at_the_very_end_leaves_no_traceback(at: str) -> None:
+    program = (
+        "import os, signal, sys, treadle.cli as cli; cli.main = lambda: 0\n"
+        f"{at} = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+        "cli.run_process()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
 def test_a_signal_that_is_ignored_stays_so(gguf: str) -> None:
     """As under ``nohup``."""
     program = (

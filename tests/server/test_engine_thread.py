@@ -13,6 +13,7 @@ import treadle
 from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
 from tests.server.test_streams import soon
+from treadle.batchfile.local import Local
 from treadle.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
 from treadle.server.metrics import exposition
@@ -52,6 +53,20 @@ def test_a_file_that_shrank_ends_the_service(
         assert post(client, "/v1/completions", 500, **BODY)["error"]["message"] == "m.gguf: shrank"
         assert client.get("/health").status_code == 500
         assert post(client, "/v1/completions", 500, **BODY)["error"]["message"].endswith("shrank")
+
+
+def test_who_gives_up_waiting_for_the_plans_leaves_the_thread_alone(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = threading.Event()
+    monkeypatch.setattr(model.engine, "plan_for", lambda *_: given_up.wait(PATIENCE_S))
+    service = Service(model, Settings(log=False))
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(Local(service, {}).ready(), 0.05))
+    given_up.set()
+    service.engine.warmed.result(PATIENCE_S)
+    assert service.engine.state == "ok"
+    service.close()
 
 
 def test_plans_that_do_not_compile(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,11 +38,15 @@ def run_process() -> None:
         code = main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
+    except KeyboardInterrupt:  # a second Ctrl-C, while the first one is told
+        code = 130
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):  # nobody reads it any more; the exit code tells
             code = code or 1
+        except KeyboardInterrupt:  # its reader is slow
+            code = 130
     os._exit(code)
 
 

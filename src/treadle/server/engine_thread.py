@@ -47,6 +47,8 @@ class EngineThread:
         self.turns, self.scheduler = model._turns, model._turns.scheduler
         self.state, self.why = "loading", ""
         self.warmed: Future[None] = Future()
+        # Who gives up waiting for it (Ctrl-C, while kernels are compiled) must not cancel it.
+        self.warmed.set_running_or_notify_cancel()
         self.texts: dict[Request, Text] = {}  # in hand
         self.slots = Slots(model.engine.cache.n_sequences)
         self._left: deque[Text] = deque()  # dropped when they were done, perhaps before ``_tell``
