@@ -97,6 +97,14 @@ def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:
     Output(path).close()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_a_disk_that_is_full_is_named() -> None:
+    output = Output("/dev/full")
+    with pytest.raises(OSError, match="/dev/full"):
+        output.append(b"line\n")
+    output.close()
+
+
 def test_answers_never_go_into_the_requests(tmp_path: Path) -> None:
     path = begun(tmp_path / "in.jsonl")
     link = tmp_path / "link"

@@ -83,10 +83,16 @@ class Output:
             raise FileError(what, path=self.path, where=where, expected="answers, or no such file")
 
     def append(self, data: bytes) -> None:
-        """Write a line. Raises OSError, and then perhaps a part of it is there."""
+        """Write a line. Raises OSError with the file's name, and then perhaps a part of it is
+        there.
+        """
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def close(self) -> None:
         """Wait until the disk has it all. Idempotent."""

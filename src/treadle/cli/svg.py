@@ -14,7 +14,7 @@ from pathlib import Path
 
 from treadle.cli.table import printable
 from treadle.errors import FileError
-from treadle.files.target import check_folder, check_not_read
+from treadle.files.target import check_folder, check_not_read, new_file
 from treadle.record import dataclass
 from treadle.words import why
 
@@ -337,8 +337,12 @@ def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
 
 
 def save(path: Path, picture: str) -> None:
-    """Write a document. Raises FileError."""
-    try:
-        path.write_text(picture, "utf-8")
-    except OSError as error:
-        raise FileError(f"cannot be written: {why(error)}", path=path) from error
+    """Write a document: whole, or the earlier one stays. Raises FileError."""
+    if path.exists() and not path.is_file():  # a device or a pipe, which has no whole
+        try:
+            path.write_text(picture, "utf-8")
+        except OSError as error:
+            raise FileError(f"cannot be written: {why(error)}", path=path) from error
+        return
+    with new_file(path.resolve()) as file:
+        file.write(picture.encode("utf-8"))
