@@ -6,6 +6,7 @@ It runs in this process: where its stack ends, or a number overflows, a server e
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from math import lcm
@@ -19,6 +20,7 @@ MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: s
 # Whole numbers of llguidance's bounds have 64 bits. It negates them, so -(2**63) ends the process;
 # this is the next one that a float64 has.
 LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
+FLOAT_MAX = sys.float_info.max
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
@@ -127,6 +129,8 @@ class Numbers:
         return self._multiple_fault(value) if key == "multipleOf" else ""
 
     def _multiple_fault(self, value: float) -> str:
+        if abs(value) > FLOAT_MAX:
+            return "cannot be enforced: no float64 is so large"
         digits = Decimal(repr(float(value))).normalize().as_tuple().digits  # without its zeros
         n = lcm(self._n_remainders, int("".join(map(str, digits))) or 1)
         if n > MAX_REMAINDERS:
