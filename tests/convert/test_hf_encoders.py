@@ -364,6 +364,24 @@ def test_other_words_than_bert_has(part: str, change: Any, why: str, bert: Path)
         open_hf(bert)
 
 
+def test_texts_in_lower_case(bert: Path) -> None:
+    """sentence-transformers may make texts lower case before a tokenizer that does not."""
+    spec = json.loads(wordpiece().to_str())
+    spec["normalizer"] |= {"lowercase": False, "strip_accents": False}
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    ids = []
+    for lower in (False, True):
+        said = json.dumps({"max_seq_length": 128, "do_lower_case": lower})
+        (bert / "sentence_bert_config.json").write_text(said)
+        with open_hf(bert) as model:
+            ids.append([load_tokenizer(model).encode(text) for text in ("Hello Ü", "hello ü")])
+    assert ids[0][0] != ids[0][1]
+    assert ids[1][0] == ids[1][1] == ids[0][1]
+    (bert / "tokenizer.json").write_text(unigram().to_str())
+    with pytest.raises(UnsupportedError, match=r"sentence_bert_config\.json: do_lower_case"):
+        open_hf(bert)
+
+
 def test_a_head_with_another_activation(tmp_path: Path) -> None:
     options = {**_ALL, "classifier_activation": "silu"}
     save(Case("ModernBert", "modern-bert", options, "ForSequenceClassification"), tmp_path)

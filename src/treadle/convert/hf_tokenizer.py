@@ -26,6 +26,7 @@ from treadle.record import dataclass
 from treadle.text.vocab import TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+SENTENCES = "sentence_bert_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NO_SCORE = -1000.0  # of what no merge makes; llama.cpp's
 _SPACE = "\u2581"
@@ -78,6 +79,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     prefix_key = "add_space_prefix"
     if prefix_key in pieces.keys and isinstance(settings.get("add_prefix_space"), bool):
         pieces.keys[prefix_key] = settings["add_prefix_space"]
+    if read_optional(folder / SENTENCES).get("do_lower_case") is True:
+        _lower(pieces, folder)
     made = {"model": pieces.model, **_arrays(pieces), **pieces.keys}
     made |= special.keys(_ids(pieces), pieces.ids, pieces.adds)
     found: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in made.items()}
@@ -113,6 +116,15 @@ def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:
     for i, piece in enumerate(pieces.texts):
         if piece is None:
             pieces.texts[i], pieces.types[i] = b"[PAD%d]" % i, TokenType.UNUSED
+
+
+def _lower(pieces: Pieces, folder: Path) -> None:
+    """sentence-transformers makes texts lower case itself; GGUF has a key for WordPiece alone."""
+    key = "normalizer.lowercase"
+    if key not in pieces.keys:
+        what = "do_lower_case is true: treadle has it with WordPiece vocabularies"
+        raise UnsupportedError(f"{folder / SENTENCES}: {what}")
+    pieces.keys[key] = True
 
 
 def _ids(pieces: Pieces) -> dict[str, int]:
