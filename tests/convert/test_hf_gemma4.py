@@ -91,6 +91,14 @@ def test_as_it_is_published(tmp_path: Path) -> None:
     assert "blk.7.attn_k.weight" not in names
 
 
+def test_heads_of_one_width(tmp_path: Path) -> None:
+    """transformers lists the layers that differ: here none."""
+    save(own(Case("Gemma4", "gemma4", {}), **{**_COMMON, "global_head_dim": 32}), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["per_layer_config"] == {}
+    with treadle.load(tmp_path, threads=1) as model:
+        assert {layer.head_dim for layer in model.config.layers} == {32}
+
+
 def both(folder: Path) -> tuple[Any, set[str]]:
     """Logits, and the names of tensors."""
     with treadle.load(folder, threads=2, kv="f32") as model:

@@ -183,6 +183,8 @@ def wide_heads(keys: Keys) -> tuple[int, int]:
             for of in each
             if of is not None
         }
+        if not sizes:  # none differs: all have the widths of the others
+            return keys.integer("head_dim"), n_kv
         if len(sizes) != 1:
             keys.refuse("per_layer_config", "treadle has two kinds of layers in this architecture")
         return sizes.pop()
