@@ -33,10 +33,11 @@ from treadle.convert.hf_tokenizer import read_tokenizer
 from treadle.convert.sentencepiece_model import parse_sentencepiece, read_sentencepiece
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
+from treadle.files.gguf_array import ValueType, number_array
 from treadle.text.bpe import BYTE_OF_LETTER
 from treadle.text.template import load_template
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
-from treadle.text.vocab import TokenType
+from treadle.text.vocab import LSTRIP, RSTRIP, TokenType
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +106,29 @@ def test_qwen_as_it_is_shipped(data: Path, tmp_path: Path) -> None:
     assert text == whole.apply_chat_template(said, tokenize=False)
     assert ours.encode(text, special=True) == whole(text)["input_ids"]
     assert ours.encode("a<think>b") == whole("a<think>b")["input_ids"]
+
+
+def test_tokens_that_drop_white_space(data: Path, tmp_path: Path) -> None:
+    """GGUF has no keys for it; treadle's own go into converted files, too."""
+    tokenizer = byte_level_tokenizer(data, "gpt-2", tmp_path)
+    n, whole = tokenizer.get_vocab_size(), AddedToken("<keeps>", special=True)
+    left = AddedToken("<left>", special=True, lstrip=True)
+    right = AddedToken("<right>", special=False, rstrip=True, normalized=False)
+    tokenizer.add_tokens([left, right, whole])
+    save(tokenizer, tmp_path)
+    keys = read_tokenizer(tmp_path, {}, n + 3)
+    assert [keys[key].numpy().tolist() for key in (LSTRIP, RSTRIP)] == [[n], [n + 1]]
+    ours = load_tokenizer(model(keys))
+    for text in (
+        "a \n<left> b <right>\t\u3000 c <keeps> d",
+        " <left> <right> <left><keeps> <left>\x1c<right>\x1c ",
+        "<right>\n\n<right> ",
+    ):
+        assert ours.encode(text, bos=False, special=True) == tokenizer.encode(text).ids, text
+    keys[RSTRIP] = number_array(ValueType.INT32, [n + 3])
+    with pytest.raises(FileError, match=f"{RSTRIP}.* has {n + 3}"):
+        load_tokenizer(model(keys))
+    assert not {LSTRIP, RSTRIP} & read_tokenizer(tmp_path, {}, n).keys()
 
 
 def test_llama3_bos_comes_from_the_template(data: Path, tmp_path: Path) -> None:

@@ -100,6 +100,18 @@ def test_bos_and_eos(tmp_path: Path, load: Load) -> None:
     assert tokenizer.encode("x")[-1] == 2
 
 
+def test_phi_3_drops_white_space_behind_control_tokens(load: Load) -> None:
+    """Its tokens are so in transformers; GGUF has no key for it."""
+    phi, (system, end, user) = load("phi-3"), (32006, 32007, 32010)
+    hello = phi.encode_plain("Hello", start=True)
+    talk = "<|system|>\n \u3000Hello<|end|>\n<|user|>\n\n"
+    assert phi.encode(talk, bos=False, special=True) == [system, *hello, end, user]
+    kept = phi.encode("<|endoftext|>\nHello<s>\x1c", bos=False, special=True)
+    assert phi.decode(kept, special=True) == "<|endoftext|>\nHello<s>\x1c"
+    assert user not in phi.encode(talk)  # as plain text it keeps all its white space
+    assert phi.decode(phi.encode(talk, bos=False)) == talk
+
+
 def test_ends_of_generation(tmp_path: Path, load: Load) -> None:
     assert load("llama-spm").eog == {2}
     assert load("phi-3").eog == {32000, 32007}  # <|endoftext|> by key, <|end|> by name

@@ -32,7 +32,7 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
     model = spec["model"]
     if model.get("continuing_subword_prefix", "##") != "##":
         raise UnsupportedError(f"{path}: model.continuing_subword_prefix: treadle has '##'")
-    vocab, special = model.get("vocab"), {text for text, _ in added_tokens(spec, path).values()}
+    vocab, special = model.get("vocab"), {token.text for token in added_tokens(spec, path).values()}
     if not isinstance(vocab, dict) or not vocab:
         raise FileError("is missing", path=path, where="model.vocab", expected="pieces and ids")
     texts: Texts = [None] * n_vocab

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.safetensors import read_json
 from treadle.record import dataclass
-from treadle.text.vocab import END_OF_GENERATION
+from treadle.text.vocab import END_OF_GENERATION, LSTRIP, RSTRIP
 
 # transformers' names to GGUF's (one of which is misspelt there too)
 _KEYS = {
@@ -32,14 +32,23 @@ _MAX_ID = 1 << 31
 GENERATION = "generation_config.json"
 
 
+class Added(NamedTuple):
+    """An added token. ``lstrip``, ``rstrip``: white space before it, or behind it, is dropped."""
+
+    text: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+
+
 @dataclass(frozen=True)
 class Specials:
-    """``added``: text and whether it is special, by id. ``named``: the texts of bos, eos ..; None
+    """``added``: by id. ``named``: the texts of bos, eos ..; None
     where the model is said to have none. ``numbered``: their ids, where a file has them as such.
     ``adds``: BOS before and EOS after a text; None where nothing is said."""
 
     path: Path
-    added: dict[int, tuple[str, bool]]
+    added: dict[int, Added]
     named: dict[str, str | None]
     numbered: dict[str, list[int]]
     adds: tuple[bool | None, bool | None]
@@ -79,6 +88,13 @@ class Specials:
             keys |= {"add_eos_token": self.between > 1, "add_sep_token": True}
             keys.setdefault(_KEYS["sep"], found["eos"])
         return keys
+
+    def trimming(self, n_vocab: int) -> dict[str, list[int]]:
+        """treadle's own keys: the ids of tokens that drop white space beside them, if any does."""
+        own = {i: token for i, token in self.added.items() if i < n_vocab}
+        left = sorted(i for i, token in own.items() if token.lstrip)
+        right = sorted(i for i, token in own.items() if token.rstrip)
+        return {key: ids for key, ids in ((LSTRIP, left), (RSTRIP, right)) if ids}
 
     def _around(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
@@ -161,15 +177,15 @@ def _numbers(value: Any, path: Path, key: str) -> list[int]:
     return [i for i in ids if i >= 0]
 
 
-def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, tuple[str, bool]]:
-    """The added tokens of a tokenizer.json by id: text, and whether it is special."""
+def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, Added]:
+    """The added tokens of a tokenizer.json by id."""
     entries = spec.get("added_tokens") or []
     if not isinstance(entries, list):
         _fail(path, "added_tokens", entries, "a list")
     return dict(_entry(entry, path, entry) for entry in entries)
 
 
-def _entry(entry: Any, path: Path, number: Any) -> tuple[int, tuple[str, bool]]:
+def _entry(entry: Any, path: Path, number: Any) -> tuple[int, Added]:
     if isinstance(number, dict):
         number = number.get("id")
     if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 10:
@@ -182,13 +198,13 @@ def _entry(entry: Any, path: Path, number: Any) -> tuple[int, tuple[str, bool]]:
         or not text
     ):
         _fail(path, "added_tokens", entry, "an id and a text")
-    return number, (text, entry.get("special") is True)
+    return number, Added(text, *(entry.get(key) is True for key in ("special", "lstrip", "rstrip")))
 
 
 def _added(
     folder: Path, spec: dict[str, Any] | None, settings: dict[str, Any], special: set[str]
-) -> dict[int, tuple[str, bool]]:
-    found: dict[int, tuple[str, bool]] = {}
+) -> dict[int, Added]:
+    found: dict[int, Added] = {}
     path = folder / "added_tokens.json"
     for text, i in read_optional(path).items():
         found |= [_entry({"content": text, "special": text in special}, path, i)]

@@ -84,6 +84,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     made = {"model": pieces.model, **_arrays(pieces), **pieces.keys}
     made |= special.keys(_ids(pieces), pieces.ids, pieces.adds)
     found: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in made.items()}
+    for key, ids in special.trimming(n_vocab).items():
+        found[key] = number_array(ValueType.INT32, ids)
     return {**found, **read_templates(folder, settings)}
 
 
@@ -105,7 +107,7 @@ def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:
     pieces.types += [TokenType.UNUSED] * missing
     if pieces.scores is not None:
         pieces.scores += [_NO_SCORE] * missing
-    for i, (text, is_special) in special.added.items():
+    for i, (text, is_special, *_) in special.added.items():
         if i >= n_vocab:  # the model has no row for it (Gemma's image token, in models of text)
             continue
         kind = TokenType.CONTROL if is_special else TokenType.USER_DEFINED
@@ -166,7 +168,7 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     texts, merges = _vocabulary(spec, path, n_vocab)
     ids = {text: i for i, text in enumerate(texts) if text is not None}
     adds_space = _space_rule(spec, path)
-    added = {text for text, _ in added_tokens(spec, path).values()}
+    added = {token.text for token in added_tokens(spec, path).values()}
     unknown = spec["model"].get("unk_token")
     ranks: dict[str, int] = {}
     for left, right in merges:

@@ -16,6 +16,9 @@ from treadle.text.vocab import TokenType, Vocab
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
+# White space as Rust has it: Python's without four control characters.
+WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
+WHITE += "".join(map(chr, range(0x2000, 0x200B)))
 # tokenizer.ggml.model -> the module and class that read it; imported when a file asks for it.
 MODELS = {
     "llama": ("spm", "SpmTokenizer"),
@@ -68,6 +71,7 @@ class Tokenizer(abc.ABC):
         self.eos, self.eot, self.unk = special("eos"), special("eot"), special("unk")
         self.pad, self.sep = special("pad"), special("sep")
         self.eog = vocab.eog
+        self._trimming = vocab.trimming()
         self._kinds = vocab.types.astype("u1").tobytes()  # quicker than numpy, one at a time
         self._seen: dict[int, bytes] = {}
         prefix = "tokenizer.ggml.add_"
@@ -99,7 +103,7 @@ class Tokenizer(abc.ABC):
         text = _without_surrogates(text)
         ids: list[int] = []
         start = True
-        for part in self._specials[special].split(text):
+        for part in self._trimmed(self._specials[special].split(text)):
             start = start or isinstance(part, int)
             if isinstance(part, int):
                 ids.append(part)
@@ -112,6 +116,20 @@ class Tokenizer(abc.ABC):
         """The ids of what a chat template made, which spells control tokens, BOS perhaps too."""
         spelt = self.bos is not None and text.startswith(self.piece(self.bos))
         return self.encode(text, bos=False if spelt else None, special=True)
+
+    def _trimmed(self, parts: Iterable[str | int]) -> Iterable[str | int]:
+        """``parts`` without the white space that tokens beside it drop."""
+        left, right = self._trimming
+        if not left and not right:
+            return parts
+        made: list[str | int] = []
+        for part in parts:
+            if isinstance(part, str) and made and made[-1] in right:
+                part = part.lstrip(WHITE)
+            if part in left and made and isinstance(made[-1], str):
+                made[-1] = made[-1].rstrip(WHITE)
+            made.append(part)
+        return [part for part in made if part != ""]
 
     def _surround(self, ids: list[int], bos: bool | None) -> list[int]:
         first: list[int] = []
