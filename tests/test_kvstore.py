@@ -442,6 +442,34 @@ with load(Path({str(tiny())!r}), Path({str(tmp_path)!r}), cache_bytes=1 << 20) a
     assert all(NAME.fullmatch(file.name) for file in tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_reads_and_does_not_write(tiny: WriteTiny, tmp_path: Path) -> None:
+    """It has no thread that writes: it waited half a minute for it when its model was closed."""
+    with load(tiny(), tmp_path / "pages") as model:
+        read(model, text(100))
+        assert store_of(model).folder.flush()
+        script = f"""if True:
+            import os, treadle
+            from tests.test_kvstore import load, read, text
+            model = load({str(tiny())!r}, {str(tmp_path / "pages")!r})
+            store = model.engine.cache.store
+            store.folder.flush()
+            if (child := os.fork()) == 0:
+                assert len(read(model, text(100))) and store.n_damaged == 0
+                read(model, text(100, seed=2))
+                model.close()
+                os._exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            model.close()
+        """
+        began = time.monotonic()
+        command = [sys.executable, "-c", script]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (ran.stdout, ran.stderr) == ("7\n", "")
+        assert time.monotonic() - began < 25
+    assert len(pages(tmp_path / "pages")) == 3
+
+
 def test_what_the_disk_was_too_slow_for_is_written_at_the_end(
     tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

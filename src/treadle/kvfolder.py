@@ -54,8 +54,16 @@ class Folder:
         self._retry_at = 0.0
         self._some = threading.Condition()
         self._seen, self._closed = False, False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name="treadle-pages", daemon=True)
         self._thread.start()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a child of the process that writes: there is no thread here, and the lock
+        may be held by nobody. What is there is read, and nothing is written.
+        """
+        return os.getpid() != self._process
 
     def has(self, name: str, size: int) -> bool:
         """Whether there is a file of this size."""
@@ -89,6 +97,9 @@ class Folder:
         False where the disk is too slow for that, also after ``wait_s``, or refuses.
         """
         size = len(data)
+        if self._is_forked:
+            self.n_left_out += 1
+            return False
 
         def fits() -> bool:
             return not self._queue or self._queued + size <= QUEUE_BYTES
@@ -107,6 +118,8 @@ class Folder:
 
     def touch(self, names: Iterable[tuple[str, int]]) -> None:
         """These were used, each at its ``stamp_ns``."""
+        if self._is_forked:
+            return
         with self._some:
             if not self._closed and len(self._queue) < TOUCHES:
                 self._queue.extend((name, b"", None, stamp) for name, stamp in names)
@@ -114,11 +127,15 @@ class Folder:
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until what was put is written; whether it was."""
+        if self._is_forked:
+            return False
         with self._some:
             return self._some.wait_for(lambda: self._seen and not self._queue, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Write what is left, and end the thread. Idempotent."""
+        if self._is_forked:
+            return
         if threading.current_thread() is self._thread:  # the garbage collector, in its middle
             self._closed = True
             return
