@@ -104,6 +104,19 @@ def test_each_kernel_is_loaded_once_and_told(folder: Path) -> None:
     assert load_kernels(specs, PORTABLE) == first
 
 
+def test_ctrl_c_in_the_linker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM has the library by then; its name was wanted again, and refused for good."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llvmlite.binding.orcjit.ResourceTracker", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load_kernels([SPEC], PORTABLE)
+    assert load_kernels([SPEC], PORTABLE)[SPEC.name]
+
+
 def test_ir_that_llvm_refuses_is_a_compile_error() -> None:
     def build(k: Builder, p: Val) -> None:
         k.call("llvm.fabs.f32", f32, [k.const(1, i32).ir])

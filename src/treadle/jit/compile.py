@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import llvmlite
@@ -157,6 +158,7 @@ class Linker:
         newer = architecture(triple) == "riscv64"
         self._jit = llvm.create_lljit_compiler(_machine(triple), use_jit_link=newer)
         self._libraries: list[Any] = []
+        self._names = count()  # never twice: the name of a link that Ctrl-C ended stays taken
 
     def link(self, symbol: str, code: bytes) -> int:
         """Load an object and return the address of ``symbol`` in it."""
@@ -165,7 +167,7 @@ class Linker:
             .add_object_img(code)
             .add_current_process()
             .export_symbol(symbol)
-            .link(self._jit, f"{symbol}#{len(self._libraries)}")
+            .link(self._jit, f"{symbol}#{next(self._names)}")
         )
         self._libraries.append(library)
         return int(library[symbol])
