@@ -208,3 +208,21 @@ def test_fields_have_their_own_names(body: dict[str, Any], param: str, client: T
     assert error["param"] == param
     if param != "text.format":
         assert error["message"].startswith(param)
+
+
+@pytest.mark.usefixtures("each_piece")
+def test_logprobs_of_a_text_that_was_held_back(client: TestClient) -> None:
+    """White space, which may stand before a call: its tokens are told with the text."""
+    body: dict[str, Any] = {
+        "input": "hi", "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "regex": r'\n    """x ', "include": ["message.output_text.logprobs"], "temperature": 0,
+    }  # fmt: skip
+    (whole,) = post(client, PATH, **body)["output"][0]["content"]
+    told = named(client.post(PATH, json={**body, "stream": True}).text)
+    parts = [e["logprobs"] for name, e in told if name == "response.output_text.delta"]
+    (done,) = [e["logprobs"] for name, e in told if name == "response.output_text.done"]
+    (last,) = told[-1][1]["response"]["output"][0]["content"]
+    tokens = [entry["token"] for entry in whole["logprobs"]]
+    assert "".join(tokens) == whole["text"] == '\n    """x '
+    for found in ([entry for part in parts for entry in part], done, last["logprobs"]):
+        assert [entry["token"] for entry in found] == tokens

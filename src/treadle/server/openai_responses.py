@@ -249,6 +249,7 @@ class _Told:
 
     def __init__(self, reply: _Reply) -> None:
         self.reply, self.items, self._n = reply, list[_Item](), 0
+        self.logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back, or no content
 
     def event(self, kind: str, **values: Any) -> bytes:
         """The next event."""
@@ -261,7 +262,7 @@ class _Told:
         inner = {} if item.call is not None else {"content_index": 0}
         return {"item_id": item.id, "output_index": at, **inner}
 
-    def said(self, part: Said, logprobs: list[dict[str, Any]]) -> bytes:
+    def said(self, part: Said) -> bytes:
         """A part of the answer: of the item that is open, or of a new one."""
         out = b""
         if part.call is not None:
@@ -276,9 +277,15 @@ class _Told:
             return out + self.event(kind, **place, delta=part.text)
         if item.kind == "reasoning":
             return out + self.event("response.reasoning_text.delta", **place, delta=part.text)
-        item.logprobs += logprobs
+        logprobs = self._take_logprobs()
         place |= {"delta": part.text, "logprobs": logprobs}
         return out + self.event("response.output_text.delta", **place)
+
+    def _take_logprobs(self) -> list[dict[str, Any]]:
+        """Those that the open item, a content, has not had."""
+        taken, self.logprobs = self.logprobs, []
+        self.items[-1].logprobs += taken
+        return taken
 
     def _opened(self, item: _Item) -> bytes:
         self.items.append(item)
@@ -299,6 +306,8 @@ class _Told:
             out = self.event("response.function_call_arguments.done", **place, **own)
         else:
             content = item.kind == "content"
+            if content:
+                self._take_logprobs()
             kind = "output_text" if content else "reasoning_text"
             told = {**place, "text": item.text}
             if content:
@@ -317,10 +326,9 @@ async def _events(reply: _Reply) -> AsyncIterator[bytes]:
         if piece is None:
             yield PING
             continue
-        logprobs = [entry.as_dict() for entry in piece.logprobs]
+        told.logprobs += [entry.as_dict() for entry in piece.logprobs]
         for part in piece.said():
-            yield told.said(part, logprobs)
-            logprobs = []
+            yield told.said(part)
         if piece.finish_reason is not None:
             yield told.closed(_status(piece))
             whole = reply.ended(piece, told.items)
