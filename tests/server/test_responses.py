@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 from starlette.testclient import TestClient
 
 import treadle
@@ -210,14 +211,16 @@ def test_fields_have_their_own_names(body: dict[str, Any], param: str, client: T
         assert error["message"].startswith(param)
 
 
-@pytest.mark.usefixtures("each_piece")
-def test_logprobs_of_a_text_that_was_held_back(client: TestClient) -> None:
+def test_logprobs_of_a_text_that_was_held_back(
+    client: TestClient, request: pytest.FixtureRequest
+) -> None:
     """White space, which may stand before a call: its tokens are told with the text."""
     body: dict[str, Any] = {
         "input": "hi", "tools": [{"type": "function", "name": "f", "parameters": {}}],
         "regex": r'\n    """x ', "include": ["message.output_text.logprobs"], "temperature": 0,
     }  # fmt: skip
     (whole,) = post(client, PATH, **body)["output"][0]["content"]
+    request.getfixturevalue("each_piece")  # now, for it waits until pieces are taken
     told = named(client.post(PATH, json={**body, "stream": True}).text)
     parts = [e["logprobs"] for name, e in told if name == "response.output_text.delta"]
     (done,) = [e["logprobs"] for name, e in told if name == "response.output_text.done"]
@@ -226,3 +229,8 @@ def test_logprobs_of_a_text_that_was_held_back(client: TestClient) -> None:
     assert "".join(tokens) == whole["text"] == '\n    """x '
     for found in ([entry for part in parts for entry in part], done, last["logprobs"]):
         assert [entry["token"] for entry in found] == tokens
+
+
+def test_an_answer_is_of_the_client_s_type(client: TestClient) -> None:
+    """With all that it requires."""
+    Response.model_validate(post(client, PATH, input="hi", **GREEDY))

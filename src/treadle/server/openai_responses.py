@@ -207,7 +207,7 @@ class _Reply:
             **warnings(self.call),
             "usage": {
                 "input_tokens": used["prompt_tokens"],
-                "input_tokens_details": used["prompt_tokens_details"],
+                "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": used["completion_tokens"],
                 "output_tokens_details": used["completion_tokens_details"],
                 "total_tokens": used["total_tokens"],
