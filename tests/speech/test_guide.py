@@ -370,11 +370,67 @@ def test_references_are_of_each_schema(tokenizer: Tokenizer, grammars: Grammars)
         }
         for name, value in (("f", 1), ("g", 2))
     }
-    for name in ("hermes", "tags"):
+    for name in ("hermes", "tags", "gemma"):
         plan = planned(own_manner(name), grammars, tools=tools, forced=("f", "g"))
         for seed in range(4):
             for call in told(plan, written(guide_of(plan), tokenizer, seed)).calls:
                 assert json.loads(call.arguments) == {"x": 1 if call.name == "f" else 2}
+
+
+STREET: Any = {"type": "object", "properties": {"street": {"type": "string"}}}
+OBJECTS: list[Any] = [  # schemas of a parameter that may be {"street": "x"}
+    STREET,
+    {"$ref": "#/$defs/Street"},
+    {"$ref": "#/properties/b"},
+    {"allOf": [{"$ref": "#/$defs/Street"}], "description": "Where."},
+    {"anyOf": [{"$ref": "#/$defs/Street"}, {"type": "null"}]},
+    {"type": "object"},
+    {"type": "object", "additionalProperties": {"type": "string"}},
+    {},
+]
+NESTED = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": {"street": "x"}}}\n</tool_call>',
+    "tags": "<tool_call>\n<function=f>\n<parameter=a>\n"
+    '{"street": "x"}\n</parameter>\n</function>\n</tool_call>',
+    "gemma": '<|tool_call>call:f{a:{street:<|"|>x<|"|>}}<tool_call|>',
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("schema", OBJECTS, ids=str)
+def test_objects_within_arguments(
+    name: str, schema: Any, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    if name == "tags" and not schema:
+        pytest.skip("its parameters without a schema are texts")
+    tool = {
+        "type": "object",
+        "properties": {"a": schema, "b": STREET},
+        "$defs": {"Street": STREET},
+    }
+    plan = planned(own_manner(name), grammars, tools={"f": tool}, forced=("f",), parallel=False)
+    guide = guide_of(plan)
+    put(guide, tokenizer, NESTED[name])
+    assert guide.accepting
+    (call,) = told(plan, NESTED[name]).calls
+    assert json.loads(call.arguments) == {"a": {"street": "x"}}
+
+
+def test_values_that_lead_to_themselves(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    tree = {"type": "object", "properties": {"n": {"type": "integer"}, "up": {"$ref": "#"}}}
+    plan = planned(own_manner("gemma"), grammars, tools={"f": tree}, forced=("f",))
+    put(guide_of(plan), tokenizer, "<|tool_call>call:f{n:1,up:{up:{n:2}}}<tool_call|>")
+    loop: Any = {"$defs": {"A": {"allOf": [{"$ref": "#/$defs/A"}]}}, "$ref": "#/$defs/A"}
+    assert planned(own_manner("gemma"), grammars, tools={"f": loop}).warnings
+
+
+@pytest.mark.parametrize("name", ["x y", "", "a"])
+def test_names_and_choices_of_gemma(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    """Its names have no quotes."""
+    tool = {"type": "object", "properties": {name: {"enum": [{"b": ["c", 1]}]}}, "required": [name]}
+    plan = planned(own_manner("gemma"), grammars, tools={"f": tool}, forced=("f",), parallel=False)
+    (call,) = told(plan, written(guide_of(plan), tokenizer, 1)).calls
+    assert json.loads(call.arguments) == {name: {"b": ["c", 1]}}
 
 
 def test_compiled_grammars_are_kept(tokenizer: Tokenizer) -> None:

@@ -151,6 +151,13 @@ class OwnReader(Reader):
             return '"', len(QUOTE)
         if QUOTE.startswith(text) and not last:
             return "", 0
+        if self._key and char != "}":  # names have no quotes
+            name, colon, _ = text.partition(":")
+            if not colon and not last:
+                return "", 0
+            self._key = False
+            said = json.dumps(name.strip(), ensure_ascii=False)
+            return (f"{said}: " if colon else said), len(name) + len(colon)
         if char in "{[":
             self._stack += char
             self._key = char == "{"
@@ -165,8 +172,6 @@ class OwnReader(Reader):
             word = found.group() if found else char
             if len(word) == len(text) and not last:
                 return "", 0
-            if self._key:
-                return json.dumps(word, ensure_ascii=False), len(word)
             return self._WORDS.get(word, word), len(word)
         return char, 1
 

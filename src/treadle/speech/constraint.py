@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from treadle.errors import GrammarError
 from treadle.speech.arguments import is_text
 from treadle.speech.rows import QUOTE, Channels, Row
 from treadle.text.json_schema import Schema, inline_schema
+from treadle.text.schema_limits import Parts
 from treadle.text.tokenizer import Tokenizer
 
 MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
@@ -28,6 +30,14 @@ class Rules:
         name = f"r{len(self._bodies)}"
         self._bodies[name] = f"{name}{attribute}: {body}"
         return name
+
+    def place(self) -> str:
+        """The name of a rule whose body comes later, by ``fill``: it may name the rule."""
+        return self.add("")
+
+    def fill(self, name: str, body: str) -> None:
+        """Give a rule its body."""
+        self._bodies[name] = f"{name}: {body}"
 
     def literal(self, text: str) -> str:
         """Exactly this text; control tokens that it spells are those tokens."""
@@ -160,13 +170,16 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
     if row.style == "tags":
         return _tags(rules, schema)
     if row.style == "own":
-        return own_value(rules, {"type": "object", **schema})
+        whole = {"type": "object", "additionalProperties": False, **schema}
+        try:
+            return _Own(rules, Parts(schema)).value(whole)
+        except RecursionError:
+            raise GrammarError("a tool's schema is too deeply nested") from None
     return rules.add(inline_schema({"type": "object", **schema}, lenient=True))
 
 
 def _tags(rules: Rules, schema: Mapping[str, Any]) -> str:
-    """Parameters in the schema's order. References lead to the schema's own definitions."""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    """Parameters in the schema's order. References lead into the schema as a whole."""
     required, parts = schema.get("required", ()), []
     for key, value in _properties(schema).items():
         said = rules.literal(f"<parameter={key}>\n")
@@ -176,68 +189,127 @@ def _tags(rules: Rules, schema: Mapping[str, Any]) -> str:
             words = " | ".join(rules.literal(word) for word in _choices(value))
             body = f"({words}) {rules.literal(chr(10) + '</parameter>')}"
         else:
-            own = rules.add(inline_schema({**value, **shared}, lenient=True))
+            moved = _moved(value)
+            if moved != value:
+                moved["$defs"] = {_WHOLE: _moved(schema)}
+            own = rules.add(inline_schema(moved, lenient=True))
             body = f"{own} {rules.literal(chr(10) + '</parameter>')}"
         part = f"({said} {body} {rules.literal(chr(10))})"
         parts.append(part if key in required else f"{part}?")
     return f"{' '.join(parts)} {rules.literal('</function>')}"
 
 
-def own_value(rules: Rules, schema: Any) -> str:
-    """A value in Gemma 4's notation. What a schema says of the size of values is left out."""
-    if not isinstance(schema, Mapping):
-        schema = {}
-    choices = _choices(schema)
-    if choices:
-        return rules.add(" | ".join(rules.literal(_own(choice)) for choice in choices))
-    several = schema.get("anyOf", schema.get("oneOf"))
-    if isinstance(several, Sequence):
-        return rules.add(" | ".join(own_value(rules, each) for each in several))
-    kinds = schema.get("type", list(_OWN))
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    return rules.add(" | ".join(_OWN[kind](rules, schema) for kind in kinds if kind in _OWN))
+_WHOLE = "whole"
 
 
-def _own_object(rules: Rules, schema: Mapping[str, Any]) -> str:
-    properties = _properties(schema)
-    required = schema.get("required", ())
-    first, more = '"}"', '"}"'
-    for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
-        pair = f"{rules.literal(key + ':')} {own_value(rules, properties[key])}"
-        rest = rules.add(more)
-        if key in required:
-            first, more = f"{pair} {rest}", f'"," {pair} {rest}'
-        else:
-            first, more = f"{pair} {rest} | {rules.add(first)}", f'"," {pair} {rest} | {rest}'
-    return f'"{{" {rules.add(first)}'
-
-
-def _own_array(rules: Rules, schema: Mapping[str, Any]) -> str:
-    items = schema.get("items")
-    item = own_value(rules, items if isinstance(items, Mapping) else {"type": list(_PLAIN)})
-    return f'"[" ({item} ("," {item})*)? "]"'
-
-
-def _own_text(rules: Rules, schema: Mapping[str, Any]) -> str:
-    return f"{rules.literal(QUOTE)} {rules.text_until(QUOTE)}"
+def _moved(part: Any) -> Any:
+    """A part of a schema, its references as they are where the whole is a definition."""
+    if isinstance(part, Mapping):
+        moved = {key: _moved(value) for key, value in part.items()}
+        ref = moved.get("$ref")
+        if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+            moved["$ref"] = f"#/$defs/{_WHOLE}{ref[1:]}"
+        return moved
+    return [_moved(item) for item in part] if isinstance(part, list) else part
 
 
 _NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
-_PLAIN: dict[str, Any] = {
-    "string": _own_text,
-    "integer": lambda rules, schema: "/-?(0|[1-9][0-9]*)/",
-    "number": lambda rules, schema: _NUMBER,
-    "boolean": lambda rules, schema: '"true" | "false"',
-    "null": lambda rules, schema: '"null"',
+_KEY = r'/[^\s,:{}\[\]<"]+/'
+_PLAIN = {
+    "integer": "/-?(0|[1-9][0-9]*)/",
+    "number": _NUMBER,
+    "boolean": '"true" | "false"',
+    "null": '"null"',
 }
-_OWN = {**_PLAIN, "object": _own_object, "array": _own_array}
+_KINDS = ("string", *_PLAIN, "object", "array")
+
+
+class _Own:
+    """Values in Gemma 4's notation. What a schema says of the size of values is left out."""
+
+    def __init__(self, rules: Rules, parts: Parts) -> None:
+        self._rules, self._parts = rules, parts
+        self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
+
+    def _once(self, ref: str, body: Callable[[], str]) -> str:
+        """The rule of a reference, which its body may lead to."""
+        if ref not in self._known:
+            self._known[ref] = self._rules.place()
+            self._rules.fill(self._known[ref], body())
+        return self._known[ref]
+
+    def value(self, schema: Any) -> str:
+        """The rule of a value."""
+        schema = self._merged(schema)
+        ref = schema.get("$ref")
+        if isinstance(ref, str):
+            return self._once(ref, lambda: self.value(self._parts.at(ref)))
+        choices = _choices(schema)
+        if choices:
+            return self._rules.add(" | ".join(self._rules.literal(_own(each)) for each in choices))
+        several = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(several, Sequence):
+            return self._rules.add(" | ".join(self.value(each) for each in several))
+        if not schema.get("type"):
+            return self._once("", lambda: self._kinds({}, _KINDS))
+        kinds = schema["type"]
+        return self._rules.add(self._kinds(schema, [kinds] if isinstance(kinds, str) else kinds))
+
+    def _merged(self, schema: Any) -> Mapping[str, Any]:
+        """A schema with what ``allOf`` says, and what a reference beside others leads to."""
+        if not isinstance(schema, Mapping):
+            return {}
+        parts, made = schema.get("allOf"), {k: v for k, v in schema.items() if k != "allOf"}
+        if not isinstance(parts, list):
+            return schema
+        for part in parts:
+            ref = part.get("$ref") if isinstance(part, Mapping) else None
+            more = self._merged(self._parts.at(ref) if isinstance(ref, str) else part)
+            properties = {**_properties(made), **_properties(more)}
+            required = [*made.get("required", ()), *more.get("required", ())]
+            made = {**made, **more, "properties": properties, "required": required}
+        return made
+
+    def _kinds(self, schema: Mapping[str, Any], kinds: Sequence[str]) -> str:
+        made = []
+        for kind in kinds:
+            if kind == "string":
+                made.append(f"{self._rules.literal(QUOTE)} {self._rules.text_until(QUOTE)}")
+            elif kind in _PLAIN:
+                made.append(_PLAIN[kind])
+            elif kind == "array":
+                item = self.value(schema.get("items"))
+                made.append(f'"[" ({item} ("," {item})*)? "]"')
+            elif kind == "object":
+                made.append(self._object(schema))
+        return " | ".join(made)
+
+    def _object(self, schema: Mapping[str, Any]) -> str:
+        rules, properties = self._rules, _properties(schema)
+        if not properties and schema.get("additionalProperties") is not False:
+            pair = f'{_KEY} ":" {self.value(schema.get("additionalProperties"))}'
+            return f'"{{" ({pair} ("," {pair})*)? "}}"'
+        required = schema.get("required", ())
+        first, more = '"}"', '"}"'
+        for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
+            pair = f"{rules.literal(key + ':')} {self.value(properties[key])}"
+            rest = rules.add(more)
+            if key in required:
+                first, more = f"{pair} {rest}", f'"," {pair} {rest}'
+            else:
+                first, more = f"{pair} {rest} | {rules.add(first)}", f'"," {pair} {rest} | {rest}'
+        return f'"{{" {rules.add(first)}'
 
 
 def _own(value: Any) -> str:
     """A value as Gemma 4 writes it."""
     if isinstance(value, str):
         return f"{QUOTE}{value}{QUOTE}"
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_own(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_own, value))}]"
+    return json.dumps(value)
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any]:

@@ -51,9 +51,9 @@ class Parts:
         address, fragment = urldefrag(urljoin(self._own, ref))
         if address not in self._by_id:
             return False
-        return address != self._own or not fragment.startswith("/") or self._at(ref) is not None
+        return address != self._own or not fragment.startswith("/") or self.at(ref) is not None
 
-    def _at(self, ref: str) -> Any:
+    def at(self, ref: str) -> Any:
         """The part; None where there is none."""
         address, fragment = urldefrag(urljoin(self._own, ref))
         at = self._by_id.get(address)
@@ -79,7 +79,7 @@ class Parts:
         while waiting:
             name = waiting.pop()
             if name not in edges:
-                root = self._by_id[self._own] if not name else self._at(name)
+                root = self._by_id[self._own] if not name else self.at(name)
                 levels[name], edges[name] = _levels(root)
                 waiting += edges[name]
         deepest: dict[str, int] = {}
