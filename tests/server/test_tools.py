@@ -480,12 +480,10 @@ def test_responses(agent: TestClient) -> None:
     more = people.responses.create(
         model="any", input=[result], previous_response_id=whole["id"], max_output_tokens=3
     )
-    talk = [
+    talk = [  # in one turn, as it was written
         *HI,
-        {"role": "assistant", "content": "so:"},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"function": {"name": "mcp__x__f", "arguments": json.dumps(ARGUMENTS)}}]},
-        {"role": "assistant", "content": None, "tool_calls": [
+        {"role": "assistant", "content": "so:", "tool_calls": [
+            {"function": {"name": "mcp__x__f", "arguments": json.dumps(ARGUMENTS)}},
             {"function": {"name": "g", "arguments": "{}"}}]},
         {"role": "tool", "content": "2"},
     ]  # fmt: skip
@@ -493,6 +491,8 @@ def test_responses(agent: TestClient) -> None:
     expected = agent.post(CHAT, json=asked).json()["usage"]["prompt_tokens"]
     assert more.usage is not None
     assert more.usage.input_tokens == expected
+    said = people.responses.input_tokens.count(input=[*HI, *whole["output"], result])
+    assert said.input_tokens == expected
 
 
 def test_ollama(agent: TestClient) -> None:

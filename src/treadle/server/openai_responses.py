@@ -52,7 +52,7 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     asked = read_asked({**body, **own}, service.model, service.defaults)
     if "message.output_text.logprobs" in given.get("include", []):
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
-    talk = _earlier(service, given) + read_items(body.get("input"))
+    talk = with_calls(_earlier(service, given) + read_items(body.get("input")))
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
@@ -123,6 +123,20 @@ def read_items(value: Any) -> list[dict[str, Any]]:
             made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
         elif kind not in SKIPPED:
             raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
+    return made
+
+
+def with_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls in the message of the assistant before them: there they are items of their own, but
+    templates have one turn, and some raise on a second.
+    """
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls and made and made[-1]["role"] == "assistant":
+            made[-1] = {**made[-1], "tool_calls": [*made[-1].get("tool_calls", []), *calls]}
+        else:
+            made.append(message)
     return made
 
 
