@@ -115,3 +115,20 @@ def test_classes_without_quotes_or_backslashes(
     for said, wanted in ((good, True), (bad, False)):
         assert accepts(as_value, json.dumps(said)) is wanted
         assert accepts(as_name, json.dumps({said: 1})) is wanted
+
+
+@pytest.mark.parametrize(
+    ("bounds", "bad", "good"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ("0", "-0", "0.6"), ("0.001", "0.5")),
+        ({"exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, ("1", "1.0", "1.5"), ("1.001", "1.4")),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, ("0", "-0", "-0.6"), ("-0.5", "-0.1")),
+        ({"minimum": -1.5, "exclusiveMaximum": -1}, ("-1", "-1.6"), ("-1.5", "-1.01")),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, ("0", "1"), ("0.00000000000001", "0.9")),
+    ],
+)
+def test_exclusive_bounds(
+    bytes_tokenizer: Tokenizer, bounds: Any, bad: tuple[str, ...], good: tuple[str, ...]
+) -> None:
+    grammar = Grammar.from_json_schema({"type": "number", **bounds}, bytes_tokenizer)
+    assert [n for n in (*bad, *good) if accepts(grammar, n)] == list(good)

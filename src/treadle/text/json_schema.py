@@ -12,7 +12,14 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from treadle.errors import GrammarError
-from treadle.text.schema_limits import MAX_DEPTH, Numbers, Parts, plain_pattern, within
+from treadle.text.schema_limits import (
+    MAX_DEPTH,
+    Numbers,
+    Parts,
+    part_bounds,
+    plain_pattern,
+    within,
+)
 
 WHITESPACE = r" |\n[ \t]{0,20}"
 
@@ -161,6 +168,7 @@ class _Enforced:
         }
         if isinstance(found.get("pattern"), str):
             found["pattern"] = plain_pattern(found["pattern"])
+        part_bounds(found)
         name = found.get("format")
         if isinstance(name, str) and name in FORMATS:
             del found["format"]

@@ -22,6 +22,8 @@ MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: s
 LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
 FLOAT_MAX = sys.float_info.max
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_BOUNDS = (_LOWER, _UPPER)
+_STEP = 1e-12
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
 
@@ -142,6 +144,18 @@ class Numbers:
 def within(key: str, value: Any) -> Any:
     """A lower bound as one that is known: whole numbers below it are not written."""
     return LOWEST if key in _LOWER and _is_number(value) and value < LOWEST else value
+
+
+def part_bounds(schema: dict[str, Any]) -> None:
+    """Move exclusive bounds by ``_STEP`` where the other bound is less than one away: llguidance
+    allows them there, where they are whole numbers.
+    """
+    lows, highs = ([schema[k] for k in keys if _is_number(schema.get(k))] for keys in _BOUNDS)
+    if not lows or not highs or not 0 < min(highs) - max(lows) < 1:
+        return
+    for key, step in (("exclusiveMinimum", _STEP), ("exclusiveMaximum", -_STEP)):
+        if _is_number(schema.get(key)) and schema[key] == int(schema[key]):
+            schema[key] += step
 
 
 def _is_number(value: Any) -> bool:
