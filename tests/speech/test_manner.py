@@ -109,6 +109,31 @@ def test_templates_without_tools_are_told_by_the_prompt(name: str, data: Path) -
     assert "<tool_response>\n[2]\n</tool_response>" in rendered
 
 
+def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
+    """Llama 3's raises on two. Each result stands behind its call, by id or in order."""
+    template = real(data, "meta-llama-Llama-3.1-8B-Instruct")
+    manner = find_manner(template)
+    assert manner.one_call
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "f", "arguments": {"x": id}}}
+        for id in ("a", "b", "c")
+    ]
+    said = {"role": "assistant", "content": "so:", "tool_calls": calls}
+    ids = ("c", "a", "z", "b")
+    results = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in ids]
+    made, tools = shaped([USER, said, *results, USER], [F], manner)
+    found = [m.get("tool_call_id") or (m.get("tool_calls") or [m])[0].get("id") for m in made]
+    assert found == [None, "a", "a", "b", "b", "c", "c", "z", None]
+    assert [m["content"] for m in made if m["role"] == "assistant"] == ["so:", "", ""]
+    text = template.render(made, tools=tools)
+    assert text.index('"x": "b"') < text.index("of b") < text.index('"x": "c"')
+    bare = [{"role": "tool", "content": str(i)} for i in range(3)]
+    made, _ = shaped([USER, said, *bare], [F], manner)
+    assert [m["content"] for m in made if m["role"] == "tool"] == ["0", "1", "2"]
+    assert [m["role"] for m in made[1:]] == ["assistant", "tool"] * 3
+    assert not find_manner(real(data, "Qwen-Qwen2.5-7B-Instruct")).one_call
+
+
 def test_a_template_without_a_system_gets_the_tools_from_the_user(data: Path) -> None:
     manner = find_manner(real(data, "google-gemma-2-2b-it"))
     assert not manner.has_system

@@ -49,6 +49,7 @@ class Manner:
     writes_calls: bool = False  # it renders calls; else they are put into contents
     arguments_as_text: bool = False
     content_is_none: bool = False  # of a message that calls
+    one_call: bool = False  # a message has one at most
     has_system: bool = True
 
     def speech(self, prompt: str, **more: Any) -> Speech:
@@ -81,6 +82,7 @@ def find_manner(template: ChatTemplate) -> Manner:
             row = _find_row(template, as_text, none, tools=shows)
             if row is not None:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
+                own["one_call"] = not _has_several(template, as_text, none, tools=shows)
                 return Manner(row=row, writes_calls=True, **own)
     return Manner(**{**own, "shows_tools": False})
 
@@ -93,10 +95,7 @@ def find_thought(template: ChatTemplate) -> Thought | None:
 
 def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> Row | None:
     """The row that finds in a conversation the call that the template has written into it."""
-    arguments = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
-    call = {"id": "callxxxx1", "type": "function"}
-    calls = [{**call, "function": {"name": _NAME, "arguments": arguments}}]
-    said = {"role": "assistant", "content": None if none else "", "tool_calls": calls}
+    said = _calling([_ARGUMENTS], as_text, none)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
     pairs = enumerate(zip(whole, without, strict=False))
     # What stands before the call is the head of the assistant's message.
@@ -115,6 +114,24 @@ def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool)
             if len(found) == 1 and json.loads(found[0].arguments) == _ARGUMENTS:
                 return row
     return None
+
+
+def _has_several(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> bool:
+    """Whether it writes two calls of one message. Llama 3's raises then."""
+    marks = f"{_WORD}_1", f"{_WORD}_2"
+    said = _calling([{_WORD: mark} for mark in marks], as_text, none)
+    text = _rendered(template, [said], tools=tools)
+    return all(mark in text for mark in marks)
+
+
+def _calling(arguments: list[dict[str, Any]], as_text: bool, none: bool) -> dict[str, Any]:
+    """A message with a call for each of these arguments."""
+    given = [json.dumps(each) if as_text else each for each in arguments]
+    calls = [
+        {"id": f"callxxxx{i}", "type": "function", "function": {"name": _NAME, "arguments": each}}
+        for i, each in enumerate(given, 1)
+    ]
+    return {"role": "assistant", "content": None if none else "", "tool_calls": calls}
 
 
 def _rendered(

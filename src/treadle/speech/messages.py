@@ -36,6 +36,7 @@ def shaped(
     if not calls:
         return made, None
     if manner.writes_calls:
+        made = _one_by_one(made) if manner.one_call else made
         made = [_call_shaped(message, manner) for message in made]
     else:
         made = _in_words(made, manner)
@@ -64,6 +65,29 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             found = None
     return {**function, "arguments": found if isinstance(found, dict) else arguments}
+
+
+def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each call in a message of its own, its result behind it."""
+    made: list[dict[str, Any]] = []
+    waiting = list(messages)
+    while waiting:
+        message = waiting.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        results: list[dict[str, Any]] = []
+        while waiting and waiting[0]["role"] == "tool":
+            results.append(waiting.pop(0))
+        for i, call in enumerate(calls):
+            made.append({**message, **({"content": ""} if i else {}), "tool_calls": [call]})
+            own = [r for r in results if r.get("tool_call_id", "") == call.get("id")]
+            own = own or [r for r in results[:1] if "tool_call_id" not in r]
+            made += own
+            results = [r for r in results if all(r is not each for each in own)]
+        made += results
+    return made
 
 
 def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
