@@ -265,6 +265,11 @@ def test_adapters_that_make_no_sense(
         treadle.load(base, lora=named(given))
 
 
+def test_an_adapter_is_no_model(files: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedError, match=r"an adapter \(LoRA\), no model: .* --lora"):
+        treadle.load(files["one"])
+
+
 def test_adapters_by_their_scales(base: Path, files: dict[str, Path]) -> None:
     """A dict says what a list of pairs does; numpy's numbers are as good as Python's."""
     pairs = [(files["one"], 0.5), (files["two"], np.float32(0.25))]

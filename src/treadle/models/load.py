@@ -112,6 +112,9 @@ def _refuse_too_few_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> 
 
 
 def _find_arch(gguf: GGUF) -> Arch:
+    if gguf.metadata.get("general.type") == "adapter":
+        what = "an adapter (LoRA), no model: name its model, and this file with --lora (lora=...)"
+        raise UnsupportedError(f"{gguf.path}: {what}")
     name = gguf.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise FileError(
