@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
+from tests.loras import draw_pairs, write_gguf
 
 COMMANDS = [
     ["perplexity", "MODEL", "TEXT", "--save-logits", "OUT", "--force"],
@@ -79,6 +80,25 @@ def test_a_shard_that_is_read_is_not_replaced(run: Run, files: dict[str, Path]) 
         ran = run(*words)
         assert (ran.code, "is the file to be read" in ran.err) == (1, True), words
         assert shards[1].read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[-1]])
+def test_an_adapter_that_is_read_is_not_replaced(
+    run: Run, files: dict[str, Path], command: list[str]
+) -> None:
+    path = files["MODEL"].with_name("adapter.gguf")
+    write_gguf(path, draw_pairs(files["MODEL"], 2, 1))
+    before = path.read_bytes()
+    ran = run(*with_out([*command, "--lora", f"{path}=0.5"], files, path))
+    assert (ran.code, "is the file to be read" in ran.err) == (1, True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["--save-logits", "--kl-from"])
+def test_an_empty_name_is_not_taken_for_none(run: Run, files: dict[str, Path], option: str) -> None:
+    ran = run("perplexity", str(files["MODEL"]), str(files["TEXT"]), "-c", "16", option, "")
+    assert (ran.code, ran.out) == (1, "")
+    assert "an empty name" in ran.err
 
 
 @pytest.mark.parametrize("command", COMMANDS[:2])

@@ -6,7 +6,6 @@ import io
 import sys
 from bisect import bisect_left
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +22,7 @@ from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
 from treadle.cli.thinking import Heard, speech_of
 from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
+from treadle.files.target import file_name
 
 if TYPE_CHECKING:
     from treadle.generation import Generation
@@ -74,8 +74,8 @@ def command(
     shown: dict[str, Any] = {"when_full": when_full, "markdown": markdown, "reasoning": reasoning}
     settings = Settings(**vars(options), **shown)
     conversation = Conversation(settings=settings)
-    if record:
-        conversation.system, conversation.messages = read_record(Path(record))
+    if record is not None:
+        conversation.system, conversation.messages = read_record(file_name(record))
     if system:
         conversation.system = system
     with ProgressBar() as progress:

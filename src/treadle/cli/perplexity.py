@@ -14,7 +14,7 @@ from treadle.cli.options import DEVICE, KV, LORA
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import heading, print_table, show
 from treadle.errors import TreadleError
-from treadle.files.target import check_target, files_of
+from treadle.files.target import check_target, file_name, files_of
 
 if TYPE_CHECKING:
     from treadle.model import Model
@@ -65,15 +65,16 @@ def command(
 
     saved = SavedLogits(reference) if reference and is_saved(reference) else None
     check_usage(file, saved is not None, stride, save, context)
-    if save:
-        check_target(save, files_of(model, reference, file), force=force)
+    if save is not None:
+        read = files_of(model, reference, file, *(path for path, _ in lora))
+        check_target(file_name(save), read, force=force)
     n_ctx = context or (saved.windows.n_ctx if saved else DEFAULT_CONTEXT)
     with ExitStack() as stack:
         meter = stack.enter_context(ProgressBar(STAGE, "tok"))
         own = {"kv": kv, "lora": lora, "device": device}
         loaded = open_model(model, n_ctx, threads, meter, stack, **own)
         other = None
-        if reference and saved is None:
+        if reference is not None and saved is None:
             other = open_model(reference, n_ctx, threads, meter, stack)
         windows = windows_of(loaded, other, saved, file, n_ctx, stride or 0, chunks)
         began = time.perf_counter()

@@ -83,7 +83,7 @@ def command(
             merged = adapters_of(gguf.path, lora)
             began = time.perf_counter()
             if not dry_run:
-                check_target(gguf, Path(dst), force, matrix)
+                check_target(gguf, Path(dst), force, matrix, merged)
                 for text in remarks(recipe, matrix):
                     remark(text)
                 write(

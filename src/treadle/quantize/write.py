@@ -69,7 +69,7 @@ def write(
     path = Path(path)
     guard_mappings()
     recipe = with_merged(recipe, merged)
-    check_target(gguf, path, overwrite, imatrix)
+    check_target(gguf, path, overwrite, imatrix, merged)
     check_sources(gguf, recipe, allow_requantize)
     if imatrix is not None:
         check_importances(gguf, recipe, imatrix)
@@ -164,10 +164,15 @@ def _digest(entries: Mapping[str, Importances], merged: Merged = ()) -> bytes:
 
 
 def check_target(
-    gguf: GGUF, path: Path, overwrite: bool, imatrix: ImportanceMatrix | None = None
+    gguf: GGUF,
+    path: Path,
+    overwrite: bool,
+    imatrix: ImportanceMatrix | None = None,
+    merged: Merged = (),
 ) -> None:
     """Raise FileError for a target that exists, or that is one of the files to be read."""
-    read = [*gguf.paths, *files_of(imatrix.path if imatrix else None)]
+    beside = [imatrix.path if imatrix else None, *(adapter.path for adapter, _ in merged)]
+    read = [*gguf.paths, *files_of(*beside)]
     check_path(path, read, force=overwrite)
 
 
