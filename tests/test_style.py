@@ -63,13 +63,13 @@ MAY_IMPORT = {
     "kvfolder": "errors words jit.cache",
     "kvstore": "errors kernels kvfile kvfolder kvpool kvtree",
     "rows": "kernels.top",
-    "engine": "errors kernels lowering.weights models runtime.threads batch kvcache plan ready"
+    "engine": "errors kernels lowering.weights models runtime.interrupts batch kvcache plan ready"
     " rows",
     "rerank": "arguments errors batch engine files models text",
     "embedding": "arguments engine models",
-    "session": "errors runtime.threads batch engine kvcache kvfile",
+    "session": "errors runtime.interrupts batch engine kvcache kvfile",
     "sampling": "errors kernels.top",
-    "text": "errors files runtime.threads",
+    "text": "errors files runtime.interrupts",
     "logprobs": "kernels.top sampling rows",
     "answer": "errors reuse text",
     "budget": "kernels",
@@ -80,8 +80,8 @@ MAY_IMPORT = {
     "nextn": "batch drafter engine models.graphs",
     "drafts": "errors files speculate drafter nextn convert models.graphs",
     "composer": "kernels batch budget drafts",
-    "scheduler": "errors runtime.threads admission batch budget composer engine request rows",
-    "turns": "errors runtime.threads",
+    "scheduler": "errors runtime.interrupts admission batch budget composer engine request rows",
+    "turns": "errors runtime.interrupts",
     "generation": "",
     "arguments": "errors sampling convert.lora models.lora",
     "card": "words",
@@ -90,7 +90,7 @@ MAY_IMPORT = {
     # other files -> tensors, and back
     "convert": "errors version words formats files text models runtime.sigbus runtime.quantizer"
     " sampling.recommended",
-    "imatrix": "errors files formats kernels plan batch runtime.threads engine",
+    "imatrix": "errors files formats kernels plan batch runtime.interrupts engine",
     "quantize": "errors words files formats imatrix convert runtime.sigbus runtime.quantizer",
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors files formats isa jit models runtime devices batch kvfile kvstore engine"

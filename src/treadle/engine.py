@@ -24,7 +24,7 @@ from treadle.models.graphs import GRAPHS, main_output
 from treadle.plan import Plan
 from treadle.ready import Ready, plan_sizes
 from treadle.rows import Rows
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from treadle.device import Device

@@ -35,7 +35,7 @@ from treadle.kernels.kv import PAGE
 from treadle.kvcache import Sequence
 from treadle.kvpool import GONE, Pool, States
 from treadle.record import dataclass
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 from treadle.version import __version__
 from treadle.words import why
 

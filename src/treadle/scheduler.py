@@ -25,7 +25,7 @@ from treadle.engine import OUTPUTS, Engine
 from treadle.errors import NoRoomError, TreadleError
 from treadle.request import Request
 from treadle.rows import Row
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 
 Allow = Callable[[], AbstractContextManager[object]]
 

@@ -13,7 +13,7 @@ import numpy as np
 from treadle.batch import Part
 from treadle.engine import OUTPUTS, Engine
 from treadle.errors import TreadleError
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from treadle.kvtree import Lora

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.errors import TreadleError
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from treadle.request import Request

@@ -24,7 +24,7 @@ from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
 from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec
 from treadle.runtime.runner import STEP
-from treadle.runtime.threads import Team, interrupts_held, step_times
+from treadle.runtime.threads import Team, step_times
 
 N = 64  # values of a row
 PATIENCE_S = 60  # a machine may be busy; nothing here waits so long that is not broken
@@ -295,39 +295,3 @@ def test_callers_take_turns(isa: Isa) -> None:
         caller.join()
     assert not wrong
     team.close()
-
-
-def test_ctrl_c_waits_for_the_end_of_the_block() -> None:
-    reached = []
-
-    def press() -> None:
-        with interrupts_held():
-            signal.raise_signal(signal.SIGINT)
-            reached.append("the end")
-
-    with pytest.raises(KeyboardInterrupt):
-        press()
-    assert reached == ["the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_is_left_to_whoever_ignores_it() -> None:
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with interrupts_held():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def test_other_threads_hold_no_interrupts() -> None:
-    seen = []
-
-    def look() -> None:
-        with interrupts_held():
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [signal.default_int_handler]

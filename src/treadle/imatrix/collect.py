@@ -33,7 +33,7 @@ from treadle.kernels.route import Sort
 from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Plan, Step
 from treadle.record import dataclass
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from treadle.device import Device

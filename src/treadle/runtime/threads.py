@@ -9,11 +9,9 @@ A forked child has none of its parent's threads: its first run starts workers of
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what the module signal wraps
 import ctypes
 import threading
 import weakref
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +36,6 @@ ENTRY = ctypes.CFUNCTYPE(
 )
 WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
-SIGINT = int(_signal.SIGINT)
 
 
 class Memory:
@@ -146,64 +143,6 @@ class Team:
         """Send the workers home. A later run starts new ones."""
         with self._lock:
             self._shared.dismiss()
-
-
-class interrupts_held:  # read as what a block says of itself
-    """Ctrl-C waits for the end of the block: what is in it happens as a whole or not at all.
-
-    Python's own handler would raise wherever it happens to be, between a page and its count.
-    ``let`` is for the places in it where that does no harm, ``allow`` for blocks within it.
-    """
-
-    __slots__ = ("_pressed", "_usual")
-
-    # _signal's functions and not signal's, which look every handler up in an enum and throw away
-    # an exception each time: a tenth of what Python did for a token.
-
-    def __enter__(self) -> interrupts_held:
-        self._pressed: tuple[int, Any] | None = None
-        self._usual: Any = _signal.getsignal(SIGINT)
-        if threading.current_thread() is not threading.main_thread():
-            self._usual = None
-        if callable(self._usual):
-            _signal.signal(SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if callable(self._usual):
-            _signal.signal(SIGINT, self._usual)
-            self.let()
-
-    def let(self) -> None:
-        """Let Ctrl-C act now, if it was pressed: mostly this raises KeyboardInterrupt."""
-        if self._pressed:
-            pressed, self._pressed = self._pressed, None
-            self._usual(*pressed)
-
-    def allow(self) -> interrupts_allowed:
-        """A block in which Ctrl-C acts at once."""
-        return interrupts_allowed(self)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self._pressed = number, frame
-
-
-class interrupts_allowed:  # as above
-    """Within ``interrupts_held``: a block in which they are not."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self, held: interrupts_held) -> None:
-        self._held = held
-
-    def __enter__(self) -> None:
-        if callable(self._held._usual):
-            _signal.signal(SIGINT, self._held._usual)
-            self._held.let()
-
-    def __exit__(self, *_: object) -> None:
-        if callable(self._held._usual):
-            _signal.signal(SIGINT, self._held._note)
 
 
 def step_times(times: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from treadle.batch import Part
 from treadle.engine import Engine
 from treadle.errors import UnsupportedError
 from treadle.kvcache import KVCache, Sequence
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 from treadle.stages.pipeline import Pipeline, StageLostError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from treadle.errors import GrammarError
 from treadle.record import dataclass
-from treadle.runtime.threads import interrupts_held
+from treadle.runtime.interrupts import interrupts_held
 from treadle.text.gbnf import parse_gbnf
 from treadle.text.json_schema import Schema, schema_source
 from treadle.text.late_bits import LateBits

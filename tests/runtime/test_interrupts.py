@@ -1,0 +1,128 @@
+"""Blocks that signals wait for."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from treadle.runtime.interrupts import HELD, interrupts_held
+
+OTHERS = [number for number in HELD if number != signal.SIGINT]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Each test leaves them as they were."""
+    before = {number: signal.getsignal(number) for number in HELD}
+    yield
+    found = {number: signal.getsignal(number) for number in HELD}
+    for number, usual in before.items():
+        signal.signal(number, usual)
+    assert found == before
+
+
+def test_ctrl_c_waits_for_the_end_of_the_block() -> None:
+    reached = []
+
+    def press() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert reached == ["the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_left_to_whoever_ignores_it() -> None:
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_held():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_other_threads_hold_no_interrupts() -> None:
+    seen = []
+
+    def look() -> None:
+        with interrupts_held():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+class TimeIsOver(Exception):
+    pass
+
+
+def raising(*_: Any) -> None:
+    raise TimeIsOver
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_other_signals_wait_too(number: int) -> None:
+    """A limit of time that raised in the middle left pages counted that nobody had written."""
+    reached, usual = [], signal.signal(number, raising)
+
+    def work() -> None:
+        with interrupts_held() as held:
+            signal.raise_signal(number)
+            reached.append("held")
+            with pytest.raises(TimeIsOver), held.allow():
+                pass
+            with pytest.raises(TimeIsOver), held.allow():
+                signal.raise_signal(number)
+            with interrupts_held():
+                signal.raise_signal(number)
+            reached.append("the end")
+
+    try:
+        with pytest.raises(TimeIsOver):
+            work()
+        assert reached == ["held", "the end"]
+        assert signal.getsignal(number) is raising
+    finally:
+        signal.signal(number, usual)
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_handlers_are_given_back_whatever_they_raise(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both signals arrive while the handlers are changed: at the ``at``-th change."""
+    usual, changes = signal.signal(signal.SIGALRM, raising), [0]
+    change = _signal.signal
+
+    def changing(number: int, handler: Any) -> Any:
+        changes[0] += 1
+        if changes[0] == at:
+            signal.raise_signal(signal.SIGALRM)
+        if changes[0] == at + 1:
+            signal.raise_signal(signal.SIGINT)
+        return change(number, handler)
+
+    raised: list[type[BaseException]] = []
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("_signal.signal", changing)
+            try:
+                with interrupts_held() as held, held.allow():
+                    pass
+            except (TimeIsOver, KeyboardInterrupt) as error:
+                raised.append(type(error))
+        assert len(raised) == (changes[0] > 0 and at <= changes[0])
+        assert signal.getsignal(signal.SIGALRM) is raising
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGALRM, usual)
