@@ -696,7 +696,9 @@ def test_pace_forgets_what_was_slow_once() -> None:
     pace = Pace(0.12, (1, 2, 4, 8, 128))
     pace.note(0, 4, 0, 0.045)
     assert step(wait=1) == 12  # nothing else is known of that plan
-    assert {step() for _ in range(REMEMBERED + 1)} == {4}
+    assert {step() for _ in range(2 * REMEMBERED + 1)} == {4}
+    assert step(wait=1) == 12  # slow again: it is tried half as often
+    assert {step() for _ in range(4 * REMEMBERED + 1)} == {4}
     assert [step() for _ in range(3)] == [12, 28, 28]
 
 

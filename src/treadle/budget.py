@@ -16,6 +16,7 @@ TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much a
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
 MEASURED = 64  # steps that a fit looks back on
 REMEMBERED = 256  # steps after which one is forgotten: what once took long is tried again
+MOST_REMEMBERED = 16 * REMEMBERED  # of a plan that takes too long each time that it is tried
 MANY = 0  # the plan for all numbers of tokens that have none of their own
 T = TypeVar("T")
 # When it was, 1, the three numbers, seconds.
@@ -35,6 +36,7 @@ class Cost:
             deque(maxlen=MEASURED),
         )
         self._fit: np.ndarray | None = None
+        self._kept = REMEMBERED  # steps
         self.most = 0  # tokens of the largest step that was fitted
 
     def note(
@@ -45,10 +47,14 @@ class Cost:
         self._steps[reads].append((at, 1.0, prefill, decode, context, seconds))
         self._fit = None
 
-    def forget(self, before: int) -> None:
-        """Steps that were before this one."""
+    def keep(self, *, is_long: bool) -> None:
+        """Forget steps twice as late as before if this one took too long, else as usual."""
+        self._kept = min(2 * self._kept, MOST_REMEMBERED) if is_long else REMEMBERED
+
+    def forget(self, at: int) -> None:
+        """Steps that are too long ago at the ``at``-th."""
         for steps in self._steps:
-            while steps and steps[0][0] < before:
+            while steps and steps[0][0] < at - self._kept:
                 steps.popleft()
                 self._fit = None
 
@@ -90,11 +96,11 @@ class Pace:
             self.token_s = sum(s for _, s in self._read) / sum(n for n, _ in self._read)
         if decode:
             self._n_steps += 1
-            self.cost(n).note(
-                self._n_steps, prefill - n % -TILE, decode, context, seconds, prefill > 0
-            )
+            cost = self.cost(n)
+            cost.note(self._n_steps, prefill - n % -TILE, decode, context, seconds, prefill > 0)
+            cost.keep(is_long=seconds > self.target_s)
             for cost in self._costs.values():
-                cost.forget(self._n_steps - REMEMBERED)
+                cost.forget(self._n_steps)
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
         """Tokens of prompts, up to ``most``, that a step may read beside ``decode`` others, which
