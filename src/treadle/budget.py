@@ -107,12 +107,12 @@ class Pace:
         have ``context`` tokens before them; the prompts' tokens have about ``before``. All together
         are a multiple of TILE.
 
-        Of what takes the time that a step may take, the number that reads most a second. A step may
-        be up to LONGEST times as long if it reads more than the square of that as much: on a slow
-        machine a plan for 16 tokens may take 1.5 times as long as that for 8, and a prompt is read
-        in half the time. As long as nothing is known, as few as may be; then at most about twice
-        as many as were measured together in that plan, or in the next smaller one where it has no
-        measures: a guess from few steps must not cost a long one.
+        The number that reads most a second within the target. A step may take up to LONGEST times
+        the target if it then reads more than the square of the time says: on a slow machine 16
+        tokens may take 1.5 times as long as 8, and a prompt is read in less time. As long as
+        nothing is known, as few as may be; then at most about twice as many as were measured
+        together in that plan, or in the next smaller one where it has no measures: a guess from few
+        steps must not cost a long one.
         """
         least = LEAST - (decode + LEAST) % -TILE
         none = self._alone(decode, context)

@@ -52,20 +52,22 @@ class Session:
         ``between`` is called before each batch: what it raises leaves the session with those that
         were run. Raises ContextFullError, before anything is run, when they do not fit.
         """
-        last: np.ndarray = self._feed(ids, self.engine.max_tokens, False, between)[-1]
-        return last
+        return self._last(self._checked(ids), between)
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
         """Run ``ids`` behind what is held; logits after each, float32 ``[len(ids), n_vocab]``.
 
         Raises ContextFullError, before anything is run, when they do not fit.
         """
-        return self._feed(ids, min(OUTPUTS, self.engine.max_tokens), True)
+        return self._run(self._checked(ids), min(OUTPUTS, self.engine.max_tokens), True)
 
-    def _feed(
-        self, ids: Ids[int], step: int, every: bool, between: Callable[[], None] | None = None
+    def _last(self, ids: list[int], between: Callable[[], None] | None = None) -> np.ndarray:
+        last: np.ndarray = self._run(ids, self.engine.max_tokens, False, between)[-1]
+        return last
+
+    def _run(
+        self, ids: list[int], step: int, every: bool, between: Callable[[], None] | None = None
     ) -> np.ndarray:
-        ids = self._checked(ids)
         with self.engine.lock:
             with interrupts_held():
                 self.engine.cache.check_room(self.seq, len(ids))
@@ -96,7 +98,7 @@ class Session:
         ids = self._checked(ids)
         with self.engine.lock:
             self.engine.cache.check_context(len(ids))
-            return self.feed(ids[self.match(ids) :])
+            return self._last(ids[self.engine.match(self.seq, ids) :])
 
     def truncate(self, n: int) -> None:
         """Forget all but the first ``n`` tokens."""
@@ -112,7 +114,9 @@ class Session:
         """Write what is held to a file, for ``treadle.load_session``. Raises FileError."""
         from treadle.kvfile import save_session
 
-        self._checked(self.seq.ids)
+        self._check_open()
+        if not self.n_past:
+            raise TreadleError("no tokens")
         save_session(path, self.engine, self.seq)
 
     def close(self) -> None:
@@ -121,9 +125,12 @@ class Session:
             self.seq.close()
             self._closed = True
 
-    def _checked(self, ids: Ids[int]) -> list[int]:
+    def _check_open(self) -> None:
         if self._closed:
             raise TreadleError("the session is closed")
+
+    def _checked(self, ids: Ids[int]) -> list[int]:
+        self._check_open()
         if isinstance(ids, (str, bytes, bytearray)):
             raise TreadleError(f"token ids: expected a list, found {type(ids).__name__}")
         try:

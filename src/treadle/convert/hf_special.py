@@ -43,9 +43,9 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True)
 class Specials:
-    """``added``: by id. ``named``: the texts of bos, eos ..; None
-    where the model is said to have none. ``numbered``: their ids, where a file has them as such.
-    ``adds``: BOS before and EOS after a text; None where nothing is said."""
+    """``added``: by id. ``named``: the texts of bos, eos ..; None where the model is said to have
+    none. ``numbered``: their ids, where a file has them as such. ``adds``: BOS before and EOS after
+    a text; None where nothing is said."""
 
     path: Path
     added: dict[int, Added]

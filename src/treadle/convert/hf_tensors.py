@@ -123,15 +123,16 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
         packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
         for tensor in (t for p in packed.values() for t in p.arrays[1:]):
             del tensors[tensor.name]
-    elif hyper.tied and _has_own_output(tensors.values(), hyper):
-        hyper = replace(hyper, tied=False)
     for tensor in tensors.values():
         name = _gguf_name(tensor, hyper)
-        if name is None:
-            continue
         if name in found:
             raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
         found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
+    if hyper.tied and OUTPUT in found:
+        if _is_same(found[OUTPUT].tensor, found.get(EMBEDDINGS)):
+            del found[OUTPUT]
+        else:  # then transformers 5 does not tie them, whatever config.json says
+            hyper = replace(hyper, tied=False)
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     spare = hyper.tied or hyper.scores or hyper.headless
     if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):
@@ -139,17 +140,11 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     return found
 
 
-def _has_own_output(tensors: Iterable[SafeTensor], hyper: Hyper) -> bool:
-    """Whether there is an output that is not the embeddings, beside a config.json that ties the
-    two: transformers 5 does not tie them then.
-    """
-    untied = replace(hyper, tied=False)
-    found = {_gguf_name(tensor, untied): tensor for tensor in tensors}
-    output, embeddings = found.get(OUTPUT), found.get(EMBEDDINGS)
-    if output is None or embeddings is None:
+def _is_same(tensor: SafeTensor, other: Named | None) -> bool:
+    """Whether two tensors hold the same."""
+    if other is None or (tensor.shape, tensor.dtype) != (other.tensor.shape, other.tensor.dtype):
         return False
-    same = (output.shape, output.dtype) == (embeddings.shape, embeddings.dtype)
-    return not (same and np.array_equal(output.data, embeddings.data))
+    return np.array_equal(tensor.data, other.tensor.data)
 
 
 def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:
@@ -228,8 +223,8 @@ def _is_further(name: str, hyper: Hyper) -> bool:
     return not match["layer"] or 0 <= int(match["layer"]) - hyper.n_layer < hyper.n_extra
 
 
-def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
-    """The name in GGUF; None for a tensor that the decoder is not to have."""
+def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str:
+    """The name in GGUF. FileError where there is none."""
     match, names = NAME.fullmatch(tensor.name), _names(hyper)
     layer = match["layer"] if match else None
     stem = names.get(match["stem"]) if match else None
@@ -238,8 +233,6 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str | None:
         hint = f" (the closest is {close[0]})" if close and stem is None else ""
         raise tensor.error(f"is no tensor of {_model(hyper)}{hint}")
     row = stem if stem in BARE else f"{stem}.{match['kind']}"
-    if row == OUTPUT and hyper.tied:
-        return None  # the embeddings are in its place
     return row if layer is None else f"blk.{layer}.{row}"
 
 
@@ -255,8 +248,7 @@ def _model(hyper: Hyper) -> str:
 
 def _width(tensor: SafeTensor, hyper: Hyper) -> int | None:
     """Weights in a row, as config.json has it."""
-    name = _gguf_name(tensor, hyper)
-    return hyper.sizes.get(_WIDTHS.get(layer_of(name)[1], "")) if name else None
+    return hyper.sizes.get(_WIDTHS.get(layer_of(_gguf_name(tensor, hyper))[1], ""))
 
 
 def _check(

@@ -71,11 +71,11 @@ class interrupts_held:  # read as what a block says of itself
 
     def let(self) -> None:
         """Let signals act now, if any has arrived: mostly this raises an exception."""
-        while self._arrived:
+        if self._arrived:
             number, frame = self._arrived.pop(0)
             try:
                 dict(self._usual)[number](number, frame)
-            finally:
+            finally:  # the next one's turn, whatever this one raises
                 self.let()
 
     def allow(self) -> interrupts_allowed:

@@ -16,9 +16,9 @@ from treadle.text.schema_limits import (
     MAX_DEPTH,
     Numbers,
     Parts,
-    part_bounds,
-    plain_pattern,
+    move_exclusive,
     within,
+    without_nul,
 )
 
 WHITESPACE = r" |\n[ \t]{0,20}"
@@ -156,7 +156,7 @@ class _Enforced:
         patterns = kept.get("patternProperties")
         if isinstance(patterns, Mapping):
             kept["patternProperties"] = fine = {
-                plain_pattern(pattern): value
+                without_nul(pattern): value
                 for pattern, value in patterns.items()
                 if self._keeps("pattern", pattern, "patternProperties")
             }
@@ -167,8 +167,8 @@ class _Enforced:
             for key, value in kept.items()
         }
         if isinstance(found.get("pattern"), str):
-            found["pattern"] = plain_pattern(found["pattern"])
-        part_bounds(found)
+            found["pattern"] = without_nul(found["pattern"])
+        move_exclusive(found)
         name = found.get("format")
         if isinstance(name, str) and name in FORMATS:
             del found["format"]

@@ -23,7 +23,7 @@ LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
 FLOAT_MAX = sys.float_info.max
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BOUNDS = (_LOWER, _UPPER)
-_STEP = 1e-12
+_STEP = 1e-12  # that exclusive bounds are moved by
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
 
@@ -146,7 +146,7 @@ def within(key: str, value: Any) -> Any:
     return LOWEST if key in _LOWER and _is_number(value) and value < LOWEST else value
 
 
-def part_bounds(schema: dict[str, Any]) -> None:
+def move_exclusive(schema: dict[str, Any]) -> None:
     """Move exclusive bounds by ``_STEP`` where the other bound is less than one away: llguidance
     allows them there, where they are whole numbers.
     """
@@ -186,7 +186,7 @@ def _is_exact(n: int | float) -> bool:
     return Decimal(repr(read)) == n
 
 
-def plain_pattern(pattern: str) -> str:
+def without_nul(pattern: str) -> str:
     """A pattern whose classes ``[^...]`` have no NUL: where one has all control characters,
     llguidance's escapes of them have those of quotes and backslashes, which it may exclude.
     """
