@@ -19,7 +19,17 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import EMBEDS, NORMS, PACKS
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.act import BLOCK, DWORDS, MAGIC_BITS, NARROW, OFFSET, Act, quantize_ref
+from treadle.kernels.act import (
+    BLOCK,
+    DWORDS,
+    MAGIC_BITS,
+    NARROW,
+    OFFSET,
+    SPAN,
+    WORD_TOP,
+    Act,
+    quantize_ref,
+)
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.spec import round_up
@@ -61,6 +71,11 @@ def check_act(
         # d and 127 / max are each rounded twice: 127 quants of 4 u each, beside the half step.
         tolerance += step * (0.5 + 127 * (4 * U32 + relative))
         check_sums(out, act, n, what)
+    if act.kind == "q16":
+        spans = np.zeros((n, act.kb * SPAN))
+        spans[:, : act.k] = np.abs(exact)
+        top = spans.reshape(n, -1, SPAN).max(-1).repeat(SPAN, -1)[:, : act.k]
+        tolerance += top / WORD_TOP * (0.5 + WORD_TOP * (4 * U32 + relative))
     assert_close(stored, exact, tolerance, what)
     check_padding(out, act, n)
 
@@ -83,7 +98,7 @@ def check_padding(out: np.ndarray, act: Act, n: int) -> None:
         for part in range(NARROW[act.kind]):
             assert not blocks[:, :, part].reshape(n, -1)[:, act.k :].any()
         return
-    assert not rows_[:, act.k * {"q8": 1, "f32": 4}[act.kind] :].any()
+    assert not rows_[:, act.k * {"q8": 1, "q16": 2, "f32": 4}[act.kind] :].any()
 
 
 # -- Embed ----------------------------------------------------------------------------------------
@@ -250,7 +265,9 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
 def test_not_a_number_is_not_lost(
     kind: str, bad: float, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
-    """A block of q8 with a NaN or an infinity in it dequantises to nothing finite but zeros."""
+    """A block of q8, or a span of q16, with a NaN or an infinity in it dequantises to nothing
+    finite but zeros.
+    """
     spec = Pack("copy", kind, 96, 6)
     act = spec.layout()
     for place in (32, 37, 63):
@@ -263,7 +280,7 @@ def test_not_a_number_is_not_lost(
             got = act.read_ref(out, 2)
         assert not np.isfinite(got[1, place])
         good = np.ones((2, 96), bool)
-        good[1, 32:64] = False
+        good[1, slice(None) if kind == "q16" else slice(32, 64)] = False
         assert_close(got[good], x[good], np.abs(x[good]).max() * 2.0**-7, spec.name)
 
 

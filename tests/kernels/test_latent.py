@@ -17,6 +17,7 @@ from tests.kernels.test_rope import check_pool
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
+from treadle.kernels.act import WORD_TOP
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.kv import PAGE, PageLayout
 from treadle.kernels.latent import LatentStore, PackHeads
@@ -82,7 +83,7 @@ def test_pack_heads(spec: PackHeads, isa: Isa, memory: Memory, rng: np.random.Ge
             mine = slice(head * head_bytes, (head + 1) * head_bytes)
             found, near = (act.read_ref(a[mine], n) for a in (out, twin))
             exact = x[:, column + head * pitch :][:, : spec.k].astype(np.float64) * spec.scale
-            unit = {"q8": 1.01 / 127, "bf16": 2.0**-8, "f32": U32}[spec.act]
+            unit = {"q8": 1.01 / 127, "q16": 1.01 / WORD_TOP, "bf16": 2.0**-8, "f32": U32}[spec.act]
             for each in (found, near):
                 assert_close(each, exact, unit * np.abs(exact).max(), spec.name)
             assert (out[mine][act.n_bytes(n) :] == 0xFF).all()

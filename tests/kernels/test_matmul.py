@@ -26,7 +26,7 @@ from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
-from treadle.kernels.act import DWORD, Act
+from treadle.kernels.act import DWORD, WORD_TOP, Act
 from treadle.kernels.choice_act import matrix_act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
@@ -77,6 +77,7 @@ PAIRS: list[tuple[Matmul, Isa]] = [
     for spec in (*GEMMS, *GEMVS)
     for isa in rows_for(spec)
     if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec) or isinstance(spec, OrderedGemm)
+    if spec.act != "q16" or isa.shorts
 ]
 PAIRS += [
     (spec, rows.SIGNED)
@@ -206,7 +207,9 @@ def poison(raw: np.ndarray, layout: Act, n: int) -> None:
 
 
 def is_simple(spec: Matmul) -> bool:
-    """Whether a block has one scale, which can be one."""
+    """Whether a block has one scale, which can be one, and keeps it in a panel."""
+    if spec.act == "q16":
+        return False
     return spec.fmt.codes is None or spec.fmt.codes.scales is None
 
 
@@ -282,6 +285,20 @@ def test_whole_numbers_are_exact(
         for chunk in (spec.nr, 2 * spec.nr):
             problem, tolerance = some(spec, isa, rng, counts(spec)[-1], heights(spec)[0])
             problem.check(memory, tolerance, chunk=chunk)
+
+
+@cases(lambda spec: spec.act == "q16")
+def test_the_largest_words_fit_a_sum(
+    spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    """Spans whose every product is the largest there is, of either sign."""
+    for sign in (1, -1):
+        problem = random(spec, isa, rng, spec.nr, heights(spec)[0])
+        same = spec.fmt.quantize_rows(np.ones((1, spec.k), np.float32))
+        for w in problem.weights:
+            w[:] = same
+        problem.x[:] = sign
+        problem.check(memory, bound(problem))
 
 
 CODE_FIELDS = {"qs", "ql", "qh", "hmask"}  # any byte will do in them
@@ -409,8 +426,9 @@ def bound(problem: Problem) -> np.ndarray:
     begins. A minimum adds a term and two roundings to each block. Floats: gemm adds K products in
     a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, as the twin
     does, but of an f32 that may differ in its last bit: one in some ten thousand (none, most often;
-    three are allowed for) comes out at the next bf16, 2**-8 off at most. At the end come bias and
-    residual.
+    three are allowed for) comes out at the next bf16, 2**-8 off at most. One of q16 may come out at
+    its neighbour too, 1 / WORD_TOP of the span's largest off; there a span is one term. At the end
+    come bias and residual.
 
     Where a block has scales of its own, what a code and its offset or minimum add apart is not
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
@@ -425,15 +443,22 @@ def bound(problem: Problem) -> np.ndarray:
     layout.write_ref(raw, problem.x)
     x = np.abs(layout.read_ref(raw, problem.n))
     codes = spec.fmt.codes
-    chain = spec.k if spec.act != "q8" else (2 if codes and codes.has_m else 1) * layout.ks + 8
+    chain = spec.k
+    if spec.act == "q16":
+        chain = layout.kb + 8
+    elif spec.act == "q8":
+        chain = (2 if codes and codes.has_m else 1) * layout.ks + 8
     out = np.full((problem.n, problem.stride), np.nan)
     for w, b, m, column in zip(
         problem.weights, problem.biases, problem.heights, problem.columns, strict=True
     ):
         values = np.abs(spec.fmt.dequantize_rows(w)).astype(np.float64)
         rounded = spec.act == "bf16" and spec.w != "BF16"
-        largest = 3 * 2.0**-8 * np.outer(x.max(-1), values.max(-1)) if rounded else 0.0
-        if codes and codes.scales:
+        next_one = 2.0**-8 * rounded + (spec.act == "q16") / WORD_TOP
+        largest = 3 * next_one * np.outer(x.max(-1), values.max(-1))
+        if spec.act == "q16":
+            pass
+        elif codes and codes.scales:
             group = spec.fmt.block if spec.fmt.parts else 32
             top = values.reshape(m, -1, group).max(-1).repeat(group, -1)
             values = values + 3 * top

@@ -28,7 +28,13 @@ from treadle.runtime.peaks import (
 )
 
 ACTS = tuple(peaks.DOTS_PER_VALUE)
-CASES = [(row, act) for row in rows.ALL for act in ACTS if act != "bf16" or row.dot_bf16]
+CASES = [
+    (row, act)
+    for row in rows.ALL
+    for act in ACTS
+    if (act != "bf16" or row.dot_bf16) and (act != "q16" or row.shorts)
+]
+WHOLE = {"q8", "q16"}  # sums are whole numbers
 
 
 def ids(value: object) -> str:
@@ -42,7 +48,7 @@ def test_dots_against_the_twin(
     spec, rounds, n_items = Dots(act, *isa.tiles.peak), 5, 3
     w = memory.copy(operands(act, spec.mr, isa.lanes, rng))
     x = memory.copy(operands(act, spec.nr, isa.lanes, rng))
-    dtype = np.int32 if act == "q8" else np.float32
+    dtype = np.int32 if act in WHOLE else np.float32
     out = memory.array((n_items, spec.mr * spec.nr), dtype)
     args = {"w": w, "x": x, "rounds": rounds}
     call(spec, isa, memory, {**args, "out": out}, Run(), n_items)
@@ -51,7 +57,7 @@ def test_dots_against_the_twin(
     # Operands are below 1, so a sum stays below its terms' number; each addition rounds once.
     depth = rounds * peaks.DOTS_PER_VALUE[act] + math.log2(isa.lanes) + 1
     n_terms = rounds * peaks.DOTS_PER_VALUE[act] * isa.lanes
-    tolerance = 0.0 if act == "q8" else depth * U32 * n_terms
+    tolerance = 0.0 if act in WHOLE else depth * U32 * n_terms
     for item in out:
         assert_close(item, want, tolerance, spec.name)
 
@@ -85,8 +91,10 @@ def hot_loop(assembly: str) -> list[str]:
 
 DOT = {
     ("avx2", "q8"): "vpmaddubsw",
+    ("avx2", "q16"): "vpmaddwd",
     ("avx2", "f32"): "vfmadd231ps",
     ("avx512", "q8"): "vpmaddubsw",
+    ("avx512", "q16"): "vpmaddwd",
     ("avx512", "f32"): "vfmadd231ps",
     ("avx512_vnni", "q8"): "vpdpbusd",
     ("avx512_vnni", "f32"): "vfmadd231ps",
@@ -144,6 +152,7 @@ def test_measuring(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measure_peaks(isa, 2, 0.001, progress=lambda *now: seen.append(now))
     assert min(found.as_dict().values()) > 0
     assert (found.bf16 is None) == (isa.dot_bf16 is None and isa.matrix is None)
+    assert (found.q16 is None) == (isa.tiles.words == (0, 0))
     assert 0 < found.cpu_share <= 1
     n = len(found.as_dict())
     assert seen == [("measure", i, n) for i in range(n + 1)]

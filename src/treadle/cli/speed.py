@@ -14,7 +14,7 @@ BANDWIDTH = "bandwidth"
 STREAM = "stream"  # reading in one long stream a thread: what a model read in order can come to
 CACHES = "caches"  # in place of BANDWIDTH where too little memory may be had to read beyond them
 # A kernel's name has the kind of numbers it multiplies: which peak that is, as people call it.
-ARITHMETIC = {"q8": "int8", "bf16": "bf16", "f32": "f32"}
+ARITHMETIC = {"q8": "int8", "q16": "int16", "bf16": "bf16", "f32": "f32"}
 NAMES = {
     "bytes_s": BANDWIDTH,
     "stream_bytes_s": STREAM,

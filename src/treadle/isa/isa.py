@@ -126,6 +126,8 @@ class Tiles:
     gemv_large: tuple[tuple[int, int], ...] = ((1, 2), (2, 2), (4, 2))
     gemv_ahead: int = 0  # bytes, where rows walked together are runs of their own; ``Gemv``
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide a dot's latency
+    # On i16, where prompts of some formats are faster so (``choice_act.by_words``); 0: none are.
+    words: tuple[int, int] = (0, 0)
     by_lane: bool = False  # a dot takes any lane of x: tokens are loaded a vector at a time
     # Values of K that a product of bytes takes of a row: 4, dots of dwords (``dot4``); 1, outer
     # products (a vector by a scalar), where moving lanes is slow; 8, two rows by two tokens

@@ -203,6 +203,7 @@ AVX2 = replace(
     tiles=Tiles(
         bytes=(2, 4),
         bytes16=(2, 4),
+        words=(2, 4),
         gemv_large=((1, 1), (2, 1), (4, 1)),
         lanes=16,
         float_lanes=32,
@@ -225,7 +226,7 @@ AVX2_VNNI = AVX2.above(
     "avxvnni",
     **VNNI,
     # Neither lanes nor single rows were measured with such dots.
-    tiles=replace(AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), lanes=0),
+    tiles=replace(AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), lanes=0, words=(0, 0)),
 )
 # Of 32 registers. Four runs of rows are 1.2 times as fast as four neighbours on Sapphire Rapids, on
 # Zen 4 1.02 to 1.15 times.

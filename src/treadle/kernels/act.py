@@ -13,6 +13,9 @@ the dwords, then for every ``sub`` of them the compensation of the weights' zero
 MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``: where a weight's code is its value + 128,
 an accumulator that starts there ends as MAGIC_BITS + the true dot product, which are the bits of
 the float MAGIC + dot.
+
+``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, kept as ``[KB,
+g]`` behind the dwords. Weights that meet it have such scales of their own.
 """
 
 from __future__ import annotations
@@ -24,14 +27,15 @@ from operator import add
 import numpy as np
 
 from treadle.jit.language import Builder, Val
-from treadle.jit.types import f32, i8, i32, i64, u16, u32
+from treadle.jit.types import f32, i8, i16, i32, i64, u16, u32
 from treadle.kernels.spec import Grid, round_up
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
 DWORD = 4  # bytes of one, or codes
 BLOCK = 32  # values that share a q8 scale
-DWORDS = {"q8": 8, "bf16": 16, "bf16x2": 32, "bf16x3": 48, "f32": 32}  # of a block
+SPAN = 256  # values that share a q16 scale; a row's last ones are what is left
+DWORDS = {"q8": 8, "q16": 16, "bf16": 16, "bf16x2": 32, "bf16x3": 48, "f32": 32}  # of a block
 NARROW = {"bf16": 1, "bf16x2": 2, "bf16x3": 3}  # how many bf16 a value is
 N_PRODUCTS = {"bf16x2": 3, "bf16x3": 6}  # of two such values: products that are made for one
 TOGETHER = 16  # tokens of such a group that are written at once
@@ -39,6 +43,10 @@ TOGETHER = 16  # tokens of such a group that are written at once
 # to the bits is added to the value. MAGIC times a scale of up to 22 bits is exact.
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
 OFFSET = 128  # of the codes that ``comp`` serves
+# The largest of a q16 span, of activations and of weights: SPAN products of two such are a sum
+# below 2**31, whatever they are.
+WORD_TOP = 2895
+LEAST = 1e-34  # of a span's largest value: below it all are as good as zero
 
 
 @dataclass(frozen=True)
@@ -58,13 +66,14 @@ class Act:
 
     @property
     def kb(self) -> int:
-        """q8 blocks a row."""
-        return -(-self.k // BLOCK) if self.kind == "q8" else 0
+        """Scales a row: of q8's blocks or of q16's spans."""
+        share = {"q8": BLOCK, "q16": SPAN}.get(self.kind)
+        return -(-self.k // share) if share else 0
 
     @property
     def ks(self) -> int:
         """q8 compensations a row."""
-        return self.kb * (BLOCK // self.sub)
+        return self.kb * (BLOCK // self.sub) if self.kind == "q8" else 0
 
     @property
     def row_bytes(self) -> int:
@@ -86,11 +95,14 @@ class Act:
     @property
     def together(self) -> int:
         """Tokens that are written at once, for the sake of whole vectors: a part of a group."""
-        return TOGETHER if self.kind != "q8" and self.group % TOGETHER == 0 else 1
+        scaled = self.kind in ("q8", "q16")
+        return TOGETHER if not scaled and self.group % TOGETHER == 0 else 1
 
     @property
     def store_scratch(self) -> int:
         """Scratch that ``emit_store`` needs."""
+        if self.kind == "q16":
+            return 4 * (SPAN + BLOCK)  # and their largest
         return 4 * DWORDS[self.kind] * self.together if self.together > 1 else 0
 
     def n_bytes(self, n_tokens: int) -> int:
@@ -111,9 +123,12 @@ class Act:
         """Write f32 ``x [N, k]`` into the bytes ``out`` in this layout."""
         n, g = x.shape[0], self.group
         groups = out[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        values: np.ndarray
         if self.kind == "q8":
-            q, d = quantize_ref(x)
-            values: np.ndarray = q
+            values, d = quantize_ref(x)
+        elif self.kind == "q16":
+            values, d = words_ref(x)
+            values = values[:, : 2 * self.kd]
         elif self.kind in NARROW:
             whole = np.zeros((n, -(-self.k // BLOCK), BLOCK), np.float32)
             whole.reshape(n, -1)[:, : self.k] = x
@@ -126,11 +141,13 @@ class Act:
         per = self.unit // DWORD
         dwords = row.view(np.int32).reshape(-1, g, self.kd // per, per).transpose(0, 2, 1, 3)
         groups[:, : self.d_off].view(np.int32)[:] = dwords.reshape(len(groups), -1)
-        if self.kind == "q8":
+        if self.kb:
             scale = np.zeros((groups.shape[0] * g, self.kb), np.float32)
             total = np.zeros((len(scale), self.ks), np.int32)
             scale[:n] = d
-            total[:n] = MAGIC_BITS - OFFSET * q.reshape(n, -1, self.sub).sum(-1, dtype=np.int32)
+            if self.ks:
+                sums = values.reshape(n, -1, self.sub).sum(-1, dtype=np.int32)
+                total[:n] = MAGIC_BITS - OFFSET * sums
             for off, part in ((self.d_off, scale), (self.comp_off, total)):
                 part = part.reshape(len(groups), g, -1).transpose(0, 2, 1).reshape(len(groups), -1)
                 groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
@@ -154,8 +171,8 @@ class Act:
             return np.asarray(values.reshape(n, shape[1] * BLOCK)[:, : self.k])
         raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
-        q = rows.view(np.int8)[:, : self.kb * BLOCK].reshape(n, self.kb, BLOCK)
-        return (q * d[:, :, None].astype(np.float64)).reshape(n, -1)[:, : self.k]
+        each, q = (SPAN, np.int16) if self.kind == "q16" else (BLOCK, np.int8)
+        return rows.view(q)[:, : self.k] * d.repeat(each, 1)[:, : self.k].astype(np.float64)
 
 
 def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -168,6 +185,17 @@ def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
     q = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
     return q.reshape(x.shape), d
+
+
+def words_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 ``[N, K]`` to int16 and scales f32 ``[N, K/256]``: ``d = max|x| / 2895``, ``q = round(x /
+    d)``; K is filled up to whole spans with zeros.
+    """
+    spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
+    spans.reshape(len(x), -1)[:, : x.shape[1]] = x
+    top = np.maximum(np.abs(spans).max(-1), np.float32(LEAST))
+    q = np.rint(spans * (np.float32(WORD_TOP) / top)[:, :, None]).astype(np.int16)
+    return q.reshape(len(x), -1), top * np.float32(1 / WORD_TOP)
 
 
 def to_bf16_bits(x: np.ndarray) -> np.ndarray:
@@ -228,9 +256,13 @@ def emit_store(
     scratch: Val,
 ) -> None:
     """Write block ``block`` of the ``together`` tokens from ``n`` on: of each, 32 f32 values
-    (vectors, in order), zeros past K. All other tokens are left alone.
+    (vectors, in order), zeros past K. All other tokens are left alone. Blocks of a q16 span must
+    come one after the other, for they are written with the last of them.
     """
     group, place = out + n // act.group * act.group_bytes, n % act.group
+    if act.kind == "q16":
+        _store_span(k, act, group, place, block, values_of(n), scratch)
+        return
     if act.together == 1:
         _store_one(k, act, group, place, block, values_of(n))
         return
@@ -259,9 +291,7 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
     """Block ``block`` of the token at ``place`` in the group at ``group``."""
     stride = 4 * act.group
     if act.kind == "q8":
-        # The magnitudes' bits are in their order, and a NaN's above all: as integers, none is lost.
-        bits = [k.abs(v).bits(i32.like(v.ty)) for v in values]
-        top = k.reduce(reduce(k.max, bits), k.max).bits(f32)
+        top = largest(k, values).bits(f32)
         inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
         # Beside MAGIC, the nearest whole number stands in the low bits; of MAGIC's own bits, OFFSET
@@ -288,3 +318,53 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
         units = dwords if act.unit == DWORD else dwords.bits(i64 * (dwords.ty.n_bytes // act.unit))
         for lane in range(units.ty.lanes):
             k.store(to, k.extract(units, lane), offset=lane * act.unit * act.group)
+
+
+def _store_span(
+    k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val], scratch: Val
+) -> None:
+    """The same in q16: f32 in ``scratch``, and their largest, until the span's last block comes."""
+    per, last, ty = SPAN // BLOCK, -(-act.k // BLOCK) - 1, values[0].ty
+    top_at, here = scratch + 4 * SPAN, block % per
+    for i, v in enumerate(values):
+        k.store(scratch + here * (4 * BLOCK), v, offset=i * ty.n_bytes)
+    top = largest(k, values)
+    top = k.select(here.eq(0), top, k.max(top, k.load(top_at, i32)))
+    k.store(top_at, top)
+    with k.if_(here.eq(per - 1) | block.eq(last)):
+        inverse, d = word_scale(k, top)
+        k.store(group + act.d_off, d, offset=(block // per * act.group + place) * 4)
+        with k.loop(here + 1) as b:
+            at = scratch + b * (4 * BLOCK)
+            some = [k.load(at, ty, offset=i * ty.n_bytes) for i in range(len(values))]
+            dwords = in_words(k, some, inverse)
+            to = group + ((block - here + b) * (DWORDS["q16"] * act.group) + place) * 4
+            if act.group == 1:
+                k.store(to, dwords)
+            else:
+                for lane in range(dwords.ty.lanes):
+                    k.store(to, k.extract(dwords, lane), offset=lane * 4 * act.group)
+
+
+def largest(k: Builder, values: list[Val]) -> Val:
+    """The bits of the largest magnitude of f32 values: they are in the magnitudes' order, and a
+    NaN's above all, so as integers none is lost.
+    """
+    bits = [k.abs(v).bits(i32.like(v.ty)) for v in values]
+    return k.reduce(reduce(k.max, bits), k.max)
+
+
+def word_scale(k: Builder, top: Val) -> tuple[Val, Val]:
+    """What values of at most ``top`` (``largest``) are multiplied by to be words, and the words'
+    scale.
+    """
+    top = k.max(top, k.const(LEAST, f32).bits(i32)).bits(f32)
+    return WORD_TOP / top, top * (1 / WORD_TOP)
+
+
+def in_words(k: Builder, values: list[Val], inverse: Val) -> Val:
+    """Some of a span's values as dwords of two i16 each."""
+    scale = k.splat(inverse, values[0].ty)
+    # Beside MAGIC, the nearest whole number stands in the low bits.
+    words = k.concat(*((v * scale + MAGIC).bits(i32.like(v.ty)).to(i16) for v in values))
+    return words.bits(i32 * (words.ty.lanes // 2))

@@ -14,7 +14,7 @@ from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
 from treadle.kernels.act import BLOCK, NARROW, Act
-from treadle.kernels.choice_act import folds, gemm_act, gemv_act, matrix_act, on_matrix
+from treadle.kernels.choice_act import by_words, folds, gemm_act, gemv_act, matrix_act, on_matrix
 from treadle.kernels.choice_strips import by_strips, fits_strips
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
@@ -168,10 +168,12 @@ def gemm(
     *,
     matrix: bool = True,
     tokens: int = MANY,
+    alone: bool = False,
     **fields: Any,
 ) -> Gemm:
     """The product that packs panels, for any number of tokens; ``matrix``: on matrix registers
-    where they serve the format; ``tokens``: as many as batches mostly have, at most.
+    where they serve the format; ``tokens``: as many as batches mostly have, at most; ``alone``: for
+    one as well.
     """
     if matrix and on_matrix(fmt, isa):
         act = matrix_act(fmt, isa)
@@ -183,6 +185,8 @@ def gemm(
         kind: type[Gemm] = MatrixGemm
     else:
         act = gemm_act(fmt, isa)
+        if tokens > FEW and not alone and by_words(fmt, isa):
+            act = "q16"
         folded = act == "q8" and folds(fmt, isa)
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes)
@@ -209,7 +213,7 @@ def exact(
     if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
         few = isa.tiles.few[1]
         some = few if few > GEMV_TOKENS[-1] else MANY
-        return gemm(fmt, isa, k, table, matrix=False, tokens=some, **fields)
+        return gemm(fmt, isa, k, table, matrix=False, tokens=some, alone=True, **fields)
     many = gemm(fmt, isa, k, table, **fields)
     # Rows of large blocks are unpacked faster one by one than sixteen together.
     if tokens > unit.vector_tokens or fmt.block >= LARGE_BLOCK:
@@ -234,7 +238,7 @@ def gated(
     activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
     not fill, and where rows are met in strips.
     """
-    if m % BLOCK:
+    if m % BLOCK or out.kind == "q16":
         return None
     if alone:
         like = exact(fmt, isa, k, tokens, table)
@@ -289,6 +293,8 @@ def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
     """Vectors of rows and tokens of a tile."""
+    if act == "q16":
+        return isa.tiles.words
     if act != "q8" or codes is None:
         return isa.tiles.floats
     if isa.tiles.unit == OUTER and not adds_in_i16(codes):

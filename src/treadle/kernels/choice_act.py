@@ -6,7 +6,7 @@ import numpy as np
 
 from treadle.formats import Format
 from treadle.jit.language import Isa
-from treadle.kernels.panel import code_top
+from treadle.kernels.panel import code_size, code_top
 from treadle.kernels.tile_outer import OUTER, adds_in_i16
 
 
@@ -20,6 +20,17 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
     if fmt.codes and isa.rounds:
         return "q8"
     return "bf16" if (fmt.codes or fmt.act == "bf16") and isa.dot_bf16 else "f32"
+
+
+def by_words(fmt: Format, isa: Isa) -> bool:
+    """Whether prompts meet weights as i16, a scale to a span of both: where no two dots of their
+    codes fit an i16 together, or where floats have no narrower products.
+    """
+    if not isa.shorts or not isa.tiles.words[0]:
+        return False
+    if fmt.codes:
+        return isa.shorts.room(code_size(fmt.codes, isa)) < 2
+    return fmt.dtype.itemsize < 4
 
 
 def on_matrix(fmt: Format, isa: Isa) -> bool:

@@ -57,7 +57,7 @@ class Gemm(Tiled):
 
     def stage_bytes(self, lanes: int) -> int:
         """Scratch for packing."""
-        return stage_bytes(self.fmt, self.k, lanes) if self.act == "q8" else 0
+        return stage_bytes(self.fmt, self.layout(), lanes)
 
     def fill(
         self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
@@ -81,7 +81,7 @@ class Gemm(Tiled):
     @property
     def steps(self) -> int:
         """Rounds of the tile loop over all of K."""
-        return self.layout().kd // STEP[self.act]
+        return -(-self.layout().kd // STEP[self.act])
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, rows = self.layout(), self.rows_per_item(isa.lanes)

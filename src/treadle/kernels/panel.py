@@ -2,7 +2,7 @@
 
 A panel is ``[KD, P]`` dwords (see ``act.py``) of P rows, then for int8 formats the scales ``[KS,
 P]`` in f32 (fewer of them, where only minimums come so often) and, where the format has them, the
-minimums ``[KS, P]``. Rows past the last one repeat it, so nothing outside the tensor is ever read.
+minimums ``[KS, P]``; for i16 (``q16``) a scale of each span, ``[KB, P]``. Rows past the last one repeat it, so nothing outside the tensor is ever read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from treadle.formats import Format
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, f32, i8, i32, u8
-from treadle.kernels.act import BLOCK, DWORD, DWORDS, OFFSET, Act
+from treadle.kernels.act import (
+    BLOCK,
+    DWORD,
+    DWORDS,
+    OFFSET,
+    SPAN,
+    Act,
+    in_words,
+    largest,
+    word_scale,
+)
 from treadle.kernels.blocks import (
     At,
     WeightRows,
@@ -32,7 +42,9 @@ PACK_DWORDS = 16  # of a row, that are put in order at once
 def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
     """Scratch for one panel."""
     n_bytes = 4 * rows * act.kd
-    if fmt.codes:
+    if act.kind == "q16":
+        n_bytes += 4 * rows * act.kb
+    elif fmt.codes:
         n_bytes += scale_bytes(fmt.codes, act, rows)
         n_bytes += 4 * rows * act.ks if fmt.codes.has_m else 0
     return round_up(n_bytes, 64)
@@ -51,11 +63,15 @@ def stage_blocks(fmt: Format, k: int) -> int:
     return n
 
 
-def stage_bytes(fmt: Format, k: int, lanes: int) -> int:
-    """Scratch for the codes, scales and minimums of ``lanes`` rows of that many blocks."""
-    if fmt.codes is None or not is_staged(fmt):
+def stage_bytes(fmt: Format, act: Act, lanes: int) -> int:
+    """Scratch for the codes, scales and minimums of ``lanes`` rows of that many blocks, or for
+    their words.
+    """
+    if act.kind == "q16":
+        return 2 * lanes * max(SPAN, fmt.block)
+    if act.kind != "q8" or fmt.codes is None or not is_staged(fmt):
         return 0
-    n = stage_blocks(fmt, k) * fmt.block
+    n = stage_blocks(fmt, act.k) * fmt.block
     return lanes * (n + 4 * sum(shared_by(fmt.codes, n)))
 
 
@@ -116,6 +132,10 @@ def emit_pack(
 ) -> None:
     """Pack so many ``rows`` of ``source`` into ``panel``, by way of ``stage``; ``unit``: of K."""
     lanes = k.isa.lanes
+    if act.kind == "q16":
+        with k.loop(rows, step=lanes) as at:
+            _pack_words(k, act, panel, stage, source.behind(at), rows, at)
+        return
     if act.kind == "q8" and is_staged(source.weights.fmt):
         with k.loop(rows, step=lanes) as at:
             to = panel + at * 4
@@ -246,6 +266,45 @@ def _pack_floats(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> 
         some(c, n_values)
     for last in range(full, act.kd // n_dwords):  # the ragged end, and zeros up to a whole block
         some(k.i64(last), max(0, act.k - last * n_values))
+
+
+def _pack_words(
+    k: Builder, act: Act, out: Val, stage: Val, source: WeightRows, rows: int, first: Val
+) -> None:
+    """Weights of any format as i16 with a scale for each span, of as many rows as fill a vector,
+    the panel's from ``first`` on: one by one into ``stage``, then all put in order together.
+    """
+    lanes, fmt = k.isa.lanes, source.weights.fmt
+    n = max(SPAN, fmt.block)
+    codes_to, scales = out + first * 4, out + (4 * rows * act.kd + first * 4)
+
+    def some(c: Val, have: int) -> None:
+        with k.loop(lanes) as r:
+            row, to = source.row(k, r), stage + r * (2 * n)
+            row.block(c, n // fmt.block).prefetch(k, 2 * n // fmt.block, n // fmt.block, 2)
+            values = _values_of(k, row, c, n, have)
+            for i in range(-(-have // SPAN)):
+                span = values[i * SPAN // BLOCK :][: SPAN // BLOCK]
+                inverse, d = word_scale(k, largest(k, span))
+                k.store(scales + ((c * (n // SPAN) + i) * rows + r) * 4, d)
+                for b, v in enumerate(span):
+                    k.store(to, in_words(k, [v], inverse), offset=2 * (i * SPAN + b * BLOCK))
+        with k.loop(-(-have // BLOCK) * 2) as j:
+            held = [k.load(stage + j * 32, i32 * 8, offset=2 * n * r) for r in range(lanes)]
+            _store_columns(k, codes_to + (c * (n // BLOCK * 2) + j) * (8 * rows * 4), held, rows)
+
+    k.runs(act.k, n, some)
+
+
+def _values_of(k: Builder, row: At, c: Val, n: int, have: int) -> list[Val]:
+    """``have`` weights from the ``c``-th of so many on, ``f32 * BLOCK`` each, zeros up to ``n``."""
+    fmt = row.fmt
+    if fmt.codes is None:
+        whole = load_floats(k, row, c, n, have)
+        return list(k.split(whole, BLOCK))
+    blocks = row.block(c, n // fmt.block)
+    made = [v for j in range(have // fmt.block) for v in load_weights(k, blocks.block(j))]
+    return made + [k.zero(f32 * BLOCK)] * (n // BLOCK - len(made))
 
 
 def load_values(k: Builder, row: At, c: Val, n: int) -> list[Val]:

@@ -3,6 +3,7 @@
 for each dword kd of K:   acc[m][t] += dot(panel[kd][m], x[kd][t])      acc: i32 (q8) or f32
 q8, every 32 values:      sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])
                           acc = comp[t] = -offset * sum_x[t]
+q16, every 256 values:    sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t];  acc = 0
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from itertools import product
 from typing import TypeAlias
 
 from treadle.jit.language import Builder, Operand, Val, Var
-from treadle.jit.types import Ty, bf16, f32, i8, i32
-from treadle.kernels.act import BLOCK, MAGIC, MAGIC_BITS, OFFSET, block_sums, scaled_comp
+from treadle.jit.types import Ty, bf16, f32, i8, i16, i32
+from treadle.kernels.act import BLOCK, MAGIC, MAGIC_BITS, OFFSET, SPAN, block_sums, scaled_comp
 from treadle.kernels.out import Sums
 from treadle.kernels.panel import (
     code_offset,
@@ -31,11 +32,13 @@ KRange: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
 Dots: TypeAlias = "dict[tuple[int, int], Val]"  # by m and t
 STEP = {
     "q8": 8,
+    "q16": SPAN // 2,
     "bf16": 4,
     "bf16x2": 8,
     "bf16x3": 12,
     "f32": 4,
 }  # dwords of K that the loop does at a time
+WORDS_STEP = 8  # of a q16 span, without a branch
 
 
 class Tile:
@@ -63,6 +66,8 @@ class Tile:
                 assert spec.fmt.codes is not None
                 for part in range(BLOCK // spec.fmt.codes.sub):
                     self._block(c, part, sums)
+            elif spec.act == "q16":
+                self._span(c, sums)
             else:
                 for u in range(step):
                     self._dwords(c * step + u, sums)
@@ -85,7 +90,7 @@ class Tile:
         """Each token's dword, in every lane; of numbers as such: a machine may multiply by one."""
         k, lanes, nr = self.k, self.isa.lanes, self.spec.nr
         at = self.x + kd * (4 * nr)
-        ty = i32 if self.spec.act == "q8" else f32
+        ty = i32 if self.spec.act in ("q8", "q16") else f32
         together = nr // lanes * lanes if self.isa.tiles.by_lane else 0
         for first in range(0, together, lanes):
             some = k.load(at, ty * lanes, offset=4 * first, align=4)
@@ -105,6 +110,35 @@ class Tile:
                 else:
                     ty = f32 * isa.lanes
                     sums[m][t].v = k.fma(w.bits(ty), x.bits(ty), sums[m][t].v)
+
+    def _span(self, c: Val, sums: list[list[Var]]) -> None:
+        """The values of K that share a scale, as i16."""
+        k, isa, spec, act = self.k, self.isa, self.spec, self.act
+        assert isa.shorts is not None
+        lanes = isa.lanes
+        acc = {at: k.var(k.zero(i32 * lanes)) for at in product(range(spec.mr), range(spec.nr))}
+        n_steps = STEP[spec.act]
+        stop = k.min((c + 1) * n_steps, act.kd)
+        with k.loop(stop, start=c * n_steps, step=WORDS_STEP) as first:
+            for u in range(WORDS_STEP):
+                weights = self._weights(first + u)
+                for t, x in enumerate(self._tokens(first + u)):
+                    if t and spec.mr > 2:
+                        k.fence()
+                        weights = self._weights(first + u)
+                    for m, w in enumerate(weights):
+                        ty = i16 * (2 * lanes)
+                        acc[m, t].v = isa.shorts.scale(k, acc[m, t].v, w.bits(ty), x.bits(ty))
+                if spec.fence and (u + 1) % spec.fence == 0:
+                    k.fence()
+        scales = self.panel + (4 * self.rows * act.kd + c * (4 * self.rows))
+        d_x = self.x + (act.d_off + c * (4 * spec.nr))
+        for m in range(spec.mr):
+            d_w = k.load(scales, f32 * lanes, offset=4 * lanes * m, align=4)
+            for t in range(spec.nr):
+                scale = k.splat(k.load(d_x, f32, offset=4 * t, align=4), d_w.ty)
+                total = sums[m][t]
+                total.v = k.fma(acc[m, t].v.to(f32) * scale, d_w, total.v)
 
     def _dots(self, piece: Val, start: Callable[[int, int], Val]) -> Dots:
         """The dots of the codes that share a scale, on top of ``start``. As many as an i16 holds

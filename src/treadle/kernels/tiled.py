@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats import Format
-from treadle.kernels.act import DWORD, NARROW, Act, bf16_bits, from_bf16_bits
+from treadle.kernels.act import DWORD, NARROW, SPAN, Act, bf16_bits, from_bf16_bits, words_ref
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.spec import round_up
 from treadle.record import dataclass
@@ -45,6 +45,9 @@ class Tiled(Matmul):
     def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
         """A segment's weights as a panel holds them, float64 ``[M, K]``."""
         weights = super().weights_ref(w, rows)
+        if self.act == "q16":
+            words, d = words_ref(weights.astype(np.float32))
+            return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
         if self.act not in NARROW:
             return weights
         parts = bf16_bits(weights.astype(np.float32), NARROW[self.act])

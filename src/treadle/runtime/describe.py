@@ -142,6 +142,8 @@ def of_peaks(here: Here) -> Iterator[Told]:
     if peaks is None:
         return
     yield "q8_ops_s", peaks.q8
+    if peaks.q16 is not None:
+        yield "q16_ops_s", peaks.q16
     yield "bf16_ops_s", peaks.bf16
     if "bf16" in here.acts and peaks.bf16 is not None and peaks.bf16 < machine.ENOUGH * peaks.f32:
         rows = reversed(runnable(here.features))

@@ -193,7 +193,8 @@ def of_instructions(here: Here) -> Iterator[Told]:
             "dots of bytes are made of several instructions: quantised prompts read slowly; "
             "where memory allows, F16 or F32 weights may read faster (treadle bench)"
         )
-    if isa.dot_bf16 is None and isa.matrix is None and "bf16" in here.acts:
+    widened = isa.dot_bf16 is None and isa.matrix is None and not isa.tiles.words[0]
+    if widened and "bf16" in here.acts:
         yield (
             "BF16 weights are widened to f32: their prompts read at the rate of F32's; Q8_0 "
             "weights read faster, and are half the size"

@@ -17,8 +17,8 @@ import numpy as np
 
 from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import Ty, bf16, f32, i8, i32, u8
-from treadle.kernels.act import from_bf16_bits
+from treadle.jit.types import Ty, bf16, f32, i8, i16, i32, u8
+from treadle.kernels.act import WORD_TOP, from_bf16_bits
 from treadle.kernels.matrix import REGISTER
 from treadle.kernels.spec import LINE, RUN_STATE, Args, Frame, Spec
 from treadle.record import dataclass
@@ -29,7 +29,12 @@ from treadle.runtime.threads import Memory, Team
 
 Progress = Callable[[str, int, int], None]
 
-DOTS_PER_VALUE = {"q8": 4, "bf16": 2, "f32": 1}  # products that one 32-bit sum takes at once
+DOTS_PER_VALUE = {
+    "q8": 4,
+    "q16": 2,
+    "bf16": 2,
+    "f32": 1,
+}  # products that one 32-bit sum takes at once
 WEIGHT_MAX = 127  # of a q8 weight: the most that every row's own byte dot takes
 ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of claiming it
 PIECE = 1 << 19  # bytes of an item of the burst
@@ -56,6 +61,7 @@ class Peaks:
     from_memory: bool = True  # False: no buffer beyond the caches could be had
     # Bytes a second of one long stream a thread: what reading a model in order can come to.
     stream_bytes_s: float | None = None
+    q16: float | None = None  # in dots of i16, where prompts use them
 
     def as_dict(self) -> dict[str, float]:
         """By name, without those that are None; what was read from caches is ``cache_bytes_s``."""
@@ -65,6 +71,7 @@ class Peaks:
             read: self.bytes_s,
             "stream_bytes_s": stream,
             "q8": self.q8,
+            "q16": self.q16,
             "bf16": self.bf16,
             "f32": self.f32,
         }
@@ -81,7 +88,7 @@ class Dots(Spec):
 
     op: ClassVar[str] = "dots"
     args = Args("w:in x:in out:out rounds")
-    act: str  # "q8", "bf16" or "f32", as in the products' names
+    act: str  # of DOTS_PER_VALUE, as in the products' names
     mr: int
     nr: int
 
@@ -110,6 +117,7 @@ class Dots(Spec):
         """Of w, x and the sums."""
         return {
             "q8": (u8 * (4 * lanes), i8 * (4 * lanes), i32 * lanes),
+            "q16": (i16 * (2 * lanes), i16 * (2 * lanes), i32 * lanes),
             "bf16": (bf16 * (2 * lanes), bf16 * (2 * lanes), f32 * lanes),
             "f32": (f32 * lanes, f32 * lanes, f32 * lanes),
         }[self.act]
@@ -120,6 +128,9 @@ class Dots(Spec):
             return k.fma(w, x, total)
         if self.act == "q8":
             return isa.dot4(k, total, w, x, WEIGHT_MAX)
+        if self.act == "q16":
+            assert isa.shorts is not None
+            return isa.shorts.scale(k, total, w, x)
         assert isa.dot_bf16 is not None
         return isa.dot_bf16(k, total, w, x)
 
@@ -220,7 +231,7 @@ def measure_peaks(
     isa: Isa, n_threads: int, seconds: float = 0.2, *, progress: Progress | None = None
 ) -> Peaks:
     """Measure for about ``seconds`` each: arithmetic in registers, and reading a large buffer."""
-    acts = [act for act in DOTS_PER_VALUE if act != "bf16" or isa.dot_bf16 or isa.matrix]
+    acts = [act for act in DOTS_PER_VALUE if has_dots(act, isa)]
     dots = {act: dots_of(act, isa) for act in acts}
     kernels = load_kernels([*dots.values(), *(Stream(*shape) for shape in (*STREAMS, *LONG))], isa)
     team = Team(n_threads, isa, LINE)
@@ -250,8 +261,15 @@ def measure_peaks(
     tell(len(acts) + 1)
     return Peaks(
         rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share,
-        n_bytes, n_bytes >= BEYOND * machine.cache_bytes(), long_s,
+        n_bytes, n_bytes >= BEYOND * machine.cache_bytes(), long_s, rates.get("q16"),
     )  # fmt: skip
+
+
+def has_dots(act: str, isa: Isa) -> bool:
+    """Whether products of this kind are made with ``isa``."""
+    if act == "q16":
+        return bool(isa.tiles.words[0])
+    return act != "bf16" or bool(isa.dot_bf16 or isa.matrix)
 
 
 def dots_of(act: str, isa: Isa) -> Dots | MatrixDots:
@@ -263,6 +281,8 @@ def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarr
     """``n`` vectors of ``lanes`` times 32 bits, random: zeros would draw less power than these."""
     if act == "q8":
         return rng.integers(0, WEIGHT_MAX + 1, (n, 4 * lanes), np.uint8)
+    if act == "q16":
+        return rng.integers(-WORD_TOP, WORD_TOP + 1, (n, 2 * lanes), np.int16)
     values = rng.uniform(-1, 1, (n, lanes * DOTS_PER_VALUE[act])).astype(np.float32)
     return values if act == "f32" else (values.view(np.uint32) >> 16).astype(np.uint16)
 
