@@ -39,7 +39,7 @@ def _first(specs: list[Any], n: int, keep: Callable[[Any], bool] = lambda spec: 
 
 
 def _weights(name: str) -> Callable[[Any], bool]:
-    return lambda spec: spec.w == name and spec.act != "bf16"
+    return lambda spec: spec.w == name and spec.act not in ("bf16", "q16")
 
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "IQ4_XS", "F16")

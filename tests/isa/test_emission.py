@@ -41,7 +41,7 @@ EM = {"aarch64": 183, "riscv64": 243}
 PORTABLE_SPECS = [
     s
     for s in registry.ALL
-    if not (isinstance(s, Gemm) and s.act == "bf16")
+    if not (isinstance(s, Gemm) and s.act in ("bf16", "q16"))
     and not getattr(s, "matrix", False)
     and not getattr(s, "words", False)
     and not isinstance(s, (MatrixGemm, BytesGemm))

@@ -14,8 +14,8 @@ MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``: where a weight's code
 an accumulator that starts there ends as MAGIC_BITS + the true dot product, which are the bits of
 the float MAGIC + dot.
 
-``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, kept as ``[KB,
-g]`` behind the dwords. Weights that meet it have such scales of their own.
+``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, kept as
+``[KB, g]`` behind the dwords. Weights that meet it have such scales of their own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A panel is ``[KD, P]`` dwords (see ``act.py``) of P rows, then for int8 formats the scales ``[KS,
 P]`` in f32 (fewer of them, where only minimums come so often) and, where the format has them, the
-minimums ``[KS, P]``; for i16 (``q16``) a scale of each span, ``[KB, P]``. Rows past the last one repeat it, so nothing outside the tensor is ever read.
+minimums ``[KS, P]``; for ``q16`` the scales of spans, ``[KB, P]``. Rows past the last one repeat
+it, so nothing outside the tensor is ever read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from treadle.kernels.act import (
     SPAN,
     Act,
     in_words,
-    largest,
     word_scale,
 )
 from treadle.kernels.blocks import (
@@ -68,7 +68,7 @@ def stage_bytes(fmt: Format, act: Act, lanes: int) -> int:
     their words.
     """
     if act.kind == "q16":
-        return 2 * lanes * max(SPAN, fmt.block)
+        return SPAN * (4 + 2 * lanes)
     if act.kind != "q8" or fmt.codes is None or not is_staged(fmt):
         return 0
     n = stage_blocks(fmt, act.k) * fmt.block
@@ -272,39 +272,47 @@ def _pack_words(
     k: Builder, act: Act, out: Val, stage: Val, source: WeightRows, rows: int, first: Val
 ) -> None:
     """Weights of any format as i16 with a scale for each span, of as many rows as fill a vector,
-    the panel's from ``first`` on: one by one into ``stage``, then all put in order together.
+    the panel's from ``first`` on: a row's span as f32, as i16, then all rows' in order together.
     """
-    lanes, fmt = k.isa.lanes, source.weights.fmt
-    n = max(SPAN, fmt.block)
+    lanes, words = k.isa.lanes, stage + 4 * SPAN
     codes_to, scales = out + first * 4, out + (4 * rows * act.kd + first * 4)
 
     def some(c: Val, have: int) -> None:
+        n_blocks = -(-have // BLOCK)
         with k.loop(lanes) as r:
-            row, to = source.row(k, r), stage + r * (2 * n)
-            row.block(c, n // fmt.block).prefetch(k, 2 * n // fmt.block, n // fmt.block, 2)
-            values = _values_of(k, row, c, n, have)
-            for i in range(-(-have // SPAN)):
-                span = values[i * SPAN // BLOCK :][: SPAN // BLOCK]
-                inverse, d = word_scale(k, largest(k, span))
-                k.store(scales + ((c * (n // SPAN) + i) * rows + r) * 4, d)
-                for b, v in enumerate(span):
-                    k.store(to, in_words(k, [v], inverse), offset=2 * (i * SPAN + b * BLOCK))
-        with k.loop(-(-have // BLOCK) * 2) as j:
-            held = [k.load(stage + j * 32, i32 * 8, offset=2 * n * r) for r in range(lanes)]
-            _store_columns(k, codes_to + (c * (n // BLOCK * 2) + j) * (8 * rows * 4), held, rows)
+            inverse, d = word_scale(k, _store_floats(k, source.row(k, r), c, have, stage))
+            k.store(scales + (c * rows + r) * 4, d)
+            with k.loop(n_blocks) as b:
+                block = [
+                    k.load(stage + b * (4 * BLOCK), f32 * lanes, offset=4 * i)
+                    for i in range(0, BLOCK, lanes)
+                ]
+                k.store(words + (r * SPAN + b * BLOCK) * 2, in_words(k, block, inverse))
+        with k.loop(2 * n_blocks) as j:
+            held = [k.load(words + j * 32, i32 * 8, offset=2 * SPAN * r) for r in range(lanes)]
+            to = codes_to + (c * (SPAN // 16) + j) * (8 * rows * 4)
+            _store_columns(k, to, held, rows)
 
-    k.runs(act.k, n, some)
+    k.runs(act.k, SPAN, some)
 
 
-def _values_of(k: Builder, row: At, c: Val, n: int, have: int) -> list[Val]:
-    """``have`` weights from the ``c``-th of so many on, ``f32 * BLOCK`` each, zeros up to ``n``."""
-    fmt = row.fmt
-    if fmt.codes is None:
-        whole = load_floats(k, row, c, n, have)
-        return list(k.split(whole, BLOCK))
-    blocks = row.block(c, n // fmt.block)
-    made = [v for j in range(have // fmt.block) for v in load_weights(k, blocks.block(j))]
-    return made + [k.zero(f32 * BLOCK)] * (n // BLOCK - len(made))
+def _store_floats(k: Builder, row: At, c: Val, have: int, to: Val) -> Val:
+    """Write ``have`` weights of a row's ``c``-th span, zeros up to a whole block; the bits of the
+    largest magnitude.
+    """
+    fmt, top = row.fmt, k.var(k.zero(i32 * k.isa.lanes))
+    per = BLOCK if fmt.codes is None else fmt.block
+
+    def block(b: Val, n: int) -> None:
+        at = c * (SPAN // per) + b
+        values = load_weights(k, row.block(at)) if fmt.codes else [load_floats(k, row, at, per, n)]
+        for i, v in enumerate(k.split(k.concat(*values), k.isa.lanes)):
+            k.store(to + b * (4 * per), v, offset=i * v.ty.n_bytes)
+            top.v = k.max(top.v, k.abs(v).bits(top.v.ty))
+
+    row.block(c, SPAN // fmt.block).prefetch(k, 2 * SPAN // fmt.block, SPAN // fmt.block, 2)
+    k.runs(have, per, block)
+    return k.reduce(top.v, k.max)
 
 
 def load_values(k: Builder, row: At, c: Val, n: int) -> list[Val]:

@@ -235,7 +235,7 @@ class Trial:
             rounding = (self._chain(spec) + 8) * ROUNDING
             if plain.kind in N_PRODUCTS:
                 rounding = (N_PRODUCTS[plain.kind] * self.k + 8) * ROUNDING + LEFT_OUT[plain.kind]
-            as_codes = self.fmt.codes is not None and plain.kind == "q8"
+            as_codes = self.fmt.codes is not None and plain.kind not in ("bf16", "q16")
             sizes = self._magnitudes(apart=as_codes)
             tolerance = (x.astype(np.float32) @ sizes.T) * rounding
             if plain.kind == "q16":
