@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.batch import Part, Run
 from treadle.engine import Engine
+from treadle.kernels.act import WORD_TOP
 from treadle.kernels.attention import Attention
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed, Norm, Pack
@@ -34,7 +35,7 @@ class Compared:
     """What one step wrote: by compiled code, and by its twin."""
 
     label: str
-    kind: str  # f32, pairs (of numbers held as two bf16), words, bf16, q8; or whole numbers
+    kind: str  # f32, pairs (of numbers held as two bf16), words, bf16, q8, q16; or whole numbers
     actual: np.ndarray
     expected: np.ndarray
     n_terms: int  # that a sum has, or about as many
@@ -46,16 +47,15 @@ class Compared:
         Both sums are right to some f32 roundings of terms no larger than the largest values in
         sight; a pair of bf16 is within 2**-18 of its number, and so is what products of pairs leave
         out, in scores and in results. Words have 16 bits: a score is off by half a unit of each
-        number, a result by that of a span's weights. A value half-way between two codes of q8, or
-        two bf16, may go either way: one code, or 2**-7 of the value.
+        number, a result by that of a span's weights. A value half-way between two codes of q8 or
+        q16, or two bf16, may go either way: one code, or 2**-7 of the value.
         """
         if not self.actual.size:
             return 0.0
         if self.kind == "whole":
             return 0.0 if np.array_equal(self.actual, self.expected) else np.inf
-        unit = {"f32": 2**-21, "pairs": 2**-19, "words": 2**-11, "bf16": 2**-7, "q8": 1 / 127}[
-            self.kind
-        ]
+        units = {"f32": 2**-21, "pairs": 2**-19, "words": 2**-11, "bf16": 2**-7, "q8": 1 / 127}
+        unit = {**units, "q16": 1 / WORD_TOP}[self.kind]
         top = np.abs(self.expected).max()
         if self.kind in ("f32", "pairs"):
             allowed = unit * np.sqrt(self.n_terms) * top

@@ -22,6 +22,8 @@ from tests.kernels import rows
 from tests.reference import forward, kl_divergence, log_softmax
 from treadle.errors import FileError, TreadleError
 from treadle.files import target
+from treadle.formats import by_name
+from treadle.kernels.choice_act import by_words
 from treadle.perplexity import (
     N_SEQUENCES,
     Beside,
@@ -62,9 +64,11 @@ def story(model: treadle.Model, n_ctx: int) -> Windows:
 def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> None:
     """Both round keys and values to f16, and activations to int8 each in its way: so the numbers
     agree far within their errors, and more so those of F32, where only the first happens. (Where
-    matrix registers are used, activations are rounded to bf16: see the next test.)
+    matrix registers are used, activations are rounded to bf16: see the next test. As i16 they lose
+    next to nothing: half of the divergence from F32 is left.)
     """
     isa = rows.VECTORS[-1].name
+    words = by_words(by_name(fmt), rows.VECTORS[-1])
     known = GOLDEN["measured"][f"{n_ctx}/{fmt}"]
     folder = data / "models" / "babyllama105"
     with (
@@ -80,11 +84,15 @@ def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> 
     share = 2e-3 if fmt == "F32" else 0.1  # of the error, of what one run differs from another by
     assert found.perplexity.value == pytest.approx(known["ppl"], abs=share * known["ppl_error"])
     assert found.perplexity.error == pytest.approx(known["ppl_error"], rel=0.01)
-    assert found.kl.value == pytest.approx(known["kl"], abs=known["kl_error"])
-    assert found.kl.error == pytest.approx(known["kl_error"], rel=0.2)
-    # Of 756 tokens this is about the eighth largest, and the fifth is a third larger.
-    assert found.kl_p99 == pytest.approx(known["kl_p99"], rel=0.35)
-    assert found.top1.value == pytest.approx(known["top1"], abs=2 * found.top1.error)
+    if words:
+        assert found.kl.value < 0.7 * known["kl"]
+        assert found.top1.value > known["top1"]
+    else:
+        assert found.kl.value == pytest.approx(known["kl"], abs=known["kl_error"])
+        assert found.kl.error == pytest.approx(known["kl_error"], rel=0.2)
+        # Of 756 tokens this is about the eighth largest, and the fifth is a third larger.
+        assert found.kl_p99 == pytest.approx(known["kl_p99"], rel=0.35)
+        assert found.top1.value == pytest.approx(known["top1"], abs=2 * found.top1.error)
     assert found.delta_p.value == pytest.approx(known["delta_p"], abs=2 * found.delta_p.error)
     if fmt == "F32":  # the reference is the model itself
         assert (found.kl.value, found.kl_max, found.top1.value) == (0.0, 0.0, 1.0)

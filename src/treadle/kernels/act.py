@@ -194,7 +194,8 @@ def words_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
     spans.reshape(len(x), -1)[:, : x.shape[1]] = x
     top = np.maximum(np.abs(spans).max(-1), np.float32(LEAST))
-    q = np.rint(spans * (np.float32(WORD_TOP) / top)[:, :, None]).astype(np.int16)
+    inverse = (np.float32(WORD_TOP) / top).astype(np.float64)  # fused: products are not rounded
+    q = np.rint(spans * inverse[:, :, None]).astype(np.int16)
     return q.reshape(len(x), -1), top * np.float32(1 / WORD_TOP)
 
 

@@ -24,13 +24,13 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
 
 def by_words(fmt: Format, isa: Isa) -> bool:
     """Whether prompts meet weights as i16, a scale to a span of both: where no two dots of their
-    codes fit an i16 together, or where floats have no narrower products.
+    codes fit an i16 together, and BF16. F16 has bits to lose.
     """
     if not isa.shorts or not isa.tiles.words[0]:
         return False
     if fmt.codes:
         return isa.shorts.room(code_size(fmt.codes, isa)) < 2
-    return fmt.dtype.itemsize < 4
+    return fmt.act == "bf16"
 
 
 def on_matrix(fmt: Format, isa: Isa) -> bool:
