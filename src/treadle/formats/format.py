@@ -84,6 +84,11 @@ class Codes:
         return bool(self.m) or self.minimums
 
     @property
+    def most(self) -> int:
+        """The largest size of what is left of a code when the offset is taken away."""
+        return max(self.top - self.offset, self.offset)
+
+    @property
     def sum_sub(self) -> int:
         """Codes that share both scale and minimum: activations are summed up over as many."""
         return self.m_sub or self.sub

@@ -150,11 +150,13 @@ class Shorts:
     ``dot(k, acc, w, x)``: ``acc[i] += w[2i] x[2i] + w[2i+1] x[2i+1]`` in i16, ``acc`` None for
     zeros; w ``u8`` or ``i8``, x ``i8`` in -127..127. ``widen(k, acc, s)``: ``acc[i] += s[2i] +
     s[2i+1]``, acc in i32. ``scale(k, acc, s, f)``: ``acc[i] += s[2i] f[2i] + s[2i+1] f[2i+1]``.
+    ``high(k, a, b)``: ``(a[i] b[i] + 2**14) >> 15``, of a register of i16.
     """
 
     dot: Op
     widen: Op
     scale: Op
+    high: Op
 
     @staticmethod
     def room(w_max: int) -> int:
@@ -219,6 +221,7 @@ class Isa:
     # Registers have ``vector_bits`` and no more, which LLVM is told: it takes RISC-V's for as long
     # as features say or longer, and then cannot tell one register from the next.
     exact: bool = False
+    halves: bool = False  # lanes move faster within the halves of a register than across
     # Bytes that tensors are aligned to, and scalars to their own size up to so many. What is not
     # known to be aligned, some machines load byte by byte.
     aligned: int = 1

@@ -16,6 +16,7 @@ MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmad
 PSIGNB = {16: "ssse3.psign.b.128", 32: "avx2.psign.b"}
 MADDUBS_TOP = 32767 // (2 * 127)
 MADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
+MULHRS = {8: "ssse3.pmul.hr.sw.128", 16: "avx2.pmul.hr.sw", 32: "avx512.pmul.hr.sw.512"}
 RCP14 = {4: i8, 8: i8, 16: i16}  # the masks' types
 PSHUFB = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
@@ -42,6 +43,11 @@ def short_dot(k: Builder, acc: Val | None, w: Val, x: Val) -> Val:
 def dot2(k: Builder, acc: Val, w: Val, x: Val) -> Val:
     """``acc[i] += w[2i] x[2i] + w[2i+1] x[2i+1]`` of i16: ``vpmaddwd``."""
     return k.pin(acc + k.call(f"llvm.x86.{MADDWD[w.ty.lanes]}", acc.ty, [w.ir, x.ir]), "v")
+
+
+def high_short(k: Builder, a: Val, b: Val) -> Val:
+    """``vpmulhrsw``."""
+    return k.call(f"llvm.x86.{MULHRS[a.ty.lanes]}", a.ty, [a.ir, b.ir])
 
 
 def widen_short(k: Builder, acc: Val, s: Val) -> Val:
@@ -196,7 +202,7 @@ AVX2 = replace(
     dot4=dot4_maddubs,
     dot4_least=-128,
     dot4_top=MADDUBS_TOP,
-    shorts=Shorts(short_dot, widen_short, dot2),
+    shorts=Shorts(short_dot, widen_short, dot2, high_short),
     # Zen 3, a core, Q8_0 and Q4_0: 2 x 4 makes 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
     # sequences leave a fifth of two of its tiles empty. A row of large blocks at a time has
     # fewer spills than two: K-quants were 1.05 to 1.13 times as fast, two texts 1.16 to 1.37.
@@ -209,6 +215,7 @@ AVX2 = replace(
         float_lanes=32,
     ),
     fused=True,
+    halves=True,
     widen_f16=portable.fpext_f16,  # vcvtph2ps
     narrow_f16=portable.fptrunc_f16,  # vcvtps2ph
     pause=pause,
@@ -249,6 +256,7 @@ AVX512 = replace(
     cpu="x86-64-v4",
     features="-prefer-256-bit",
     vector_bits=512,
+    halves=False,
     lookup_words=lookup_words,
     gather=portable.masked_gather,  # vpgatherd*, which LLVM splits again for the CPUs before
     reciprocal=reciprocal,

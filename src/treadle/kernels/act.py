@@ -46,6 +46,7 @@ OFFSET = 128  # of the codes that ``comp`` serves
 # The largest of a q16 span, of activations and of weights: SPAN products of two such are a sum
 # below 2**31, whatever they are.
 WORD_TOP = 2895
+STEP_BITS = 10  # behind the point, of the words that one step of a weight's code is
 LEAST = 1e-34  # of a span's largest value: below it all are as good as zero
 
 
@@ -193,10 +194,16 @@ def words_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
     spans.reshape(len(x), -1)[:, : x.shape[1]] = x
-    top = np.maximum(np.abs(spans).max(-1), np.float32(LEAST))
-    inverse = (np.float32(WORD_TOP) / top).astype(np.float64)  # fused: products are not rounded
-    q = np.rint(spans * inverse[:, :, None]).astype(np.int16)
-    return q.reshape(len(x), -1), top * np.float32(1 / WORD_TOP)
+    inverse, d = word_scales_ref(np.abs(spans).max(-1))
+    # Products are not rounded before they are made whole numbers: they are fused with that.
+    q = np.rint(spans * inverse[:, :, None].astype(np.float64)).astype(np.int16)
+    return q.reshape(len(x), -1), d
+
+
+def word_scales_ref(top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What spans of at most ``top``, f32, are multiplied by to be words, and the words' scales."""
+    top = np.maximum(top, np.float32(LEAST))
+    return np.float32(WORD_TOP) / top, top * np.float32(1 / WORD_TOP)
 
 
 def to_bf16_bits(x: np.ndarray) -> np.ndarray:
@@ -356,16 +363,17 @@ def largest(k: Builder, values: list[Val]) -> Val:
 
 
 def word_scale(k: Builder, top: Val) -> tuple[Val, Val]:
-    """What values of at most ``top`` (``largest``) are multiplied by to be words, and the words'
-    scale.
+    """What values of at most ``top`` (``largest``, or several such) are multiplied by to be words,
+    and the words' scale.
     """
+    top = k.reduce(top, k.max) if top.ty.lanes > 1 else top
     top = k.max(top, k.const(LEAST, f32).bits(i32)).bits(f32)
     return WORD_TOP / top, top * (1 / WORD_TOP)
 
 
 def in_words(k: Builder, values: list[Val], inverse: Val) -> Val:
     """Some of a span's values as dwords of two i16 each."""
-    scale = k.splat(inverse, values[0].ty)
+    whole = k.concat(*values)
     # Beside MAGIC, the nearest whole number stands in the low bits.
-    words = k.concat(*((v * scale + MAGIC).bits(i32.like(v.ty)).to(i16) for v in values))
+    words = (whole * k.splat(inverse, whole.ty) + MAGIC).bits(i32.like(whole.ty)).to(i16)
     return words.bits(i32 * (words.ty.lanes // 2))

@@ -28,8 +28,8 @@ def by_words(fmt: Format, isa: Isa) -> bool:
     """
     if not isa.shorts or not isa.tiles.words[0]:
         return False
-    if fmt.codes:
-        return isa.shorts.room(code_size(fmt.codes, isa)) < 2
+    if codes := fmt.codes:  # those that are looked up in a grid are as slow so
+        return isa.shorts.room(code_size(codes, isa)) < 2 and not codes.gathers
     return fmt.act == "bf16"
 
 

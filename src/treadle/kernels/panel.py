@@ -11,13 +11,15 @@ from __future__ import annotations
 from treadle.formats import Format
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import Ty, f32, i8, i32, u8
+from treadle.jit.types import Ty, f32, i8, i16, i32, u8
 from treadle.kernels.act import (
     BLOCK,
     DWORD,
     DWORDS,
+    MAGIC,
     OFFSET,
     SPAN,
+    STEP_BITS,
     Act,
     in_words,
     word_scale,
@@ -271,24 +273,18 @@ def _pack_floats(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> 
 def _pack_words(
     k: Builder, act: Act, out: Val, stage: Val, source: WeightRows, rows: int, first: Val
 ) -> None:
-    """Weights of any format as i16 with a scale for each span, of as many rows as fill a vector,
-    the panel's from ``first`` on: a row's span as f32, as i16, then all rows' in order together.
+    """Weights as i16 with a scale for each span, of as many rows as fill a vector, the panel's from
+    ``first`` on: row by row into ``stage``, then all put in order together.
     """
     lanes, words = k.isa.lanes, stage + 4 * SPAN
     codes_to, scales = out + first * 4, out + (4 * rows * act.kd + first * 4)
+    store = _store_floats if source.weights.fmt.codes is None else _store_scaled_codes
 
     def some(c: Val, have: int) -> None:
-        n_blocks = -(-have // BLOCK)
         with k.loop(lanes) as r:
-            inverse, d = word_scale(k, _store_floats(k, source.row(k, r), c, have, stage))
+            d = store(k, source.row(k, r), c, have, stage, words + r * (2 * SPAN))
             k.store(scales + (c * rows + r) * 4, d)
-            with k.loop(n_blocks) as b:
-                block = [
-                    k.load(stage + b * (4 * BLOCK), f32 * lanes, offset=4 * i)
-                    for i in range(0, BLOCK, lanes)
-                ]
-                k.store(words + (r * SPAN + b * BLOCK) * 2, in_words(k, block, inverse))
-        with k.loop(2 * n_blocks) as j:
+        with k.loop(-(-have // BLOCK) * 2) as j:
             held = [k.load(words + j * 32, i32 * 8, offset=2 * SPAN * r) for r in range(lanes)]
             to = codes_to + (c * (SPAN // 16) + j) * (8 * rows * 4)
             _store_columns(k, to, held, rows)
@@ -296,23 +292,54 @@ def _pack_words(
     k.runs(act.k, SPAN, some)
 
 
-def _store_floats(k: Builder, row: At, c: Val, have: int, to: Val) -> Val:
-    """Write ``have`` weights of a row's ``c``-th span, zeros up to a whole block; the bits of the
-    largest magnitude.
+def _store_floats(k: Builder, row: At, c: Val, have: int, stage: Val, to: Val) -> Val:
+    """Write ``have`` weights of a row's ``c``-th span as words, zeros up to a whole block; their
+    scale.
     """
-    fmt, top = row.fmt, k.var(k.zero(i32 * k.isa.lanes))
-    per = BLOCK if fmt.codes is None else fmt.block
+    ty, per_span = f32 * k.isa.lanes, SPAN // BLOCK
+    top = k.var(k.zero(i32 * ty.lanes))
 
-    def block(b: Val, n: int) -> None:
-        at = c * (SPAN // per) + b
-        values = load_weights(k, row.block(at)) if fmt.codes else [load_floats(k, row, at, per, n)]
-        for i, v in enumerate(k.split(k.concat(*values), k.isa.lanes)):
-            k.store(to + b * (4 * per), v, offset=i * v.ty.n_bytes)
+    def largest_of(b: Val, n: int) -> None:
+        values = load_floats(k, row, c * per_span + b, BLOCK, n)
+        for i, v in enumerate(k.split(values, ty.lanes)):
+            k.store(stage + b * (4 * BLOCK), v, offset=i * ty.n_bytes)
             top.v = k.max(top.v, k.abs(v).bits(top.v.ty))
 
-    row.block(c, SPAN // fmt.block).prefetch(k, 2 * SPAN // fmt.block, SPAN // fmt.block, 2)
-    k.runs(have, per, block)
-    return k.reduce(top.v, k.max)
+    row.block(c, SPAN).prefetch(k, 2 * SPAN, SPAN, 2)
+    k.runs(have, BLOCK, largest_of)
+    inverse, d = word_scale(k, k.reduce(top.v, k.max))
+    with k.loop(-(-have // BLOCK)) as b:
+        at = stage + b * (4 * BLOCK)
+        values = [k.load(at, ty, offset=4 * i) for i in range(0, BLOCK, ty.lanes)]
+        k.store(to + b * (2 * BLOCK), in_words(k, values, inverse))
+    return d
+
+
+def _store_scaled_codes(k: Builder, row: At, c: Val, have: int, stage: Val, to: Val) -> Val:
+    """The same of codes with a scale for every 32: no weight is larger than the largest code times
+    the largest scale.
+    """
+    fmt, codes, shorts = row.fmt, row.codes, k.isa.shorts
+    assert codes.sub == BLOCK, fmt.name
+    assert not codes.has_m, fmt.name
+    assert shorts is not None, k.isa.name
+    per, step = SPAN // fmt.block, 15 - STEP_BITS
+    row.block(c, per).prefetch(k, 2 * per, per, 2)
+    blocks = [row.block(c, per).block(i) for i in range(have // fmt.block)]
+    scales, _ = scales_of(k, blocks + blocks[-1:] * (per - len(blocks)))
+    inverse, d = word_scale(k, (k.abs(scales) * codes.most).bits(i32.like(scales.ty)))
+    steps = scales * k.splat(inverse, scales.ty) * float(1 << STEP_BITS)
+    steps = (steps + MAGIC).bits(i32.like(scales.ty))  # whole numbers, in the low bits
+    k.store(stage, (steps & 0xFFFF) | (steps << 16))
+    k.fence()  # a broadcast from memory costs no shuffle
+    parts = [part for b in blocks for v in ordered_codes(k, b) for part in k.split(v, BLOCK)]
+    for i, code in enumerate(parts):
+        v = (code - codes.offset).bits(i8 * BLOCK).to(i16) << step
+        factor = k.splat(k.load(stage + 4 * i, i32), i32 * (BLOCK // 2)).bits(v.ty)
+        n = k.isa.vector_bits // 16
+        both = zip(k.split(v, n), k.split(factor, n), strict=True)
+        k.store(to, k.concat(*(shorts.high(k, a, b) for a, b in both)), offset=2 * BLOCK * i)
+    return d
 
 
 def load_values(k: Builder, row: At, c: Val, n: int) -> list[Val]:

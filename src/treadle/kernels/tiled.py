@@ -10,7 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.formats import Format
-from treadle.kernels.act import DWORD, NARROW, SPAN, Act, bf16_bits, from_bf16_bits, words_ref
+from treadle.kernels.act import (
+    DWORD,
+    NARROW,
+    SPAN,
+    STEP_BITS,
+    Act,
+    bf16_bits,
+    from_bf16_bits,
+    word_scales_ref,
+    words_ref,
+)
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.spec import round_up
 from treadle.record import dataclass
@@ -46,7 +56,12 @@ class Tiled(Matmul):
         """A segment's weights as a panel holds them, float64 ``[M, K]``."""
         weights = super().weights_ref(w, rows)
         if self.act == "q16":
-            words, d = words_ref(weights.astype(np.float32))
+            given = self.fmt.join(w).reshape(rows, -1)
+            words, d = (
+                _words_of_codes_ref(self.fmt, given, weights)
+                if self.fmt.codes
+                else (words_ref(weights.astype(np.float32)))
+            )
             return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
         if self.act not in NARROW:
             return weights
@@ -70,3 +85,25 @@ class Tiled(Matmul):
     def n_sums(self) -> int:
         """How many sums of a token the codes that share a scale have minimums for."""
         return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
+
+
+def _words_of_codes_ref(
+    fmt: Format, rows: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """``words_ref`` of rows of codes: a span's largest is what its largest scale makes of the
+    largest code there can be, and a code's step is rounded. The scales are what the rows come to
+    with the lowest code everywhere.
+    """
+    codes, shape = fmt.codes, (len(weights), -1, SPAN)
+    assert codes is not None, fmt.name
+    low = rows.copy()
+    lows = low.view(fmt.dtype)["qs"]
+    lows[:] = np.iinfo(lows.dtype).min
+    scales = fmt.dequantize_rows(low) / np.float64(min(codes.levels, default=-codes.offset))
+    found = np.rint(np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0))
+    missing = (0, 0), (0, -weights.shape[1] % SPAN)
+    scales, found = (np.pad(a, missing).reshape(shape) for a in (scales.astype(np.float32), found))
+    inverse, d = word_scales_ref(np.abs(scales).max(-1) * np.float32(codes.most))
+    steps = np.rint((scales * inverse[:, :, None]).astype(np.float64) * (1 << STEP_BITS))
+    words = np.floor(found * steps / (1 << STEP_BITS) + 0.5)
+    return words.astype(np.int16).reshape(len(weights), -1), d

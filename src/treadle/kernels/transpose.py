@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from treadle.jit.language import Builder, Val
+
+SQUARE = 8  # rows and columns that are transposed by halves of registers
 
 
 def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
@@ -12,6 +16,9 @@ def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
     Zipping row i with row i + n/2, log2(n) times over, is the perfect shuffle that transposes.
     """
     n, columns = len(rows), rows[0].ty.lanes
+    if k.isa.halves and n == lanes == SQUARE and not columns % SQUARE:
+        pieces = zip(*(k.split(row, SQUARE) for row in rows), strict=True)
+        return [[column] for piece in pieces for column in _by_halves(k, piece)]
     vectors = [[row] for row in rows]
     while len(vectors) > 1:
         half = len(vectors) // 2
@@ -24,6 +31,26 @@ def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
         per = n // flat[0].ty.lanes
         return [flat[c * per : (c + 1) * per] for c in range(columns)]
     return [[part] for v in flat for part in k.split(v, n)]
+
+
+def _by_halves(k: Builder, rows: Sequence[Val]) -> list[Val]:
+    """Eight rows of eight: rows that are four apart are joined first, then no lane leaves its half
+    of a register. 24 shuffles; zips have 24 too, but each takes two instructions.
+    """
+    columns = []
+    for first in (0, 4):
+        half = [first + i for i in range(4)]
+        joined = [
+            k.shuffle(a, b, half + [SQUARE + i for i in half])
+            for a, b in zip(rows[:4], rows[4:], strict=True)
+        ]
+        for order in ([0, 8, 1, 9], [2, 10, 3, 11]):  # dwords of two rows, then of the other two
+            low, high = (
+                k.shuffle(a, b, order + [i + 4 for i in order]) for a, b in (joined[:2], joined[2:])
+            )
+            for pair in ([0, 1, 8, 9], [2, 3, 10, 11]):
+                columns.append(k.shuffle(low, high, pair + [i + 4 for i in pair]))
+    return columns
 
 
 def _zip(k: Builder, a: Val, b: Val, lanes: int) -> list[Val]:
