@@ -17,6 +17,7 @@ from typing import Any
 from treadle.convert.hf_chat import read_templates
 from treadle.convert.hf_encoder_tokenizer import read_unigram, read_wordpiece
 from treadle.convert.hf_pretokenizer import find_pre
+from treadle.convert.hf_sentences import SENTENCES, lower_case
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
 from treadle.errors import FileError, UnsupportedError
@@ -26,7 +27,6 @@ from treadle.record import dataclass
 from treadle.text.vocab import TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
-SENTENCES = "sentence_bert_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NO_SCORE = -1000.0  # of what no merge makes; llama.cpp's
 _SPACE = "\u2581"
@@ -79,7 +79,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     prefix_key = "add_space_prefix"
     if prefix_key in pieces.keys and isinstance(settings.get("add_prefix_space"), bool):
         pieces.keys[prefix_key] = settings["add_prefix_space"]
-    if read_optional(folder / SENTENCES).get("do_lower_case") is True:
+    if lower_case(folder):
         _lower(pieces, folder)
     made = {"model": pieces.model, **_arrays(pieces), **pieces.keys}
     made |= special.keys(_ids(pieces), pieces.ids, pieces.adds)

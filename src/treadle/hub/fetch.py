@@ -27,6 +27,7 @@ BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it i
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", INDEX),
     *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
+    "config_sentence_transformers.json",
     *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
 USUAL = "Q4_K_M"  # what other programs take
