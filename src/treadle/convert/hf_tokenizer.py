@@ -24,6 +24,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
 from treadle.record import dataclass
+from treadle.text.spaces import SPACES
 from treadle.text.vocab import TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
@@ -41,7 +42,7 @@ class Pieces:
     texts: list[bytes | None]
     types: list[int]
     scores: list[float] | None = None
-    keys: dict[str, Any] = field(default_factory=dict)  # further tokenizer.ggml.* of this kind
+    keys: dict[str, Any] = field(default_factory=dict)  # tokenizer.ggml.* of this kind, SPACES
     ids: dict[str, int] = field(default_factory=dict)  # what the vocabulary calls bos, eos ..
     adds: tuple[bool, bool] = (False, False)  # BOS before a text, EOS after it, if nothing says
 
@@ -76,14 +77,15 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         )
     special = read_specials(folder, spec, settings, config)
     _add(pieces, special, n_vocab)
-    prefix_key = "add_space_prefix"
-    if prefix_key in pieces.keys and isinstance(settings.get("add_prefix_space"), bool):
-        pieces.keys[prefix_key] = settings["add_prefix_space"]
+    if isinstance(settings.get("add_prefix_space"), bool):
+        _set_prefix(pieces.keys, settings["add_prefix_space"])
     if lower_case(folder):
         _lower(pieces, folder)
     made = {"model": pieces.model, **_arrays(pieces), **pieces.keys}
     made |= special.keys(_ids(pieces), pieces.ids, pieces.adds)
-    found: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in made.items()}
+    found: dict[str, Any] = {
+        key if key == SPACES else f"tokenizer.ggml.{key}": value for key, value in made.items()
+    }
     for key, ids in special.trimming(n_vocab).items():
         found[key] = number_array(ValueType.INT32, ids)
     return {**found, **read_templates(folder, settings)}
@@ -118,6 +120,15 @@ def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:
     for i, piece in enumerate(pieces.texts):
         if piece is None:
             pieces.texts[i], pieces.types[i] = b"[PAD%d]" % i, TokenType.UNUSED
+
+
+def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
+    """Put a space before a text, or none, whatever the vocabulary's file says."""
+    if "add_space_prefix" in keys:
+        keys["add_space_prefix"] = adds
+    before, _, prepend = keys.get(SPACES, "").rpartition(" ")
+    if prepend and (prepend != "never") != adds:
+        keys[SPACES] = f"{before} {'always' if adds else 'never'}".strip()
 
 
 def _lower(pieces: Pieces, folder: Path) -> None:
