@@ -16,7 +16,7 @@ from typing import Any
 
 from treadle.convert.hf_chat import read_templates
 from treadle.convert.hf_encoder_tokenizer import read_unigram, read_wordpiece
-from treadle.convert.hf_pretokenizer import find_pre
+from treadle.convert.hf_pretokenizer import find_pre, puts_space
 from treadle.convert.hf_sentences import SENTENCES, lower_case
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
@@ -275,6 +275,8 @@ def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
             [" ".join(pair).encode("utf-8", "surrogatepass") for pair in merges]
         ),
     }
+    if puts_space(spec.get("pre_tokenizer")):
+        keys[SPACES] = "always"
     raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
     types = [int(TokenType.UNUSED if text is None else TokenType.NORMAL) for text in texts]
     return Pieces(path, "gpt2", raws, types, None, keys)
