@@ -37,6 +37,7 @@ from treadle.convert.hf_layout import halves_to_pairs
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
+from treadle.files.safetensors import SafeTensor
 from treadle.files.splits import is_hf
 from treadle.formats import by_name
 from treadle.kernels.choice_act import on_matrix
@@ -681,8 +682,8 @@ def test_values_that_are_not_numbers(
 
 
 def test_ignored_tensors(llama: Path) -> None:
-    """Frequencies that old files carry, and an output that is the embeddings once more. Another
-    one counts, even if config.json ties them: transformers does not tie them then.
+    """Frequencies that old files carry, and in a converter an output that is the embeddings once
+    more. Another one counts, even if config.json ties them: transformers does not tie them then.
     """
 
     def change(arrays: dict[str, np.ndarray]) -> None:
@@ -701,8 +702,43 @@ def test_ignored_tensors(llama: Path) -> None:
         arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
 
     rewrite(llama, tie)
+    source = open_hf_source(llama)
+    assert "output.weight" not in source.tensors
+    source.close()
+
+    def differ_at_the_end(arrays: dict[str, np.ndarray]) -> None:
+        arrays["lm_head.weight"][-1, -1] += 1
+
+    rewrite(llama, differ_at_the_end)
+    source = open_hf_source(llama)
+    assert "output.weight" in source.tensors
+    source.close()
+
+
+def test_nothing_of_the_weights_is_read_to_open_a_folder(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output that is the embeddings once more runs as it is: both are not compared for it."""
+
+    def tie(arrays: dict[str, np.ndarray]) -> None:
+        arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
+
+    rewrite(llama, tie)
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    with treadle.load(llama, threads=2) as tied:
+        expected = tied.logits(prompt())
+    monkeypatch.setattr(SafeTensor, "data", property(lambda tensor: pytest.fail(tensor.name)))
     with open_hf(llama) as model:
-        assert "output.weight" not in model.tensors
+        monkeypatch.undo()
+        assert "output.weight" in model.tensors
+
+    def drop(arrays: dict[str, np.ndarray]) -> None:
+        del arrays["lm_head.weight"]
+
+    rewrite(llama, drop)
+    with treadle.load(llama, threads=2) as bare:
+        assert np.array_equal(bare.logits(prompt()), expected)
 
 
 def test_names_of_a_bare_decoder(llama: Path) -> None:

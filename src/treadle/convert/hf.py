@@ -36,6 +36,7 @@ from treadle.convert.hf_tensors import (
     check_named,
     further_tensors,
     name_tensors,
+    without_copy,
 )
 from treadle.convert.hf_tokenizer import read_tokenizer
 from treadle.convert.mlx import Packed
@@ -248,10 +249,11 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     """
     checkpoint = read_checkpoint(path)
     hyper = checkpoint.hyper
-    tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
+    named = without_copy(checkpoint.tensors) if hyper.tied else checkpoint.tensors
+    tensors = {name: _source(each, hyper) for name, each in named.items()}
     for name, values in hyper.factors.items():
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
-    notes = _notes(checkpoint.tensors.values()) + [checkpoint.lost] * bool(checkpoint.lost)
+    notes = _notes(named.values()) + [checkpoint.lost] * bool(checkpoint.lost)
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
 
