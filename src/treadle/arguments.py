@@ -123,10 +123,16 @@ def default_context(config: Config, gguf: GGUF) -> int:
 
 def choose_context(asked: int | None, config: Config, gguf: GGUF) -> int:
     """``asked``, or the default. A warning says if short texts are read otherwise for it: they are
-    right in either, but not the same.
+    right in either, but not the same. TreadleError for a length that the rope does not have.
     """
     n_ctx, name = asked or default_context(config, gguf), gguf.path.name
     for rope in config.ropes:
+        if rope.dynamic and n_ctx > rope.n_ctx_orig:
+            raise TreadleError(
+                f"context={n_ctx}: {name} turns longer texts than {rope.n_ctx_orig} tokens by a "
+                "base that grows with them (rope_type 'dynamic'), which treadle does not have: "
+                f"expected at most {rope.n_ctx_orig}"
+            )
         if rope.has_long(n_ctx):
             warnings.warn(
                 f"a context of {n_ctx} tokens: in one over {rope.n_ctx_orig} {name} turns "

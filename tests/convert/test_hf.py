@@ -542,7 +542,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
     ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
     ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
 ]
@@ -561,6 +560,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": 4}, "rope_scaling"),
     ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
     ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor"),
+    ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ({"max_position_embeddings": []}, "max_position_embeddings"),
 ]
@@ -590,6 +590,25 @@ def test_windows_that_treadle_lacks() -> None:
         )
     with pytest.raises(FileError, match="layer_types"):
         keys_of({"model_type": "mistral", **_SIZES, "sliding_window": 4, "layer_types": ["x"]})
+
+
+def test_a_base_that_grows_with_a_text(tmp_path: Path) -> None:
+    """Texts that fit the model's context are read as by transformers, longer ones refused."""
+    require_transformers()
+    import torch
+
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    sizes = {"head_dim": 32, "max_position_embeddings": 64, "rope_parameters": rope}
+    theirs = build(Case("Llama", "llama", sizes))
+    theirs.to(torch.float32).save_pretrained(tmp_path / "hf")
+    ids = prompt()[:N_TOKENS]
+    expected = compute_logits(theirs.to(torch.float64), ids)
+    for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2, kv="f32") as model:
+            assert model.n_ctx == 64
+            assert worst(model.logits(ids), expected) <= rounding(model.config)
+        with pytest.raises(TreadleError, match=r"context=65: .*'dynamic'.* at most 64"):
+            treadle.load(path, threads=2, context=65)
 
 
 # -- checkpoints that are not whole -------------------------------------------------------------

@@ -62,6 +62,7 @@ from treadle.files.tensor import PartedTensor, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
+from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 from treadle.sampling.recommended import read_generation
@@ -254,6 +255,11 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     for name, values in hyper.factors.items():
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
     notes = _notes(named.values()) + [checkpoint.lost] * bool(checkpoint.lost)
+    if DYNAMIC in checkpoint.metadata:
+        notes.append(
+            "rope_type is 'dynamic': the file is right for texts that fit the model's context; "
+            "llama.cpp will read longer ones otherwise than transformers"
+        )
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
 
