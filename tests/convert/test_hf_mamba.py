@@ -101,6 +101,15 @@ FURTHER = {
     "nemotronh-latent": Case(
         "NemotronH", "nemotron_h_moe", {**_NEMOTRON, **_EXPERTS, "moe_latent_size": 32}
     ),
+    # Also of the shared expert, and of the matrices in and out of the smaller space.
+    **{
+        f"nemotronh-biases-{i}": Case(
+            "NemotronH",
+            "nemotron_h_moe",
+            {**_NEMOTRON, **_EXPERTS, "mlp_bias": True, "use_bias": True, **more},
+        )
+        for i, more in enumerate(({}, {"moe_latent_size": 32}))
+    },
     "falconh1-factors": Case(
         "FalconH1",
         "falcon-h1",

@@ -22,7 +22,12 @@ WITH_BIASES = frozenset(
     | {"bert", "jina-bert-v2", "nomic-bert-moe"}
 )
 FEW_BIASES = QKV_BIAS
-OWN = frozenset({"ffn_exps_bias.weight"})  # treadle's names, which it has in no architecture
+# Of treadle's own names, and of matrices that have none there in any architecture.
+OWN = frozenset(
+    {"ffn_exps_bias.weight", "attn_q_a.bias", "attn_kv_a_mqa.bias"}
+    | {f"ffn_{one}.bias" for one in ("gate_shexp", "up_shexp", "down_shexp")}
+    | {"ffn_latent_down.bias", "ffn_latent_up.bias"}
+)
 # Whether it makes the weights of a token's experts add up to 1, where it does not ask the file.
 NORMED = {"llama": True, "qwen3moe": True, "qwen2moe": False, "olmoe": False}
 
