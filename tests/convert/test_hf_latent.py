@@ -61,6 +61,13 @@ def test_v2(method: str, tmp_path: Path) -> None:
     check_both(own(Case("DeepseekV2", "deepseek2", options)), tmp_path)
 
 
+def test_more_shared_experts_than_others(tmp_path: Path) -> None:
+    """All of them are one matrix; nothing bounds how many there are."""
+    options = {**LITE, "n_shared_experts": 7}
+    assert options["n_shared_experts"] > options["n_routed_experts"]
+    check_both(own(Case("DeepseekV2", "deepseek2", options)), tmp_path)
+
+
 BIASED = {
     "DeepseekV2": {**LITE, "mlp_bias": True},  # queries are made at once
     "DeepseekV3": _V3,
