@@ -57,7 +57,7 @@ _WIDTHS = {  # the word of a row's length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
 SCORING = ("cls.",)  # of no plan: what scores pairs
-EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+EMBEDDINGS, OUTPUT, OUTPUT_BIAS = "token_embd.weight", "output.weight", "output.bias"
 _PIECE = 1 << 22  # bytes that are compared at a time
 
 
@@ -129,6 +129,8 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
         if name in found:
             raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
         found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
+    if OUTPUT_BIAS in found and hyper.tied:  # it is of an output's own matrix in GGUF
+        found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
     if OUTPUT in found:  # transformers 5 ties none that differs, whatever config.json says
         hyper = replace(hyper, tied=False)
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
@@ -144,6 +146,8 @@ def without_copy(found: Mapping[str, Named]) -> dict[str, Named]:
     """
     kept = dict(found)
     output, embeddings = kept.get(OUTPUT), kept[EMBEDDINGS]
+    if OUTPUT_BIAS in kept:
+        return kept
     if output and not output.packed and _is_same(output.tensor, embeddings.tensor):
         del kept[OUTPUT]
     return kept
