@@ -46,6 +46,8 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
         made["rope.freq_base_swa"] = f32(base)
         if local and _kind(local) != "default":
             local.refuse("rope_type", f"{_kind(local)!r:.60}, where treadle scales no rope")
+    if not family.turns(keys):  # llama.cpp's way to say so; what would scale it is of no use
+        return {**made, "rope.scaling.finetuned": False}, {}
     kind = _kind(full)
     if kind not in _SCALINGS:
         full.refuse("rope_type", f"{kind!r:.60}: treadle has {', '.join(_SCALINGS)}")
