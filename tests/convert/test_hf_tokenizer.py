@@ -297,17 +297,21 @@ def test_gemma4_keeps_its_merges(data: Path, tmp_path: Path) -> None:
         read(tmp_path, len(pieces), model_type="gemma4_text")
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_metaspace_and_prefix(prefix: bool, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_metaspace_and_prefix(scheme: str, data: Path, tmp_path: Path) -> None:
+    """Unlike Prepend it puts no space before one; "first" puts none behind special tokens."""
     pieces, scores = spm_arrays(data)
+    prefix = scheme != "never"
     tokenizer = spm_tokenizer(pieces, scores, prefix=prefix)
-    scheme = "always" if prefix else "never"
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     save(tokenizer, tmp_path)
     ours = read(tmp_path, len(pieces))
-    for text in ("Once upon a time", "two  spaces", "x"):
-        assert ours.encode(text) == tokenizer.encode(text).ids
+    for text in ("Once upon a time", "two  spaces", "x", " x", "  x", "▁x", "x</s>x", "</s> x"):
+        ids = ours.encode(text, special=True, bos=False)
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids, text
+    whole = ours.decode(ours.encode("one</s> two</s>three", special=True))
+    assert whole == ("onetwothree" if scheme == "always" else "one twothree")
     edit(tmp_path / "tokenizer_config.json", add_prefix_space=not prefix)
     assert read(tmp_path, len(pieces)).adds_space is not prefix
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=True)

@@ -24,7 +24,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
 from treadle.record import dataclass
-from treadle.text.spaces import SPACES
+from treadle.text.spaces import PREPENDS, SPACES
 from treadle.text.vocab import TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
@@ -178,7 +178,7 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     """
     texts, merges = _vocabulary(spec, path, n_vocab)
     ids = {text: i for i, text in enumerate(texts) if text is not None}
-    adds_space = _space_rule(spec, path)
+    prepend = _space_rule(spec, path)
     added = {token.text for token in added_tokens(spec, path).values()}
     unknown = spec["model"].get("unk_token")
     ranks: dict[str, int] = {}
@@ -203,7 +203,10 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
                 f"{pair[0]!r:.60} and {pair[1]!r:.60}, as SentencePiece would: this vocabulary "
                 "needs the tokenizer.model that it was made of, or has none"
             )
-    keys = {"pre": "default", "add_space_prefix": adds_space, "remove_extra_whitespaces": False}
+    keys: dict[str, Any] = {"pre": "default", "add_space_prefix": prepend != "never"}
+    keys["remove_extra_whitespaces"] = False
+    if prepend in ("always", "first"):  # not if the text has a space there, as Metaspace does it
+        keys[SPACES] = prepend
     raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
     return Pieces(path, "llama", raws, types, scores, keys)
 
@@ -211,7 +214,7 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     """Gemma 4's: merges are kept as they are."""
     texts, merges = _vocabulary(spec, path, n_vocab)
-    if _space_rule(spec, path):
+    if _space_rule(spec, path) != "never":
         raise UnsupportedError(f"{path}: a space before a text: GGUF has none in this vocabulary")
     types = [int(TokenType.BYTE if t and _BYTE.fullmatch(t) else TokenType.NORMAL) for t in texts]
     unknown = spec["model"].get("unk_token")
@@ -223,24 +226,30 @@ def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     return Pieces(path, "gemma4", raws, types, None, keys, {}, (True, False))
 
 
-def _space_rule(spec: dict[str, Any], path: Path) -> bool:
-    """Whether a space is put before a text; UnsupportedError for other rules than spaces."""
+def _space_rule(spec: dict[str, Any], path: Path) -> str:
+    """How a space is put before a text: "never", "prepend" (whatever it begins with), or as
+    Metaspace's prepend_scheme says. UnsupportedError for other rules than spaces.
+    """
     steps: list[Any] = []
     for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         node = spec.get(key)
         inner = node.get(parts) if isinstance(node, dict) else None
         steps += inner if isinstance(inner, list) else [node] if node is not None else []
-    adds = marks = False
+    adds, marks = "never", False
     for step in steps:
         kind = step.get("type") if isinstance(step, dict) else None
         pattern = step.get("pattern") if kind else None
         if kind == "Prepend" and step.get("prepend") == _SPACE:
-            adds = True
+            adds = "prepend"
         elif kind == "Replace" and (pattern, step.get("content")) == ({"String": " "}, _SPACE):
             marks = True
-        elif kind == "Metaspace" and step.get("split") is False:
+        elif (
+            kind == "Metaspace"
+            and step.get("split") is False
+            and step.get("prepend_scheme", "always") in PREPENDS
+        ):
             marks = step.get("replacement") == _SPACE
-            adds = step.get("prepend_scheme", "always") != "never"
+            adds = step.get("prepend_scheme", "always")
         elif kind == "Split" and pattern == {"String": " "} and marks:
             continue  # there are no spaces left to split at
         else:

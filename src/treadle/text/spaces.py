@@ -4,7 +4,7 @@ GGUF has three keys for it, and tokenizer.json knows more ways. Where these thre
 otherwise, ``treadle convert`` writes all steps in their order in a key of treadle's own, such as
 "charsmap strip_right runs_marked always". The last word says where a mark of a space is put in
 front: of every part of a text between special tokens, of the text alone, or of none. Vocabularies
-of bytes have the last word alone.
+of bytes, and SentencePiece's BPE, have the last word alone: no space is put before one.
 """
 
 from __future__ import annotations

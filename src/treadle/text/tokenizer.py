@@ -267,7 +267,7 @@ class StreamDecoder:
             special = self._tokenizer.is_special(token)
             if self._strip and not special:
                 data = data.removeprefix(b" ")
-            self._strip = special and self._tokenizer.begins_anew
+            self._strip = special and (self._strip or self._tokenizer.begins_anew)
         if self._tokenizer.is_control(token) and not (self._special or token in self._shown):
             return ""
         if data and data[0] & 0xC0 != 0x80 and self._utf8.getstate()[0]:
