@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "engine": "errors kernels lowering.weights models runtime.interrupts batch kvcache plan ready"
     " rows",
     "rerank": "arguments errors batch engine files models text",
-    "embedding": "arguments engine models",
+    "embedding": "errors arguments engine models",
     "session": "errors runtime.interrupts batch engine kvcache kvfile",
     "sampling": "errors kernels.top",
     "text": "errors files runtime.interrupts",
@@ -83,7 +83,7 @@ MAY_IMPORT = {
     "scheduler": "errors runtime.interrupts admission batch budget composer engine request rows",
     "turns": "errors runtime.interrupts",
     "generation": "",
-    "arguments": "errors sampling convert.lora models.lora",
+    "arguments": "errors sampling convert.lora models.lora models.sentence",
     "card": "words",
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",

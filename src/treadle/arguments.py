@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError
+from treadle.models.sentence import max_seq_length
 from treadle.sampling import Sampling
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from treadle.convert.lora import Adapters
     from treadle.engine import Engine
+    from treadle.files.gguf import GGUF
     from treadle.kvtree import Lora
     from treadle.models.config import Config
     from treadle.session import Session
@@ -113,20 +113,29 @@ def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
     return n
 
 
-def default_context(config: Config) -> int:
-    """Tokens that a sequence may hold where nobody says: the model's own, up to a bound."""
-    return min(config.n_ctx_train, USUAL_CONTEXT if config.causal else WHOLE_TEXT)
-
-
-def choose_context(asked: int | None, config: Config, path: Path) -> int:
-    """``asked``, or the default. A warning says if short texts are read otherwise for it: they are
-    right in either, but not the same.
+def default_context(config: Config, gguf: GGUF) -> int:
+    """Tokens that a sequence may hold where nobody says: the model's own, or the longest text that
+    it embeds, up to a bound.
     """
-    n_ctx = asked or default_context(config)
+    own = max_seq_length(gguf) or config.n_ctx_train
+    return min(own, config.n_ctx_train, USUAL_CONTEXT if config.causal else WHOLE_TEXT)
+
+
+def choose_context(asked: int | None, config: Config, gguf: GGUF) -> int:
+    """``asked``, or the default. A warning says if short texts are read otherwise for it: they are
+    right in either, but not the same. TreadleError for a length that the rope does not have.
+    """
+    n_ctx, name = asked or default_context(config, gguf), gguf.path.name
     for rope in config.ropes:
+        if rope.dynamic and n_ctx > rope.n_ctx_orig:
+            raise TreadleError(
+                f"context={n_ctx}: {name} turns longer texts than {rope.n_ctx_orig} tokens by a "
+                "base that grows with them (rope_type 'dynamic'), which treadle does not have: "
+                f"expected at most {rope.n_ctx_orig}"
+            )
         if rope.has_long(n_ctx):
             warnings.warn(
-                f"a context of {n_ctx} tokens: in one over {rope.n_ctx_orig} {path.name} turns "
+                f"a context of {n_ctx} tokens: in one over {rope.n_ctx_orig} {name} turns "
                 "texts of any length by its long factors, as llama.cpp does; transformers does so "
                 f"from {rope.n_ctx_orig + 1} tokens on. Shorter texts are as there with a context "
                 f"of {rope.n_ctx_orig}",

@@ -3,7 +3,8 @@ and multiplied by the matrices behind the pooling, where the file has some.
 
 A vector may be cut to its first ``dimensions`` values, as models trained for it allow (Matryoshka
 representation learning, arXiv 2205.13147), and is then made of length 1, unless ``normalize`` is
-False.
+False. A file that came of a folder of sentence-transformers may name a prompt, which is put before
+each text, and the longest text (``models/sentence.py``).
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from treadle.arguments import listed, positive, read_each
+from treadle.errors import ContextFullError, UnsupportedError
 from treadle.models.dense import dense_of
+from treadle.models.sentence import default_prompt as prompt_of
+from treadle.models.sentence import max_seq_length
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
+    from treadle.files.gguf import GGUF
     from treadle.kvtree import Lora
     from treadle.models.config import Config
+    from treadle.text.tokenizer import Tokenizer
 
 Floats = np.ndarray
 EUCLIDEAN = 2  # llama.cpp's numbers for what a vector is divided by: the p of a p-norm,
@@ -33,6 +39,11 @@ class Model(Protocol):
 
     config: Config
     engine: Engine
+    gguf: GGUF
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's."""
 
     def _read(self, text: str) -> list[int]: ...
 
@@ -42,6 +53,7 @@ class Model(Protocol):
 class Embedder:
     """Makes one kind of vectors. Raises TreadleError for ``dimensions`` that the model has not.
     ``lora``: the adapters that texts are read with, None for those of new texts.
+    ``default_prompt``: whether the file's prompt, if it names one, goes before each text.
     """
 
     def __init__(
@@ -50,12 +62,25 @@ class Embedder:
         normalize: bool = True,
         dimensions: int | None = None,
         lora: Lora | None = None,
+        *,
+        default_prompt: bool = True,
     ) -> None:
         self._dense = dense_of(model.engine.gguf, model.config.n_embd)
         width = len(self._dense[-1]) if self._dense else model.config.n_embd
         self._whole = dimensions is None or dimensions == width
         self._model, self._normalize, self._lora = model, normalize, lora
         self.n = width if dimensions is None else positive("dimensions", dimensions, width)
+        self._limit = max_seq_length(model.gguf)
+        self.prompt = prompt_of(model.gguf) if default_prompt else ""
+        if self.prompt and any(isinstance(part, int) for part in model.tokenizer.cut(self.prompt)):
+            raise UnsupportedError(
+                f"{model.gguf.path}: the default prompt {self.prompt!r:.60} spells a control "
+                "token, which no text may: default_prompt=False leaves it out"
+            )
+
+    def of(self, texts: str | Sequence[str]) -> Floats:
+        """Float32 ``[n_texts, n]``; errors as ``read``'s."""
+        return self.vectors(self.read(texts))
 
     def read(
         self, texts: str | Sequence[str], name: Callable[[int], str] = "texts[{}]".format
@@ -67,8 +92,14 @@ class Embedder:
         return read_each(given, self._read, name)
 
     def _read(self, text: str) -> list[int]:
-        ids = self._model._read(text)
-        self._model.engine.cache.check_context(len(ids))
+        ids = self._model._read(self.prompt + text)
+        cache = self._model.engine.cache
+        if len(ids) > cache.n_ctx == self._limit:
+            raise ContextFullError(
+                f"{len(ids)} tokens do not fit the model's max_seq_length of {self._limit}: "
+                "shorten the text, or load the model with a larger context="
+            )
+        cache.check_context(len(ids))
         return ids
 
     def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:

@@ -140,7 +140,7 @@ class Model:
         self.config = load_config(self.gguf)
         self.sampling = recommended(self.gguf.metadata)  # where a call says nothing
         self.n_threads = threads or usable_threads()[0]
-        self.n_ctx = choose_context(context, self.config, self.path)
+        self.n_ctx = choose_context(context, self.config, self.gguf)
         self.engine = self.engine_type(
             self.gguf, self.config, self.device_type(device, isa, self.n_threads, progress),
             n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,
@@ -340,13 +340,13 @@ class Model:
             return self.engine.states(ids)
 
     def embed(
-        self, texts: str | Sequence[str], *, normalize: bool = True, dimensions: int | None = None
-    ) -> np.ndarray:
+        self, texts: str | Sequence[str], *, normalize: bool = True, dimensions: int | None = None,
+        default_prompt: bool = True,
+    ) -> np.ndarray:  # fmt: skip
         """A vector for each text, float32 ``[n_texts, dimensions]``; see ``embedding.py``."""
         from treadle.embedding import Embedder
 
-        embedder = Embedder(self, normalize, dimensions)
-        return embedder.vectors(embedder.read(texts))
+        return Embedder(self, normalize, dimensions, default_prompt=default_prompt).of(texts)
 
     def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
         """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``."""

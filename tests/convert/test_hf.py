@@ -37,6 +37,7 @@ from treadle.convert.hf_layout import halves_to_pairs
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
+from treadle.files.safetensors import SafeTensor
 from treadle.files.splits import is_hf
 from treadle.formats import by_name
 from treadle.kernels.choice_act import on_matrix
@@ -541,7 +542,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
     ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
     ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
 ]
@@ -560,6 +560,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": 4}, "rope_scaling"),
     ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
     ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor"),
+    ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
     ({"max_position_embeddings": []}, "max_position_embeddings"),
 ]
@@ -589,6 +590,25 @@ def test_windows_that_treadle_lacks() -> None:
         )
     with pytest.raises(FileError, match="layer_types"):
         keys_of({"model_type": "mistral", **_SIZES, "sliding_window": 4, "layer_types": ["x"]})
+
+
+def test_a_base_that_grows_with_a_text(tmp_path: Path) -> None:
+    """Texts that fit the model's context are read as by transformers, longer ones refused."""
+    require_transformers()
+    import torch
+
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    sizes = {"head_dim": 32, "max_position_embeddings": 64, "rope_parameters": rope}
+    theirs = build(Case("Llama", "llama", sizes))
+    theirs.to(torch.float32).save_pretrained(tmp_path / "hf")
+    ids = prompt()[:N_TOKENS]
+    expected = compute_logits(theirs.to(torch.float64), ids)
+    for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2, kv="f32") as model:
+            assert model.n_ctx == 64
+            assert worst(model.logits(ids), expected) <= rounding(model.config)
+        with pytest.raises(TreadleError, match=r"context=65: .*'dynamic'.* at most 64"):
+            treadle.load(path, threads=2, context=65)
 
 
 # -- checkpoints that are not whole -------------------------------------------------------------
@@ -681,8 +701,8 @@ def test_values_that_are_not_numbers(
 
 
 def test_ignored_tensors(llama: Path) -> None:
-    """Frequencies that old files carry, and an output that is the embeddings once more. Another
-    one counts, even if config.json ties them: transformers does not tie them then.
+    """Frequencies that old files carry, and in a converter an output that is the embeddings once
+    more. Another one counts, even if config.json ties them: transformers does not tie them then.
     """
 
     def change(arrays: dict[str, np.ndarray]) -> None:
@@ -701,8 +721,43 @@ def test_ignored_tensors(llama: Path) -> None:
         arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
 
     rewrite(llama, tie)
+    source = open_hf_source(llama)
+    assert "output.weight" not in source.tensors
+    source.close()
+
+    def differ_at_the_end(arrays: dict[str, np.ndarray]) -> None:
+        arrays["lm_head.weight"][-1, -1] += 1
+
+    rewrite(llama, differ_at_the_end)
+    source = open_hf_source(llama)
+    assert "output.weight" in source.tensors
+    source.close()
+
+
+def test_nothing_of_the_weights_is_read_to_open_a_folder(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output that is the embeddings once more runs as it is: both are not compared for it."""
+
+    def tie(arrays: dict[str, np.ndarray]) -> None:
+        arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
+
+    rewrite(llama, tie)
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    with treadle.load(llama, threads=2) as tied:
+        expected = tied.logits(prompt())
+    monkeypatch.setattr(SafeTensor, "data", property(lambda tensor: pytest.fail(tensor.name)))
     with open_hf(llama) as model:
-        assert "output.weight" not in model.tensors
+        monkeypatch.undo()
+        assert "output.weight" in model.tensors
+
+    def drop(arrays: dict[str, np.ndarray]) -> None:
+        del arrays["lm_head.weight"]
+
+    rewrite(llama, drop)
+    with treadle.load(llama, threads=2) as bare:
+        assert np.array_equal(bare.logits(prompt()), expected)
 
 
 def test_names_of_a_bare_decoder(llama: Path) -> None:

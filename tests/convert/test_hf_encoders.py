@@ -19,8 +19,9 @@ from treadle.convert.hf import open_hf, open_hf_source
 from treadle.convert.recipe import plan_entries
 from treadle.embedding import Embedder
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.gguf import open_gguf
+from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
+from treadle.text.spaces import SPACES
 from treadle.text.tokenizer import load_tokenizer
 
 _ALL = {"num_key_value_heads": 4, "pad_token_id": 0}
@@ -281,6 +282,81 @@ def test_ids_are_those_of_tokenizers(make: Callable[[], Any], bert: Path, tmp_pa
             asked = ours.encode(TEXTS[4], special=True, bos=False)
             assert asked == theirs.encode(TEXTS[4], add_special_tokens=False).ids
             assert ours.decode(ours.encode("hello worlds")).strip() == "hello worlds"
+
+
+RUNS, MARKED, WHITE, ONE = (
+    {"type": "Replace", "pattern": {"Regex": regex}, "content": content}
+    for regex, content in ((" {2,}", " "), (" {2,}", "▁"), (r"\s+", " "), (r"\s+", "▁"))
+)
+RIGHT = {"type": "Strip", "strip_left": False, "strip_right": True}
+LEFT = {"type": "Strip", "strip_left": True, "strip_right": False}
+MARKS = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+FIRST, NEVER = ({**MARKS, "prepend_scheme": scheme} for scheme in ("first", "never"))
+SPLIT = {"type": "WhitespaceSplit"}
+SPACED = [text for text in TEXTS if "<" not in text]
+SPACED += [" a", "b ", "  a  b  ", "a\n\tb ", "\n a b\n", "   ", "▁a", "a ▁ b"]
+BEFORE: tuple[list[Any], ...] = (
+    [],
+    [RUNS],
+    [MARKED],
+    [WHITE],
+    [ONE],
+    [RIGHT, MARKED],
+    [RUNS, LEFT],
+)
+CUTS = ([MARKS], [FIRST], [NEVER], [SPLIT, MARKS], [SPLIT, FIRST], [{**FIRST, "split": False}])
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_what_is_done_to_spaces(cuts: list[Any], bert: Path, tmp_path: Path) -> None:
+    """GGUF's keys have three ways; the others are in treadle's own."""
+    from tokenizers import Tokenizer
+
+    spec = json.loads(unigram().to_str())
+    known = {piece for piece, _ in spec["model"]["vocab"]}
+    more = [piece for piece in ("a▁b", "▁▁", "▁\n", "\n", "▁") if piece not in known]
+    spec["model"]["vocab"] += [[piece, -3.0] for piece in more]
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": cuts}
+    texts = [*SPACED, *(f"{a}</s>{b}" for a in SPACED[-4:] for b in SPACED[-8:])]
+    for normalizers in BEFORE:
+        spec["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+        (bert / "tokenizer.json").write_text(json.dumps(spec))
+        theirs = Tokenizer.from_str(json.dumps(spec))
+        with open_hf(bert) as straight, open_gguf(convert(bert, tmp_path / "x.gguf")) as converted:
+            for ours in map(load_tokenizer, (straight, converted)):
+                for text in texts:
+                    found = ours.encode(text, special=True, bos=False)
+                    assert found == theirs.encode(text, add_special_tokens=False).ids, text
+                if cuts == [FIRST] and LEFT not in normalizers:
+                    ids = ours.encode("hello</s> a</s>b", special=True, bos=False)
+                    assert ours.decode(ids) == "hello ab"
+
+
+@pytest.mark.parametrize(
+    "cuts", [[], [SPLIT], [MARKS, SPLIT], [MARKS, MARKS], [{**MARKS, "replacement": "_"}]]
+)
+def test_cuts_that_are_refused(cuts: list[Any], bert: Path) -> None:
+    spec = json.loads(unigram().to_str())
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": cuts}
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(UnsupportedError, match="Metaspace"):
+        open_hf(bert)
+
+
+def test_steps_in_a_file_that_are_none(bert: Path, tmp_path: Path) -> None:
+    spec = json.loads(unigram().to_str())
+    spec["pre_tokenizer"] = FIRST
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    source = open_hf_source(bert)
+    assert source.metadata[SPACES] == "strip runs first"
+    for steps in ("", "first first", "words charsmap first", "charsmap first", "runs", "3"):
+        writer = GGUFWriter(tmp_path / "x.gguf")
+        for key, value in {**source.metadata, SPACES: steps}.items():
+            writer.add(key, value)
+        writer.write()
+        with open_gguf(tmp_path / "x.gguf") as gguf, pytest.raises(FileError, match="spaces"):
+            load_tokenizer(gguf)
+    source.close()
 
 
 def test_a_table_that_rewrites_text(bert: Path) -> None:

@@ -13,6 +13,7 @@ from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_mixtures import check, check_both, own
 from tests.models.hf_cases import Case
 from tests.models.test_latent import LITE
+from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import open_hf
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
@@ -58,6 +59,33 @@ def test_v2(method: str, tmp_path: Path) -> None:
     if method != "greedy":
         options |= {"n_group": 2, "topk_group": 1, "n_routed_experts": 8, "q_lora_rank": 32}
     check_both(own(Case("DeepseekV2", "deepseek2", options)), tmp_path)
+
+
+def test_more_shared_experts_than_others(tmp_path: Path) -> None:
+    """All of them are one matrix; nothing bounds how many there are."""
+    options = {**LITE, "n_shared_experts": 7}
+    assert options["n_shared_experts"] > options["n_routed_experts"]
+    check_both(own(Case("DeepseekV2", "deepseek2", options)), tmp_path)
+
+
+BIASED = {
+    "DeepseekV2": {**LITE, "mlp_bias": True},  # queries are made at once
+    "DeepseekV3": _V3,
+    "Glm4MoeLite": _GLM,
+}
+
+
+@pytest.mark.parametrize("family", BIASED)
+def test_biases(family: str, tmp_path: Path) -> None:
+    """Of the matrices that transformers gives one. llama.cpp has none of them, and is said to."""
+    case = own(Case(family, "deepseek2", {**BIASED[family], "attention_bias": True}))
+    with open_gguf(check_both(case, tmp_path)) as made:
+        biases = {name for name in made.tensors if name.endswith(".bias")}
+        assert {"blk.0.attn_kv_a_mqa.bias", "blk.0.attn_output.bias"} <= biases
+        assert ("blk.0.attn_q_a.bias" in biases) == (family != "DeepseekV2")
+        assert ("blk.2.ffn_up_shexp.bias" in biases) == (family == "DeepseekV2")
+        (note,) = (n for n in read_otherwise(made.metadata, made.tensors) if "refuses" in n)
+        assert "attn_kv_a_mqa.bias, attn_output.bias" in note.replace(" attn_q_a.bias,", "")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,14 @@ _GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 _NEMOTRON = {
     "num_hidden_layers": None,
     "head_dim": 32,
@@ -92,6 +100,25 @@ FURTHER = {
         "granitemoe",
         {**_GRANITE, "layer_types": ["attention"] * 4, "position_embedding_type": "rope"},
     ),
+    # Without a rope; a scaling that the file has all the same scales nothing.
+    **{
+        f"granite-still-{name}-{n}": Case(
+            "GraniteMoeHybrid",
+            arch if n else arch.replace("moe", ""),
+            {
+                **_GRANITE,
+                "layer_types": kinds,
+                "num_local_experts": n,
+                "position_embedding_type": None,
+                "rope_parameters": _LLAMA3,
+            },
+        )
+        for name, arch, kinds in (
+            ("attention", "granitemoe", ["attention"] * 4),
+            ("hybrid", "granitehybrid", _GRANITE["layer_types"]),
+        )
+        for n in (0, 8)
+    },
     "mamba2-groups": Case(
         "Mamba2",
         "mamba2",
@@ -101,6 +128,15 @@ FURTHER = {
     "nemotronh-latent": Case(
         "NemotronH", "nemotron_h_moe", {**_NEMOTRON, **_EXPERTS, "moe_latent_size": 32}
     ),
+    # Also of the shared expert, and of the matrices in and out of the smaller space.
+    **{
+        f"nemotronh-biases-{i}": Case(
+            "NemotronH",
+            "nemotron_h_moe",
+            {**_NEMOTRON, **_EXPERTS, "mlp_bias": True, "use_bias": True, **more},
+        )
+        for i, more in enumerate(({}, {"moe_latent_size": 32}))
+    },
     "falconh1-factors": Case(
         "FalconH1",
         "falcon-h1",
@@ -187,11 +223,6 @@ def test_bounds_of_time_steps(kind: str, limit: object) -> None:
     ("kind", "given", "why"),
     [
         ("granitemoehybrid", {**GRANITE, "layer_types": None}, "layer_types: is missing"),
-        (
-            "granitemoehybrid",
-            {**GRANITE, "layer_types": ["attention"] * 4},
-            "position_embedding_type: is 'none'",
-        ),
         (
             "granitemoehybrid",
             {**GRANITE, "layer_types": ["attention"] * 3, "position_embedding_type": "rope"},

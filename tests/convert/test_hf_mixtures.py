@@ -16,11 +16,13 @@ import treadle
 from tests.convert.test_hf import convert, prompt, worst
 from tests.convert.test_hf_encoders import save
 from tests.models.hf_cases import Case
-from tests.models.hf_tiny import compute_logits
+from tests.models.hf_tiny import N_VOCAB, compute_logits
 from tests.tiny import rounding
+from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import open_hf
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
+from treadle.models.load import load_config
 
 _QWEN = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _OWN = {"experts_implementation": "eager", "num_hidden_layers": 4, "pad_token_id": 0}
@@ -194,6 +196,22 @@ def check_both(case: Case, tmp_path: Path) -> Path:
             error = worst(loaded.logits(ids), expected)
             assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
     return made
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_output_with_a_bias(tied: bool, tmp_path: Path) -> None:
+    """ERNIE's, as its other matrices have one. GGUF has it beside an output of its own."""
+    case = own(CASES["ernie45moe"], use_bias=True, tie_word_embeddings=tied)
+    made = check_both(case, tmp_path)
+    with open_gguf(made) as file:
+        assert file.tensors["output.bias"].shape == (N_VOCAB,)
+        own_output = file.tensors["output.weight"].data.tobytes()
+        assert (own_output == file.tensors["token_embd.weight"].data.tobytes()) == tied
+        (note,) = (n for n in read_otherwise(file.metadata, file.tensors) if "refuses" in n)
+        assert "output.bias" in note
+        del file.tensors["output.weight"]
+        with pytest.raises(FileError, match=r"output\.bias: is of no matrix"):
+            load_config(file)
 
 
 def shapes(file: GGUF) -> dict[str, tuple[Any, str]]:

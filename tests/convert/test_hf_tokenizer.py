@@ -35,6 +35,7 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.gguf_array import ValueType, number_array
 from treadle.text.bpe import BYTE_OF_LETTER
+from treadle.text.spaces import SPACES
 from treadle.text.template import load_template
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
 from treadle.text.vocab import LSTRIP, RSTRIP, TokenType
@@ -176,7 +177,7 @@ def test_pre_tokenizers(pre: Any, ignore_merges: bool, name: str, tmp_path: Path
         byte_level(split(LLAMA3.replace("{1,3}", "{1,4}"))),
         byte_level(split(LLAMA3, "merged_with_previous")),
         pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), byte_level()]),
-        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        pre_tokenizers.Sequence([split(LLAMA3), pre_tokenizers.ByteLevel(use_regex=False)]),
     ],
 )
 def test_unknown_pre_tokenizers_are_refused(pre: Any, tmp_path: Path) -> None:
@@ -185,6 +186,23 @@ def test_unknown_pre_tokenizers_are_refused(pre: Any, tmp_path: Path) -> None:
     save(tokenizer, tmp_path)
     with pytest.raises(UnsupportedError, match=r"tokenizer\.json: pre_tokenizer"):
         read(tmp_path, tokenizer.get_vocab_size())
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_space_before_the_bytes_of_a_text(prefix: bool, data: Path, tmp_path: Path) -> None:
+    theirs = byte_level_tokenizer(data, "gpt-2", tmp_path)
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    save(theirs, tmp_path / "hf", bos_token="<|endoftext|>")
+    n = theirs.get_vocab_size()
+    keys = read_tokenizer(tmp_path / "hf", {}, n)
+    assert (SPACES in keys) == prefix
+    ours = load_tokenizer(model(keys))
+    end = "<|endoftext|>"
+    for text in ("hello", " hello", "\nhello", "", f"x{end}hello", f"a {end} b", f"{end}é"):
+        ids = ours.encode(text, special=True, bos=False)
+        assert ids == theirs.encode(text, add_special_tokens=False).ids, text
+    for text in ("hello", "\nhello", f"x{end}hello", "é"):
+        assert ours.decode(ours.encode(text, special=True)) == text.replace(end, "")
 
 
 def test_ignored_merges_that_matter_are_refused(tmp_path: Path) -> None:
@@ -279,17 +297,21 @@ def test_gemma4_keeps_its_merges(data: Path, tmp_path: Path) -> None:
         read(tmp_path, len(pieces), model_type="gemma4_text")
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_metaspace_and_prefix(prefix: bool, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_metaspace_and_prefix(scheme: str, data: Path, tmp_path: Path) -> None:
+    """Unlike Prepend it puts no space before one; "first" puts none behind special tokens."""
     pieces, scores = spm_arrays(data)
+    prefix = scheme != "never"
     tokenizer = spm_tokenizer(pieces, scores, prefix=prefix)
-    scheme = "always" if prefix else "never"
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     save(tokenizer, tmp_path)
     ours = read(tmp_path, len(pieces))
-    for text in ("Once upon a time", "two  spaces", "x"):
-        assert ours.encode(text) == tokenizer.encode(text).ids
+    for text in ("Once upon a time", "two  spaces", "x", " x", "  x", "▁x", "x</s>x", "</s> x"):
+        ids = ours.encode(text, special=True, bos=False)
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids, text
+    whole = ours.decode(ours.encode("one</s> two</s>three", special=True))
+    assert whole == ("onetwothree" if scheme == "always" else "one twothree")
     edit(tmp_path / "tokenizer_config.json", add_prefix_space=not prefix)
     assert read(tmp_path, len(pieces)).adds_space is not prefix
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=True)

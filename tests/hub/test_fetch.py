@@ -164,20 +164,20 @@ free = {}
 module.free_bytes = lambda: int(free["memory"] * 2**30)
 usage = lambda folder: types.SimpleNamespace(free=int(free["disk"] * 2**30))
 module.shutil = types.SimpleNamespace(disk_usage=usage)
-for ref, memory, disk in json.loads(sys.argv[1]):
+for ref, memory, disk, to_run in json.loads(sys.argv[1]):
     free.update(memory=memory, disk=disk)
     path = error = None
     said, calls = [], []
     waits.clear()
     try:
         report = lambda *call: calls.append(call)
-        path = str(module.download(ref, progress=report, say=said.append))
+        path = str(module.download(ref, progress=report, say=said.append, to_run=to_run))
     except TreadleError as e:
         error = f"{type(e).__name__}: {e}"
     print(json.dumps({"path": path, "error": error, "said": said, "calls": calls,
                       "n_waits": len(waits)}))
 """
-Ask = str | tuple[str, float, float]
+Ask = str | tuple[str, float, float] | tuple[str, float, float, bool]
 
 
 class Ended(NamedTuple):
@@ -195,9 +195,10 @@ class Ended(NamedTuple):
 def fetch(env: dict[str, str], *asks: Ask) -> list[Ended]:
     """Download in a process of its own: huggingface_hub reads its variables when imported.
 
-    Each of ``asks`` is a name, or one with the GiB of memory and of disk that are free.
+    Each of ``asks`` is a name, or one with the GiB of memory and of disk that are free, and with
+    whether the model is to run.
     """
-    full = [(ask, 64, 64) if isinstance(ask, str) else ask for ask in asks]
+    full = [(ask, 64, 64, True) if isinstance(ask, str) else (*ask, True)[:4] for ask in asks]
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(full)],
         cwd=ROOT, env=env, capture_output=True, text=True, timeout=120,
@@ -361,6 +362,18 @@ def test_safetensors_are_a_folder_to_use_in_place(hub: dict[str, str]) -> None:
     assert fetch(offline, "hf:owner/folder")[0].path == folder
     (folder / "model-2.safetensors").unlink()  # as an interrupted download leaves it
     assert "HF_HUB_OFFLINE forbids a download" in fetch(offline, "hf:owner/folder")[0].error
+
+
+def test_what_is_converted_need_not_fit_memory(hub: dict[str, str], tmp_path: Path) -> None:
+    """``treadle convert`` reads in strips. The config.json here is empty, which it says."""
+    (ended,) = fetch(hub, ("hf:owner/folder", 2, 64, False))
+    assert ended.path is not None
+    ran = subprocess.run(
+        [sys.executable, "-m", "treadle", "convert", "hf:owner/folder", tmp_path / "x.gguf"],
+        cwd=ROOT, env=hub | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "model_type: is missing" in ran.stderr
 
 
 def test_another_architecture_is_refused_before_the_download(hub: dict[str, str]) -> None:

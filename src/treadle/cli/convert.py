@@ -96,7 +96,7 @@ def command(
 
     SRC is told by its content: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
     checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards become one file). PEFT's
-    folder of an adapter becomes a GGUF adapter.
+    folder of an adapter becomes a GGUF adapter. hf:OWNER/REPO is downloaded.
     """
     for text in settings:
         if text.find("=") < 1:
@@ -115,9 +115,10 @@ def command(
 
     if not src or not dst:
         raise click.UsageError(f"{'SRC' if not src else 'DST'} is an empty name")
-    path, target = Path(src).expanduser(), Path(dst).expanduser()
+    target = Path(dst).expanduser()
     if not target.parent.is_dir():
         raise FileError("there is no such folder", path=target.parent)
+    path = checkpoint(src)
     if (path / ADAPTER).is_file():
         if base is None:
             raise click.UsageError(f"{path} is an adapter: --base MODEL says what it is for")
@@ -148,6 +149,14 @@ def command(
             source.close()
         cache.close()
     return show_written(path, kind.name, written, as_json, remarks)
+
+
+def checkpoint(src: str) -> Path:
+    """Where SRC is; what ``hf:`` names is downloaded, whatever its size: it is read in strips."""
+    if not src.startswith("hf:"):
+        return Path(src).expanduser()
+    with ProgressBar() as meter:
+        return find_model(src, meter, to_run=False)
 
 
 def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:

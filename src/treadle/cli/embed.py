@@ -21,6 +21,10 @@ from treadle.cli.table import print_json
     help="The first N values alone; for models trained for it (Matryoshka).",
 )  # fmt: skip
 @click.option(
+    "--default-prompt/--no-default-prompt", default=True,
+    help="Put the model's own prompt before each text, if it names one.",
+)  # fmt: skip
+@click.option(
     "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
 )
 @click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
@@ -28,7 +32,8 @@ from treadle.cli.table import print_json
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
 def command(
     model: str, texts: tuple[str, ...], normalize: bool, dimensions: int | None,
-    context: int | None, threads: int | None, device: str | None, as_json: bool,
+    default_prompt: bool, context: int | None, threads: int | None, device: str | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Print a vector for each TEXT, or line of standard input: a line of numbers each.
 
@@ -43,7 +48,7 @@ def command(
         ProgressBar() as progress,
         load_model(model, progress, context=context, threads=threads, device=device) as loaded,
     ):
-        embedder = Embedder(loaded, normalize, dimensions)
+        embedder = Embedder(loaded, normalize, dimensions, default_prompt=default_prompt)
         name = counted("text" if texts else "line")
         vectors = embedder.vectors(embedder.read(given, name))
     if as_json:

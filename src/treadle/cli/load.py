@@ -36,15 +36,16 @@ def is_model(word: str) -> bool:
     return word.endswith(".gguf") and not any(c.isspace() for c in word)
 
 
-def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
-    """Return the file or Hugging Face directory that MODEL means; what ``hf:`` names is downloaded.
+def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = True) -> Path:
+    """Return the file or Hugging Face directory that MODEL means; what ``hf:`` names is downloaded,
+    ``to_run`` if it fits into free memory.
 
     Raises FileError, with the nearest names in the folder, if there is no such file.
     """
     if ref.startswith("hf:"):
         from treadle.hub import download
 
-        return download(ref, progress=progress, say=remark)
+        return download(ref, progress=progress, say=remark, to_run=to_run)
     if not ref:
         raise FileError("an empty name", path="''", expected="a model's file or folder")
     path = Path(ref)

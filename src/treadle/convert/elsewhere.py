@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from treadle.models.archs import ARCHS, EXPERTS_NORM, PATTERN, QKV_BIAS, Arch
+from treadle.models.structure import layer_of
 from treadle.record import dataclass
 
 BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN's, where llama.cpp is not told on its command line
@@ -22,7 +23,12 @@ WITH_BIASES = frozenset(
     | {"bert", "jina-bert-v2", "nomic-bert-moe"}
 )
 FEW_BIASES = QKV_BIAS
-OWN = frozenset({"ffn_exps_bias.weight"})  # treadle's names, which it has in no architecture
+# treadle's own names, and biases of matrices that have none there in these architectures.
+OWN = frozenset(
+    {"ffn_exps_bias.weight", "attn_q_a.bias", "attn_kv_a_mqa.bias"}
+    | {f"ffn_{one}.bias" for one in ("gate_shexp", "up_shexp", "down_shexp")}
+    | {"ffn_latent_down.bias", "ffn_latent_up.bias", "output.bias"}
+)
 # Whether it makes the weights of a token's experts add up to 1, where it does not ask the file.
 NORMED = {"llama": True, "qwen3moe": True, "qwen2moe": False, "olmoe": False}
 
@@ -97,7 +103,7 @@ def _yarn(file: Written) -> str:
 
 def _biases(file: Written) -> str:
     known = ANY_BIAS if file.arch.name in WITH_BIASES else FEW_BIASES
-    stems = {".".join(name.split(".")[2:]) for name in file.tensors if name.startswith("blk.")}
+    stems = {layer_of(name)[1] for name in file.tensors}
     found = sorted(stems & (ANY_BIAS - known | OWN))
     if not found:
         return ""

@@ -26,6 +26,7 @@ from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
 from treadle.convert.hf_made import Made, stored
 from treadle.convert.hf_pooling import read_pooling
+from treadle.convert.hf_sentences import read_sentences
 from treadle.convert.hf_special import GENERATION, read_optional
 from treadle.convert.hf_tensors import (
     EMBEDDINGS,
@@ -35,6 +36,7 @@ from treadle.convert.hf_tensors import (
     check_named,
     further_tensors,
     name_tensors,
+    without_copy,
 )
 from treadle.convert.hf_tokenizer import read_tokenizer
 from treadle.convert.mlx import Packed
@@ -60,6 +62,7 @@ from treadle.files.tensor import PartedTensor, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
+from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 from treadle.sampling.recommended import read_generation
@@ -107,6 +110,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             metadata["general.file_type"] = FILE_TYPES[kind]
         metadata |= read_generation(read_optional(folder / GENERATION))
         metadata |= read_pooling(folder, config, hyper)
+        metadata |= {} if hyper.scores else read_sentences(folder)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
         checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)
         dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
@@ -246,10 +250,16 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     """
     checkpoint = read_checkpoint(path)
     hyper = checkpoint.hyper
-    tensors = {name: _source(named, hyper) for name, named in checkpoint.tensors.items()}
+    named = without_copy(checkpoint.tensors) if hyper.tied else checkpoint.tensors
+    tensors = {name: _source(each, hyper) for name, each in named.items()}
     for name, values in hyper.factors.items():
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
-    notes = _notes(checkpoint.tensors.values()) + [checkpoint.lost] * bool(checkpoint.lost)
+    notes = _notes(named.values()) + [checkpoint.lost] * bool(checkpoint.lost)
+    if DYNAMIC in checkpoint.metadata:
+        notes.append(
+            "rope_type is 'dynamic': the file is right for texts that fit the model's context; "
+            "llama.cpp will read longer ones otherwise than transformers"
+        )
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
 

@@ -24,6 +24,7 @@ from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.left_out import LEFT_OUT
+from treadle.models.rope import DYNAMIC
 from treadle.record import dataclass
 
 
@@ -113,7 +114,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     if nested and isinstance(config.get("tie_word_embeddings"), bool):
         tied = config["tie_word_embeddings"]
     metadata = {"general.architecture": family.arch}
-    metadata |= {f"{family.arch}.{key}": of for key, of in made.items() if of is not None}
+    metadata |= _in_full(made, family.arch)
     return Hyper(
         family,
         metadata,
@@ -131,6 +132,12 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
         _has_no_head(whole),
     )
+
+
+def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """Keys as the file has them: behind the architecture's name, but for treadle's own."""
+    found = {key: value for key, value in keys.items() if value is not None}
+    return {key if key == DYNAMIC else f"{arch}.{key}": value for key, value in found.items()}
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:

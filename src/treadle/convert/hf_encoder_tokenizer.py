@@ -11,6 +11,17 @@ from typing import Any
 from treadle.convert.hf_special import added_tokens
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array
+from treadle.text.spaces import (
+    CHARSMAP,
+    PREPENDS,
+    REPLACES,
+    SPACES,
+    STRIPS,
+    WHOLE,
+    WORDS,
+    is_sound,
+    usual_steps,
+)
 from treadle.text.vocab import TokenType
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -21,7 +32,6 @@ _WORDS = {
     "normalizer.clean_text": True,
     "normalizer.handle_chinese_chars": True,
 }
-_RUNS = re.compile(r" \{2,\}|\\s\+")  # what tokenizers replace by one space
 
 Texts = list[bytes | None]
 Found = tuple[Texts, list[int], list[float] | None, dict[str, Any]]
@@ -96,30 +106,45 @@ def _is_scored(entry: Any) -> bool:
 
 def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
     """What is done to a text before it is cut; UnsupportedError for other than sentencepiece's."""
-    steps: list[Any] = []
+    steps: list[str] = []
+    keys: dict[str, Any] = {}
     for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         node = spec.get(key)
         inner = node.get(parts) if isinstance(node, dict) else None
-        steps += inner if isinstance(inner, list) else [node] if node is not None else []
-    keys: dict[str, Any] = {"add_space_prefix": False, "remove_extra_whitespaces": False}
-    for step in steps:
-        kind = step.get("type") if isinstance(step, dict) else None
-        if kind == "Precompiled":
-            keys["precompiled_charsmap"] = _charsmap(step, path)
-        elif kind == "Metaspace" and step.get("replacement") == _SPACE:
-            keys["add_space_prefix"] = step.get("prepend_scheme", "always") != "never"
-        elif kind in ("WhitespaceSplit", "Strip") or (kind == "Replace" and _is_run(step)):
-            keys["remove_extra_whitespaces"] = True
-        else:
-            raise UnsupportedError(f"{path}: {step!r:.120}: treadle has no such rule for text")
+        for step in inner if isinstance(inner, list) else [node] if node is not None else []:
+            found = _words(step)
+            if found is None:
+                raise UnsupportedError(f"{path}: {step!r:.120}: treadle has no such rule for text")
+            if found == [CHARSMAP]:
+                keys["precompiled_charsmap"] = _charsmap(step, path)
+            steps += found
+    if not is_sound(steps):
+        what = "treadle has Metaspace alone, or behind WhitespaceSplit"
+        raise UnsupportedError(f"{path}: pre_tokenizer: {spec.get('pre_tokenizer')!r:.160}: {what}")
+    removes = not {WORDS, *STRIPS, *REPLACES}.isdisjoint(steps)
+    keys |= {"add_space_prefix": steps[-1] != "never", "remove_extra_whitespaces": removes}
+    if steps != usual_steps(CHARSMAP in steps, removes, steps[-1] != "never"):
+        keys[SPACES] = " ".join(steps)
     return keys
 
 
-def _is_run(step: dict[str, Any]) -> bool:
-    """Whether it makes one space of several."""
-    pattern, content = step.get("pattern"), step.get("content")
-    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-    return isinstance(regex, str) and bool(_RUNS.fullmatch(regex)) and content in (" ", _SPACE)
+def _words(step: Any) -> list[str] | None:
+    """A step of tokenizer.json in words of ``text/spaces.py``; None where there are none."""
+    kind = step.get("type") if isinstance(step, dict) else None
+    if kind == "Precompiled":
+        return [CHARSMAP]
+    if kind == "WhitespaceSplit":
+        return [WORDS]
+    if kind == "Strip":
+        sides = step.get("strip_left") is True, step.get("strip_right") is True
+        return [word for word, both in STRIPS.items() if both == sides]
+    if kind == "Replace" and isinstance(step.get("pattern"), dict):
+        how = step["pattern"].get("Regex"), step.get("content")
+        return next(([word] for word, both in REPLACES.items() if both == how), None)
+    if kind == "Metaspace" and step.get("replacement") == _SPACE:
+        prepend = step.get("prepend_scheme", "always")
+        return [*[WHOLE] * (step.get("split") is False), prepend] if prepend in PREPENDS else None
+    return None
 
 
 def _charsmap(step: dict[str, Any], path: Path) -> Any:

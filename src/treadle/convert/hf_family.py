@@ -42,6 +42,7 @@ class Family:
     made: rules for tensors that lie otherwise than GGUF's; see ``hf_made``.
     packed: the ``quant_method`` of packed weights that ``made`` knows.
     extra_layers: the key that counts layers behind the last, which predict further tokens.
+    turns: whether queries and keys have a rope, where the architecture has one.
     more: further keys of GGUF, behind those that all families have; None takes one of these away.
     told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
     """
@@ -69,6 +70,7 @@ class Family:
     made: Callable[[Keys], Sequence[Rule]] = lambda keys: ()
     packed: str = ""
     extra_layers: str = ""
+    turns: Callable[[Keys], bool] = lambda keys: True
     more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
     told: tuple[str, ...] = ()
 

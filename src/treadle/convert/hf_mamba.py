@@ -267,8 +267,6 @@ def _granite(keys: Keys) -> Family:
         return replace(
             family,
             arch="granite" if given == 0 else "granitemoe",
-            defaults={**family.defaults, "position_embedding_type": "none"},
-            only={"position_embedding_type": "rope"},
             more=_no_keys,
         )
     return family
@@ -283,13 +281,10 @@ def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     flags, n_head_kv = has_attention(keys, n_layer), keys.integer("num_key_value_heads", 0, lo=0)
     n_head_kv = n_head_kv or keys.integer("num_attention_heads")
     n_inner = keys.integer("mamba_expand") * keys.integer("hidden_size")
-    made: dict[str, Any] = {
+    return {
         "attention.head_count_kv": [n_head_kv if flag else 0 for flag in flags],
         **state_keys(keys, n_inner, *STATE),
     }
-    if keys.get("position_embedding_type") != "rope":
-        made["rope.scaling.finetuned"] = False  # llama.cpp's way to say that there is none
-    return made
 
 
 def _granite_rules(keys: Keys) -> Sequence[Rule]:
@@ -318,6 +313,7 @@ _GRANITE_EXPERTS = Family(
     copied=GRANITE_SCALES,
     experts=True,
     made=_granite_rules,
+    turns=lambda keys: keys.get("position_embedding_type") == "rope",
     more=_granite_keys,
     variant=_granite,
 )

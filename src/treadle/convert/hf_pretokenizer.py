@@ -53,16 +53,27 @@ def _canonical(cuts: Cuts) -> Cuts:
     )
 
 
-def _cuts(node: Any, path: Path) -> Cuts:
-    """The expressions of a pre-tokenizer, in the order in which they cut."""
+def puts_space(node: Any) -> bool:
+    """Whether a pre-tokenizer that ``find_pre`` takes puts a space before a text."""
+    while isinstance(node, dict) and node.get("type") == "Sequence" and node.get("pretokenizers"):
+        node = node["pretokenizers"][0]
+    kind = node.get("type") if isinstance(node, dict) else None
+    return kind == "ByteLevel" and node.get("add_prefix_space", True) is True
+
+
+def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
+    """The expressions of a pre-tokenizer, in the order in which they cut. ``whole``: of a text that
+    nothing has cut so far; a space before each word is refused.
+    """
     if not isinstance(node, dict):
         raise UnsupportedError(
             f"{path}: pre_tokenizer is {node!r:.60}, which treadle does not have"
         )
     kind = node.get("type")
     if kind == "Sequence" and isinstance(node.get("pretokenizers"), list):
-        return tuple(cut for part in node["pretokenizers"] for cut in _cuts(part, path))
-    if kind == "ByteLevel" and not node.get("add_prefix_space", True):
+        parts = enumerate(node["pretokenizers"])
+        return tuple(cut for i, part in parts for cut in _cuts(part, path, whole=whole and not i))
+    if kind == "ByteLevel" and (whole or not node.get("add_prefix_space", True)):
         return PRE_TOKENIZERS["gpt-2"].patterns if node.get("use_regex", True) else ()
     if kind == "Digits":
         return (r"\p{N}" if node.get("individual_digits") else r"\p{N}+",)

@@ -17,7 +17,7 @@ from treadle.convert.hf_family import Family
 from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS, YARN_TRUNCATE
 from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
-from treadle.models.rope import FACTORS, LONG, SHORT
+from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
 
 Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
 
@@ -46,6 +46,8 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
         made["rope.freq_base_swa"] = f32(base)
         if local and _kind(local) != "default":
             local.refuse("rope_type", f"{_kind(local)!r:.60}, where treadle scales no rope")
+    if not family.turns(keys):  # llama.cpp's way to say so; what would scale it is of no use
+        return {**made, "rope.scaling.finetuned": False}, {}
     kind = _kind(full)
     if kind not in _SCALINGS:
         full.refuse("rope_type", f"{kind!r:.60}: treadle has {', '.join(_SCALINGS)}")
@@ -151,9 +153,12 @@ def _longrope(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
 
 
 def _dynamic(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
-    """Hunyuan's: with ``alpha`` nothing about it is dynamic, it is another base."""
+    """Of a text that fits the model's context it is the plain rope. Hunyuan's, with ``alpha``, is
+    another base whatever the length.
+    """
     if not (alpha := rope.number("alpha", 0.0, lo=0.0, hi=1e9)):
-        rope.refuse("rope_type", "'dynamic', without alpha: treadle has no rope by a text's length")
+        rope.number("factor", lo=1e-3, hi=1e6)
+        return {DYNAMIC: True}, {}
     return {"rope.freq_base": f32(base * alpha ** (dims / (dims - 2)))}, {}
 
 

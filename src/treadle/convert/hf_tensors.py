@@ -57,7 +57,8 @@ _WIDTHS = {  # the word of a row's length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
 SCORING = ("cls.",)  # of no plan: what scores pairs
-EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+EMBEDDINGS, OUTPUT, OUTPUT_BIAS = "token_embd.weight", "output.weight", "output.bias"
+_PIECE = 1 << 22  # bytes that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,10 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
         if name in found:
             raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
         found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
-    if hyper.tied and OUTPUT in found:
-        if _is_same(found[OUTPUT].tensor, found.get(EMBEDDINGS)):
-            del found[OUTPUT]
-        else:  # then transformers 5 does not tie them, whatever config.json says
-            hyper = replace(hyper, tied=False)
+    if OUTPUT_BIAS in found and hyper.tied:  # it is of an output's own matrix in GGUF
+        found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
+    if OUTPUT in found:  # transformers 5 ties none that differs, whatever config.json says
+        hyper = replace(hyper, tied=False)
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     spare = hyper.tied or hyper.scores or hyper.headless
     if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):
@@ -140,11 +140,25 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     return found
 
 
-def _is_same(tensor: SafeTensor, other: Named | None) -> bool:
+def without_copy(found: Mapping[str, Named]) -> dict[str, Named]:
+    """The tensors without an output that is the embeddings once more. Both are read for it, up to
+    the first difference: a model that runs in place has the copy, which gives the same numbers.
+    """
+    kept = dict(found)
+    output, embeddings = kept.get(OUTPUT), kept[EMBEDDINGS]
+    if OUTPUT_BIAS in kept:
+        return kept
+    if output and not output.packed and _is_same(output.tensor, embeddings.tensor):
+        del kept[OUTPUT]
+    return kept
+
+
+def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
     """Whether two tensors hold the same."""
-    if other is None or (tensor.shape, tensor.dtype) != (other.tensor.shape, other.tensor.dtype):
+    if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
         return False
-    return np.array_equal(tensor.data, other.tensor.data)
+    starts, a, b = range(0, tensor.n_bytes, _PIECE), tensor.data, other.data
+    return all(np.array_equal(a[at : at + _PIECE], b[at : at + _PIECE]) for at in starts)
 
 
 def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:

@@ -16,17 +16,18 @@ from typing import Any
 
 from treadle.convert.hf_chat import read_templates
 from treadle.convert.hf_encoder_tokenizer import read_unigram, read_wordpiece
-from treadle.convert.hf_pretokenizer import find_pre
+from treadle.convert.hf_pretokenizer import find_pre, puts_space
+from treadle.convert.hf_sentences import SENTENCES, lower_case
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
 from treadle.record import dataclass
+from treadle.text.spaces import PREPENDS, SPACES
 from treadle.text.vocab import TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
-SENTENCES = "sentence_bert_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NO_SCORE = -1000.0  # of what no merge makes; llama.cpp's
 _SPACE = "\u2581"
@@ -41,7 +42,7 @@ class Pieces:
     texts: list[bytes | None]
     types: list[int]
     scores: list[float] | None = None
-    keys: dict[str, Any] = field(default_factory=dict)  # further tokenizer.ggml.* of this kind
+    keys: dict[str, Any] = field(default_factory=dict)  # tokenizer.ggml.* of this kind, SPACES
     ids: dict[str, int] = field(default_factory=dict)  # what the vocabulary calls bos, eos ..
     adds: tuple[bool, bool] = (False, False)  # BOS before a text, EOS after it, if nothing says
 
@@ -76,14 +77,15 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         )
     special = read_specials(folder, spec, settings, config)
     _add(pieces, special, n_vocab)
-    prefix_key = "add_space_prefix"
-    if prefix_key in pieces.keys and isinstance(settings.get("add_prefix_space"), bool):
-        pieces.keys[prefix_key] = settings["add_prefix_space"]
-    if read_optional(folder / SENTENCES).get("do_lower_case") is True:
+    if isinstance(settings.get("add_prefix_space"), bool):
+        _set_prefix(pieces.keys, settings["add_prefix_space"])
+    if lower_case(folder):
         _lower(pieces, folder)
     made = {"model": pieces.model, **_arrays(pieces), **pieces.keys}
     made |= special.keys(_ids(pieces), pieces.ids, pieces.adds)
-    found: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in made.items()}
+    found: dict[str, Any] = {
+        key if key == SPACES else f"tokenizer.ggml.{key}": value for key, value in made.items()
+    }
     for key, ids in special.trimming(n_vocab).items():
         found[key] = number_array(ValueType.INT32, ids)
     return {**found, **read_templates(folder, settings)}
@@ -118,6 +120,15 @@ def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:
     for i, piece in enumerate(pieces.texts):
         if piece is None:
             pieces.texts[i], pieces.types[i] = b"[PAD%d]" % i, TokenType.UNUSED
+
+
+def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
+    """Put a space before a text, or none, whatever the vocabulary's file says."""
+    if "add_space_prefix" in keys:
+        keys["add_space_prefix"] = adds
+    before, _, prepend = keys.get(SPACES, "").rpartition(" ")
+    if prepend and (prepend != "never") != adds:
+        keys[SPACES] = f"{before} {'always' if adds else 'never'}".strip()
 
 
 def _lower(pieces: Pieces, folder: Path) -> None:
@@ -167,7 +178,7 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     """
     texts, merges = _vocabulary(spec, path, n_vocab)
     ids = {text: i for i, text in enumerate(texts) if text is not None}
-    adds_space = _space_rule(spec, path)
+    prepend = _space_rule(spec, path)
     added = {token.text for token in added_tokens(spec, path).values()}
     unknown = spec["model"].get("unk_token")
     ranks: dict[str, int] = {}
@@ -192,7 +203,10 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
                 f"{pair[0]!r:.60} and {pair[1]!r:.60}, as SentencePiece would: this vocabulary "
                 "needs the tokenizer.model that it was made of, or has none"
             )
-    keys = {"pre": "default", "add_space_prefix": adds_space, "remove_extra_whitespaces": False}
+    keys: dict[str, Any] = {"pre": "default", "add_space_prefix": prepend != "never"}
+    keys["remove_extra_whitespaces"] = False
+    if prepend in ("always", "first"):  # not if the text has a space there, as Metaspace does it
+        keys[SPACES] = prepend
     raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
     return Pieces(path, "llama", raws, types, scores, keys)
 
@@ -200,7 +214,7 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     """Gemma 4's: merges are kept as they are."""
     texts, merges = _vocabulary(spec, path, n_vocab)
-    if _space_rule(spec, path):
+    if _space_rule(spec, path) != "never":
         raise UnsupportedError(f"{path}: a space before a text: GGUF has none in this vocabulary")
     types = [int(TokenType.BYTE if t and _BYTE.fullmatch(t) else TokenType.NORMAL) for t in texts]
     unknown = spec["model"].get("unk_token")
@@ -212,24 +226,30 @@ def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     return Pieces(path, "gemma4", raws, types, None, keys, {}, (True, False))
 
 
-def _space_rule(spec: dict[str, Any], path: Path) -> bool:
-    """Whether a space is put before a text; UnsupportedError for other rules than spaces."""
+def _space_rule(spec: dict[str, Any], path: Path) -> str:
+    """How a space is put before a text: "never", "prepend" (whatever it begins with), or as
+    Metaspace's prepend_scheme says. UnsupportedError for other rules than spaces.
+    """
     steps: list[Any] = []
     for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         node = spec.get(key)
         inner = node.get(parts) if isinstance(node, dict) else None
         steps += inner if isinstance(inner, list) else [node] if node is not None else []
-    adds = marks = False
+    adds, marks = "never", False
     for step in steps:
         kind = step.get("type") if isinstance(step, dict) else None
         pattern = step.get("pattern") if kind else None
         if kind == "Prepend" and step.get("prepend") == _SPACE:
-            adds = True
+            adds = "prepend"
         elif kind == "Replace" and (pattern, step.get("content")) == ({"String": " "}, _SPACE):
             marks = True
-        elif kind == "Metaspace" and step.get("split") is False:
+        elif (
+            kind == "Metaspace"
+            and step.get("split") is False
+            and step.get("prepend_scheme", "always") in PREPENDS
+        ):
             marks = step.get("replacement") == _SPACE
-            adds = step.get("prepend_scheme", "always") != "never"
+            adds = step.get("prepend_scheme", "always")
         elif kind == "Split" and pattern == {"String": " "} and marks:
             continue  # there are no spaces left to split at
         else:
@@ -264,6 +284,8 @@ def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
             [" ".join(pair).encode("utf-8", "surrogatepass") for pair in merges]
         ),
     }
+    if puts_space(spec.get("pre_tokenizer")):
+        keys[SPACES] = "always"
     raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
     types = [int(TokenType.UNUSED if text is None else TokenType.NORMAL) for text in texts]
     return Pieces(path, "gpt2", raws, types, None, keys)

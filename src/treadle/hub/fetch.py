@@ -27,6 +27,7 @@ BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it i
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", INDEX),
     *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
+    "config_sentence_transformers.json",
     *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
 USUAL = "Q4_K_M"  # what other programs take
@@ -34,7 +35,11 @@ SHOWN = 10  # models that an error names
 
 
 def download(
-    ref: str, *, progress: ProgressCallback | None = None, say: Say = lambda text: None
+    ref: str,
+    *,
+    progress: ProgressCallback | None = None,
+    say: Say = lambda text: None,
+    to_run: bool = True,
 ) -> Path:
     """Return the local path of what ``hf:`` names, downloading what is not here yet.
 
@@ -42,7 +47,7 @@ def download(
     repository, or a folder or a type (``:Q4_K_M``) in it: the best GGUF model that fits into free
     memory, one that was downloaded before if there is one; without GGUF files, the folder of the
     safetensors. ``say`` is told what was chosen and why. ``progress`` is called with a stage, the
-    bytes done and the bytes in all.
+    bytes done and the bytes in all. ``to_run``: safetensors must fit into free memory.
 
     Raises FileError: no such thing, with what there is; nothing that fits; no network; no right
     to it. UnsupportedError for an architecture that treadle lacks, before anything is fetched.
@@ -60,7 +65,7 @@ def download(
             say(f"{name}: {chosen.paths[0]}, downloaded before; another: {name.root}:TYPE")
         return fetch(name, chosen.paths, progress)
     if not name.tag and cache.is_whole(name, here):
-        return fetch_folder(name, here, progress, say)
+        return fetch_folder(name, here, progress, say, to_run)
     info = look_up(name)
     files = {s.rfilename: s.size or 0 for s in info.siblings or ()}
     if name.path in files:
@@ -68,7 +73,7 @@ def download(
     files = within(name, files)
     offers = find_offers(files)
     if not offers:
-        return fetch_folder(name, files, progress, say)
+        return fetch_folder(name, files, progress, say, to_run)
     check_architecture(name, getattr(info, "gguf", None))
     chosen = choose(name, offers)
     say(reason(name, chosen, offers))
@@ -231,7 +236,11 @@ def near(name: HubName) -> str:
 
 
 def fetch_folder(
-    name: HubName, files: Mapping[str, int], progress: ProgressCallback | None, say: Say
+    name: HubName,
+    files: Mapping[str, int],
+    progress: ProgressCallback | None,
+    say: Say,
+    to_run: bool,
 ) -> Path:
     """Download a Hugging Face folder, which is used in place: configuration, tokenizer, weights."""
     prefix = f"{name.path}/" if name.path else ""
@@ -248,7 +257,7 @@ def fetch_folder(
         elif files:
             what += f", nor {CONFIG} and safetensors (its files end in {', '.join(kinds)})"
         raise FileError(f"has {what}", path=str(name), expected="a repository of GGUF files")
-    n_bytes, n_free = sum(files[path] for path in weights), free_bytes()
+    n_bytes, n_free = sum(files[path] for path in weights), free_bytes() if to_run else None
     wanted = [CONFIG, *(path for path in BESIDE if path in files), *weights]
     if n_free is not None and n_bytes + (1 << 30) > n_free:
         raise FileError(

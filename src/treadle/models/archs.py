@@ -127,8 +127,14 @@ ARCHS: dict[str, Arch] = {
             names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
         ),
         Arch("smollm3", rope="norm", nope="fourth"),
-        Arch("granite", rope="norm", divide_logits=True),
-        Arch("granitemoe", rope="norm", keys=((EXPERTS_NORM, True),), divide_logits=True),
+        Arch("granite", rope="norm", nope="told", divide_logits=True),
+        Arch(
+            "granitemoe",
+            rope="norm",
+            keys=((EXPERTS_NORM, True),),
+            nope="told",
+            divide_logits=True,
+        ),
         Arch("olmoe", needs=QK_NORM),
         Arch("olmo2", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # and OLMo 3
         Arch(

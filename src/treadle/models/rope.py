@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 FACTORS = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+# GGUF has no word for a base that grows with a text behind the original context ("dynamic" in
+# transformers): treadle's own key, which bounds the context.
+DYNAMIC = "treadle.rope.dynamic"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Rope:
     yarn_truncate: bool = True  # the pairs between which it goes over are whole ones
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
     temperature: float = 0.0  # of queries: they grow by it for each e-fold of n_ctx_orig
+    dynamic: bool = False  # longer texts than n_ctx_orig turn otherwise, which treadle does not do
 
     def has_long(self, n_ctx: int) -> bool:
         """Whether texts in a context of ``n_ctx`` tokens turn by the long factors."""
@@ -129,6 +133,7 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
         yarn_beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, lo=1e-3),
         yarn_truncate=keys.flag(YARN_TRUNCATE, True),
         yarn_log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", 0.0, lo=0.0),
+        dynamic=keys.gguf.metadata.get(DYNAMIC) is True,
     )
     if keys.get(LOCAL_BASE) is None:
         return (full,)

@@ -27,7 +27,7 @@ MAX_INPUTS = 2048
 
 CUT: Table = {"dimensions": whole(1)}
 POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}  # and what ``Config`` calls them
-READ: Table = {"lora": adapters, "pooling": one_of(*POOLINGS)}
+READ: Table = {"lora": adapters, "pooling": one_of(*POOLINGS), "default_prompt": flag}
 FIELDS: Table = {
     **CUT,
     **READ,
@@ -86,7 +86,10 @@ def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
         raise ApiError(400, f"pooling: {pooling}: the model's own is {name}", param="pooling")
     lora = lora_scales(given.get("lora"), model.engine)
     try:
-        return Embedder(model, given.get("normalize", True), given.get("dimensions"), lora)
+        return Embedder(
+            model, given.get("normalize", True), given.get("dimensions"), lora,
+            default_prompt=given.get("default_prompt", True),
+        )  # fmt: skip
     except TreadleError as error:
         raise ApiError(400, str(error), param="dimensions") from error
 
@@ -98,7 +101,7 @@ async def embed(
     take turns. ``cut``: read of a text that is too long what there is room for. Raises ApiError,
     TreadleError.
     """
-    texts = await service.prepare(_read, value, service.model, name, cut)
+    texts = await service.prepare(_read, value, service.model, embedder.prompt, name, cut)
     made = [np.zeros((0, embedder.n), np.float32)]
     for batch in service.model.engine.together(texts):
         job = service.engine.submit(lambda ids=batch: embedder.run(ids))  # type: ignore[misc]
@@ -108,8 +111,8 @@ async def embed(
     return np.concatenate(made), n_tokens
 
 
-def _read(value: Any, model: Model, name: str, cut: bool) -> list[list[int]]:
-    """A text, ids, or a list of either."""
+def _read(value: Any, model: Model, prompt: str, name: str, cut: bool) -> list[list[int]]:
+    """A text, ids, or a list of either; ``prompt`` goes before each text."""
     several = isinstance(value, list) and not (value and is_ids(value))
     items = value if several else [value]
     if value is None or not items or len(items) > MAX_INPUTS:
@@ -119,14 +122,15 @@ def _read(value: Any, model: Model, name: str, cut: bool) -> list[list[int]]:
         if not isinstance(item, str) and not is_ids(item):
             raise wrong(name, item, "texts, or lists of token ids")
         with within(f"{name}[{i}]" if several else name):
-            made.append(check_length(_ids(item, model, cut), model))
+            made.append(check_length(_ids(item, model, cut, prompt), model))
     return made
 
 
-def _ids(item: str | list[int], model: Model, cut: bool) -> list[int]:
+def _ids(item: str | list[int], model: Model, cut: bool, prompt: str = "") -> list[int]:
     """Where some are cut off, a text still ends with the token that ends it."""
     if isinstance(item, list):
         return item[: room(model)] if cut else item
+    item = prompt + item
     if not cut:
         check_text(item, model)
         return model.tokenize(item)

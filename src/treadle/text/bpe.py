@@ -14,6 +14,7 @@ from treadle.text.pretokenizers import (
     PRE_TOKENIZERS,
     PreTokenizer,
 )
+from treadle.text.spaces import SPACES
 from treadle.text.tokenizer import Tokenizer
 from treadle.text.vocab import TokenType, Vocab, joined, texts
 
@@ -37,6 +38,7 @@ class BpeTokenizer(Tokenizer):
         self.pre, family = _family(vocab)
         super().__init__(vocab, add_bos=family.add_bos, add_sep=family.add_sep)
         self._tokenizer = _build(vocab, family)
+        self.adds_space = vocab.text(SPACES, "never") == "always"
         # tokenizers would drop bytes that have no piece, silently. UTF-8 itself never has some.
         never = {0xC0, 0xC1, *range(0xF5, 0x100)}
         find = self._tokenizer.token_to_id
@@ -44,7 +46,9 @@ class BpeTokenizer(Tokenizer):
         self._lost = set(lost)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids through tokenizers; where a text starts makes no difference here."""
+        """Ids through tokenizers. Few vocabularies put a space before a text, if it has none."""
+        if start and self.adds_space and text and not text.startswith(" "):
+            text = f" {text}"
         if self._lost and not self._lost.isdisjoint(text.encode()):
             raise UnsupportedError(
                 f"{self.vocab.path}: the vocabulary cannot spell {text[:40]!r}: "

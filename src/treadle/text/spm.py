@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray, string_array
+from treadle.text.spaces import MARK, SPACES
 from treadle.text.tokenizer import Tokenizer
 from treadle.text.vocab import TokenType, Vocab, windows
 
@@ -51,7 +52,10 @@ class SpmTokenizer(Tokenizer):
         super().__init__(vocab, add_bos=True)
         if vocab.scores is None:
             vocab.fail("tokenizer.ggml.scores", "is missing", "a score for each token")
+        prepend = vocab.text(SPACES, "")
         self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
+        self.begins_anew = prepend != "first"
+        self._kept = (" ", MARK) if prepend else ()  # texts that begin so get no further space
         types = vocab.types.copy()
         self._byte_of = self._byte_pieces(types)
         # All 256 or none: sentencepiece refuses a part, and a part could not spell every text.
@@ -80,7 +84,8 @@ class SpmTokenizer(Tokenizer):
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
         """Ids through sentencepiece; a text that begins anew gets the space the file asks for."""
         # The space is put here and not by sentencepiece: it does not know what stands before.
-        ids: list[int] = self._processor.encode(" " + text if start and self.adds_space else text)
+        spaced = start and self.adds_space and not text.startswith(self._kept)
+        ids: list[int] = self._processor.encode(" " + text if spaced else text)
         if self._unk is None and self.n_vocab in ids:
             raise UnsupportedError(
                 f"{self.vocab.path}: the vocabulary cannot spell {text[:40]!r}: "

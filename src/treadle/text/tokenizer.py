@@ -59,6 +59,7 @@ class Tokenizer(abc.ABC):
     """
 
     adds_space = False  # the tokenizer puts a space of its own before a text
+    begins_anew = True  # and behind special tokens
     pre = ""
 
     def __init__(self, vocab: Vocab, *, add_bos: bool, add_sep: bool = False) -> None:
@@ -83,8 +84,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """The ids of text in which no special token is looked for; ``start``: nothing but a
-        special token stands before it."""
+        """The ids of text in which no special token is looked for; ``start``: nothing stands before
+        it, or a special token does where ``begins_anew``."""
 
     @abc.abstractmethod
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
@@ -104,9 +105,9 @@ class Tokenizer(abc.ABC):
         ids: list[int] = []
         start = True
         for part in self._trimmed(self._specials[special].split(text)):
-            start = start or isinstance(part, int)
             if isinstance(part, int):
                 ids.append(part)
+                start = self.begins_anew
             else:
                 ids += self.encode_plain(part, start=start)
                 start = False
@@ -266,7 +267,7 @@ class StreamDecoder:
             special = self._tokenizer.is_special(token)
             if self._strip and not special:
                 data = data.removeprefix(b" ")
-            self._strip = special
+            self._strip = special and (self._strip or self._tokenizer.begins_anew)
         if self._tokenizer.is_control(token) and not (self._special or token in self._shown):
             return ""
         if data and data[0] & 0xC0 != 0x80 and self._utf8.getstate()[0]:

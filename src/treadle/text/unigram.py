@@ -8,10 +8,19 @@ import numpy as np
 
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray
+from treadle.text.spaces import (
+    CHARSMAP,
+    SPACES,
+    is_sound,
+    normalizer,
+    pre_tokenizer,
+    usual_steps,
+)
 from treadle.text.tokenizer import Tokenizer
 from treadle.text.vocab import TokenType, Vocab, texts
 
 _CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
+_FLAGS = ("remove_extra_whitespaces", "add_space_prefix")
 _SPACE = "▁"
 
 
@@ -27,15 +36,25 @@ class UnigramTokenizer(Tokenizer):
             vocab.fail("tokenizer.ggml.unknown_token_id", "is missing", "a token id")
         if vocab.scores is None:
             vocab.fail("tokenizer.ggml.scores", "is missing", "a score for each piece")
-        self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
-        self._tokenizer = _build(vocab, self.unk, self.adds_space)
+        self._steps = _steps(vocab)
+        self.adds_space = self._steps[-1] != "never"
+        self.begins_anew = self._steps[-1] != "first"
+        self._tokenizer = _build(vocab, self.unk, self._steps)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
         """Ids through tokenizers; characters that no piece has are the unknown token."""
         if not text:
             return []
+        if not start and not self.begins_anew:
+            return self._behind(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def _behind(self, text: str) -> list[int]:
+        """The same of a part of a text that is not its first, and gets no mark of a space."""
+        plain: Any = self._tokenizer.normalizer.normalize_str(text)
+        words = pre_tokenizer(self._steps, "never").pre_tokenize_str(plain)
+        return [piece.id for word, _ in words for piece in self._tokenizer.model.tokenize(word)]
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
         """The piece with spaces for their marks; the byte of a byte piece."""
@@ -45,11 +64,9 @@ class UnigramTokenizer(Tokenizer):
         return raw if control else raw.replace(_SPACE.encode(), b" ")
 
 
-def _build(vocab: Vocab, unk: int, adds_space: bool) -> Any:
-    from tokenizers import Regex, Tokenizer
+def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
+    from tokenizers import Tokenizer
     from tokenizers.models import Unigram
-    from tokenizers.normalizers import Precompiled, Replace, Sequence, Strip
-    from tokenizers.pre_tokenizers import Metaspace
 
     assert vocab.scores is not None
     # No text spells what is no text: these pieces have names that nothing can be cut into.
@@ -64,18 +81,30 @@ def _build(vocab: Vocab, unk: int, adds_space: bool) -> Any:
         tokenizer = Tokenizer(Unigram(scored, unk, has_bytes))
     except Exception as e:  # tokenizers raises Exception itself
         raise vocab.error("tokenizer.ggml.tokens", str(e), "a Unigram vocabulary") from None
-    steps: list[Any] = []
-    given = vocab.values.get(_CHARSMAP)
-    if given is not None:
-        if not isinstance(given, GGUFArray):
-            vocab.fail(_CHARSMAP, f"is {given!r:.60}", "an array of bytes")
-        data = np.asarray(list(given)).astype(np.uint8).tobytes()
-        try:
-            steps.append(Precompiled(data))
-        except Exception as e:
-            raise UnsupportedError(f"{vocab.path}: {_CHARSMAP}: {e}") from None
-    if vocab.flag("tokenizer.ggml.remove_extra_whitespaces", True):
-        steps += [Strip(), Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = Sequence(steps)
-    tokenizer.pre_tokenizer = Metaspace(_SPACE, "always" if adds_space else "never", split=False)
+    try:
+        tokenizer.normalizer = normalizer(steps, _charsmap(vocab))
+    except Exception as e:
+        raise UnsupportedError(f"{vocab.path}: {_CHARSMAP}: {e}") from None
+    tokenizer.pre_tokenizer = pre_tokenizer(steps, steps[-1])
     return tokenizer
+
+
+def _steps(vocab: Vocab) -> list[str]:
+    """What is done to a text, in words of ``text/spaces.py``."""
+    flags = [vocab.flag(f"tokenizer.ggml.{key}", True) for key in _FLAGS]
+    steps = usual_steps(_CHARSMAP in vocab.values, *flags)
+    if not vocab.has(SPACES):
+        return steps
+    steps = vocab.text(SPACES).split(" ")
+    if not is_sound(steps) or (CHARSMAP in steps) > (_CHARSMAP in vocab.values):
+        vocab.fail(SPACES, f"is {' '.join(steps)!r:.80}", "steps that treadle has, in their order")
+    return steps
+
+
+def _charsmap(vocab: Vocab) -> bytes:
+    given = vocab.values.get(_CHARSMAP)
+    if given is None:
+        return b""
+    if not isinstance(given, GGUFArray):
+        vocab.fail(_CHARSMAP, f"is {given!r:.60}", "an array of bytes")
+    return np.asarray(list(given)).astype(np.uint8).tobytes()

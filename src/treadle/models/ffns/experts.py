@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from treadle.models.ffns import LATENT_EXPERTS
 from treadle.models.ffns.gated import GATED, NORMS_AFTER, NORMS_BEFORE
-from treadle.models.structure import Sizes, TensorRow
+from treadle.models.structure import Sizes, TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.config import Layer
@@ -80,9 +80,9 @@ _BEFORE = (
 )
 _SHARED = (
     TensorRow("ffn_gate_inp_shexp.weight", ("one", "n_embd"), optional=True),
-    TensorRow("ffn_gate_shexp.weight", ("n_ff_shexp", "n_embd"), optional=True),
-    TensorRow("ffn_up_shexp.weight", ("n_ff_shexp", "n_embd"), optional=True),
-    TensorRow("ffn_down_shexp.weight", ("n_embd", "n_ff_shexp"), optional=True),
+    *with_bias("ffn_gate_shexp", "n_ff_shexp", "n_embd", optional=True),
+    *with_bias("ffn_up_shexp", "n_ff_shexp", "n_embd", optional=True),
+    *with_bias("ffn_down_shexp", "n_embd", "n_ff_shexp", optional=True),
     *NORMS_AFTER,
 )
 _BEHIND = (
@@ -113,10 +113,10 @@ EXPERTS_LATENT = replace(
     EXPERTS,
     rows=(
         *_BEFORE,
-        TensorRow("ffn_latent_down.weight", ("n_latent", "n_embd")),
+        *with_bias("ffn_latent_down", "n_latent", "n_embd"),
         *_of_each("ffn_up_exps", "n_ff_exp", "n_latent"),
         *_of_each("ffn_down_exps", "n_latent", "n_ff_exp"),
-        TensorRow("ffn_latent_up.weight", ("n_embd", "n_latent")),
+        *with_bias("ffn_latent_up", "n_embd", "n_latent"),
         *_SHARED,
     ),
 )

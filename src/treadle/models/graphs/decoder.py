@@ -100,7 +100,7 @@ MODEL_ROWS = (
     TensorRow("token_embd.weight", ("n_vocab", "n_embd")),
     TensorRow(POSITIONS, ("n_positions", "n_embd"), optional=True),  # learned
     *with_bias("output_norm", "n_embd"),
-    TensorRow("output.weight", ("n_vocab", "n_embd"), optional=True),  # absent: token_embd's
+    *with_bias("output", "n_vocab", "n_embd", optional=True),  # absent: token_embd's
     TensorRow("rope_freqs.weight", ("n_rope_freq",), optional=True),  # Llama 3: see Rope
     TensorRow("rope_factors_short.weight", ("n_rope_freq",), optional=True),  # Phi 3's
     TensorRow("rope_factors_long.weight", ("n_rope_freq",), optional=True),

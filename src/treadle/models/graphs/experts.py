@@ -40,7 +40,7 @@ def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
         return None
     n = keys.integer("expert_count", lo=1, hi=N_EXPERT_MAX)
     width = keys.integer("expert_feed_forward_length", n_ff)
-    shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=n)
+    shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=N_EXPERT_MAX)
     shared = keys.integer("expert_shared_feed_forward_length", 0, lo=0) or shared
     func = keys.integer(EXPERTS_GATING, 0, lo=0) or _lacking_gating(keys, arch, i)
     if func not in GATINGS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from treadle.errors import UnsupportedError
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import ALIBI, ARCHS, Arch
 from treadle.models.config import Config, Layer
@@ -86,6 +86,9 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     residual = keys.number("residual_scale", 0.0, lo=0.0) or 1.0
     embd_scale = math.sqrt(n_embd) if arch.embd_scale else 1.0
     logit_scale = keys.number("logit_scale", 0.0, lo=0.0) or 1.0
+    if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
+        what, expected = "is of no matrix", "output.weight beside it"
+        raise FileError(what, path=keys.gguf.path, where="output.bias", expected=expected)
     return Config(
         arch=arch,
         n_embd=n_embd,

@@ -57,7 +57,7 @@ def _memory(layer: Layer) -> tuple[PoolSpec]:
 
 _BEFORE = with_bias("attn_norm", "n_embd")
 _AFTER = (
-    TensorRow("attn_kv_a_mqa.weight", ("n_row", "n_embd")),
+    *with_bias("attn_kv_a_mqa", "n_row", "n_embd"),
     TensorRow("attn_kv_a_norm.weight", ("n_kv_rank",)),
     TensorRow("attn_k_b.weight", ("n_head", "n_kv_rank", "n_nope")),
     TensorRow("attn_v_b.weight", ("n_head", "n_v", "n_kv_rank")),
@@ -71,7 +71,7 @@ LATENT = Sublayer(
     build=build,
     rows=(
         *_BEFORE,
-        TensorRow("attn_q_a.weight", ("n_q_rank", "n_embd")),
+        *with_bias("attn_q_a", "n_q_rank", "n_embd"),
         TensorRow("attn_q_a_norm.weight", ("n_q_rank",)),
         TensorRow("attn_q_b.weight", ("n_q", "n_q_rank")),
         *_AFTER,

@@ -1,0 +1,26 @@
+"""What sentence-transformers' folders say of texts to embed. GGUF has no keys for it; these are
+treadle's own, and ``treadle convert`` writes them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.files.keys import POSITION_MAX, Keys
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+
+PROMPT = "treadle.embedding.default_prompt"  # put before each text
+MAX_TOKENS = "treadle.embedding.max_seq_length"  # of a text, its special tokens included
+
+
+def default_prompt(gguf: GGUF) -> str:
+    """What goes before each text; "" where the file names nothing. Raises FileError."""
+    return Keys(gguf.metadata, gguf.path).text(PROMPT, "")
+
+
+def max_seq_length(gguf: GGUF) -> int | None:
+    """The longest text in tokens; None where the file has no such limit. Raises FileError."""
+    keys = Keys(gguf.metadata, gguf.path)
+    return keys.integer(MAX_TOKENS, hi=POSITION_MAX) if keys.has(MAX_TOKENS) else None
