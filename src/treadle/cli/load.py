@@ -17,7 +17,7 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 from treadle.errors import FileError, TreadleError
 from treadle.files.splits import find_model as one_inside
-from treadle.files.splits import is_hf, missing
+from treadle.files.splits import first_shard, is_hf, missing
 from treadle.words import listed, n_bytes
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
             return path
         return one_inside(path)
     if not os.path.exists(path):
+        if (first := first_shard(path)) is not None:
+            return first
         why = missing(path)
         raise FileError(why if os.path.lexists(path) else why + near_names(path), path=ref)
     return path
