@@ -109,7 +109,7 @@ MAY_IMPORT = {
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
-    " study bundle cluster rerank embedding devices.wgpu gpu.facts",
+    " study bundle cluster rerank embedding devices.named devices.wgpu gpu.facts",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }

@@ -221,9 +221,9 @@ def _check(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.stat()
     except OSError as error:
+        if os.path.exists(path) and not path.is_dir():
+            raise FileError("is no folder", path=path, expected="a folder for pages") from None
         raise FileError(f"cannot keep pages: {why(error)}", path=path) from error
-    if not stat.S_ISDIR(info.st_mode):
-        raise FileError("is no folder", path=path, expected="a folder for pages")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise FileError("cannot be written to", path=path, expected="a folder for pages")
     who = SYSTEM.intruder(info)

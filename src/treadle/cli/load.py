@@ -18,6 +18,7 @@ from treadle.cli.table import remark
 from treadle.errors import FileError, TreadleError
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import first_shard, is_hf, missing
+from treadle.files.target import file_name
 from treadle.words import listed, n_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def find_model(ref: str, progress: ProgressBar | None = None) -> Path:
 
 def read_text(file: str) -> str:
     """The text of FILE, which must be UTF-8; of standard input, where it is "-"."""
-    octets = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    octets = sys.stdin.buffer.read() if file == "-" else file_name(file).read_bytes()
     try:
         return octets.decode("utf-8")
     except UnicodeDecodeError as error:
