@@ -13,6 +13,7 @@ from math import lcm
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from treadle.text.exact_numbers import spelling
 from treadle.text.rule_graph import components
 
 MAX_DEPTH = 1000  # levels of a schema, references followed; llguidance's stack ends at some 2,100
@@ -180,7 +181,7 @@ def _is_exact(n: int | float) -> bool:
     if read == -(2**63):
         return False
     if isinstance(n, float):
-        return True
+        return spelling(n) is not None
     if abs(n) <= 2**63:
         return int(min(read, HIGHEST)) == n
     return Decimal(repr(read)) == n
