@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from math import lcm
+from math import inf, lcm, nextafter
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -143,8 +143,21 @@ class Numbers:
 
 
 def within(key: str, value: Any) -> Any:
-    """A lower bound as one that is known: whole numbers below it are not written."""
-    return LOWEST if key in _LOWER and _is_number(value) and value < LOWEST else value
+    """A bound as one that is known: whole numbers below LOWEST are not written, and one that is no
+    float64 is the next inside, for it would be rounded to either side.
+    """
+    if not _is_number(value) or key not in (*_LOWER, *_UPPER):
+        return value
+    if key in _LOWER and value < LOWEST:
+        return LOWEST
+    if not isinstance(value, int) or not -HIGHEST < value < HIGHEST:
+        return value
+    read = float(value)
+    if key in _LOWER and read < value:
+        read = nextafter(read, inf)
+    elif key in _UPPER and read > value:
+        read = nextafter(read, -inf)
+    return int(read)
 
 
 def move_exclusive(schema: dict[str, Any]) -> None:
