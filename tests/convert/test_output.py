@@ -603,7 +603,8 @@ def test_one_file_becomes_shards(data: Path, tmp_path: Path, most: int) -> None:
 
 
 def test_tensors_larger_than_a_shard_are_named(data: Path, tmp_path: Path) -> None:
-    source, said = data / "models" / "stories260K.gguf", []
+    source = data / "models" / "stories260K.gguf"
+    said: list[str] = []
     run(source, tmp_path / "s.gguf", said.append, split_max=100_000)
     why = "token_embd.weight has 131072 bytes, more than a shard's 100000: a tensor is not split"
     assert said == [f"{why} (2 such tensors)"]

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from treadle.errors import GrammarError
 from treadle.speech.arguments import OwnReader, TagReader
-from treadle.speech.constraint import Rules, _arguments
+from treadle.speech.constraint import Rules, _arguments, calls_behind
 from treadle.speech.rows import ROWS
 from treadle.speech.schemas import MAX_WAYS, by_name, with_colons
 
@@ -72,6 +72,12 @@ def test_tags(schema: dict[str, Any], allowed: list[str], refused: list[str]) ->
 def test_a_parameter_that_cannot_be_and_must(value: Any) -> None:
     with pytest.raises(GrammarError, match="parameter 'a': nothing fulfils its schema"):
         allows("tags", {"properties": {"a": value}, "required": ["a"]}, END)
+
+
+def test_an_error_names_the_tool() -> None:
+    tools = {"look": {"properties": {"a": False}, "required": ["a"]}}
+    with pytest.raises(GrammarError, match="tool 'look': parameter 'a': nothing fulfils"):
+        calls_behind(ROW["tags"], tools, Plain())  # type: ignore[arg-type]
 
 
 def test_too_many_alternatives() -> None:

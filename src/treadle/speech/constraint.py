@@ -71,7 +71,7 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
         channel = f"({rules.literal('<|channel|>commentary')})?"
         head = f'{channel} {constrain} ("json" | " json")? {rules.literal(Channels.message)}'
         calls = [
-            f"{rules.literal(name)} {head} {_arguments(rules, row, schema)}"
+            f"{rules.literal(name)} {head} {_arguments_of(name, rules, row, schema)}"
             for name, schema in tools.items()
         ]
         return rules.source(" | ".join(calls))
@@ -161,10 +161,16 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
         if row.style == "object" and row.short_ids:
             behind = f'({rules.literal(", ")} "\\"id\\": \\"" {_ID} "\\"")? {behind}'
         head = rules.literal(row.before + name)
-        calls.append(
-            f"{head} {id} {rules.literal(row.after)} {_arguments(rules, row, schema)} {behind}"
-        )
+        arguments = _arguments_of(name, rules, row, schema)
+        calls.append(f"{head} {id} {rules.literal(row.after)} {arguments} {behind}")
     return rules.add(" | ".join(calls))
+
+
+def _arguments_of(name: str, rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
+    try:
+        return _arguments(rules, row, schema)
+    except GrammarError as error:
+        raise GrammarError(f"tool {name!r:.80}: {error}") from None
 
 
 def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
@@ -175,7 +181,7 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
         try:
             return _Own(rules, Parts(schema)).value(whole)
         except RecursionError:
-            raise GrammarError("a tool's schema is too deeply nested") from None
+            raise GrammarError("its schema is too deeply nested") from None
     return rules.add(inline_schema({"type": "object", **schema}, lenient=True))
 
 
