@@ -94,6 +94,24 @@ def test_a_warm_run_compiles_and_traces_nothing(tiny: WriteTiny, tmp_path: Path)
         assert absent not in warm["modules"]
 
 
+def test_ctrl_c_is_ours_at_once() -> None:
+    """What is imported before ``run_process`` is called shows a traceback where Ctrl-C ends it."""
+    new = "set(sys.modules) - before"
+    script = (
+        "import json, sys; before = set(sys.modules); import treadle.cli; "
+        f"print(json.dumps(sorted({new})))"
+    )
+    assert set(run(script)) <= {"__future__", "treadle", "treadle.cli", "treadle.version"}
+    early = (
+        "import os, treadle.cli as cli; cli.open_streams = lambda: os.kill(os.getpid(), 2); "
+        "cli.run_process()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", early], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 END = """
 import json, sys, treadle
 model = treadle.load(sys.argv[1], threads=3)

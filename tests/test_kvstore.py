@@ -483,12 +483,34 @@ def test_what_the_disk_was_too_slow_for_is_written_at_the_end(
     model.close()
 
 
+def test_a_folder_in_the_place_of_a_page(
+    tiny: WriteTiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other pages are written, and one line says so; writing stopped for 30 s."""
+    with load(tiny(), tmp_path) as model:
+        read(model, text(200))
+    names = [page.name for page in pages(tmp_path)]
+    for page in pages(tmp_path):
+        page.unlink()
+    for name in names[:2]:
+        (tmp_path / name).mkdir()
+    with load(tiny(), tmp_path) as model:
+        read(model, text(200))
+        folder = store_of(model).folder
+        assert folder.flush()
+        assert (folder.n_written, folder.n_left_out, folder.problem) == (4, 2, "")
+    assert [page.name for page in pages(tmp_path) if page.is_file()] == names[2:]
+    assert not list(tmp_path.glob(".new-*"))
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "treadle"]
+    assert line.endswith("is a folder, so these pages are not kept")
+
+
 def test_folders_that_are_refused(tiny: WriteTiny, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for folder, why in (
-        ("file", "pages|no folder"),
+        ("file", r"file: is no folder \(expected a folder for pages\)"),
         ("open", "others may write to it"),
         ("file/x", "pages"),
     ):

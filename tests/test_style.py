@@ -26,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 400, 80  # lines
 MAX_MODEL_FILE, MAX_ARCH = 200, 30  # of a graph or a sublayer; of an architecture's row
 
-EVERYBODY_MAY_IMPORT = {"record", "system"}
+EVERYBODY_MAY_IMPORT = {"record", "system", "forked"}
 # What each part may import when it runs, beside itself. Two words: only that module of a part.
 MAY_IMPORT = {
     "record": "",
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "words": "",
     "version": "",
     "system": "",
+    "forked": "errors",
     # file -> tensors
     "formats": "errors jit.language jit.types",
     "files": "errors words formats",
@@ -108,7 +109,7 @@ MAY_IMPORT = {
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version card files formats models model hub sampling answer generation"
     " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
-    " study bundle cluster rerank embedding devices.wgpu gpu.facts",
+    " study bundle cluster rerank embedding devices.named devices.wgpu gpu.facts",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }

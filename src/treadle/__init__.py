@@ -21,25 +21,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from treadle.errors import (
-    CacheError,
-    CompileError,
-    ContextFullError,
-    DeviceError,
-    FileError,
-    GrammarError,
-    NoMemoryError,
-    NoRoomError,
-    SamplingError,
-    TemplateError,
-    TreadleError,
-    UnsupportedError,
-)
 from treadle.version import __version__ as __version__
 
+# Not typing's, which takes 15 ms to import: until then Ctrl-C shows Python's traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from treadle.errors import (
+        CacheError,
+        CompileError,
+        ContextFullError,
+        DeviceError,
+        FileError,
+        ForkedError,
+        GrammarError,
+        NoMemoryError,
+        NoRoomError,
+        SamplingError,
+        TemplateError,
+        TreadleError,
+        UnsupportedError,
+    )
     from treadle.generation import Generation
     from treadle.model import Model, load, load_session
     from treadle.reply import run_tools
@@ -60,6 +63,7 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "ContextFullError",
     "DeviceError",
     "FileError",
+    "ForkedError",
     "GrammarError",
     "NoMemoryError",
     "NoRoomError",
@@ -82,10 +86,14 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     # ``treadle --help`` needs neither numpy nor LLVM, so what does is imported when it is first
     # asked for.
-    if name in _LAZY:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if name in __all__:
+        return getattr(import_module("treadle.errors"), name)
+    if name == "errors":
+        return import_module("treadle.errors")
     raise AttributeError(f"module 'treadle' has no attribute {name!r}")
 
 

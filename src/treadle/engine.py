@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ import numpy as np
 
 from treadle.batch import NEVER, Part, RopeTable, Run, in_runs, of_runs
 from treadle.errors import ContextFullError, TreadleError
+from treadle.forked import UseLock
 from treadle.kernels.choice import GEMV_TOKENS, batch_sizes
 from treadle.kernels.top import RESULT
 from treadle.kvcache import KVCache, Sequence
@@ -79,7 +79,7 @@ class Engine:
         self._closed, self.sampled = False, "logits"  # the output that ``sample`` runs
         self.watch: Callable[[Ids[Part], Ready], None] | None = None  # sees each run of it
         self.beside: Callable[[], object] = int  # as a run begins, for Python to do meanwhile
-        self.lock = threading.RLock()  # for whoever must find the cache as they left it
+        self.lock = UseLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
         self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run

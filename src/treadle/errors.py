@@ -12,8 +12,9 @@
     ├── SamplingError      sampling settings out of their range (a ValueError as well)
     ├── CompileError       a kernel that cannot be emitted or that LLVM refuses
     ├── CacheError         a kernel cache of somebody else's, or a miss where compiling is forbidden
-    └── DeviceError        a GPU or its driver that is missing, too old, or that failed
-        └── NoMemoryError  more than a GPU's memory has room for (a MemoryError as well)
+    ├── DeviceError        a GPU or its driver that is missing, too old, or that failed
+    │   └── NoMemoryError  more than a GPU's memory has room for (a MemoryError as well)
+    └── ForkedError        a forked child that lacks the thread which used the model
 
 A message says what was found, what was expected, and where: file, byte offset, tensor or key. It
 may quote a file, so its text is made safe to print: no control characters, and a bounded length.
@@ -144,3 +145,7 @@ class DeviceError(TreadleError):
 
 class NoMemoryError(DeviceError, MemoryError):
     """More than a GPU's memory has room for."""
+
+
+class ForkedError(TreadleError):
+    """A forked child's use of what another thread used at the fork: that thread is not here."""

@@ -53,7 +53,7 @@ class Folder:
         self._queued = 0  # bytes
         self._retry_at = 0.0
         self._some = threading.Condition()
-        self._seen, self._closed = False, False
+        self._seen = self._closed = self._warned = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name="treadle-pages", daemon=True)
         self._thread.start()
@@ -174,9 +174,25 @@ class Folder:
                 self._write(name, head(data), data)
             os.utime(self.path / name, ns=(stamp, stamp), follow_symlinks=False)
         except OSError as error:
+            if self._is_folder(name):
+                return ""
             if head is not None:
                 return f"{self.path}: cannot be written: {why(error)}"
         return ""
+
+    def _is_folder(self, name: str) -> bool:
+        """Whether a folder stands where a file was to be: that one is left out, and no other."""
+        path = self.path / name
+        if path.is_symlink() or not path.is_dir():
+            return False
+        with self._some:
+            self.n_left_out += 1
+        if not self._warned:
+            from logging import getLogger
+
+            self._warned = True
+            getLogger("treadle").warning("%s: is a folder, so these pages are not kept", path)
+        return True
 
     def _write(self, name: str, head: bytes, data: bytes) -> None:
         size = len(head) + len(data)
@@ -197,7 +213,7 @@ class Folder:
             for entry in entries:
                 with suppress(OSError):
                     info = entry.stat(follow_symlinks=False)
-                    if NAME.fullmatch(entry.name):
+                    if NAME.fullmatch(entry.name) and stat.S_ISREG(info.st_mode):
                         found.append((info.st_mtime_ns, info.st_size, entry.name))
                     elif PART.fullmatch(entry.name) and info.st_mtime < late:
                         os.unlink(entry.path)
@@ -221,9 +237,9 @@ def _check(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.stat()
     except OSError as error:
+        if os.path.exists(path) and not path.is_dir():
+            raise FileError("is no folder", path=path, expected="a folder for pages") from None
         raise FileError(f"cannot keep pages: {why(error)}", path=path) from error
-    if not stat.S_ISDIR(info.st_mode):
-        raise FileError("is no folder", path=path, expected="a folder for pages")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise FileError("cannot be written to", path=path, expected="a folder for pages")
     who = SYSTEM.intruder(info)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,7 +30,7 @@ from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.named import open_device
 from treadle.engine import Engine
-from treadle.errors import TreadleError
+from treadle.errors import ForkedError, TreadleError
 from treadle.files.target import file_name
 from treadle.generation import Generation, in_order
 from treadle.models.load import load_config
@@ -386,7 +386,7 @@ class Model:
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""
-        with self.gguf, self.engine.lock:  # another thread may be in the middle of a step
+        with self.gguf, suppress(ForkedError), self.engine.lock:  # another thread may be in a step
             self._turns.scheduler.drafting.close()
             self.engine.close()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.errors import TreadleError
+from treadle.forked import free_lock
 from treadle.generation import Generation
 from treadle.speech import Manner, Said, Told, ToolCall, find_manner
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
@@ -41,7 +41,7 @@ class Model(Protocol):
 
 
 Tool = Mapping[str, Any] | Function
-_LOCK = threading.Lock()
+_LOCK = free_lock()
 _MANNERS: weakref.WeakKeyDictionary[ChatTemplate, Manner] = weakref.WeakKeyDictionary()
 
 

@@ -6,13 +6,14 @@ import operator
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.batch import Part
 from treadle.engine import OUTPUTS, Engine
-from treadle.errors import TreadleError
+from treadle.errors import ForkedError, TreadleError
 from treadle.runtime.interrupts import interrupts_held
 
 if TYPE_CHECKING:
@@ -121,9 +122,9 @@ class Session:
 
     def close(self) -> None:
         """Give the pages back. The session takes no more tokens."""
-        with self.engine.lock, interrupts_held():
+        self._closed = True
+        with suppress(ForkedError), self.engine.lock, interrupts_held():
             self.seq.close()
-            self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.errors import TreadleError
+from treadle.forked import is_held, tell
 from treadle.runtime.interrupts import interrupts_held
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class Turns:
         self._turn = threading.Lock()
         self._at_work = 0  # the thread whose turn it is
         self._sleepers: dict[threading.Lock, Enough] = {}  # each waits for its lock
+        tell(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: the others' texts may be half a step further."""
+        if self._at_work != threading.get_ident() and (is_held(self._turn) or self._sleepers):
+            self._turn, self._at_work = threading.Lock(), 0
+            self._sleepers.clear()
+            self.scheduler.engine.lock.lose()
 
     def until(self, enough: Enough, own: Request) -> None:
         """Step, or wait for others to. What a step or a signal's handler raises comes out."""

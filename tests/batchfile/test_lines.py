@@ -8,6 +8,7 @@ import pytest
 
 from treadle.batchfile import lines
 from treadle.batchfile.lines import CHAT, COMPLETIONS, Line, answered, failed, read_job, read_lines
+from treadle.errors import TreadleError
 from treadle.server.problems import ApiError
 
 
@@ -120,3 +121,12 @@ def test_errors_have_the_form_of_their_requests() -> None:
     found = json.loads(failed(unread, None, problem))
     assert found == {"id": unread.id, "custom_id": "a", "response": None, **problem.as_dict()}
     assert json.loads(failed(line(b"{"), None, problem))["custom_id"] is None
+
+
+def test_a_line_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "ENDLESS", 100)
+    monkeypatch.setattr(lines, "MAX_BODY", 10)
+    source = read_lines(io.BytesIO(b"x" * 90 + b"\n" + b"y" * 200))
+    assert next(source).number == 1
+    with pytest.raises(TreadleError, match="line 2 has more than 100 bytes"):
+        next(source)

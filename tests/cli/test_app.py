@@ -94,3 +94,38 @@ def test_our_own_bugs_keep_their_traceback(
     monkeypatch.delattr(FakeModel, "generate")
     with pytest.raises(AttributeError):
         run("run", gguf, "Once")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["inspect", "a\nb.gguf"],
+        ["run", "a\nb.gguf", "x"],
+        ["batch", "a\nb", "OUT"],
+        ["run", "a\nb.gguf", "x", "--cache-dir", "c\nd"],
+    ],
+)
+def test_an_error_is_one_line(run: Run, args: list[str]) -> None:
+    ran = run(*args)
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert "a\\nb" in ran.err
+
+
+def test_wrong_usage_is_one_line_and_where_help_is(run: Run, gguf: str) -> None:
+    ran = run("run", gguf, "x", "--lora", "a\nb", "--kv", "c\nd")
+    assert (ran.code, ran.err.count("\n")) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["batch", "", "OUT"],
+        ["batch", os.devnull, ""],
+        ["imatrix", "{}", ""],
+        ["imatrix", "{}", os.devnull, "-o", ""],
+    ],
+)
+def test_an_empty_name_is_named(run: Run, gguf: str, args: list[str]) -> None:
+    ran = run(*(arg.format(gguf) for arg in args))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "treadle: error: '': an empty name (expected a file's name)\n"

@@ -328,3 +328,8 @@ def test_a_setting_that_the_model_cannot_have(talk: Conversation) -> None:
 def test_what_could_not_be_carried_out_says_so(talk: Conversation, line: str) -> None:
     assert talk.enter(line).failed
     assert not talk.enter("/stats").failed
+
+
+def test_a_conversation_without_an_end() -> None:
+    with pytest.raises(FileError, match="/dev/zero: has more than 67108864 bytes"):
+        read_record(Path("/dev/zero"))

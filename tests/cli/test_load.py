@@ -45,6 +45,17 @@ def test_a_model_that_is_not_there(folder: Path, ref: str, hint: str) -> None:
     assert str(caught.value).startswith(ref or "''")
 
 
+def test_a_split_model_by_its_name(folder: Path) -> None:
+    """As the library takes it; its shards are beside that name."""
+    for name in ("big-00001-of-00002.gguf", "big-00002-of-00002.gguf"):
+        (folder / name).touch()
+    for ref in ("big.gguf", "big", folder / "big.gguf"):
+        assert load.find_model(str(ref)).name == "big-00001-of-00002.gguf"
+    (folder / "big-00001-of-00003.gguf").touch()
+    with pytest.raises(FileError, match="no such file; there are"):
+        load.find_model("big.gguf")
+
+
 def test_the_command_says_so_too(run: Run, folder: Path) -> None:
     ran = run("inspect", "gemma-3-1b.guf")
     assert (ran.code, ran.out) == (1, "")

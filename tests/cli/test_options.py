@@ -8,7 +8,8 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
-from treadle.cli.options import OF_SAMPLING, build_sampling
+from treadle.cli.options import KV_TYPES, OF_SAMPLING, build_sampling
+from treadle.kernels.kv import KV_FORMATS
 from treadle.sampling.settings import Sampling
 
 # What only a program can give.
@@ -69,3 +70,34 @@ def test_a_bias_that_is_none(run: Run, model: FakeModel, gguf: str, bias: str) -
 def test_out_of_range_is_wrong_usage() -> None:
     with pytest.raises(click.UsageError, match="min_p"):
         build_sampling({"min_p": 2.0})
+
+
+def test_the_types_of_keys_and_values() -> None:
+    assert tuple(KV_FORMATS) == KV_TYPES
+
+
+@pytest.mark.parametrize("option", ["--kv", "--device"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "{}", "x"], ["chat", "{}"], ["serve", "{}"], ["batch", "IN", "OUT"],
+        ["cluster", "serve", "{}"], ["bench", "{}"], ["perplexity", "{}", "FILE"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_wrong_usage(
+    run: Run, gguf: str, words: list[str], option: str
+) -> None:
+    ran = run(*(word.format(gguf) for word in words), option, "q9")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"'{option}': 'q9'" in ran.err
+    assert ran.err.count("\n") == 2  # and where help is
+
+
+@pytest.mark.parametrize("command", ["plan", "embed", "rerank", "imatrix"])
+def test_a_device_that_cannot_be_is_wrong_usage(run: Run, gguf: str, command: str) -> None:
+    assert run(command, gguf, "x", "--device", "q9").code == 2
+
+
+def test_types_of_keys_and_values_in_capitals(run: Run, model: FakeModel, gguf: str) -> None:
+    assert run("run", gguf, "Once", "--kv", "Q8_0").code == 0

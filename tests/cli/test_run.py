@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import BOS, FakeModel
+from treadle.cli import load
 from treadle.cli.load import is_model
 from treadle.cli.run import split_words
 from treadle.sampling.settings import Sampling
@@ -228,3 +229,21 @@ def test_a_file_that_may_not_be_read_is_no_wrong_usage(
     assert run("inspect", stories).code == 0
     assert run("plan", stories).code == 0
     assert run("tokenize", stories, "x").code == 0
+
+
+@pytest.mark.parametrize("option", ["--grammar", "--json-schema"])
+def test_a_grammar_without_an_end(run: Run, model: FakeModel, gguf: str, option: str) -> None:
+    ran = run("run", gguf, "x", option, "/dev/zero")
+    assert (ran.code, ran.out) == (1, "")
+    why = "/dev/zero: has more than 16777216 bytes (expected a text)"
+    assert ran.err == f"treadle: error: {why}\n"
+
+
+def test_a_prompt_without_an_end(
+    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "MAX_TEXT", 1 << 20)
+    ran = run("run", gguf, stdin="x" * ((1 << 20) + 1))
+    assert (ran.code, ran.out) == (1, "")
+    assert "standard input: has more than 1048576 bytes" in ran.err
+    assert "do not fit" in run("run", gguf, stdin="x" * (1 << 20)).err

@@ -602,6 +602,17 @@ def test_one_file_becomes_shards(data: Path, tmp_path: Path, most: int) -> None:
     assert (tmp_path / "again.gguf").read_bytes() == source.read_bytes()
 
 
+def test_tensors_larger_than_a_shard_are_named(data: Path, tmp_path: Path) -> None:
+    source = data / "models" / "stories260K.gguf"
+    said: list[str] = []
+    run(source, tmp_path / "s.gguf", said.append, split_max=100_000)
+    why = "token_embd.weight has 131072 bytes, more than a shard's 100000: a tensor is not split"
+    assert said == [f"{why} (2 such tensors)"]
+    said.clear()
+    run(source, tmp_path / "t.gguf", said.append, split_max=131_072)
+    assert said == []
+
+
 def test_shards_are_continued_too(data: Path, tmp_path: Path) -> None:
     source = data / "models" / "stories260K.gguf"
     interrupted(source, tmp_path / "s.gguf", KeyboardInterrupt(), split_max=300_000)

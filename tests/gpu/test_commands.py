@@ -176,12 +176,21 @@ def test_without_a_driver_it_is_one_clear_line(
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        ("tpu", "device='tpu': expected one of cpu, cuda, wgpu"),
-        ("", "device='': expected one of cpu, cuda, wgpu"),
-        ("cuda:x", "device='cuda:x': expected a number, as in 'cuda:1'"),
-        ("cuda:9", "no GPU number 9: there are 2, from 0 on"),
+        ("tpu", "'tpu': expected one of cpu, cuda, wgpu"),
+        ("", "'': expected one of cpu, cuda, wgpu"),
+        ("cuda:x", "'cuda:x': expected a number, as in 'cuda:1'"),
+        ("cpu:1", "'cpu:1': the processors are one device, 'cpu'"),
+        ("wgpu:1", "'wgpu:1': the one adapter that WebGPU gives is 'wgpu'"),
     ],
 )
+def test_names_of_no_device_are_wrong_usage(device: str, why: str, run: Run, path: str) -> None:
+    ran = run("run", path, "x", "--device", device)
+    assert (ran.code, ran.out) == (2, "")
+    wrong = f"treadle: error: Invalid value for '--device': {why}"
+    assert ran.err == f"{wrong}\nSee 'treadle run --help'.\n"
+
+
+@pytest.mark.parametrize(("device", "why"), [("cuda:9", "no GPU number 9: there are 2, from 0 on")])
 def test_devices_that_there_are_not(
     device: str, why: str, run: Run, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

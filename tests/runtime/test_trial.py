@@ -228,6 +228,24 @@ def test_what_the_threads_got_of_the_processors(monkeypatch: pytest.MonkeyPatch)
         assert trial.cpu_share == 0.25
 
 
+def test_a_tiny_product_is_not_run_a_million_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LEAST_OPS of it, or as many copies as no cache holds, took minutes for each shape."""
+    monkeypatch.setattr(trial_module, "LEAST_OPS", 1 << 30)
+    monkeypatch.setattr(trial_module, "buffer_bytes", lambda: 1 << 24)
+    with trial_of(Q8_0, k=32, m=8) as trial:
+        spec = choice.gemv(Q8_0, BEST, 32, 1)
+        assert trial.compile(spec) is None
+        run, ran = trial._run, []
+
+        def note(spec: Matmul, n: int, order: list[int]) -> float:
+            ran.append(len(order))
+            return run(spec, n, order)
+
+        monkeypatch.setattr(trial, "_run", note)
+        assert trial.seconds(spec, 1, True, 1) > 0
+        assert ran == [trial_module.MOST_STEPS]
+
+
 def test_the_team_grows_with_its_scratch() -> None:
     """A wide panel after a narrow one."""
     with trial_of(F32) as trial:

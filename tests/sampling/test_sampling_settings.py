@@ -143,3 +143,11 @@ def test_errors_have_the_setting(settings: dict[str, Any]) -> None:
     with pytest.raises(SamplingError) as caught:
         Sampling(**settings)
     assert [caught.value.setting] == list(settings)
+
+
+def test_samplers_by_llama_cpps_letters() -> None:
+    assert Sampling(samplers="edskypmxta").samplers == (*DEFAULT_ORDER, "adaptive_p")
+    assert Sampling(samplers="kt").samplers == ("top_k", "temperature")
+    assert Sampling(samplers="temp").samplers == ("temperature",)  # a name before letters
+    with pytest.raises(SamplingError, match="no sampler is called 'ki'"):
+        Sampling(samplers="ki")

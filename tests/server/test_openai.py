@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -489,3 +490,20 @@ def test_models(client: TestClient) -> None:
     assert [entry["id"] for entry in found["data"]] == ["demo"]
     assert found["data"][0]["meta"]["n_ctx"] == N_CTX
     assert client.get("/v1/models/some/other").json()["id"] == "demo"
+
+
+def test_models_for_anthropics_clients(client: TestClient) -> None:
+    """They read ``data`` page by page: ``has_more`` is asked for."""
+    headers = {"anthropic-version": "2023-06-01"}
+    found = client.get("/v1/models?limit=20", headers=headers).json()
+    (entry,) = found.pop("data")
+    assert found == {"first_id": "demo", "last_id": "demo", "has_more": False}
+    assert datetime.fromisoformat(entry.pop("created_at").replace("Z", "+00:00"))
+    assert entry == {"type": "model", "id": "demo", "display_name": "demo"}
+    assert client.get("/v1/models/demo", headers=headers).json()["type"] == "model"
+
+
+def test_samplers_by_their_letters(client: TestClient) -> None:
+    answer = post(client, "/completion", 200, prompt="a", n_predict=1, samplers="kt")
+    assert answer["generation_settings"]["samplers"] == ["top_k", "temperature"]
+    post(client, "/completion", 400, prompt="a", n_predict=1, samplers="kq")

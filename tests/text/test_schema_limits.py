@@ -94,6 +94,18 @@ def test_whole_numbers_of_64_bits(bytes_tokenizer: Tokenizer) -> None:
         assert accepts(grammar, str(n)) is good
 
 
+@pytest.mark.parametrize("n", [2**53 + 1, 2**60 + 77, 2**62 + 1, -(2**53) - 1, MOST - 10_000])
+def test_bounds_that_are_no_float64(bytes_tokenizer: Tokenizer, n: int) -> None:
+    """They were rounded, so numbers beyond them were allowed."""
+    far = 2**12
+    for low, high in ((n, n + far), (n - far, n)):
+        schema = {"type": "integer", "minimum": low, "maximum": high}
+        grammar = Grammar.from_json_schema(schema, bytes_tokenizer)
+        for beyond in (low - 1, high + 1):
+            assert not accepts(grammar, str(beyond))
+        assert accepts(grammar, str(int(float(low + far // 2))))
+
+
 @pytest.mark.parametrize(
     ("pattern", "good", "bad"),
     [

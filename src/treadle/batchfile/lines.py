@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from treadle.errors import TreadleError
 from treadle.record import dataclass
 from treadle.server.fields import mapping, text, wrong
 from treadle.server.problems import ApiError
@@ -17,6 +18,7 @@ from treadle.server.wire import MAX_BODY, encode, parse
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
+ENDLESS = 1 << 30  # bytes of a line
 NAMED = "batch_req_"
 HEAD = b'{"id":"%b' % NAMED.encode()  # each answer begins so
 
@@ -46,13 +48,18 @@ class Job:
 
 
 def read_lines(file: BinaryIO) -> Iterator[Line]:
-    """The lines that are not blank. Of one that is longer than a body may be, the beginning."""
+    """The lines that are not blank. Of one that is longer than a body may be, the beginning.
+    Raises TreadleError for one without an end.
+    """
     number = 0
     while raw := file.readline(MAX_BODY + 2):
         number += 1
-        rest = raw
+        rest, n_bytes = raw, len(raw)
         while rest and not rest.endswith(b"\n"):
+            if n_bytes > ENDLESS:
+                raise TreadleError(f"line {number} has more than {ENDLESS} bytes")
             rest = file.readline(MAX_BODY)
+            n_bytes += len(rest)
         if raw := raw.strip():
             yield Line(number, raw)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Sequence
-from types import FrameType
 
-from treadle.cli.garbage import garbage_kept
+TYPE_CHECKING = False  # typing's takes long to import, and Ctrl-C has a traceback until then
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output went away.
     """
     try:
+        from treadle.cli.garbage import garbage_kept
+
         with garbage_kept():
             from treadle.cli.app import invoke
     except KeyboardInterrupt:  # Ctrl-C while Python is still importing leaves no traceback either
@@ -29,16 +31,16 @@ def run_process() -> None:
     """``main`` as a whole process, which ends at once: tearing down Python's modules and LLVM's
     takes a tenth of a short run, and the system takes the memory back in any case.
     """
-    # numpy brings a BLAS whose threads spin for 25 ms when they start, on cores that ours want;
-    # what numpy multiplies here is small.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    open_streams()
     try:
+        # numpy brings a BLAS whose threads spin for 25 ms when they start, on cores that ours want;
+        # what numpy multiplies here is small.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        open_streams()
         leave_on_signals()
         code = main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
-    except KeyboardInterrupt:  # a second Ctrl-C, while the first one is told
+    except KeyboardInterrupt:  # early, or a second one while the first is told
         code = 130
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -61,6 +63,8 @@ def open_streams() -> None:
 
 def leave_on_signals() -> None:
     """Let SIGTERM and SIGHUP end the program as an error would: what is half written goes."""
+
+    import signal
 
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # the second one ends it at once

@@ -42,6 +42,7 @@ COMMANDS = {
     "imatrix": "What in a model's weights matters for a text.",
 }
 
+TAB = "\t"
 DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the signal's number
 
 
@@ -141,16 +142,21 @@ def invoke(argv: Sequence[str] | None) -> int:
         return complain(error.format_message(), USAGE)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "treadle"
-        message = error.format_message().rstrip(".")
+        message = printable(error.format_message().rstrip("."), keep=TAB)
         return complain(f"treadle: error: {message}\nSee '{command} --help'.", USAGE)
     except click.ClickException as error:
-        return complain(f"treadle: error: {error.format_message()}", error.exit_code)
+        return fail(error.format_message(), error.exit_code)
     except (TreadleError, OSError) as error:
         from treadle.cli.table import typed
 
-        return complain(f"treadle: error: {typed(error)}", FAILED)
+        return fail(typed(error))
     except MemoryError:
-        return complain("treadle: error: out of memory", FAILED)
+        return fail("out of memory")
+
+
+def fail(message: str, code: int = FAILED) -> int:
+    """Write an error, which is one line: a file's name may have more."""
+    return complain(f"treadle: error: {printable(message, keep=TAB)}", code)
 
 
 def complain(message: str, code: int) -> int:

@@ -14,6 +14,7 @@ from treadle.cli.load import find_model, load_model
 from treadle.cli.options import load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
+from treadle.files.target import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,6 +115,8 @@ def command(
     defaults = {name: value for name, value in given.items() if value is not None}
     load |= {"deterministic": deterministic, "n_sequences": sequences}
     settings = Settings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
+    for name in (source, target):
+        file_name(name)  # which is not empty
     file = open_input(source)
     check_apart(source, target)
     total = count_lines(source)

@@ -14,7 +14,7 @@ import click
 from treadle.card import bytes_by_type
 from treadle.cli.engines import Contender, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import device_name, find_model, load_model
-from treadle.cli.options import DEVICE
+from treadle.cli.options import DEVICE, KV
 from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
 from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
@@ -110,7 +110,7 @@ class Schedule:
 )
 @click.option("-t", "--threads", type=least(1), help="Threads; by default as `doctor` says.")
 @click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
-@click.option("--kv", metavar="TYPE", help="Type of the cached keys and values, such as f16.")
+@KV
 @DEVICE
 @click.option(
     "--against", type=click.Choice([LlamaCpp.name]), help="Time another program too, in turns."

@@ -59,7 +59,11 @@ def size(text: str) -> int:
     metavar="BYTES",
     help="Of tensors: bytes, or 'page'.  [32]",
 )
-@click.option("--split-max-size", type=size, help="Write shards, none larger than this: 2G.")
+@click.option(
+    "--split-max-size",
+    type=size,
+    help="Write shards, each of at most so many bytes of tensors, or of one: 2G.",
+)
 @click.option(
     "--tokenizer",
     type=click.Path(readable=False),

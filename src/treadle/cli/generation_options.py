@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 FILES = ("grammar", "json_schema")
+MAX_BYTES = 16 << 20  # of one: as much as a server takes in a call
 Options = TypeVar("Options", bound="GenerationOptions")
 
 
@@ -83,7 +84,9 @@ def read_constraint(files: Mapping[str, Path | None]) -> Constraint | None:
     given = [(setting, file) for setting in FILES if (file := files.get(setting)) is not None]
     if len(given) > 1:
         raise click.UsageError("--grammar and --json-schema exclude each other")
-    return next((Constraint(name, file, read_text(str(file))) for name, file in given), None)
+    return next(
+        (Constraint(name, file, read_text(str(file), MAX_BYTES)) for name, file in given), None
+    )
 
 
 def build_options(values: dict[str, Any]) -> GenerationOptions:

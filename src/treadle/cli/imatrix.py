@@ -12,7 +12,7 @@ from treadle.cli.options import DEVICE
 from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import printable, show
-from treadle.files.target import check_target, files_of
+from treadle.files.target import check_target, file_name, files_of
 
 if TYPE_CHECKING:
     from treadle.imatrix.matrix import ImportanceMatrix
@@ -58,7 +58,7 @@ def command(
     from treadle.quantize.plan import is_matrix
 
     # One of --in-file may be OUT: what it holds goes on in what replaces it.
-    check_target(output, files_of(model, file), force=force)
+    check_target(file_name(output), files_of(model, file_name(file)), force=force)
     earlier = [read(other) for other in others]
     with (
         ProgressBar(STAGE, "tok") as meter,

@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 from treadle.errors import FileError, TreadleError
 from treadle.files.splits import find_model as one_inside
-from treadle.files.splits import is_hf, missing
+from treadle.files.splits import first_shard, is_hf, missing
+from treadle.files.target import file_name
 from treadle.words import listed, n_bytes
 
 if TYPE_CHECKING:
     from treadle.model import Model
 
+MAX_TEXT = 1 << 30  # bytes of a text that is read whole
 WORTH_ASKING = 1 << 28  # bytes of a model from which on memory may not hold it
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
 
@@ -54,18 +56,36 @@ def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = 
             return path
         return one_inside(path)
     if not os.path.exists(path):
+        if (first := first_shard(path)) is not None:
+            return first
         why = missing(path)
         raise FileError(why if os.path.lexists(path) else why + near_names(path), path=ref)
     return path
 
 
-def read_text(file: str) -> str:
-    """The text of FILE, which must be UTF-8; of standard input, where it is "-"."""
-    octets = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+def read_text(file: str, most: int | None = None) -> str:
+    """The text of FILE, which must be UTF-8; of standard input, where it is "-". Raises FileError
+    for more than ``most`` bytes, by default MAX_TEXT: ``/dev/zero`` has no end.
+    """
+    octets = read_bytes(file, most)
     try:
         return octets.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileError("is not UTF-8", path=file, offset=error.start, expected="a text") from error
+
+
+def read_bytes(file: str, most: int | None = None) -> bytes:
+    """The same undecoded."""
+    most = MAX_TEXT if most is None else most
+    parts, left = [], most
+    with nullcontext(sys.stdin.buffer) if file == "-" else open(file_name(file), "rb") as source:
+        while part := source.read(min(1 << 20, left + 1)):
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                name = "standard input" if file == "-" else file
+                raise FileError(f"has more than {most} bytes", path=name, expected="a text")
+    return b"".join(parts)
 
 
 def read_lines() -> list[str]:

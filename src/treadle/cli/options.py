@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from treadle.cli.usage import as_usage
-from treadle.errors import SamplingError
+from treadle.errors import SamplingError, UnsupportedError
 from treadle.record import dataclass
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
@@ -229,12 +229,26 @@ LORA = click.option(
     "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
     help="Add an adapter (LoRA), a GGUF file or a folder of PEFT's; may be repeated.",
 )  # fmt: skip
+
+
+def device(name: str) -> str:
+    """A device's name. Raises click.BadParameter for what is none."""
+    from treadle.devices.named import check_name
+
+    try:
+        check_name(name)
+    except UnsupportedError as error:
+        raise click.BadParameter(str(error).removeprefix("device=")) from None
+    return name
+
+
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # kernels.kv has them; a test compares
 KV = click.option(
-    "--kv", metavar="TYPE",
+    "--kv", metavar="TYPE", type=click.Choice(KV_TYPES, case_sensitive=False),
     help="Type of the cached keys and values: f16, the default, bf16, f32, q8_0 or q4_0.",
 )  # fmt: skip
 DEVICE = click.option(
-    "--device", metavar="NAME",
+    "--device", metavar="NAME", type=device,
     help="Where it runs: cpu, the default; experimental: cuda (NVIDIA), wgpu.",
 )  # fmt: skip
 LOAD = (

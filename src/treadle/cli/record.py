@@ -12,6 +12,7 @@ from treadle.errors import FileError
 Message = dict[str, str]  # role: "user" or "assistant"; content
 
 ROLES = ("user", "assistant")
+MAX_BYTES = 64 << 20
 
 
 def path_of(name: str) -> Path:
@@ -44,7 +45,11 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
     """Read what `Conversation.save` wrote; raises FileError if it is anything else, or OSError."""
     expected = 'an object with "system" and "messages", as /save writes it'
     try:
-        record: Any = json.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            octets = file.read(MAX_BYTES + 1)
+        if len(octets) > MAX_BYTES:
+            raise FileError(f"has more than {MAX_BYTES} bytes", path=path, expected=expected)
+        record: Any = json.loads(octets.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a trap
         raise FileError(f"not a conversation: {error}", path=path, expected=expected) from error
     messages = record.get("messages") if isinstance(record, dict) else None

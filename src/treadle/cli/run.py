@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.generation_options import GenerationOptions, generation_options
-from treadle.cli.load import is_model, load_model
+from treadle.cli.load import is_model, load_model, read_bytes
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import emit, print_json, remark
@@ -105,7 +105,7 @@ def read_prompt(*, raw: bool) -> str:
     if sys.stdin.isatty():
         remark("type the prompt; Ctrl-D ends it")
     try:
-        prompt = sys.stdin.buffer.read().decode("utf-8")
+        prompt = read_bytes("-").decode("utf-8")
     except UnicodeDecodeError as error:
         message = f"standard input is not UTF-8: byte {error.start}: {error.reason}"
         raise click.ClickException(message) from error

@@ -24,7 +24,7 @@ from treadle.convert.open import open_model
 from treadle.convert.peft import is_peft, open_peft
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.files.target import check_target, files_of
+from treadle.files.target import check_target, file_name, files_of
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY, load_config, renamed
@@ -56,7 +56,7 @@ def open_adapter(path: str | os.PathLike[str], gguf: GGUF, config: Config) -> Ad
     Raises FileError for what is damaged, of another architecture or does not fit the model;
     UnsupportedError for what treadle cannot add.
     """
-    path = Path(os.path.expanduser(path))
+    path = file_name(path).expanduser()
     if is_peft(path):
         adapter = _of_peft(
             open_peft(path, gguf, config), config, pairs=ROPE_KEY not in gguf.metadata

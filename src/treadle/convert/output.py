@@ -26,7 +26,7 @@ import numpy as np
 from treadle.convert.finite import find_nonfinite, is_finite
 from treadle.convert.pagecache import PageCache
 from treadle.convert.part import Journal, PartFile, is_full
-from treadle.convert.recipe import Entry, Options, Shard, plan_shards
+from treadle.convert.recipe import Entry, Options, Shard, plan_shards, too_large
 from treadle.convert.source import Bytes, Source, SourceTensor
 from treadle.errors import FileError, TreadleError
 from treadle.files.mapping import mappings_of
@@ -89,6 +89,8 @@ def convert(
     inputs = [*_files(source), *files_of(source.path)]
     for shard in shards:
         check_target(shard.path, inputs, force=options.force)
+    if options.split_max and (text := too_large(shards, options.split_max)):
+        say(text)
     coder = _Coder(options.allow_nonfinite)
     mine = len(SYSTEM.affinity())
     work = Work(

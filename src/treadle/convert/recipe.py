@@ -117,6 +117,17 @@ def lay_out(
     return shards
 
 
+def too_large(shards: Sequence[Shard], most: int) -> str:
+    """Which tensors have more than the ``most`` bytes that a shard was to have; else nothing."""
+    over = [e for shard in shards for e in shard.entries if e.n_bytes > most]
+    if not over:
+        return ""
+    worst = max(over, key=lambda entry: entry.n_bytes)
+    others = f" ({len(over)} such tensors)" if len(over) > 1 else ""
+    has = f"{worst.tensor.name} has {worst.n_bytes} bytes, more than a shard's {most}"
+    return f"{has}: a tensor is not split{others}"
+
+
 def _empty_type(value: Any) -> ValueType | None:
     """An empty list tells no type of its elements."""
     return ValueType.STRING if isinstance(value, (list, tuple)) and not value else None

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ def _open_cpu(which: str, isa: str | None, n_threads: int, progress: Progress | 
     from treadle.isa import choose
     from treadle.jit.compile import host_features
 
-    if which:
-        raise UnsupportedError(f"device='cpu:{which}': the processors are one device, 'cpu'")
     return Cpu(choose(host_features(), isa), n_threads, progress)
 
 
@@ -30,24 +29,34 @@ def _open_cuda(which: str, isa: str | None, n_threads: int, progress: Progress |
 
     if isa is not None:
         raise UnsupportedError(f"isa={isa!r}: instructions of a CPU; a GPU has its own")
-    if not (which or "0").isdecimal():
-        raise UnsupportedError(f"device='cuda:{which}': expected a number, as in 'cuda:1'")
     return Cuda(CudaDriver(int(which or 0)), n_threads, progress)
 
 
 def _open_wgpu(which: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
     from treadle.devices.wgpu import Wgpu
 
-    if which or isa is not None:
-        raise UnsupportedError("device='wgpu': the one adapter that WebGPU gives, without isa=")
+    if isa is not None:
+        raise UnsupportedError(f"isa={isa!r}: instructions of a CPU; a GPU has its own")
     return Wgpu(progress)
 
 
-DEVICES: dict[str, Callable[[str, str | None, int, Progress | None], Device]] = {
-    "cpu": _open_cpu,
-    "cuda": _open_cuda,
-    "wgpu": _open_wgpu,
+Opener = Callable[[str, str | None, int, "Progress | None"], "Device"]
+# Each with what may stand behind a colon, and what to say of anything else.
+DEVICES: dict[str, tuple[Opener, str, str]] = {
+    "cpu": (_open_cpu, "", "the processors are one device, 'cpu'"),
+    "cuda": (_open_cuda, "[0-9]*", "expected a number, as in 'cuda:1'"),
+    "wgpu": (_open_wgpu, "", "the one adapter that WebGPU gives is 'wgpu'"),
 }
+
+
+def check_name(name: str) -> None:
+    """Raise UnsupportedError for what can be no device's name."""
+    kind, _, which = name.partition(":")
+    if kind not in DEVICES:
+        raise UnsupportedError(f"device={name!r}: expected one of {', '.join(DEVICES)}")
+    _, allowed, expected = DEVICES[kind]
+    if not re.fullmatch(allowed, which):
+        raise UnsupportedError(f"device={name!r}: {expected}")
 
 
 def open_device(name: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
@@ -55,7 +64,6 @@ def open_device(name: str, isa: str | None, n_threads: int, progress: Progress |
 
     Raises UnsupportedError for a name that there is not, DeviceError where the device is missing.
     """
+    check_name(name)
     kind, _, which = name.partition(":")
-    if kind not in DEVICES:
-        raise UnsupportedError(f"device={name!r}: expected one of {', '.join(DEVICES)}")
-    return DEVICES[kind](which, isa, n_threads, progress)
+    return DEVICES[kind][0](which, isa, n_threads, progress)

@@ -60,15 +60,23 @@ def find_model(path: str | os.PathLike[str]) -> Path:
         raise FileError(f"is a folder of several models: name one of {found}", path=given)
     if os.path.exists(given):
         return given
-    stem = given.name.removesuffix(".gguf")
+    first = first_shard(given)
+    if first is not None:
+        return first
+    raise FileError(missing(given), path=given, expected="a GGUF file or its first shard")
+
+
+def first_shard(stem: Path) -> Path | None:
+    """``model-00001-of-00003.gguf`` for ``model.gguf`` or ``model``; None where there is none, or
+    more than one.
+    """
+    name = stem.name.removesuffix(".gguf")
     firsts = [
         p
-        for p in given.parent.glob("*-00001-of-*.gguf")
-        if (match := SHARD.fullmatch(p.name)) and match["stem"] == stem
+        for p in stem.parent.glob("*-00001-of-*.gguf")
+        if (match := SHARD.fullmatch(p.name)) and match["stem"] == name
     ]
-    if len(firsts) == 1:
-        return firsts[0]
-    raise FileError(missing(given), path=given, expected="a GGUF file or its first shard")
+    return firsts[0] if len(firsts) == 1 else None
 
 
 def missing(path: Path) -> str:

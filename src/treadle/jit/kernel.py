@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from threading import RLock
 from typing import TYPE_CHECKING
 
 from treadle.errors import CacheError
+from treadle.forked import UseLock
 from treadle.jit import cache
 from treadle.record import dataclass
-from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -79,17 +78,9 @@ def _linker() -> Linker:
 
 
 _linked: dict[tuple[str, str], int] = {}
-# llvmlite fills tables at their first use, and links, as if there were one thread.
-_making = RLock()
-
-
-def _forget_lock() -> None:
-    """In a forked child, where the thread that held it is not."""
-    global _making
-    _making = RLock()
-
-
-SYSTEM.after_fork(_forget_lock)
+# llvmlite fills tables at their first use, and links, as if there were one thread. A forked child
+# cannot make the lock free: LLVM has locks of its own, and may be half done.
+_making = UseLock("compiled", "start the child by spawn and not by fork")
 
 
 def isa_key(isa: Isa) -> str:

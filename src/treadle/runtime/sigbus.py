@@ -16,7 +16,6 @@ import atexit
 import ctypes
 import mmap
 import struct
-import threading
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,6 +23,7 @@ import numpy as np
 
 from treadle.errors import CacheError, CompileError
 from treadle.files.mapping import FAULTS
+from treadle.forked import free_lock
 from treadle.isa.portable import PORTABLE
 from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Builder, Isa, Val
@@ -206,4 +206,4 @@ def guard_mappings() -> None:
             guard.install()
 
 
-_lock = threading.Lock()
+_lock = free_lock()

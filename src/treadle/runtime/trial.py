@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from treadle.formats import Format
 
 LEAST_OPS = 1 << 30  # of a timed run: far above the microseconds of starting one
+MOST_STEPS = 4096  # of a timed run, however small the product is
 ROUNDING = 2.0**-24  # of f32
 # Weights rounded to bf16 from an f32 that may differ from the twin's in its last bit: one in some
 # ten thousand comes out at the neighbour; three of a row's may.
@@ -136,7 +137,7 @@ class Trial:
     def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
         """The least time of a product of ``n`` tokens over ``runs`` runs of it."""
         n_copies = self._fill() if cold else 1
-        per_run = max(1, min(LEAST_OPS // self.n_ops(n), self._cold_copies()))
+        per_run = max(1, min(LEAST_OPS // self.n_ops(n), self._cold_copies(), MOST_STEPS))
         if not cold:
             self._run(spec, n, [0])
         least = np.inf
@@ -202,14 +203,13 @@ class Trial:
         strips = -(-self.m // spec.rows_per_item(self.isa.lanes))
         tokens = tokens_per_item(spec, strips, n, self.n_threads)
         grid = Grid(strips, spec.count, tokens)
-        slots = [self._slots(spec, n, copy, tokens) for copy in order]
-        args = np.array(slots, np.int64)
+        first, second = np.array([self._slots(spec, n, copy, tokens) for copy in (0, 1)])
+        args = first + np.outer(order, second - first)  # only the weights' addresses differ
         run, steps = np.zeros(1, RUN_STATE), np.zeros(len(order), STEP)
         run[spec.count] = n
         counted = int(run.ctypes.data) + run_offset(grid.count)
-        for i, row in enumerate(args):
-            at = int(row.ctypes.data)
-            steps[i] = (self._addresses[spec.name], at, grid.base, counted, grid.per, 1)
+        steps[:] = (self._addresses[spec.name], 0, grid.base, counted, grid.per, 1)
+        steps["args"] = int(args.ctypes.data) + args.strides[0] * np.arange(len(order))
         wall, cpu = time.perf_counter(), time.process_time()
         began = self._clock()
         self._team.run(int(steps.ctypes.data), len(steps), int(run.ctypes.data))

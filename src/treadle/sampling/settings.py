@@ -32,6 +32,8 @@ NAMES = (*DEFAULT_ORDER, "adaptive_p", "custom")
 _OTHER_NAMES = {"nucleus": "top_p", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"} | {
     "temp": "temperature"
 }
+# As llama.cpp's --sampler-seq has them, and its server in a string.
+_LETTERS = dict(zip("edskypmxta", (*DEFAULT_ORDER, "adaptive_p"), strict=True))
 
 
 def _ranged(default: float, low: float = -math.inf, high: float = math.inf) -> Any:
@@ -50,8 +52,9 @@ class Sampling:
     seed: int | None = None
     """None or -1: a new seed every time; :attr:`Sampler.seed` tells which."""
     samplers: Sequence[str] | str = DEFAULT_ORDER
-    """The stages in order; also as one string, ``"top_k;top_p;temperature"``. What is not named
-    does not run. ``adaptive_p`` always acts last, ``custom`` where it is named (else first)."""
+    """The stages in order; also as one string, ``"top_k;top_p;temperature"``, or by
+    llama.cpp's letters, ``"kpt"``. What is not named does not run. ``adaptive_p`` always acts last,
+    ``custom`` where it is named (else first)."""
     temperature: float = _ranged(0.8)
     """Logits are divided by it; 0 or less is greedy."""
     dynatemp_range: float = _ranged(0.0, 0, 1e6)
@@ -160,13 +163,19 @@ def _span(low: float, high: float) -> str:
     return f"{high:g} or less" if math.isinf(low) else f"{low:g} to {high:g}"
 
 
+def _named(given: str) -> str:
+    name = given.lower().replace("-", "_")
+    return _OTHER_NAMES.get(name, name)
+
+
 def _order(names: Sequence[str] | str) -> tuple[str, ...]:
     if isinstance(names, str):
         names = [name.strip() for name in names.split(";") if name.strip()]
+        if len(names) == 1 and _named(names[0]) not in NAMES and set(names[0]) <= _LETTERS.keys():
+            return tuple(_LETTERS[letter] for letter in names[0])
     order = []
     for given in names:
-        name = given.lower().replace("-", "_") if isinstance(given, str) else ""
-        name = _OTHER_NAMES.get(name, name)
+        name = _named(given) if isinstance(given, str) else ""
         if name not in NAMES:
             raise SamplingError(f"no sampler is called {given!r} (there are {', '.join(NAMES)})")
         order.append(name)

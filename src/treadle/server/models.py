@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 from typing import Any
 
 from starlette.requests import Request
@@ -31,11 +32,32 @@ def describe(service: Service) -> dict[str, Any]:
     }
 
 
+def describe_for_anthropic(service: Service) -> dict[str, Any]:
+    """Anthropic's object."""
+    created = datetime.fromtimestamp(service.created, timezone.utc)
+    return {
+        "type": "model",
+        "id": service.name,
+        "display_name": service.name,
+        "created_at": f"{created:%Y-%m-%dT%H:%M:%SZ}",
+    }
+
+
+def is_anthropics(request: Request) -> bool:
+    """Whether a client of Anthropic's asks, who has the same path and reads another form."""
+    return "anthropic-version" in request.headers
+
+
 async def models(request: Request) -> Response:
     """``GET /v1/models``."""
-    return Json({"object": "list", "data": [describe(service_of(request))]})
+    service = service_of(request)
+    if is_anthropics(request):
+        data, name = [describe_for_anthropic(service)], service.name
+        return Json({"data": data, "first_id": name, "last_id": name, "has_more": False})
+    return Json({"object": "list", "data": [describe(service)]})
 
 
 async def one_model(request: Request) -> Response:
     """``GET /v1/models/NAME``: any name is this model's."""
-    return Json(describe(service_of(request)))
+    of = describe_for_anthropic if is_anthropics(request) else describe
+    return Json(of(service_of(request)))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from treadle.answer import overlap
 from treadle.speech.rows import QUOTE
+from treadle.speech.schemas import by_name
 
 NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call's object
 
@@ -59,8 +60,7 @@ class TagReader(Reader):
     _OPEN, _CLOSE, _END = "<parameter=", "</parameter>", "</function>"
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        properties = schema.get("properties")
-        self._schemas: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        self._schemas = by_name(schema)
         self._n = 0
         self._key: str | None = None  # of the value that is being read
         self._text = self._begun = False  # it is a text; its beginning was read
@@ -116,12 +116,15 @@ class TagReader(Reader):
 
 
 class OwnReader(Reader):
-    """Gemma 4's: names without quotes, texts between marks of their own."""
+    """Gemma 4's: names without quotes, texts between marks of their own. ``names``: those that have
+    a colon, which ends the others.
+    """
 
     _WORD = re.compile(r"[^\s,:{}\[\]<]+|<")
     _WORDS: ClassVar = {"None": "null", "True": "true", "False": "false"}  # as templates print them
 
-    def __init__(self) -> None:
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = sorted(names, key=len, reverse=True)
         self._stack = ""
         self._quoted = self._key = False
 
@@ -153,7 +156,10 @@ class OwnReader(Reader):
             return "", 0
         if self._key and char != "}":  # names have no quotes
             name, colon, _ = text.partition(":")
-            if not colon and not last:
+            known = (each for each in self._names if text.startswith(f"{each}:"))
+            name = next(known, name)
+            wanted = any(f"{each}:".startswith(text) for each in self._names)
+            if (not colon or wanted) and not last:
                 return "", 0
             self._key = False
             said = json.dumps(name.strip(), ensure_ascii=False)

@@ -9,7 +9,8 @@ from typing import Any
 from treadle.errors import GrammarError
 from treadle.speech.arguments import is_text
 from treadle.speech.rows import QUOTE, Channels, Row
-from treadle.text.json_schema import Schema, inline_schema
+from treadle.speech.schemas import is_never, joined, properties_of, ways
+from treadle.text.json_schema import Schema, inline_schema, schema_source
 from treadle.text.schema_limits import Parts
 from treadle.text.tokenizer import Tokenizer
 
@@ -70,7 +71,7 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
         channel = f"({rules.literal('<|channel|>commentary')})?"
         head = f'{channel} {constrain} ("json" | " json")? {rules.literal(Channels.message)}'
         calls = [
-            f"{rules.literal(name)} {head} {_arguments(rules, row, schema)}"
+            f"{rules.literal(name)} {head} {_arguments_of(name, rules, row, schema)}"
             for name, schema in tools.items()
         ]
         return rules.source(" | ".join(calls))
@@ -160,10 +161,16 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
         if row.style == "object" and row.short_ids:
             behind = f'({rules.literal(", ")} "\\"id\\": \\"" {_ID} "\\"")? {behind}'
         head = rules.literal(row.before + name)
-        calls.append(
-            f"{head} {id} {rules.literal(row.after)} {_arguments(rules, row, schema)} {behind}"
-        )
+        arguments = _arguments_of(name, rules, row, schema)
+        calls.append(f"{head} {id} {rules.literal(row.after)} {arguments} {behind}")
     return rules.add(" | ".join(calls))
+
+
+def _arguments_of(name: str, rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
+    try:
+        return _arguments(rules, row, schema)
+    except GrammarError as error:
+        raise GrammarError(f"tool {name!r:.80}: {error}") from None
 
 
 def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
@@ -174,14 +181,24 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
         try:
             return _Own(rules, Parts(schema)).value(whole)
         except RecursionError:
-            raise GrammarError("a tool's schema is too deeply nested") from None
+            raise GrammarError("its schema is too deeply nested") from None
     return rules.add(inline_schema({"type": "object", **schema}, lenient=True))
 
 
 def _tags(rules: Rules, schema: Mapping[str, Any]) -> str:
-    """Parameters in the schema's order. References lead into the schema as a whole."""
-    required, parts = schema.get("required", ()), []
-    for key, value in _properties(schema).items():
+    """Parameters in the schema's order, of one of its alternatives."""
+    several = [f"({_parameters(rules, schema, way)})" for way in ways(schema)]
+    return f"({' | '.join(several)}) {rules.literal('</function>')}"
+
+
+def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any]) -> str:
+    """Those of one alternative. References lead into the schema as a whole."""
+    required, parts = way.get("required", ()), []
+    for key, value in properties_of(way).items():
+        if not _is_possible(value, schema):
+            if key in required:
+                raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
+            continue
         said = rules.literal(f"<parameter={key}>\n")
         if is_text(value) and not (isinstance(value, Mapping) and _choices(value)):
             body = rules.text_until("</parameter>")
@@ -189,17 +206,30 @@ def _tags(rules: Rules, schema: Mapping[str, Any]) -> str:
             words = " | ".join(rules.literal(word) for word in _choices(value))
             body = f"({words}) {rules.literal(chr(10) + '</parameter>')}"
         else:
-            moved = _moved(value)
-            if moved != value:
-                moved["$defs"] = {_WHOLE: _moved(schema)}
-            own = rules.add(inline_schema(moved, lenient=True))
+            own = rules.add(inline_schema(_alone(value, schema), lenient=True))
             body = f"{own} {rules.literal(chr(10) + '</parameter>')}"
         part = f"({said} {body} {rules.literal(chr(10))})"
         parts.append(part if key in required else f"{part}?")
-    return f"{' '.join(parts)} {rules.literal('</function>')}"
+    return " ".join(parts) or '""'
+
+
+def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a parameter can have a value at all, as far as is known."""
+    if is_never(value) or is_text(value):
+        return not is_never(value)
+    from llguidance import LLMatcher
+
+    source, _ = schema_source(_alone(value, schema), lenient=True)
+    return "Unsatisfiable" not in LLMatcher.validate_grammar(source)
 
 
 _WHOLE = "whole"
+
+
+def _alone(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A part of a schema, with the whole where its references need that."""
+    moved = _moved(value)
+    return moved if moved == value else {**moved, "$defs": {_WHOLE: _moved(schema)}}
 
 
 def _moved(part: Any) -> Any:
@@ -249,7 +279,10 @@ class _Own:
             return self._rules.add(" | ".join(self._rules.literal(_own(each)) for each in choices))
         several = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(several, Sequence):
-            return self._rules.add(" | ".join(self.value(each) for each in several))
+            base = {k: v for k, v in schema.items() if k not in ("anyOf", "oneOf")}
+            each = [joined(base, one) if base and isinstance(one, Mapping) else one
+                    for one in several]  # fmt: skip
+            return self._rules.add(" | ".join(map(self.value, each)))
         if not schema.get("type"):
             return self._once("", lambda: self._kinds({}, _KINDS))
         kinds = schema["type"]
@@ -265,7 +298,7 @@ class _Own:
         for part in parts:
             ref = part.get("$ref") if isinstance(part, Mapping) else None
             more = self._merged(self._parts.at(ref) if isinstance(ref, str) else part)
-            properties = {**_properties(made), **_properties(more)}
+            properties = {**properties_of(made), **properties_of(more)}
             required = [*made.get("required", ()), *more.get("required", ())]
             made = {**made, **more, "properties": properties, "required": required}
         return made
@@ -285,13 +318,15 @@ class _Own:
         return " | ".join(made)
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        rules, properties = self._rules, _properties(schema)
+        rules, properties = self._rules, properties_of(schema)
         if not properties and schema.get("additionalProperties") is not False:
             pair = f'{_KEY} ":" {self.value(schema.get("additionalProperties"))}'
             return f'"{{" ({pair} ("," {pair})*)? "}}"'
         required = schema.get("required", ())
         first, more = '"}"', '"}"'
         for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
+            if is_never(properties[key]) and key not in required:
+                continue
             pair = f"{rules.literal(key + ':')} {self.value(properties[key])}"
             rest = rules.add(more)
             if key in required:
@@ -315,8 +350,3 @@ def _own(value: Any) -> str:
 def _choices(schema: Mapping[str, Any]) -> list[Any]:
     found = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return found if isinstance(found, list) else []
-
-
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}

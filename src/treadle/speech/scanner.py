@@ -19,6 +19,7 @@ from treadle.speech.arguments import (
 )
 from treadle.speech.rows import Channels, Row, Thought
 from treadle.speech.said import Said, ToolCall, merged
+from treadle.speech.schemas import with_colons
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
 
@@ -355,7 +356,7 @@ class Scanner:
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
     "json": lambda schema: JsonReader(),
-    "own": lambda schema: OwnReader(),
+    "own": lambda schema: OwnReader(with_colons(schema)),
     "tags": TagReader,
 }
 

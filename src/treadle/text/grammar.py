@@ -7,7 +7,6 @@ keyword that it lacks is an error, and so is a token that the grammar has no pla
 from __future__ import annotations
 
 import re
-import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import GrammarError
+from treadle.forked import free_lock
 from treadle.record import dataclass
 from treadle.runtime.interrupts import interrupts_held
 from treadle.text.gbnf import parse_gbnf
@@ -363,4 +363,4 @@ def _in_words(message: str) -> str:
     return " ".join(line.strip() for line in message.splitlines() if line.strip(" ^"))
 
 
-_COPYING = threading.Lock()
+_COPYING = free_lock()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from treadle.errors import GrammarError, of_setting
+from treadle.forked import free_lock, tell
 from treadle.text.grammar import Grammar, Matcher
 from treadle.text.json_schema import Schema, schema_text
 from treadle.text.tokenizer import Tokenizer
@@ -21,7 +21,12 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._kept: OrderedDict[Hashable, Grammar] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = free_lock()
+        tell(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread may have been inside of one."""
+        self._kept.clear()
 
     def get(self, kind: str, source: str, build: Callable[[], Grammar]) -> Grammar:
         """The grammar of a source, built where it is not kept. Raises what ``build`` does."""

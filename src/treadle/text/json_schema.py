@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from treadle.errors import GrammarError
+from treadle.text.exact_numbers import dump
 from treadle.text.schema_limits import (
     MAX_DEPTH,
     Numbers,
@@ -72,21 +73,24 @@ def schema_source(schema: Schema, *, lenient: bool = False) -> tuple[str, tuple[
     """
     from llguidance import LLMatcher
 
-    options: Any = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
     value, left_out = kept_schema(schema) if lenient else (_enforced(_value(schema)), ())
     try:
-        return str(
-            LLMatcher.grammar_from_json_schema(json.dumps(value), defaults=options)
-        ), left_out
+        return str(LLMatcher.grammar_from_json_schema(_source(value, lenient))), left_out
     except ValueError as e:
         raise GrammarError(f"JSON schema: {e}") from None
 
 
 def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
     """A schema as a part of a rule in llguidance's notation. Raises GrammarError."""
-    value = _enforced(_value(schema))
+    return f"%json {_source(_enforced(_value(schema)), lenient)}"
+
+
+def _source(value: Any, lenient: bool) -> str:
+    """The JSON of a schema. llguidance would add these options too, and write it anew: numbers
+    would be read twice.
+    """
     options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
-    return f"%json {json.dumps({**options, **value} if value is not False else False)}"
+    return dump({**options, **value} if value is not False else False)
 
 
 def schema_text(schema: Schema) -> str:

@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from math import lcm
+from math import inf, lcm, nextafter
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from treadle.text.exact_numbers import spelling
 from treadle.text.rule_graph import components
 
 MAX_DEPTH = 1000  # levels of a schema, references followed; llguidance's stack ends at some 2,100
@@ -142,8 +143,21 @@ class Numbers:
 
 
 def within(key: str, value: Any) -> Any:
-    """A lower bound as one that is known: whole numbers below it are not written."""
-    return LOWEST if key in _LOWER and _is_number(value) and value < LOWEST else value
+    """A bound as one that is known: whole numbers below LOWEST are not written, and one that is no
+    float64 is the next inside, for it would be rounded to either side.
+    """
+    if not _is_number(value) or key not in (*_LOWER, *_UPPER):
+        return value
+    if key in _LOWER and value < LOWEST:
+        return LOWEST
+    if not isinstance(value, int) or not -HIGHEST < value < HIGHEST:
+        return value
+    read = float(value)
+    if key in _LOWER and read < value:
+        read = nextafter(read, inf)
+    elif key in _UPPER and read > value:
+        read = nextafter(read, -inf)
+    return int(read)
 
 
 def move_exclusive(schema: dict[str, Any]) -> None:
@@ -180,7 +194,7 @@ def _is_exact(n: int | float) -> bool:
     if read == -(2**63):
         return False
     if isinstance(n, float):
-        return True
+        return spelling(n) is not None
     if abs(n) <= 2**63:
         return int(min(read, HIGHEST)) == n
     return Decimal(repr(read)) == n

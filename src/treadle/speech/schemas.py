@@ -1,0 +1,103 @@
+"""Schemas of a tool's arguments for notations that are no JSON: which names there are, what of them
+must be there, and what each may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treadle.errors import GrammarError
+from treadle.text.schema_limits import Parts
+
+MAX_WAYS = 64  # alternatives of one object
+_SEVERAL = ("anyOf", "oneOf")
+
+
+def ways(schema: Mapping[str, Any], parts: Parts | None = None) -> list[Mapping[str, Any]]:
+    """What an object may be: a schema for each alternative, with what references and ``allOf`` add
+    to it. Raises GrammarError for too many.
+    """
+    try:
+        return _ways(schema, parts or Parts(schema))
+    except RecursionError:
+        raise GrammarError("its schema leads back to itself, or is too deeply nested") from None
+
+
+def _ways(schema: Any, parts: Parts) -> list[Mapping[str, Any]]:
+    flat = _flat(schema, parts)
+    key = next((key for key in _SEVERAL if isinstance(flat.get(key), list) and flat[key]), None)
+    if key is None:
+        return [_with_required(flat)]
+    base = {name: value for name, value in flat.items() if name != key}
+    found = [way for each in flat[key] for way in _ways(joined(base, _flat(each, parts)), parts)]
+    if len(found) > MAX_WAYS:
+        raise GrammarError(f"its schema has {len(found)} alternatives (at most {MAX_WAYS})")
+    return found
+
+
+def _flat(schema: Any, parts: Parts) -> Mapping[str, Any]:
+    if not isinstance(schema, Mapping):
+        return {}
+    made: Mapping[str, Any] = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
+    ref, every = schema.get("$ref"), schema.get("allOf")
+    added = [parts.at(ref)] if isinstance(ref, str) else []
+    for each in [*added, *(every if isinstance(every, list) else [])]:
+        made = joined(made, _flat(each, parts))
+    return made
+
+
+def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema with what another one adds to it."""
+    made = {**one, **other}
+    if properties := {**properties_of(one), **properties_of(other)}:
+        made["properties"] = properties
+    if required := [*one.get("required", ()), *other.get("required", ())]:
+        made["required"] = required
+    return made
+
+
+def _with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what is required and has no schema of its own."""
+    others = schema.get("additionalProperties", {})
+    properties = properties_of(schema)
+    lacking = {name: others for name in schema.get("required", ()) if name not in properties}
+    return {**schema, "properties": {**properties, **lacking}} if lacking else schema
+
+
+def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The properties of an object, as far as they are named."""
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def is_never(schema: Any) -> bool:
+    """Whether a schema says outright that nothing fulfils it."""
+    return schema is False or (isinstance(schema, Mapping) and schema.get("enum") == [])
+
+
+def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What each property may be; {} where alternatives say different things."""
+    made: dict[str, Any] = {}
+    try:
+        several = ways(schema)
+    except GrammarError:  # which is said where calls are to follow it
+        several = [schema]
+    for way in several:
+        for name, value in properties_of(way).items():
+            made[name] = value if made.get(name, value) == value else {}
+    return made
+
+
+def with_colons(schema: Any) -> set[str]:
+    """The names of properties that have a colon, at any depth."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            found |= {name for name in properties_of(part) if ":" in name}
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+    return found

@@ -1,0 +1,82 @@
+"""JSON whose numbers llguidance reads as they are.
+
+It reads digits as a whole number, converts that to float64, and multiplies or divides it by a power
+of ten: each step rounds, so a number of 17 digits may come out at its neighbour. Then other digits
+are written, which come out right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+MOST = 2**64  # of the whole number
+LARGEST_POWER = 308  # of ten, in one step
+_NEXT = 3  # floats beside the whole number that are tried
+_PARTS = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e([+-]?\d+))?")
+_MARK = secrets.token_hex(16)  # which stands in no text of a schema's
+_MARKED = re.compile(rf'"{_MARK}([^"]*)"')
+
+
+def dump(value: Any) -> str:
+    """JSON of a value. Numbers that have no exact spelling are as Python writes them."""
+    return _MARKED.sub(r"\1", json.dumps(_marked(value)))
+
+
+def _marked(value: Any) -> Any:
+    """A value whose floats that need it are texts, until these are JSON."""
+    if isinstance(value, Mapping):
+        return {key: _marked(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(each) for each in value]
+    if isinstance(value, float) and (text := spelling(value)) not in (None, repr(value)):
+        return f"{_MARK}{text}"
+    return value
+
+
+@lru_cache(4096)
+def spelling(x: float) -> str | None:
+    """Digits that are read as ``x``; None where none were found."""
+    if not math.isfinite(x):
+        return None
+    return next((text for text in _spellings(x) if read(text) == x), None)
+
+
+def _spellings(x: float) -> Iterator[str]:
+    yield repr(x)
+    sign, exact = "-" if x < 0 else "", Fraction(abs(x))
+    first = math.floor(math.log10(abs(x))) - 18 if x else 0  # the power that leaves 19 digits
+    for power in range(first, first + 8):
+        whole = float(exact / Fraction(10) ** power)
+        for step in range(-_NEXT, _NEXT + 1):
+            digits = int(whole + step * math.ulp(whole))
+            if 0 <= digits < MOST:
+                yield f"{sign}{digits}e{power}"
+
+
+def read(text: str) -> float:
+    """What llguidance, which is serde_json, reads: infinity for what is too large."""
+    found = _PARTS.fullmatch(text)
+    assert found is not None
+    sign, before, behind = found[1], found[2], found[3] or ""
+    power, digits = int(found[4] or 0), 0
+    for place, digit in enumerate(before + behind):
+        if digits * 10 + int(digit) >= MOST:  # what does not fit is dropped
+            power += max(0, len(before) - place)
+            break
+        digits = digits * 10 + int(digit)
+        power -= place >= len(before)
+    value = float(digits)
+    while value and power < -LARGEST_POWER:
+        value, power = value / 1e308, power + LARGEST_POWER
+    if value and power > LARGEST_POWER:
+        return math.inf
+    if value:
+        value = value * float(f"1e{power}") if power >= 0 else value / float(f"1e{-power}")
+    return -value if sign else value

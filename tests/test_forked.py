@@ -1,0 +1,98 @@
+"""Forks while another thread uses a model: the child says so at once, and never hangs."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.conftest import WriteTiny
+from treadle.errors import ForkedError
+from treadle.forked import UseLock, is_held
+
+SCRIPT = """
+import os, sys, threading, warnings
+import treadle
+warnings.simplefilter("ignore")  # Python 3.12 warns of every fork of a process with threads
+path, where = sys.argv[1:]
+model = treadle.load(path, threads=2)
+expected = model.logits([5] * 40).tobytes()
+session = model.session()
+session.feed([1, 2])
+there, go = threading.Event(), threading.Event()
+
+def wait(*args):
+    there.set()
+    go.wait()
+    return args[0] if args else None
+
+def other():
+    if where == "run":
+        model.engine.beside = wait
+        model.logits([7] * 40)
+    else:
+        model.generate([1], max_tokens=2, custom=wait).finish()
+
+thread = threading.Thread(target=other)
+thread.start()
+there.wait()
+child = os.fork()
+if not child:
+    said = []
+    for use in (
+        lambda: model.logits([5]),
+        lambda: model.generate([1], max_tokens=1).finish(),
+        lambda: session.feed([3]),
+        lambda: model.embed("a"),
+    ):
+        try:
+            use()
+        except treadle.ForkedError as error:
+            said.append(str(error))
+    print(said.count(said[0]), said[0], flush=True)
+    session.close()
+    model.close()
+    with treadle.load(path, threads=2) as own:
+        print(own.logits([5] * 40).tobytes() == expected, flush=True)
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+model.engine.beside = int
+go.set()
+thread.join()
+print(model.logits([5] * 40).tobytes() == expected)
+model.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("where", ["run", "sampler"])
+def test_a_fork_in_the_middle_of_a_step(tiny: WriteTiny, where: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tiny("llama", n_layer=2)), where]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    why = (
+        "this process was forked while another thread used the model: "
+        "load the model in the child, or start the child by spawn and not by fork"
+    )
+    assert (ran.stdout, ran.stderr) == (f"4 {why}\nTrue\n7\nTrue\n", "")
+
+
+def test_a_lost_lock() -> None:
+    lock = UseLock("slept", "wake it")
+    with lock, lock:
+        lock.after_fork()
+    lock.lose()
+    assert not lock.acquire(blocking=False)
+    with pytest.raises(ForkedError, match="while another thread slept: wake it"), lock:
+        pass
+
+
+def test_the_own_thread_may_hold_a_lock() -> None:
+    lock, held = threading.RLock(), []
+    with lock:
+        assert not is_held(lock)
+        thread = threading.Thread(target=lambda: held.append(is_held(lock)))
+        thread.start()
+        thread.join()
+    assert held == [True]
+    assert not is_held(lock)
