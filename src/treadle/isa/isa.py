@@ -175,7 +175,7 @@ class Isa:
     w 16 bytes of either sign, x and acc as above. ``dot_bf16(k, acc, a, b)``: ``acc[i] += a[2i]
     b[2i] + a[2i+1] b[2i+1]`` in f32, or None where the machine has no such instruction (bf16
     weights are then widened to f32). ``dot_words(k, acc, a, b)``: the same of i16, in i32, or None
-    where that is no single instruction. ``pause(k)``: a hint to the core that it is in a loop that
+    where f32 is as fast. ``pause(k)``: a hint to the core that it is in a loop that
     waits. ``lookup(k, table, index)``: lane i is byte ``index[i] % 16`` (u8) of the ``table`` of 16
     numbers; at least 16 lanes. ``lookup_words(k, table, index)``: lane i is the word ``index[i] %
     32`` of ``table``, ``i16 * 32``, index ``u16 * 32``; None where that is no single instruction.

@@ -202,6 +202,7 @@ AVX2 = replace(
     dot4=dot4_maddubs,
     dot4_least=-128,
     dot4_top=MADDUBS_TOP,
+    dot_words=dot2,
     shorts=Shorts(short_dot, widen_short, dot2, high_short),
     # Zen 3, a core, Q8_0 and Q4_0: 2 x 4 makes 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
     # sequences leave a fifth of two of its tiles empty. A row of large blocks at a time has
@@ -257,6 +258,7 @@ AVX512 = replace(
     features="-prefer-256-bit",
     vector_bits=512,
     halves=False,
+    dot_words=None,  # nothing was measured without vpdpwssd
     lookup_words=lookup_words,
     gather=portable.masked_gather,  # vpgatherd*, which LLVM splits again for the CPUs before
     reciprocal=reciprocal,
