@@ -345,6 +345,28 @@ def test_tokenizer_model(name: str, data: Path, tmp_path: Path) -> None:
         assert np.array_equal(ours.vocab.scores[same], theirs.vocab.scores[same])
 
 
+@pytest.mark.parametrize("legacy", [None, True, False])
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "LlamaTokenizerFast"])
+def test_legacy_puts_a_space_behind_special_tokens(
+    name: str, legacy: bool | None, data: Path, tmp_path: Path
+) -> None:
+    """As transformers 5 reads such folders: in files of Llama 2 and Phi 3 it is False."""
+    require_transformers()
+    from transformers import AutoTokenizer
+
+    original = data / "models" / "babyllama105" / "tok105.model"
+    (tmp_path / "tokenizer.model").write_bytes(original.read_bytes())
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    config = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>"}
+    config |= {"unk_token": "<unk>"} | ({} if legacy is None else {"legacy": legacy})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ours = read(tmp_path, SentencePieceProcessor(model_file=str(original)).vocab_size())
+    for text in ("one day", " one", "<s>one day</s>one", "</s> one", "<s><s>one</s>"):
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text, special=True, bos=False) == ids, text
+
+
 def test_added_tokens_beside_a_tokenizer_model(data: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes((data / "models" / "tok512.model").read_bytes())
     (tmp_path / "added_tokens.json").write_text('{"<tool>": 512, "<far>": 9000}')

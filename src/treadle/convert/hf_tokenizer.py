@@ -77,6 +77,9 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         )
     special = read_specials(folder, spec, settings, config)
     _add(pieces, special, n_vocab)
+    of_llama = settings.get("tokenizer_class") in _LLAMA and pieces.model == "llama"
+    if of_llama and pieces.keys["add_space_prefix"]:
+        pieces.keys[SPACES] = "always" if settings.get("legacy") is True else "first"
     if isinstance(settings.get("add_prefix_space"), bool):
         _set_prefix(pieces.keys, settings["add_prefix_space"])
     if lower_case(folder):
@@ -91,6 +94,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     return {**found, **read_templates(folder, settings)}
 
 
+# Classes of transformers that put a space before a text by ``legacy``, whatever the files say of it.
+_LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
 _MERGED = ("gemma4", "gemma4_text")  # whose vocabulary GGUF has with its merges, without scores
 # tokenizer.json's kinds beside BPE: GGUF's name of them, and what reads them.
 _ENCODERS = {"WordPiece": ("bert", read_wordpiece), "Unigram": ("t5", read_unigram)}
