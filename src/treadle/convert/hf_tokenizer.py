@@ -94,7 +94,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     return {**found, **read_templates(folder, settings)}
 
 
-# Classes of transformers that put a space before a text by ``legacy``, whatever the files say of it.
+# Classes of transformers that put a space before a text by ``legacy``, whatever their files say.
 _LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
 _MERGED = ("gemma4", "gemma4_text")  # whose vocabulary GGUF has with its merges, without scores
 # tokenizer.json's kinds beside BPE: GGUF's name of them, and what reads them.
