@@ -37,6 +37,8 @@ GATED = [
     Gated("Q3_K", "q8", 256, 2, 8, 2, folded=True, fn="silu", m=64, to="q8", to_group=8),
     Gated("F32", "f32", 172, 2, 5, 2, fn="gelu", m=64, to="f32", to_group=5),
     Gated("F16", "f32", 352, 2, 12, 2, fn="silu", m=96, to="q8", to_group=8),
+    Gated("Q8_0", "q16", 352, 2, 4, 2, fn="silu", m=96, to="q8", to_group=4),
+    Gated("BF16", "q16", 172, 2, 4, 2, fn="gelu", m=64, to="f32", to_group=5),
     Gated("BF16", "bf16", 172, 2, 12, 2, fn="silu", m=64, to="bf16", to_group=12),
     Gated("Q8_0", "bf16", 352, 8, 32, 2, matrix=True, fn="silu", m=96, to="bf16", to_group=32),
     Gated("Q4_K", "bf16", 256, 16, 32, 2, matrix=True, fn="gelu", m=96, to="q8", to_group=8),
@@ -52,7 +54,7 @@ CASES = [
     pytest.param(spec, isa, id=f"{spec.name}-{isa.name}")
     for spec in GATED
     for isa in (rows.MATRICES if spec.matrix else rows.VECTORS)
-    if spec.act != "bf16" or isa.dot_bf16 or spec.matrix
+    if (spec.act != "bf16" or isa.dot_bf16 or spec.matrix) and (spec.act != "q16" or isa.shorts)
 ]
 SLOPE = 1.13  # the largest of either activation
 
