@@ -101,3 +101,17 @@ def test_a_device_that_cannot_be_is_wrong_usage(run: Run, gguf: str, command: st
 
 def test_types_of_keys_and_values_in_capitals(run: Run, model: FakeModel, gguf: str) -> None:
     assert run("run", gguf, "Once", "--kv", "Q8_0").code == 0
+
+
+@pytest.mark.parametrize("words", [["bench", "{}"], ["tune", "gemv"]], ids=lambda words: words[0])
+def test_an_empty_name_of_a_picture(run: Run, gguf: str, words: list[str]) -> None:
+    ran = run(*(word.format(gguf) for word in words), "--plot", "")
+    assert (ran.code, ran.out) == (2, "")
+    assert "'--plot': an empty name" in ran.err
+
+
+@pytest.mark.parametrize("origin", ["foo", "https://a.example/", "https://a.example/page", ""])
+def test_an_origin_that_no_page_has(run: Run, gguf: str, origin: str) -> None:
+    ran = run("serve", gguf, "--allow-origin", origin)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{origin!r}: expected https://NAME" in ran.err

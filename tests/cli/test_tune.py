@@ -23,6 +23,7 @@ from treadle.formats import by_name
 from treadle.jit import cache
 from treadle.kernels import choice
 from treadle.kernels.choice import SHIPPED, Table, matmul
+from treadle.kernels.choice_act import by_words
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import Matmul
@@ -93,7 +94,9 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
             assert c["hot_ops_s"] == pytest.approx(n_ops / c["hot_s"])
             assert c["cold_ops_s"] == pytest.approx(n_ops / c["cold_s"])
             assert c["cold_bytes_s"] == pytest.approx(64 * 68 / c["cold_s"])
-            peak = said["peaks"]["bf16" if sweep["kernel"] == "matrix" else "q8"]
+            words = sweep["kernel"] == "gemm" and by_words(by_name("Q8_0"), isa)
+            act = "bf16" if sweep["kernel"] == "matrix" else "q16" if words else "q8"
+            peak = said["peaks"][act]
             assert c["share_of_peak"] == pytest.approx(c["hot_ops_s"] / peak)
     assert said["sweeps"][0]["left_out"] == 2  # 99 tokens
     assert said["crossovers"][0]["format"] == "Q8_0"

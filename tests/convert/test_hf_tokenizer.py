@@ -357,7 +357,7 @@ def test_legacy_puts_a_space_behind_special_tokens(
     original = data / "models" / "babyllama105" / "tok105.model"
     (tmp_path / "tokenizer.model").write_bytes(original.read_bytes())
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    config = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>"}
+    config: dict[str, Any] = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>"}
     config |= {"unk_token": "<unk>"} | ({} if legacy is None else {"legacy": legacy})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     theirs = AutoTokenizer.from_pretrained(tmp_path)

@@ -14,7 +14,7 @@ import click
 from treadle.card import bytes_by_type
 from treadle.cli.engines import Contender, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.load import device_name, find_model, load_model
-from treadle.cli.options import DEVICE, KV
+from treadle.cli.options import DEVICE, KV, Picture
 from treadle.cli.progress import ProgressBar
 from treadle.cli.results import Result, print_results, warn_busy
 from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
@@ -116,7 +116,7 @@ class Schedule:
     "--against", type=click.Choice([LlamaCpp.name]), help="Time another program too, in turns."
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.svg",
+    "--plot", type=Picture(), metavar="FILE.svg",
     help="Draw a picture: roofline, speed by depth, speed by model file.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")

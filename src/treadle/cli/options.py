@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +20,19 @@ SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 
 class SamplingOption(click.Option):
     """One knob of the sampler chain: listed under a heading of its own."""
+
+
+class Picture(click.Path):
+    """The name of a file to draw, which is not empty: ``Path("")`` is the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A path."""
+        if not str(value):
+            self.fail("an empty name", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class ModelCommand(click.Command):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,15 @@ from treadle.cli.table import n_bytes, remark
 
 MOST_SEQUENCES = 128  # where a number of bytes says how many fit
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+def origin(text: str) -> str:
+    """Where a page is from, as browsers send it. Raises click.BadParameter for anything else, which
+    no page would ever match.
+    """
+    if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
+        raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")
+    return text
 
 
 @click.command()
@@ -68,7 +78,7 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
     help="A name that clients may use for this machine; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN",
+    "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN", type=origin,
     help="Web pages that may call (https://example.org); may be repeated.",
 )  # fmt: skip
 @click.option(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from treadle.cli.options import Picture
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, remark, say
 from treadle.cli.tune_results import Peaks, Shape, TuneResult, print_results, rows_of, sweep_of
@@ -45,7 +46,7 @@ class FormatName(click.Choice[str]):
     "-r", "--repeat", type=click.IntRange(1), default=12, metavar="N",
     help="Runs of each configuration, hot and cold alike; the least time counts.",
 )  # fmt: skip
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: an SVG.")
+@click.option("--plot", type=Picture(), help="Draw it: an SVG.")
 @click.option("--dry-run", is_flag=True, help="Keep nothing.")
 @click.option("--force", is_flag=True, help="Keep what a busy machine measured, too.")
 @click.option("--reset", is_flag=True, help="Forget what was measured here; measure nothing.")
