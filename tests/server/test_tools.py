@@ -22,6 +22,7 @@ from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import HERMES_TEMPLATE
+from treadle.speech.schemas import without_nulls
 from treadle.text.template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -306,6 +307,21 @@ def test_a_schema_that_is_not_strict(agent: TestClient) -> None:
     found = post(agent, CHAT, messages=HI, response_format=lenient, max_tokens=20)
     assert json.loads(found["choices"][0]["message"]["content"]) == 5
     assert any('"not"' in warning for warning in found["warnings"])
+
+
+def test_keywords_that_are_null(agent: TestClient) -> None:
+    """As clients in Go write lists and objects that are empty."""
+    plain: dict[str, Any] = {"type": "object", "properties": None, "required": None}
+    inner = {"type": "string", "enum": None, "default": None, "description": None}
+    for parameters in (plain, {**plain, "properties": {"a": inner}}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        body: dict[str, Any] = {"messages": HI, "tools": [tool], "tool_choice": "required"}
+        found = post(agent, CHAT, **body, max_tokens=1)
+        assert "warnings" not in found
+    assert without_nulls({"a": [{"const": None}], "enum": [None]}) == {
+        "a": [{"const": None}],
+        "enum": [None],
+    }
 
 
 def test_only_what_cannot_be_kept_is_left_out(agent: TestClient) -> None:

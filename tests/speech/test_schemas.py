@@ -117,3 +117,10 @@ def test_gemmas_names_with_a_colon() -> None:
             said, held = reader.take(held + text[at : at + size], False)
             made += said
         assert json.loads(made) == {"a:b": "a:c", "o": {"x:y": 3}}
+
+
+@pytest.mark.parametrize("row", ["tags", "gemma"])
+@pytest.mark.parametrize("required", [5, True, None, "ab", [5], {"a": 1}])
+def test_required_that_is_no_list_of_names(row: str, required: Any) -> None:
+    with pytest.raises(GrammarError, match=r"its 'required' is .*: expected a list of names"):
+        allows(row, {"properties": {"a": TEXT}, "required": required}, "")

@@ -77,8 +77,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         )
     special = read_specials(folder, spec, settings, config)
     _add(pieces, special, n_vocab)
-    of_llama = settings.get("tokenizer_class") in _LLAMA and pieces.model == "llama"
-    if of_llama and pieces.keys["add_space_prefix"]:
+    if settings.get("tokenizer_class") in _LLAMA and pieces.keys.get("add_space_prefix"):
         pieces.keys[SPACES] = "always" if settings.get("legacy") is True else "first"
     if isinstance(settings.get("add_prefix_space"), bool):
         _set_prefix(pieces.keys, settings["add_prefix_space"])

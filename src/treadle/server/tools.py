@@ -10,6 +10,7 @@ from treadle.record import dataclass
 from treadle.server.fields import flag, mapping, text
 from treadle.server.problems import ApiError
 from treadle.speech.functions import check_tool
+from treadle.speech.schemas import without_nulls
 
 MAX_TOOLS = 512
 
@@ -62,7 +63,8 @@ def _function(name: str, tool: Any) -> dict[str, Any]:
     function = mapping(f"{name}.function", tool.get("function"))
     text(f"{name}.function.name", function.get("name"))
     if function.get("parameters") is not None:
-        mapping(f"{name}.function.parameters", function["parameters"])
+        parameters = mapping(f"{name}.function.parameters", function["parameters"])
+        function = {**function, "parameters": without_nulls(parameters)}
     try:
         check_tool(function["name"], function.get("parameters"))
     except TreadleError as error:

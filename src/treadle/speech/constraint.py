@@ -9,7 +9,7 @@ from typing import Any
 from treadle.errors import GrammarError
 from treadle.speech.arguments import is_text
 from treadle.speech.rows import QUOTE, Channels, Row
-from treadle.speech.schemas import is_never, joined, properties_of, ways
+from treadle.speech.schemas import is_never, is_plain, joined, properties_of, required_of, ways
 from treadle.text.json_schema import Schema, inline_schema, schema_source
 from treadle.text.schema_limits import Parts
 from treadle.text.tokenizer import Tokenizer
@@ -193,7 +193,7 @@ def _tags(rules: Rules, schema: Mapping[str, Any]) -> str:
 
 def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any]) -> str:
     """Those of one alternative. References lead into the schema as a whole."""
-    required, parts = way.get("required", ()), []
+    required, parts = required_of(way), []
     for key, value in properties_of(way).items():
         if not _is_possible(value, schema):
             if key in required:
@@ -215,7 +215,7 @@ def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any])
 
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a parameter can have a value at all, as far as is known."""
-    if is_never(value) or is_text(value):
+    if is_never(value) or is_text(value) or is_plain(value):
         return not is_never(value)
     from llguidance import LLMatcher
 
@@ -299,7 +299,7 @@ class _Own:
             ref = part.get("$ref") if isinstance(part, Mapping) else None
             more = self._merged(self._parts.at(ref) if isinstance(ref, str) else part)
             properties = {**properties_of(made), **properties_of(more)}
-            required = [*made.get("required", ()), *more.get("required", ())]
+            required = [*required_of(made), *required_of(more)]
             made = {**made, **more, "properties": properties, "required": required}
         return made
 
@@ -322,7 +322,7 @@ class _Own:
         if not properties and schema.get("additionalProperties") is not False:
             pair = f'{_KEY} ":" {self.value(schema.get("additionalProperties"))}'
             return f'"{{" ({pair} ("," {pair})*)? "}}"'
-        required = schema.get("required", ())
+        required = required_of(schema)
         first, more = '"}"', '"}"'
         for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
             if is_never(properties[key]) and key not in required:

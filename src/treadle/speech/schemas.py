@@ -4,7 +4,7 @@ must be there, and what each may be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.errors import GrammarError
@@ -12,6 +12,8 @@ from treadle.text.schema_limits import Parts
 
 MAX_WAYS = 64  # alternatives of one object
 _SEVERAL = ("anyOf", "oneOf")
+_VALUE = ("const", "default")  # keywords of a value, which may be null
+_VALUES = (*_VALUE, "enum", "examples")
 
 
 def ways(schema: Mapping[str, Any], parts: Parts | None = None) -> list[Mapping[str, Any]]:
@@ -52,7 +54,7 @@ def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any
     made = {**one, **other}
     if properties := {**properties_of(one), **properties_of(other)}:
         made["properties"] = properties
-    if required := [*one.get("required", ()), *other.get("required", ())]:
+    if required := [*required_of(one), *required_of(other)]:
         made["required"] = required
     return made
 
@@ -61,7 +63,7 @@ def _with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """With what is required and has no schema of its own."""
     others = schema.get("additionalProperties", {})
     properties = properties_of(schema)
-    lacking = {name: others for name in schema.get("required", ()) if name not in properties}
+    lacking = {name: others for name in required_of(schema) if name not in properties}
     return {**schema, "properties": {**properties, **lacking}} if lacking else schema
 
 
@@ -71,9 +73,34 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def without_nulls(schema: Any) -> Any:
+    """A schema without keywords that are null: clients in Go write their empty lists so."""
+    if isinstance(schema, Mapping):
+        kept = {k: v for k, v in schema.items() if v is not None or k in _VALUE}
+        return {k: v if k in _VALUES else without_nulls(v) for k, v in kept.items()}
+    return [without_nulls(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
+    """The names of what must be there. Raises GrammarError where it is no list of names."""
+    found = schema.get("required", ())
+    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+        raise GrammarError(f"its 'required' is {found!r:.60}: expected a list of names")
+    return found
+
+
 def is_never(schema: Any) -> bool:
     """Whether a schema says outright that nothing fulfils it."""
     return schema is False or (isinstance(schema, Mapping) and schema.get("enum") == [])
+
+
+def is_plain(schema: Any) -> bool:
+    """Whether a schema names one type and no more: to ask the grammar takes milliseconds."""
+    return (
+        isinstance(schema, Mapping)
+        and schema.keys() <= {"type", "description", "title", "default"}
+        and schema.get("type") in ("integer", "number", "boolean")
+    )
 
 
 def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
