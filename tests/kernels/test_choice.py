@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from treadle.formats import FORMATS, Format, by_name
+from treadle.formats.mlx import BITS, mlx
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa, Tiles
 from treadle.jit import cache
@@ -402,6 +403,17 @@ def test_few_strips_are_cut_into_more_items() -> None:
     assert choice.tokens_per_item(gemm, 2, 512, 2) == 132  # four items for each of two threads
     assert choice.tokens_per_item(gemm, 1, 512, 64) == 48  # but eight groups in each
     assert choice.tokens_per_item(gemm, 1, 5, 64) == 6
+
+
+@ISAS
+def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
+    every = [*READ, *(mlx(bits, group, "F16") for bits in BITS for group in (32, 64))]
+    k = 256
+    wide = {"Q8_0", "IQ4_NL", "IQ4_XS", "BF16"} if isa.name == "avx2" else set()
+    assert {fmt.name for fmt in every if matmul(fmt, isa, k, 512).act == "q16"} == wide
+    for fmt in every:
+        assert matmul(fmt, isa, k, 16).act != "q16"
+        assert matmul(fmt, isa, k, 512, alone=True).act != "q16"
 
 
 def test_spans_of_a_row_where_dots_are_two_steps_of_256_bits() -> None:

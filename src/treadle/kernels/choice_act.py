@@ -6,6 +6,7 @@ import numpy as np
 
 from treadle.formats import Format
 from treadle.jit.language import Isa
+from treadle.kernels.act import BLOCK
 from treadle.kernels.panel import code_size, code_top
 from treadle.kernels.tile_outer import OUTER, adds_in_i16
 
@@ -23,13 +24,15 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
 
 
 def by_words(fmt: Format, isa: Isa) -> bool:
-    """Whether prompts meet weights as i16, a scale to a span of both: where no two dots of their
-    codes fit an i16 together, and BF16. F16 has bits to lose.
+    """Whether prompts meet weights as i16, a scale to a span of both: codes of which no two dots
+    fit an i16 together, with a scale for every 32; and BF16. F16 has bits to lose, and codes that
+    are looked up in a grid are as slow so.
     """
     if not isa.shorts or not isa.tiles.words[0]:
         return False
-    if codes := fmt.codes:  # those that are looked up in a grid are as slow so
-        return isa.shorts.room(code_size(codes, isa)) < 2 and not codes.gathers
+    if codes := fmt.codes:
+        plain = codes.sub == BLOCK and not codes.has_m and not codes.gathers
+        return plain and isa.shorts.room(code_size(codes, isa)) < 2
     return fmt.act == "bf16"
 
 
