@@ -86,7 +86,7 @@ def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> 
     assert found.perplexity.error == pytest.approx(known["ppl_error"], rel=0.01)
     if words:
         assert found.kl.value < 0.7 * known["kl"]
-        assert found.top1.value > known["top1"]
+        assert found.top1.value >= known["top1"]
     else:
         assert found.kl.value == pytest.approx(known["kl"], abs=known["kl_error"])
         assert found.kl.error == pytest.approx(known["kl_error"], rel=0.2)
