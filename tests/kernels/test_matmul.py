@@ -26,7 +26,7 @@ from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
-from treadle.kernels.act import DWORD, WORD_TOP, Act
+from treadle.kernels.act import DWORD, Act
 from treadle.kernels.choice_act import matrix_act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
@@ -426,9 +426,8 @@ def bound(problem: Problem) -> np.ndarray:
     begins. A minimum adds a term and two roundings to each block. Floats: gemm adds K products in
     a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, as the twin
     does, but of an f32 that may differ in its last bit: one in some ten thousand (none, most often;
-    three are allowed for) comes out at the next bf16, 2**-8 off at most. One of q16 may come out at
-    its neighbour too, 1 / WORD_TOP of the span's largest off; there a span is one term. At the end
-    come bias and residual.
+    three are allowed for) comes out at the next bf16, 2**-8 off at most. q16: a span is one term,
+    and its words are the twin's. At the end come bias and residual.
 
     Where a block has scales of its own, what a code and its offset or minimum add apart is not
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
@@ -454,8 +453,7 @@ def bound(problem: Problem) -> np.ndarray:
     ):
         values = np.abs(spec.fmt.dequantize_rows(w)).astype(np.float64)
         rounded = spec.act == "bf16" and spec.w != "BF16"
-        next_one = 2.0**-8 * rounded + (spec.act == "q16") / WORD_TOP
-        largest = 3 * next_one * np.outer(x.max(-1), values.max(-1))
+        largest = 3 * 2.0**-8 * np.outer(x.max(-1), values.max(-1)) if rounded else 0.0
         if spec.act == "q16":
             pass
         elif codes and codes.scales:

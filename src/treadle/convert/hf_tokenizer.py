@@ -64,9 +64,9 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     elif spec is not None and config.get("model_type") in _MERGED:
         pieces = _with_merges(spec, folder / JSON, n_vocab)
     elif os.path.lexists(folder / SPM):
-        pieces = _from_model(folder / SPM)
+        pieces = _by_legacy(_from_model(folder / SPM), settings)
     elif spec is not None:
-        pieces = _from_merges(spec, folder / JSON, n_vocab)
+        pieces = _by_legacy(_from_merges(spec, folder / JSON, n_vocab), settings)
     else:
         return {}
     if len(pieces.texts) > n_vocab:
@@ -77,8 +77,6 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         )
     special = read_specials(folder, spec, settings, config)
     _add(pieces, special, n_vocab)
-    if settings.get("tokenizer_class") in _LLAMA and pieces.keys.get("add_space_prefix"):
-        pieces.keys[SPACES] = "always" if settings.get("legacy") is True else "first"
     if isinstance(settings.get("add_prefix_space"), bool):
         _set_prefix(pieces.keys, settings["add_prefix_space"])
     if lower_case(folder):
@@ -93,7 +91,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     return {**found, **read_templates(folder, settings)}
 
 
-# Classes of transformers that put a space before a text by ``legacy``, whatever their files say.
+# transformers' classes that put a space before a text by ``legacy``, whatever their files say.
 _LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
 _MERGED = ("gemma4", "gemma4_text")  # whose vocabulary GGUF has with its merges, without scores
 # tokenizer.json's kinds beside BPE: GGUF's name of them, and what reads them.
@@ -124,6 +122,13 @@ def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:
     for i, piece in enumerate(pieces.texts):
         if piece is None:
             pieces.texts[i], pieces.types[i] = b"[PAD%d]" % i, TokenType.UNUSED
+
+
+def _by_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
+    """SentencePiece's BPE, with the rule for spaces of transformers' class, where that is told."""
+    if settings.get("tokenizer_class") in _LLAMA and pieces.keys["add_space_prefix"]:
+        pieces.keys[SPACES] = "always" if settings.get("legacy") is True else "first"
+    return pieces
 
 
 def _set_prefix(keys: dict[str, Any], adds: bool) -> None:

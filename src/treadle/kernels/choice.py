@@ -173,7 +173,7 @@ def gemm(
 ) -> Gemm:
     """The product that packs panels, for any number of tokens; ``matrix``: on matrix registers
     where they serve the format; ``tokens``: as many as batches mostly have, at most; ``alone``: for
-    one as well.
+    single ones too, which words would take too long to pack for.
     """
     if matrix and on_matrix(fmt, isa):
         act = matrix_act(fmt, isa)

@@ -277,7 +277,7 @@ def _pack_words(
     ``first`` on: row by row into ``stage``, then all put in order together.
     """
     lanes, words = k.isa.lanes, stage + 4 * SPAN
-    codes_to, scales = out + first * 4, out + (4 * rows * act.kd + first * 4)
+    columns_to, scales = out + first * 4, out + (4 * rows * act.kd + first * 4)
     store = _store_floats if source.weights.fmt.codes is None else _store_scaled_codes
 
     def some(c: Val, have: int) -> None:
@@ -286,7 +286,7 @@ def _pack_words(
             k.store(scales + (c * rows + r) * 4, d)
         with k.loop(-(-have // BLOCK) * 2) as j:
             held = [k.load(words + j * 32, i32 * 8, offset=2 * SPAN * r) for r in range(lanes)]
-            to = codes_to + (c * (SPAN // 16) + j) * (8 * rows * 4)
+            to = columns_to + (c * (SPAN // 16) + j) * (8 * rows * 4)
             _store_columns(k, to, held, rows)
 
     k.runs(act.k, SPAN, some)
@@ -323,7 +323,7 @@ def _store_scaled_codes(k: Builder, row: At, c: Val, have: int, stage: Val, to: 
     assert codes.sub == BLOCK, fmt.name
     assert not codes.has_m, fmt.name
     assert shorts is not None, k.isa.name
-    per, step = SPAN // fmt.block, 15 - STEP_BITS
+    per, step, n = SPAN // fmt.block, 15 - STEP_BITS, k.isa.vector_bits // 16
     row.block(c, per).prefetch(k, 2 * per, per, 2)
     blocks = [row.block(c, per).block(i) for i in range(have // fmt.block)]
     scales, _ = scales_of(k, blocks + blocks[-1:] * (per - len(blocks)))
@@ -336,7 +336,6 @@ def _store_scaled_codes(k: Builder, row: At, c: Val, have: int, stage: Val, to: 
     for i, code in enumerate(parts):
         v = (code - codes.offset).bits(i8 * BLOCK).to(i16) << step
         factor = k.splat(k.load(stage + 4 * i, i32), i32 * (BLOCK // 2)).bits(v.ty)
-        n = k.isa.vector_bits // 16
         both = zip(k.split(v, n), k.split(factor, n), strict=True)
         k.store(to, k.concat(*(shorts.high(k, a, b) for a, b in both)), offset=2 * BLOCK * i)
     return d

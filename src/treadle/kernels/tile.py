@@ -116,6 +116,7 @@ class Tile:
         k, isa, spec, act = self.k, self.isa, self.spec, self.act
         assert isa.shorts is not None
         lanes = isa.lanes
+        words = i16 * (2 * lanes)
         acc = {at: k.var(k.zero(i32 * lanes)) for at in product(range(spec.mr), range(spec.nr))}
         n_steps = STEP[spec.act]
         stop = k.min((c + 1) * n_steps, act.kd)
@@ -123,12 +124,8 @@ class Tile:
             for u in range(WORDS_STEP):
                 weights = self._weights(first + u)
                 for t, x in enumerate(self._tokens(first + u)):
-                    if t and spec.mr > 2:
-                        k.fence()
-                        weights = self._weights(first + u)
                     for m, w in enumerate(weights):
-                        ty = i16 * (2 * lanes)
-                        acc[m, t].v = isa.shorts.scale(k, acc[m, t].v, w.bits(ty), x.bits(ty))
+                        acc[m, t].v = isa.shorts.scale(k, acc[m, t].v, w.bits(words), x.bits(words))
                 if spec.fence and (u + 1) % spec.fence == 0:
                     k.fence()
         scales = self.panel + (4 * self.rows * act.kd + c * (4 * self.rows))

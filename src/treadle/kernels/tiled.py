@@ -56,12 +56,12 @@ class Tiled(Matmul):
         """A segment's weights as a panel holds them, float64 ``[M, K]``."""
         weights = super().weights_ref(w, rows)
         if self.act == "q16":
-            given = self.fmt.join(w).reshape(rows, -1)
-            words, d = (
-                _words_of_codes_ref(self.fmt, given, weights)
-                if self.fmt.codes
-                else (words_ref(weights.astype(np.float32)))
-            )
+            if self.fmt.codes:
+                words, d = _words_of_codes_ref(
+                    self.fmt, self.fmt.join(w).reshape(rows, -1), weights
+                )
+            else:
+                words, d = words_ref(weights.astype(np.float32))
             return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
         if self.act not in NARROW:
             return weights

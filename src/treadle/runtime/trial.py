@@ -17,7 +17,7 @@ import numpy as np
 
 from treadle.errors import CacheError, CompileError
 from treadle.jit.language import Isa
-from treadle.kernels.act import BLOCK, N_PRODUCTS, WORD_TOP, Act
+from treadle.kernels.act import BLOCK, N_PRODUCTS, Act
 from treadle.kernels.choice import tokens_per_item
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
@@ -35,7 +35,6 @@ ROUNDING = 2.0**-24  # of f32
 # Weights rounded to bf16 from an f32 that may differ from the twin's in its last bit: one in some
 # ten thousand comes out at the neighbour; three of a row's may.
 NEXT_BF16 = 3 * 2.0**-8
-NEXT_WORD = 3 / WORD_TOP  # the same of weights in q16
 LEFT_OUT = {"bf16x2": 2.0**-18, "bf16x3": 2.0**-24}  # of products of several bf16: see N_PRODUCTS
 FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
 
@@ -238,9 +237,7 @@ class Trial:
             as_codes = self.fmt.codes is not None and plain.kind not in ("bf16", "q16")
             sizes = self._magnitudes(apart=as_codes)
             tolerance = (x.astype(np.float32) @ sizes.T) * rounding
-            if plain.kind == "q16":
-                tolerance += NEXT_WORD * np.outer(x.max(-1), sizes.max(-1))
-            elif self.fmt.codes is not None and not as_codes:
+            if self.fmt.codes is not None and plain.kind == "bf16":
                 tolerance += NEXT_BF16 * np.outer(x.max(-1), sizes.max(-1))
             self._twins[plain, n] = y[:, : self.m].copy(), tolerance + 1e-30
         return self._twins[plain, n]
