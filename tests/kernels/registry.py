@@ -340,6 +340,7 @@ SPANS = [
     Gemv("IQ4_NL", "q8", 512, 4, 1, spans=True),
     Gemv("IQ4_NL", "q8", 256, 2, 4, residual=True, spans=True),
     Gemv("IQ4_XS", "q8", 768, 1, 1, spans=True),
+    Gemv("IQ4_XS", "q8", 4352, 1, 4, spans=True),  # too many tokens for their sizes to be at hand
     Gemv("IQ4_XS", "q8", 512, 2, 2, bias=True, spans=True),
 ]
 GEMVS += SPANS

@@ -147,10 +147,11 @@ class Shorts:
     """Dots that are added up in i16, as many as it holds, and then in i32: for machines whose
     ``dot4`` is two steps, of which a tile may put off the second.
 
-    ``dot(k, acc, w, x)``: ``acc[i] += w[2i] x[2i] + w[2i+1] x[2i+1]`` in i16, ``acc`` None for
-    zeros; w ``u8`` or ``i8``, x ``i8`` in -127..127. ``widen(k, acc, s)``: ``acc[i] += s[2i] +
-    s[2i+1]``, acc in i32. ``scale(k, acc, s, f)``: ``acc[i] += s[2i] f[2i] + s[2i+1] f[2i+1]``.
-    ``high(k, a, b)``: ``(a[i] b[i] + 2**14) >> 15``, of a register of i16.
+    ``dot(k, acc, w, x, size)``: ``acc[i] += w[2i] x[2i] + w[2i+1] x[2i+1]`` in i16, ``acc`` None
+    for zeros; w ``u8`` or ``i8``, x ``i8`` in -127..127; ``size`` None, or ``|x|`` in ``u8`` where
+    that is at hand and w signed, above -128: then no ``|w|`` is made. ``widen(k, acc, s)``:
+    ``acc[i] += s[2i] + s[2i+1]``, acc in i32. ``scale(k, acc, s, f)``: ``acc[i] += s[2i] f[2i] +
+    s[2i+1] f[2i+1]``. ``high(k, a, b)``: ``(a[i] b[i] + 2**14) >> 15``, of a register of i16.
     """
 
     dot: Op

@@ -27,10 +27,12 @@ def by_register(k: Builder, v: Val, one: Callable[[Val, int], Val]) -> Val:
     return k.concat(*(one(part, i) for i, part in enumerate(k.split(v, n))))
 
 
-def short_dot(k: Builder, acc: Val | None, w: Val, x: Val) -> Val:
-    """``vpmaddubsw``; signed weights give x their sign."""
+def short_dot(k: Builder, acc: Val | None, w: Val, x: Val, size: Val | None = None) -> Val:
+    """``vpmaddubsw``; signed weights give x their sign, or take x's if its ``size`` is given."""
     n = w.ty.lanes
-    if w.ty.is_signed:
+    if size is not None and n in PSIGNB:
+        w, x = size, k.call(f"llvm.x86.{PSIGNB[n]}", x.ty, [w.ir, x.ir])
+    elif w.ty.is_signed:
         if n in PSIGNB:
             x = k.call(f"llvm.x86.{PSIGNB[n]}", x.ty, [x.ir, w.ir])
         else:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from treadle.formats import Format
 from treadle.jit.language import Builder, Isa, Val, Var
-from treadle.jit.types import f32, i8, i16, i32
+from treadle.jit.types import f32, i8, i16, i32, u8
 from treadle.kernels.act import BLOCK, block_sums, scaled_comp
 from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At, fields_of, scales_of, unpack_codes
@@ -32,6 +32,9 @@ SCALES = SPAN // BLOCK  # that x has for them
 # Spans of a row whose scales are unpacked before their codes are read: of more, lines would be
 # waited for that the codes' turn has not asked for yet.
 CHUNK = 8
+# Bytes of the tokens' values and of their sizes, where codes have a sign: in so many, which the
+# first-level cache holds, a size is loaded in less time than one of a code is made.
+NEAR = 1 << 15
 # Bytes of a span in scratch: of a token its values, its scales for each pair of vectors, and eight
 # or sixteen sums; of a row sixteen steps, and the d of its block or its scales with a token.
 VALUES, SPREAD, SUMS, STEPS, D, SCALED = SPAN, 32 * PAIRS, 32, 32, 4, 4 * SCALES
@@ -68,6 +71,9 @@ class Spans:
         self.offset = self.codes.offset - self.less
         self.n_spans, self.free, self.used = spec.k // SPAN, scratch, 0
         self.values = self._places(len(tokens), VALUES) if self.reorders else tokens
+        near = 2 * VALUES * self.n_spans * len(tokens) <= NEAR
+        sized = self.less > 0 and self.reorders and near
+        self.sizes = self._places(len(tokens), VALUES) if sized else None
         self.sums = self._places(len(tokens), SUMS)
         self.make_room()
         assert self.used <= spec.nr * prepared_bytes(spec.k), spec.name
@@ -76,7 +82,10 @@ class Spans:
                 x = token + b * SPAN
                 for v in range(VECTORS * self.reorders):
                     both = [k.load(x, i8 * RUN, offset=RUN * v + half) for half in (0, HALF)]
-                    k.store(self.values[t] + b * VALUES, k.concat(*both), offset=32 * v)
+                    whole = k.concat(*both)
+                    k.store(self.values[t] + b * VALUES, whole, offset=32 * v)
+                    if self.sizes:
+                        k.store(self.sizes[t] + b * VALUES, k.abs(whole), offset=32 * v)
                 self.prepare(t, b)
 
     def _places(self, n: int, size: int, spans: int = 0) -> list[Val]:
@@ -149,17 +158,24 @@ class Spans:
         """What of the ``t``-th token meets the span's ``v``-th vector of codes."""
         return self.k.load(self.values[t] + b * VALUES, i8 * 32, offset=32 * v)
 
+    def short(self, acc: Val | None, code: Val, t: int, b: Val, v: int) -> Val:
+        """The dots of that vector, i16."""
+        k, size = self.k, None
+        if self.sizes:
+            size = k.load(self.sizes[t] + b * VALUES, u8 * 32, offset=32 * v)
+        return self.shorts.dot(k, acc, code, self.x(t, b, v), size)
+
     def signed(self, codes: list[Val]) -> list[Val]:
         """Codes as the dots take them."""
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
     def dots(self, t: int, b: Val, i: int, codes: list[Val]) -> list[Val]:
         """Those of the ``i``-th pair of vectors, i16: one where both may be added up."""
-        k, (first, second) = self.k, codes
-        made = self.shorts.dot(k, None, first, self.x(t, b, 2 * i))
+        first, second = codes
+        made = self.short(None, first, t, b, 2 * i)
         if self.codes.sub == BLOCK and self.shorts.room(self.codes.top - self.less) >= 2:
-            return [self.shorts.dot(k, made, second, self.x(t, b, 2 * i + 1))]
-        return [made, self.shorts.dot(k, None, second, self.x(t, b, 2 * i + 1))]
+            return [self.short(made, second, t, b, 2 * i + 1)]
+        return [made, self.short(None, second, t, b, 2 * i + 1)]
 
     def pair(self, v: Val, i: int) -> Val:
         """The scale of a span's ``i``-th 32 values, and of the ``i``-th of its second half."""
@@ -303,7 +319,7 @@ class Wholes(Halves):
         for v in range(VECTORS):
             (codes,) = self.signed(unpack_codes(k, self._blocks(row, b, [v])))
             for t in range(n):
-                short = self.shorts.dot(k, None, codes, self.x(t, b, v))
+                short = self.short(None, codes, t, b, v)
                 scale = k.load(self.scales[r * n + t] + i * SCALED, f32, offset=4 * v)
                 whole = self.shorts.widen(k, none, short)
                 parts.add(t, whole, k.splat(scale, f32 * self.lanes))
