@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -452,6 +453,14 @@ def test_what_a_model_says_of_itself(tiny: WriteTiny, tmp_path: Path) -> None:
         assert len(repr(made)) <= 110
     assert repr(model) == """Model("<b>&'x'.gguf", closed)"""
     assert "closed" in model._repr_html_()
+
+
+def test_a_model_says_that_it_stays_in_its_process(tiny: WriteTiny) -> None:
+    """As an argument of a worker of multiprocessing, or a method of it."""
+    with treadle.load(tiny(), threads=1) as model:
+        for thing in (model, model.generate):
+            with pytest.raises(TypeError, match="load it in each process"):
+                pickle.dumps(thing)
 
 
 def test_a_template_that_writes_bos_itself_gets_one(tiny: WriteTiny) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
 
 import numpy as np
 
@@ -148,6 +148,9 @@ class Model:
     def __repr__(self) -> str:
         return one_line(self.path, self.engine)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Model cannot be pickled or copied: load it in each process")
+
     def _repr_html_(self) -> str:
         return table(self.path, self.engine)
 
@@ -266,14 +269,18 @@ class Model:
     ) -> Iterator[Generation]:
         """Complete many prompts together: an iterator of finished Generations, in their order.
 
-        ``settings`` are those of ``generate``. As many are written at once as there are pages for;
-        when one ends, the next joins: ``prompts`` is read as they are needed. Raises what
-        ``generate`` does, of a prompt when it is its turn.
+        ``settings`` are those of ``generate`` but ``session`` and ``constraint``. As many are
+        written at once as there are pages for; when one ends, the next joins: ``prompts`` is read
+        as they are needed. Raises what ``generate`` does, of a prompt when it is its turn.
         """
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
             raise TreadleError(f"prompts: expected a list, found {type(prompts).__name__}")
-        if "session" in settings:
-            raise TreadleError("many texts cannot be written in one session")
+        for name in ("session", "constraint"):
+            if settings.get(name) is not None:
+                raise TreadleError(f"many texts cannot be written in one {name}")
+        for name, value in settings.items():
+            if isinstance(value, Iterator):  # which the first text would use up
+                settings[name] = list(value)
         self.generate([0], **settings)  # which says what is wrong with the settings
         return in_order(self.generate(prompt, **settings) for prompt in prompts)
 
