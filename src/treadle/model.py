@@ -182,7 +182,7 @@ class Model:
         return template
 
     def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
-        """A sequence of tokens of its own, ``lora`` as in ``generate``. Close it for its pages."""
+        """A sequence of tokens of its own, ``lora`` as in ``generate``; ``close`` frees it."""
         return Session(self.engine, lora_scales(lora, self.engine))
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
