@@ -296,6 +296,14 @@ def test_a_sampler_that_fails_leaves_the_model_usable(model: treadle.Model) -> N
     assert greedy(model, "short") == ids
 
 
+def test_a_sampler_that_runs_out_does_not_look_like_the_end(model: treadle.Model) -> None:
+    def stop(logits: np.ndarray, ids: list[int]) -> np.ndarray:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(model.generate("short", sampling=Sampling(custom=stop)))
+
+
 def test_grammars(model: treadle.Model) -> None:
     for seed in range(4):
         made = model.generate("?", grammar='root ::= "yes" | "no"', sampling=Sampling(seed=seed))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ GREEDY = treadle.Sampling(temperature=0)
         ({"kv_bytes": 0}, "kv_bytes=0: expected at least 1"),
         ({"kv_bytes": 1e9}, r"kv_bytes=1000000000\.0: expected an integer"),
         ({"kv": "f17"}, "no KV format 'f17'"),
+        ({"device": None}, "device=None: expected one of cpu, "),
         ({"isa": "sse9"}, "^isa='sse9': unknown; there are"),
         ({"threads": "2"}, "threads='2': expected an integer"),
         ({"context": 9.5}, r"context=9\.5: expected an integer"),
@@ -202,6 +205,9 @@ def test_embed(tiny: WriteTiny) -> None:
             model.embed("one text", dimensions=65)
         with pytest.raises(TreadleError, match="the text is empty"):
             model.embed(["one", ""])
+        for texts in ([None], ["one", None]):
+            with pytest.raises(TreadleError, match="the text is NoneType: expected a str"):
+                model.embed(texts)  # type: ignore[arg-type]
         with pytest.raises(TreadleError, match="texts: expected a list, found bytes"):
             model.embed(b"one")  # type: ignore[arg-type]
 
@@ -305,6 +311,7 @@ def test_chat(tiny: WriteTiny) -> None:
         (lambda m: m.generate("a", sampling=0.5), "sampling is float: expected a treadle.Sampling"),
         (lambda m: m.generate("a", max_tokens="5"), "max_tokens='5': expected an integer"),
         (lambda m: m.generate("a", stop=[7]), "stop: expected a str or a list of them, found 7"),
+        (lambda m: m.generate("a", stop=7), "stop: expected a str or a list of them, found 7"),
         (lambda m: m.generate("a", grammar=7), "the grammar is int: expected a str"),
         (lambda m: m.generate("a", session="x"), "the session is of another model"),
         (lambda m: treadle.load_session("x", m.path), "expected a treadle.Model"),
@@ -413,7 +420,7 @@ def test_variables_of_a_chat_template(tiny: WriteTiny) -> None:
             ("content", "None"),  # of a message, not a variable
         ):
             with pytest.raises(TypeError, match=f"{name}': neither a setting") as caught:
-                model.chat(talk, **{name: False})  # type: ignore[arg-type]
+                model.chat(talk, **{name: False})
             assert (hint == "None") or str(caught.value).endswith(f"; did you mean {hint}?")
 
 
@@ -446,6 +453,14 @@ def test_what_a_model_says_of_itself(tiny: WriteTiny, tmp_path: Path) -> None:
         assert len(repr(made)) <= 110
     assert repr(model) == """Model("<b>&'x'.gguf", closed)"""
     assert "closed" in model._repr_html_()
+
+
+def test_a_model_says_that_it_stays_in_its_process(tiny: WriteTiny) -> None:
+    """As an argument of a worker of multiprocessing, or a method of it."""
+    with treadle.load(tiny(), threads=1) as model:
+        for thing in (model, model.generate):
+            with pytest.raises(TypeError, match="load it in each process"):
+                pickle.dumps(thing)
 
 
 def test_a_template_that_writes_bos_itself_gets_one(tiny: WriteTiny) -> None:
@@ -485,8 +500,15 @@ def test_a_closed_model_lets_go_of_its_file(tmp_path: Path) -> None:
     assert mapped()
     model.close()
     assert not mapped()
-    with pytest.raises(TreadleError, match="closed"):
-        model.logits([3])
+    calls: list[Callable[[], object]] = [
+        lambda: model.logits([3]),
+        lambda: model.tokenize("a"),
+        lambda: model.chat([{"role": "user", "content": "a"}]),
+        lambda: model.plan(64),
+    ]
+    for call in calls:
+        with pytest.raises(TreadleError, match=r"^the model is closed$"):
+            call()
 
 
 @pytest.mark.parametrize("isa", ALL, ids=lambda row: row.name)

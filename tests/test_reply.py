@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -105,6 +106,8 @@ def test_what_is_no_tool() -> None:
     for function, said in ((rest, "by name"), (odd, "odd: x is"), (keys, "no type of JSON")):
         with pytest.raises(TreadleError, match=said):
             tool_of(function)
+    with pytest.raises(TreadleError, match="tool int: no signature"):
+        tool_of(int)
     for thing in (5, lambda: 1):
         with pytest.raises(TreadleError, match="named functions"):
             tool_of(thing)  # type: ignore[arg-type]
@@ -172,6 +175,8 @@ def test_reasoning(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_wrong_choices(model: treadle.Model) -> None:
     with pytest.raises(TreadleError, match="tool_choice"):
         model.chat(HI, tools=[nothing], tool_choice="absent")
+    with pytest.raises(TreadleError, match="tool_choice"):
+        model.chat(HI, tools=[nothing], tool_choice={"type": "function"})
     with pytest.raises(TypeError):
         model.chat(HI, tools=[nothing], tool_chioce="none")
     none = model.chat(HI, tools=[nothing], tool_choice="none", max_tokens=1)
@@ -191,6 +196,58 @@ def test_wrong_tools(model: treadle.Model, name: Any, parameters: Any, said: str
     tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
     with pytest.raises(TreadleError, match=said):
         model.chat(HI, tools=[tool])
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ([{"name": "x"}], "expected a dict with 'function'"),
+        ([{"type": "function", "function": None}], "expected a dict with 'function'"),
+        (sky, "expected a list, found function"),
+        ([sky, sky], "two are called sky"),
+    ],
+)
+def test_what_is_no_list_of_tools(model: treadle.Model, tools: Any, said: str) -> None:
+    with pytest.raises(TreadleError, match=said):
+        model.chat(HI, tools=tools)
+
+
+def test_no_tools(model: treadle.Model) -> None:
+    """A list that happens to be empty gives a Reply too."""
+    made: treadle.Reply = model.chat(HI, tools=[], max_tokens=1)
+    made.finish()
+    assert type(made) is treadle.Reply
+    assert made.calls == []
+    assert made.prompt_ids == model.chat(HI).prompt_ids
+    added = treadle.run_tools(model, HI, [], max_tokens=1)
+    assert [message["role"] for message in added] == ["assistant"]
+    with pytest.raises(TreadleError, match="there are no tools"):
+        model.chat(HI, tools=[], tool_choice="required")
+
+
+@pytest.mark.parametrize("tool", [{"type": "function"}, functools.partial(sky)])
+def test_the_loop_calls_named_functions(model: treadle.Model, tool: Any) -> None:
+    with pytest.raises(TreadleError, match="named functions"):
+        treadle.run_tools(model, HI, [tool])
+
+
+def test_the_loop_forces_its_first_answer_alone(model: treadle.Model) -> None:
+    added = treadle.run_tools(model, HI, [sky], tool_choice="sky", max_tokens=64, temperature=0)
+    assert [message["role"] for message in added] == ["assistant", "tool", "assistant"]
+
+
+def test_rules_that_exclude_each_other(model: treadle.Model) -> None:
+    class Free:
+        def mask(self, logits: Any) -> None: ...
+        def accept(self, id: int) -> None: ...
+
+    with pytest.raises(treadle.GrammarError, match="choose one"):
+        model.chat(HI, tools=[sky], grammar='root ::= "a"', regex="b")
+    with pytest.raises(treadle.GrammarError, match="beside tools"):
+        model.chat(HI, tools=[sky], constraint=Free())
+    for budget in (-1, "many"):
+        with pytest.raises(TreadleError, match="reasoning_budget="):
+            model.chat(HI, reasoning_budget=budget)
 
 
 def test_the_loop(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,6 +411,23 @@ def test_what_are_no_ids_leaves_a_session_as_it_was(bad: Any, tiny: WriteTiny) -
         assert np.array_equal(session.feed([9]), other.feed([*text(5), 7, 8, 9]))
 
 
+@pytest.mark.parametrize("arch", ["llama", "mamba2"])
+def test_a_session_that_is_forgotten_gives_its_room_back(arch: str, tiny: WriteTiny) -> None:
+    with treadle.load(tiny(arch), threads=1, context=64, n_sequences=2) as model:
+        for i in range(5):
+            model.session().feed([i + 3] * 60)
+        gone = model.session()
+        gone.feed([9] * 60)
+        gone.close()
+        del gone  # twice is no harm
+        with model.session() as session:
+            assert model.generate([7] * 50, max_tokens=4, session=session).finish() is not None
+        assert session.closed
+        model.engine.cache.left.close()
+        model.engine.cache.revive().close()
+        check_pages(model.engine.cache, [])
+
+
 def test_contexts_smaller_than_a_chunk(tiny: WriteTiny) -> None:
     for context in (1, 7, 9, 33, 130):
         with treadle.load(tiny("llama"), threads=1, kv="f32", context=context) as model:

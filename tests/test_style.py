@@ -98,7 +98,7 @@ MAY_IMPORT = {
     " session sampling answer request scheduler turns generation reply rerank embedding text"
     " convert arguments card",
     "speech": "errors answer text",
-    "reply": "errors generation speech",
+    "reply": "errors arguments generation speech text.grammars",
     "server": "errors arguments logprobs version answer card engine sampling text speech"
     " kernels.choice model models.graphs rerank embedding session kvfile",
     "batchfile": "errors server",

@@ -324,6 +324,27 @@ def test_many_prompts_are_taken_as_they_are_needed(
     del several  # the others are cancelled
 
 
+class Free:
+    """A constraint that allows all."""
+
+    def mask(self, logits: np.ndarray) -> None: ...
+    def accept(self, id: int) -> None: ...
+
+
+def test_what_can_be_read_once_holds_for_all_texts(model: treadle.Model) -> None:
+    settings: dict[str, Any] = {"max_tokens": 12, "session": None, "constraint": None}
+    stages = ("top_k", "temperature")
+
+    def made(stop: Any, samplers: Any) -> list[str]:
+        many = model.generate_many(
+            PROMPTS[:3], stop=stop, samplers=samplers, temperature=0, **settings
+        )
+        return [one.text for one in many]
+
+    stop = [text[4:6] for text in made((), stages)]
+    assert made(iter(stop), iter(stages)) == made(stop, stages) != made((), stages)
+
+
 def test_a_prompt_that_is_too_long_is_told_in_its_turn(
     model: treadle.Model, alone: list[str]
 ) -> None:
@@ -333,7 +354,8 @@ def test_a_prompt_that_is_too_long_is_told_in_its_turn(
         next(made)
     for settings, error in (
         ({"temprature": 0}, TypeError),
-        ({"session": None}, TreadleError),
+        ({"session": model.session()}, TreadleError),
+        ({"constraint": Free()}, TreadleError),  # which knows where in one text it is
         ({"top_p": 7}, SamplingError),
     ):
         with pytest.raises(error):

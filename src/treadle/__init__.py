@@ -12,6 +12,7 @@
 - ``Model``: ``generate``, ``chat``, ``tokenize``, ``logits``, ``embed``, ``session``
 - ``Sampling``: how the next token is chosen
 - ``Generation``: what ``generate`` and ``chat`` return, an iterator of pieces of text
+- ``Reply``: what ``chat`` returns where the model may call functions
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
 - ``load_session(path, model)`` reads such a file
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     )
     from treadle.generation import Generation
     from treadle.model import Model, load, load_session
-    from treadle.reply import run_tools
+    from treadle.reply import Reply, run_tools
     from treadle.sampling import Sampling
     from treadle.session import Session
 
@@ -56,6 +57,7 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "Generation",
     "Session",
     "load_session",
+    "Reply",
     "run_tools",
     "TreadleError",
     "CacheError",
@@ -79,6 +81,7 @@ _LAZY = {
     "Generation": "treadle.generation",
     "Session": "treadle.session",
     "load_session": "treadle.model",
+    "Reply": "treadle.reply",
     "run_tools": "treadle.reply",
 }
 

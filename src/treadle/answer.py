@@ -234,7 +234,9 @@ def speller(model: Model, stop: list[str]) -> Tokenizer:
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
     """What a caller gave as ``stop``: one text, several, or none."""
-    given = [stop] if isinstance(stop, str) else list(stop or ())
+    stop = () if stop is None else stop
+    one = isinstance(stop, str) or not isinstance(stop, Iterable)
+    given: list[Any] = [stop] if one else list(stop)
     for text in given:
         if not isinstance(text, str):
             raise TreadleError(f"stop: expected a str or a list of them, found {text!r:.40}")

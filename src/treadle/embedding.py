@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from treadle.arguments import listed, positive, read_each
-from treadle.errors import ContextFullError, UnsupportedError
+from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.models.dense import dense_of
 from treadle.models.sentence import default_prompt as prompt_of
 from treadle.models.sentence import max_seq_length
@@ -92,6 +92,8 @@ class Embedder:
         return read_each(given, self._read, name)
 
     def _read(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TreadleError(f"the text is {type(text).__name__}: expected a str")
         ids = self._model._read(self.prompt + text)
         cache = self._model.engine.cache
         if len(ids) > cache.n_ctx == self._limit:

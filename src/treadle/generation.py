@@ -140,6 +140,8 @@ class Generation:
             self.text += piece
         elif answer.over:
             self._ended, self.finish_reason = True, answer.finish_reason
+            if isinstance(answer.error, StopIteration):  # a sampler's: it would end the iteration
+                raise RuntimeError("a sampler raised StopIteration") from answer.error
             if answer.error is not None:
                 raise answer.error
         return piece

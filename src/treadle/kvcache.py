@@ -20,6 +20,7 @@ from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention_item import most_partials
 from treadle.kernels.kv import PAGE
 from treadle.kvpool import GONE, Pool, States, page_bytes, pages_within, state_bytes
+from treadle.kvsequence import Left
 from treadle.kvsequence import Sequence as Sequence
 from treadle.kvstates import AGAIN, WORTH, Slots, last_saved, n_saved
 from treadle.kvtree import Lora, Node, PageTree, Store
@@ -71,6 +72,7 @@ class KVCache:
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
         self._states_of = {layer: each for each in self.states for layer in each.layers}
         self._retired: Sequence | None = None
+        self.left = Left()
         self.tree = PageTree(self.pools, self.slots if self.states else None)
         self.store: Store | None = None  # full pages in files
         self.lora: Lora = ()  # of new sequences
@@ -125,6 +127,7 @@ class KVCache:
 
     def revive(self, lora: Lora | None = None) -> Sequence:
         """The sequence that has retired, or a new one; one with these adapters, where given."""
+        self.left.close()
         if self._retired is None or lora not in (None, self._retired.lora):
             return self.sequence((), lora)
         seq, self._retired = self._retired, None
@@ -277,9 +280,7 @@ class KVCache:
             )
 
     def room(self) -> list[int]:
-        """Pages of each pool that are free, or would be if the tree gave them up, and that no
-        sequence has reserved.
-        """
+        """Pages of each pool that are free or idle in the tree, and not reserved by a sequence."""
         return [pool.room for pool in self.pools]
 
     def check_room(self, seq: Sequence, n: int) -> None:
@@ -318,7 +319,7 @@ class KVCache:
 
     def _check_wanted(self, seq: Sequence, wanted: list[int]) -> None:
         for pool, n, own in zip(self.pools, wanted, seq.promised, strict=True):
-            if n > own and n - own > pool.room and self._retired is not None:
+            if n > own and n - own > pool.room:
                 self.revive().close()
             if n > own and n - own > pool.room:
                 raise self._no_room(pool)
@@ -336,9 +337,8 @@ class KVCache:
         return self.slots.room > 0
 
     def _no_room(self, cells: Pool | States) -> NoRoomError:
-        full = self.n_sequences * self.n_ctx
         room, cure = f"{self.n_sequences} x {self.n_ctx} tokens", "load with a larger n_sequences="
-        if self.n_tokens < full:
+        if self.n_tokens < self.n_sequences * self.n_ctx:
             room, cure = f"{self.n_tokens} tokens", "raise kv_bytes="
         return NoRoomError(
             f"no {cells.cell_name} left in {cells.const.name}, which has room for {room}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from dataclasses import field
 from time import time_ns
 from typing import Protocol
@@ -49,3 +50,12 @@ class Sequence:
         """Give the pages back; full ones stay findable until their room is needed."""
         self.cache.truncate(self, 0)
         self.cache.reserve(self, 0)
+
+
+class Left(deque[Sequence]):
+    """Sequences whose sessions were forgotten unclosed, by the garbage collector in any thread."""
+
+    def close(self) -> None:
+        """Give their pages back; under the engine's lock."""
+        while self:
+            self.popleft().close()

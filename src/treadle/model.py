@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
 
 import numpy as np
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from treadle.convert.lora import Adapters
     from treadle.device import Device
     from treadle.plan import Plan
-    from treadle.reply import Tool
+    from treadle.reply import Reply, Tool
     from treadle.text.grammars import Grammars
     from treadle.text.json_schema import Schema
     from treadle.text.template import ChatTemplate
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 4 << 30  # of page files
 
+Messages = Sequence[dict[str, Any]]
 Progress = Callable[[str, int, int], None]
 
 
@@ -114,24 +115,12 @@ class Model:
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] | None,
-        *,
-        threads: int | None,
-        context: int | None,
-        deterministic: bool,
-        kv: str,
-        n_sequences: int,
-        kv_bytes: int | None,
-        cache_dir: str | os.PathLike[str] | None,
-        cache_bytes: int,
-        speculate: bool | None,
-        draft: str | os.PathLike[str] | None,
-        lora: Adapters,
-        device: str,
-        isa: str | None,
+        self, path: str | os.PathLike[str] | None, *, threads: int | None, context: int | None,
+        deterministic: bool, kv: str, n_sequences: int, kv_bytes: int | None,
+        cache_dir: str | os.PathLike[str] | None, cache_bytes: int, speculate: bool | None,
+        draft: str | os.PathLike[str] | None, lora: Adapters, device: str, isa: str | None,
         progress: Progress | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         began = time.perf_counter()
         check_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
         self.path = packaged_model() if path is None else file_name(path)
@@ -159,6 +148,9 @@ class Model:
     def __repr__(self) -> str:
         return one_line(self.path, self.engine)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Model cannot be pickled or copied: load it in each process")
+
     def _repr_html_(self) -> str:
         return table(self.path, self.engine)
 
@@ -184,12 +176,13 @@ class Model:
         """The file's chat template, or the built-in one of its family."""
         from treadle.text.template import load_template
 
+        self.gguf.check()
         template = load_template(self.gguf, self.config.arch.name)
         template.prepare()
         return template
 
     def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
-        """A sequence of tokens of its own, ``lora`` as in ``generate``. Close it for its pages."""
+        """A sequence of tokens of its own, ``lora`` as in ``generate``; ``close`` frees it."""
         return Session(self.engine, lora_scales(lora, self.engine))
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
@@ -276,25 +269,32 @@ class Model:
     ) -> Iterator[Generation]:
         """Complete many prompts together: an iterator of finished Generations, in their order.
 
-        ``settings`` are those of ``generate``. As many are written at once as there are pages for;
-        when one ends, the next joins: ``prompts`` is read as they are needed. Raises what
-        ``generate`` does, of a prompt when it is its turn.
+        ``settings`` are those of ``generate`` but ``session`` and ``constraint``. As many are
+        written at once as there are pages for; when one ends, the next joins: ``prompts`` is read
+        as they are needed. Raises what ``generate`` does, of a prompt when it is its turn.
         """
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
             raise TreadleError(f"prompts: expected a list, found {type(prompts).__name__}")
-        if "session" in settings:
-            raise TreadleError("many texts cannot be written in one session")
+        for name in ("session", "constraint"):
+            if settings.get(name) is not None:
+                raise TreadleError(f"many texts cannot be written in one {name}")
+        for name, value in settings.items():
+            if isinstance(value, Iterator):  # which the first text would use up
+                settings[name] = list(value)
         self.generate([0], **settings)  # which says what is wrong with the settings
         return in_order(self.generate(prompt, **settings) for prompt in prompts)
 
+    @overload
+    def chat(self, messages: Messages, *, tools: Sequence[Tool], **settings: Any) -> Reply: ...
+    @overload
+    def chat(self, messages: Messages, *, reasoning_budget: int, **settings: Any) -> Reply: ...
+    @overload
+    def chat(self, messages: Messages, *, tools: None = None, **settings: Any) -> Generation: ...
+
     def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        tools: Sequence[Tool] | None = None,
-        template: Mapping[str, Any] | None = None,
-        **settings: Any,
-    ) -> Generation:
+        self, messages: Messages, *, tools: Sequence[Tool] | None = None,
+        template: Mapping[str, Any] | None = None, **settings: Any,
+    ) -> Generation:  # fmt: skip
         """Answer a conversation: ``messages`` of ``{"role", "content"}``, each content a text or a
         list of parts ``{"type": "text", "text"}``.
 
@@ -307,7 +307,7 @@ class Model:
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
-        if tools or "reasoning_budget" in settings:
+        if tools is not None or "reasoning_budget" in settings:
             from treadle.reply import reply
 
             return reply(self, messages, tools or (), own, template=template, **settings)
@@ -315,13 +315,9 @@ class Model:
         return self.generate(tokenizer.encode_prompt(text), **own)
 
     def chat_prompt(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        **variables: Any,
-    ) -> str:
+        self, messages: Messages, *, tools: list[dict[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None, **variables: Any,
+    ) -> str:  # fmt: skip
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
         from treadle.text.prompt import chat_prompt
 
@@ -373,6 +369,7 @@ class Model:
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The steps that a batch of ``n_tokens`` runs."""
+        self.gguf.check()
         return self.engine.plan(n_tokens, n_outputs)
 
     def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treadle.errors import TreadleError
+from treadle.arguments import integer, listed
+from treadle.errors import GrammarError, TreadleError
 from treadle.forked import free_lock
 from treadle.generation import Generation
 from treadle.speech import Manner, Said, Told, ToolCall, find_manner
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
 from treadle.speech.messages import shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
+from treadle.text.grammars import check_one
 
 if TYPE_CHECKING:
     from treadle.text.grammars import Grammars
@@ -124,20 +126,17 @@ def reply(
     ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
     settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
     """
-    functions = [dict(tool) if isinstance(tool, Mapping) else tool_of(tool) for tool in tools]
-    for each in functions:
-        check_tool(each["function"].get("name"), each["function"].get("parameters"))
-    schemas = {f["function"]["name"]: f["function"].get("parameters") or {} for f in functions}
-    forced: tuple[str, ...] = ()
+    check_one(*map(own.get, ("grammar", "json_schema", "regex", "constraint")))
+    if own.get("constraint") is not None:
+        raise GrammarError("a constraint cannot hold beside tools or a reasoning_budget")
+    if reasoning_budget is not None and integer("reasoning_budget", reasoning_budget) < 0:
+        raise TreadleError(f"reasoning_budget={reasoning_budget}: expected 0 or more")
+    by_name = described(tools)
+    forced = _forced(tool_choice, by_name)
     if tool_choice == "none":
-        functions, schemas = [], {}
-    elif tool_choice == "required":
-        forced = tuple(schemas)
-    elif tool_choice in schemas:
-        forced = (tool_choice,)
-    elif tool_choice != "auto":
-        names = ", ".join(["auto", "required", "none", *schemas])
-        raise TreadleError(f"tool_choice: {tool_choice!r:.80} is none of {names}")
+        by_name = {}
+    functions = list(by_name.values())
+    schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
     manner = manner_of(model.template)
     said, shown = shaped(messages, functions, manner)
     text = model.chat_prompt(said, tools=shown, template=template, **variables)
@@ -160,6 +159,38 @@ def reply(
     return Reply(made, planned)
 
 
+def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
+    """Tools by name, as OpenAI's chat has them. Raises TreadleError for what is none, and for two
+    of one name.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for tool in listed("tools", tools):
+        each = dict(tool) if isinstance(tool, Mapping) else tool_of(tool)
+        function = each.get("function")
+        if not isinstance(function, Mapping):
+            raise TreadleError(f"tools: expected a dict with 'function', found {tool!r:.80}")
+        name: Any = function.get("name")
+        check_tool(name, function.get("parameters"))
+        if name in made:
+            raise TreadleError(f"tools: two are called {name}")
+        made[name] = each
+    return made
+
+
+def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The tools of which one must be called; none for "auto" and "none". Raises TreadleError."""
+    if choice in ("auto", "none"):
+        return ()
+    if choice == "required" and (every := tuple(names)):
+        return every
+    if choice == "required":
+        raise TreadleError("tool_choice: there are no tools")
+    if not isinstance(choice, str) or choice not in names:
+        known = ", ".join(["auto", "required", "none", *names])
+        raise TreadleError(f"tool_choice: {choice!r:.80} is none of {known}")
+    return (choice,)
+
+
 def run_tools(
     model: Model,
     messages: Sequence[dict[str, Any]],
@@ -173,10 +204,11 @@ def run_tools(
     arguments, and it goes on from what they give, until it answers in words.
 
     The messages that were added, the last of which is the answer; ``told`` is given each as it
-    comes. ``most``: answers of the model; ``settings`` are those of ``Model.chat``. What a function
-    raises is told to the model. Raises TreadleError where it still calls in its last answer.
+    comes. ``most``: answers of the model; ``settings`` are those of ``Model.chat``; a call that
+    ``tool_choice`` asks for is that of the first answer. What a function raises is told to the
+    model. Raises TreadleError where it still calls in its last answer.
     """
-    functions = {tool.__name__: tool for tool in tools}
+    functions = {tool_of(tool)["function"]["name"]: tool for tool in listed("tools", tools)}
     added: list[dict[str, Any]] = []
 
     def add(message: dict[str, Any]) -> None:
@@ -185,7 +217,7 @@ def run_tools(
             told(message)
 
     for _ in range(most):
-        made = model.chat([*messages, *added], tools=list(tools), **settings)
+        made = model.chat([*messages, *added], tools=list(functions.values()), **settings)
         made.finish()
         assert isinstance(made, Reply)
         add(made.message())
@@ -194,4 +226,6 @@ def run_tools(
         for call in made.calls:
             result = result_of(functions[call.name], call.arguments)
             add({"role": "tool", "tool_call_id": call.id, "content": result})
+        if "tool_choice" in settings:
+            settings["tool_choice"] = "auto"  # or it could never answer in words
     raise TreadleError(f"the model still calls functions after {most} answers")

@@ -21,12 +21,25 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One conversation's tokens: a sequence of the engine's cache, fed and rewound."""
+    """One conversation's tokens: a sequence of the engine's cache, fed and rewound. Use it as a
+    context manager, or ``close`` it; one that nobody refers to any more is closed when there is
+    need of its room.
+    """
 
     def __init__(self, engine: Engine, lora: Lora | None = None) -> None:
         self.engine = engine
         self.seq = engine.cache.sequence((), lora)
         self._closed = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):  # the lock may be in use by this very thread
+            self.engine.cache.left.append(self.seq)
 
     def __repr__(self) -> str:
         held = "closed" if self._closed else f"{self.n_past} of {self.engine.n_ctx} tokens"
@@ -125,6 +138,12 @@ class Session:
         self._closed = True
         with suppress(ForkedError), self.engine.lock, interrupts_held():
             self.seq.close()
+
+    def retire(self) -> None:
+        """The same, but what it holds stays for a text that begins alike, while there is room."""
+        with self.engine.lock, interrupts_held():
+            self._closed = True
+            self.engine.cache.retire(self.seq)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -16,6 +16,11 @@ def line(value: Any, number: int = 1) -> Line:
     return Line(number, value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    lines = list(read_lines(io.BytesIO(b'\xef\xbb\xbf{"a": 1}\r\n\xef\xbb\xbf{}\n')))
+    assert [line.raw for line in lines] == [b'{"a": 1}', b"\xef\xbb\xbf{}"]
+
+
 def test_lines_are_numbered_as_an_editor_does_and_blank_ones_left_out() -> None:
     found = list(read_lines(io.BytesIO(b'{"a": 1}\n\n  \r\n{"b": 2}\r\nlast')))
     assert [(one.number, one.raw) for one in found] == [

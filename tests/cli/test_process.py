@@ -48,6 +48,18 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless: subprocess.Popen[bytes
     assert (endless.wait(timeout=60), err) == (141, b"")
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"]])
+def test_a_reader_that_does_not_even_want_the_help(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "treadle", *words]
+        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
 def test_standard_error_that_is_closed_does_not_matter(gguf: str) -> None:
     command = [*FAKE, "run", gguf + "x", "Once"]
     read, write = os.pipe()

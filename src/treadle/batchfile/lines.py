@@ -6,6 +6,7 @@ body, with ``prompt`` or ``messages`` among them, and perhaps a ``custom_id``.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -60,6 +61,7 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
                 raise TreadleError(f"line {number} has more than {ENDLESS} bytes")
             rest = file.readline(MAX_BODY)
             n_bytes += len(rest)
+        raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw  # as PowerShell writes
         if raw := raw.strip():
             yield Line(number, raw)
 

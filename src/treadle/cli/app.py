@@ -9,7 +9,8 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -67,21 +68,33 @@ class Commands(click.Group):
                 command = import_module(f"treadle.cli.{name}").command
         return name, command, rest
 
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Read the words; --help and --version are printed here."""
+        with outcomes():
+            return super().make_context(*args, **settings)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a reader that went away and Ctrl-C become exit codes."""
-        try:
+        """Run the command."""
+        with outcomes():
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except KeyboardInterrupt:
-            if sys.stderr.isatty():  # the terminal has just shown ^C in the middle of a line
-                print(file=sys.stderr)
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except OSError as error:
-            if error.errno != errno.EPIPE:
-                raise
-            discard_stdout()
-            raise click.exceptions.Exit(READER_GONE) from None
+
+
+@contextmanager
+def outcomes() -> Iterator[None]:
+    """A reader that went away and Ctrl-C become exit codes: click makes others of them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if sys.stderr.isatty():  # the terminal has just shown ^C in the middle of a line
+            print(file=sys.stderr)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        discard_stdout()
+        raise click.exceptions.Exit(READER_GONE) from None
 
 
 def unknown_command(name: str) -> str:

@@ -211,11 +211,12 @@ class Chat:
     def begin(self, n_dropped: int) -> Generation:
         """The answer to the conversation without its first messages. Raises ContextFullError."""
         conversation = self.conversation
-        return self.model.chat(
+        made: Generation = self.model.chat(
             conversation.request(n_dropped),
             session=self.session,
             **conversation.settings.settings(),
         )
+        return made
 
     def fitting(self) -> Generation:
         """The answer, before its first piece. Where the settings say so the oldest turns are

@@ -45,8 +45,9 @@ def command(
 ) -> None:
     """Complete PROMPT, or standard input, and stream the completion alone.
 
-    A single word that is an existing file, ends in .gguf or begins with hf: is MODEL; anything else
-    is PROMPT. Without MODEL, the small model that ships inside the package completes Python code.
+    A single word that is an existing file or a Hugging Face folder, ends in .gguf or begins with
+    hf: is MODEL; anything else is PROMPT. Without MODEL, the small model that ships inside the
+    package completes Python code.
     """
     model_ref, prompt = split_words(words)
     if prompt is None:

@@ -51,7 +51,7 @@ DEVICES: dict[str, tuple[Opener, str, str]] = {
 
 def check_name(name: str) -> None:
     """Raise UnsupportedError for what can be no device's name."""
-    kind, _, which = name.partition(":")
+    kind, _, which = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind not in DEVICES:
         raise UnsupportedError(f"device={name!r}: expected one of {', '.join(DEVICES)}")
     _, allowed, expected = DEVICES[kind]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from treadle.errors import FileError
+from treadle.errors import FileError, TreadleError
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.gguf_header import Header
 from treadle.files.gguf_writer import GGUFWriter
@@ -22,6 +22,8 @@ class GGUF:
 
     ``header_only`` is true when a file ends with its header: then ``Tensor.data`` raises.
     """
+
+    closed = False
 
     def __init__(self, headers: list[Header]) -> None:
         first = headers[0]
@@ -43,16 +45,19 @@ class GGUF:
         self._maps = Mappings(header.map for header in headers)
 
     def check(self, *, now: bool = False) -> None:
-        """Raise FileError if a file shrank, or was written to, since it was opened.
+        """Raise FileError if a file shrank, or was written to, since it was opened; TreadleError if
+        this was closed.
 
         What is read of such a file is zeros, or somebody else's bytes: ask after reading. Changes
         that only the system knows of are looked for once a second, or ``now``.
         """
+        if self.closed:
+            raise TreadleError("the model is closed")
         self._maps.check(now=now)
 
     def close(self) -> None:
         """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
-        self.metadata, self.tensors = {}, {}
+        self.metadata, self.tensors, self.closed = {}, {}, True
         self._maps.close()
 
     def __enter__(self) -> GGUF:

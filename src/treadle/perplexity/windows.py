@@ -66,7 +66,7 @@ def cut(
     if n_ctx < MIN_CONTEXT:
         raise TreadleError(f"a context of {n_ctx}: expected at least {MIN_CONTEXT}")
     if not 0 <= stride < n_ctx:
-        raise TreadleError(f"a stride of {stride}: expected 1 to {n_ctx - 1}, or 0 for none")
+        raise TreadleError(f"a stride of {stride}: expected 1 to {n_ctx - 1}")
     if len(ids) < n_ctx:
         raise TreadleError(
             f"the text is {len(ids)} tokens, less than one context of {n_ctx}: "

@@ -147,8 +147,7 @@ def _restore(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
     began = time.perf_counter()
     session = model.load_session(path)
     slot.ids, slot.lora = session.ids, session.seq.lora
-    with model.engine.lock:
-        model.engine.cache.retire(session.seq)
+    session.retire()
     return {
         "id_slot": slot.id,
         "filename": path.name,

@@ -31,7 +31,11 @@ def tool_of(function: Function) -> dict[str, Any]:
         raise TreadleError(f"tool {name}: its annotations: {error}") from error
     said, told = _documented(inspect.getdoc(function) or "")
     properties, required = {}, []
-    for parameter in inspect.signature(function).parameters.values():
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:  # a builtin's
+        raise TreadleError(f"tool {name}: {error}") from None
+    for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TreadleError(f"tool {name}: {parameter} cannot be given by name")
         schema = _schema(hints.get(parameter.name, Any), f"tool {name}: {parameter.name}")
@@ -40,11 +44,11 @@ def tool_of(function: Function) -> dict[str, Any]:
         if parameter.default is parameter.empty:
             required.append(parameter.name)
         properties[parameter.name] = schema
-    parameters = {
+    schema = {
         "type": "object", "properties": properties, "required": required,
         "additionalProperties": False,
     }  # fmt: skip
-    own = {"name": name, "description": said, "parameters": parameters}
+    own = {"name": name, "description": said, "parameters": schema}
     return {"type": "function", "function": own}
 
 

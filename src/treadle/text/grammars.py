@@ -15,6 +15,12 @@ from treadle.text.tokenizer import Tokenizer
 MOST_BYTES = 256 << 20  # of all that are kept, as ``Grammar.n_bytes`` has them
 
 
+def check_one(*given: object) -> None:
+    """Raise GrammarError for more than one of a grammar, a schema, a regex and a constraint."""
+    if sum(each is not None for each in given) > 1:
+        raise GrammarError("a grammar, a JSON schema, a regex or a constraint: choose one")
+
+
 class Grammars:
     """The last of one tokenizer, by the hash of their sources. Threads may come here together."""
 
@@ -87,8 +93,7 @@ class Grammars:
         """Of the one that is given, if one is; ``own``: a constraint of the caller's. Raises
         GrammarError.
         """
-        if sum(each is not None for each in (grammar, schema, regex, own)) > 1:
-            raise GrammarError("a grammar, a JSON schema, a regex or a constraint: choose one")
+        check_one(grammar, schema, regex, own)
         if grammar is not None:
             return self.gbnf(grammar).matcher()
         if regex is not None:
