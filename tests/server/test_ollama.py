@@ -130,7 +130,7 @@ def test_texts_that_are_too_long_are_cut(client: TestClient, model: treadle.Mode
     assert np.array_equal(np.array(found["embeddings"][1], np.float32), expected)
     assert post(client, "/api/embed", input=long * 300)["prompt_eval_count"] == N_CTX
     refused = post(client, "/api/embed", 400, input=["a", long], truncate=False)["error"]
-    assert refused.startswith("input[1]: the prompt has ")
+    assert refused.startswith("input[1]: prompt is too long: ")
 
 
 def test_a_cut_text_still_ends_as_the_model_wants() -> None:

@@ -359,6 +359,8 @@ def test_too_long_is_400_with_the_numbers(client: TestClient) -> None:
     error = post(client, "/v1/completions", 400, prompt=[5] * (N_CTX + 1))["error"]
     assert error["type"] == "exceed_context_size_error"
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (N_CTX + 1, N_CTX)
+    # Claude Code, Cline and OpenCode know it by these words, whatever the protocol.
+    assert error["message"].startswith(f"prompt is too long: {N_CTX + 1} tokens > {N_CTX} maximum")
     whole = post(client, "/v1/completions", prompt=[5] * N_CTX, ignore_eos=True)
     assert whole["usage"]["completion_tokens"] == 1
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -475,8 +477,8 @@ def test_which_text_is_wrong_is_said(client: TestClient, model: treadle.Model) -
     for given, where, what in (
         (["x", [10**6]], "input[1]", "a token id outside"),
         ([[5], []], "input[1]", "the prompt is empty"),
-        (["x", "a b " * N_CTX], "input[1]", "tokens, the context"),
-        ("a b " * N_CTX, "input", "tokens, the context"),
+        (["x", "a b " * N_CTX], "input[1]", "prompt is too long"),
+        ("a b " * N_CTX, "input", "prompt is too long"),
         ([], "input", "expected 1 to 2048 texts"),
     ):
         error = post(client, "/v1/embeddings", 400, input=given)["error"]
