@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from treadle.server.asked import Asked
     from treadle.server.service import Service
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_PARTS = {  # kinds of parts, and where they have their text
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
 _SYSTEM = ("system", "developer")
 MAX_MESSAGES = 10_000
 EFFORTS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens of reasoning
@@ -135,14 +141,15 @@ def content_text(name: str, content: Any) -> str:
     said = []
     for i, part in enumerate(content):
         kind = mapping(f"{name}[{i}]", part).get("type")
-        if kind not in _TEXT_PARTS:
+        key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if key is None:
             raise ApiError(
                 400,
                 f"{name}[{i}]: a part of type {kind!r:.40}: treadle reads text alone",
                 param=name,
                 code="unsupported_content",
             )
-        said.append(text(f"{name}[{i}].text", part.get("text")))
+        said.append(text(f"{name}[{i}].{key}", part.get(key)))
     return "\n".join(said)
 
 

@@ -19,10 +19,13 @@ from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
+from treadle.server.talks import Talks
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
 
-SKIPPED = ("reasoning",)  # items that say nothing to the model
+SKIPPED = ("web_search_call", "file_search_call")  # items that say nothing to the model
+CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where they have them
+RESULTS = ("function_call_output", "custom_tool_call_output")
 PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}  # of items' ids
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
 
@@ -43,7 +46,14 @@ FIELDS: Table = {
 }
 
 
-@named({"response_format": "text.format", "messages": "input"})
+NAMES = {
+    "response_format": "text.format",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+@named(NAMES)
 def read_response(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
@@ -52,7 +62,7 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     asked = read_asked({**body, **own}, service.model, service.defaults)
     if "message.output_text.logprobs" in given.get("include", []):
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
-    talk = with_calls(_earlier(service, given) + read_items(body.get("input")))
+    talk = in_turns(_earlier(service, given) + read_items(body.get("input"), service.talks))
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
@@ -94,49 +104,83 @@ def _earlier(service: Service, given: Mapping[str, Any]) -> list[dict[str, Any]]
         return []
     found = service.talks.get(name)
     if found is None:
-        raise ApiError(
-            400, f"previous_response_id: {name[:80]!r} is not kept here (any more): send the whole "
-            "conversation", param="previous_response_id", code="previous_response_not_found",
-        )  # fmt: skip
+        raise _gone("previous_response_id", name, "previous_response_not_found")
     return found
 
 
-def read_items(value: Any) -> list[dict[str, Any]]:
+def read_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
     """``input``, a text or items, as messages of a chat."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     made: list[dict[str, Any]] = []
     for i, item in enumerate(array("input", value)):
         where = f"input[{i}]"
-        kind = mapping(where, item).get("type", "message")
+        kind = mapping(where, item).get("type")
+        if kind is None:  # a reference is known by having an id and nothing else
+            kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
             content_text(f"{where}.content", item.get("content"))  # said where it stands here
             made.append({"role": role, "content": item.get("content")})
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            made.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        elif kind == "function_call_output":
+        elif kind == "reasoning":
+            thought = content_text(f"{where}.content", item.get("content"))
+            made += [_thinking(thought)] if thought else []
+        elif kind in CALLS:
+            arguments = item.get(CALLS[kind])
+            if kind == "custom_tool_call":  # a function's arguments are an object
+                arguments = {"input": arguments}
+            made.append(_calling(item.get("call_id"), item.get("name"), arguments))
+        elif kind in RESULTS:
             said = item.get("output")
             content_text(f"{where}.output", said)
             made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
+        elif kind == "item_reference":
+            name = text(f"{where}.id", item.get("id"))
+            found = talks.item(name)
+            if found is None:
+                raise _gone(where, name, "item_not_found")
+            made.append(found)
         elif kind not in SKIPPED:
             raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
     return made
 
 
-def with_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls in the message of the assistant before them: there they are items of their own, but
-    templates have one turn, and some raise on a second.
+def _gone(where: str, name: str, code: str) -> ApiError:
+    return ApiError(
+        400,
+        f"{where}: {name[:80]!r} is not kept here (any more): send the whole conversation",
+        param=where,
+        code=code,
+    )
+
+
+def _thinking(thought: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "reasoning_content": thought}
+
+
+def _calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls in the message of the assistant before them, and reasoning in the one behind it: there
+    they are items of their own, but templates have one turn, and some raise on a second.
     """
     made: list[dict[str, Any]] = []
+    thought: dict[str, Any] = {}  # that no message has yet
     for message in messages:
-        calls = message.get("tool_calls")
+        calls, thinks = message.get("tool_calls"), message.get("reasoning_content")
+        own = message["role"] == "assistant"
+        if thinks and not calls and message["content"] is None:
+            thought = {"reasoning_content": thinks}
+            continue
         if calls and made and made[-1]["role"] == "assistant":
-            made[-1] = {**made[-1], "tool_calls": [*made[-1].get("tool_calls", []), *calls]}
+            calls = [*made[-1].get("tool_calls", []), *calls]
+            made[-1] = {**thought, **made[-1], "tool_calls": calls}
         else:
-            made.append(message)
+            made.append({**thought, **message} if own else message)
+        thought = {}
     return made
 
 
@@ -170,11 +214,11 @@ class _Item:
 
     def message(self) -> dict[str, Any]:
         """The item as a message of a chat."""
-        if self.call is None:
-            return {"role": "assistant", "content": self.text}
-        function = {"name": self.call.name, "arguments": self.text}
-        calls = [{"id": self.call.id, "type": "function", "function": function}]
-        return {"role": "assistant", "content": None, "tool_calls": calls}
+        if self.call is not None:
+            return _calling(self.call.id, self.call.name, self.text)
+        if self.kind == "reasoning":
+            return _thinking(self.text)
+        return {"role": "assistant", "content": self.text}
 
 
 class _Reply:
@@ -206,12 +250,18 @@ class _Reply:
         none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
         return {**self._shared, "status": "in_progress", **none}
 
+    def failed(self, error: ApiError, items: Sequence[_Item]) -> dict[str, Any]:
+        """The object of a response that ends with an error, with what was told of it."""
+        output = [item.as_dict("incomplete") for item in items]
+        why = {"code": "server_error", "message": error.message}
+        return {**self.begun(), "status": "failed", "error": why, "output": output}
+
     def ended(self, piece: Piece, items: Sequence[_Item]) -> dict[str, Any]:
         """The whole object; what was said is kept for one that goes on from it."""
         more, used = self.call.asked.more, usage(self.call)
         if more["keep"]:
-            said = [item.message() for item in items if item.kind != "reasoning"]
-            self.service.talks.keep(self.id, [*more["talk"], *said])
+            said = {item.id: item.message() for item in items}
+            self.service.talks.keep(self.id, more["talk"], said)
         whole = _status(piece) == "completed"
         return {
             **self._shared,
@@ -239,7 +289,8 @@ async def responses(request: Request) -> Response:
     call = await service.begin(request, read_response, body)
     reply = _Reply(service, call, body)
     if call.stream:
-        return Stream(call, _events(reply), _error)
+        told = _Told(reply)
+        return Stream(call, _events(told), told.failed)
     (piece,) = await finished(request, call)
     items: list[_Item] = []
     for part in piece.said():
@@ -251,11 +302,6 @@ async def responses(request: Request) -> Response:
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
     return Json(reply.ended(piece, items))
-
-
-def _error(error: ApiError) -> bytes:
-    own = {"code": error.code or error.type, "message": error.message, "param": error.param}
-    return event({"type": "error", **own}, "error")
 
 
 class _Told:
@@ -331,9 +377,15 @@ class _Told:
         at, shown = len(self.items) - 1, item.as_dict(status)
         return out + self.event("response.output_item.done", output_index=at, item=shown)
 
+    def failed(self, error: ApiError) -> bytes:
+        """The last events of a response that ends with an error. Clients read one or the other."""
+        own = {"code": error.code or error.type, "message": error.message, "param": error.param}
+        whole = self.reply.failed(error, self.items)
+        return self.event("error", **own) + self.event("response.failed", response=whole)
 
-async def _events(reply: _Reply) -> AsyncIterator[bytes]:
-    told = _Told(reply)
+
+async def _events(told: _Told) -> AsyncIterator[bytes]:
+    reply = told.reply
     yield told.event("response.created", response=reply.begun())
     yield told.event("response.in_progress", response=reply.begun())
     async for piece in ticking(reply.call):
