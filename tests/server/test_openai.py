@@ -501,7 +501,8 @@ def test_models_for_anthropics_clients(client: TestClient) -> None:
     (entry,) = found.pop("data")
     assert found == {"first_id": "demo", "last_id": "demo", "has_more": False}
     assert datetime.fromisoformat(entry.pop("created_at").replace("Z", "+00:00"))
-    assert entry == {"type": "model", "id": "demo", "display_name": "demo"}
+    told = {"type": "model", "id": "demo", "display_name": "demo"}
+    assert entry == {**told, "lifecycle": "active", "max_input_tokens": N_CTX}
     assert client.get("/v1/models/demo", headers=headers).json()["type"] == "model"
 
 

@@ -40,6 +40,8 @@ def describe_for_anthropic(service: Service) -> dict[str, Any]:
         "id": service.name,
         "display_name": service.name,
         "created_at": f"{created:%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+        "max_input_tokens": room(service.model),
     }
 
 
