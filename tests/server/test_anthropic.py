@@ -214,6 +214,8 @@ def test_errors_have_its_form_everywhere(client: TestClient) -> None:
     ):
         assert answer.status_code in (400, 403, 405)
         assert answer.json()["type"] == "error"
+        known = ("invalid_request_error", "permission_error")
+        assert answer.json()["error"]["type"] in known
     assert json.loads(client.get("/messages").text)["type"] == "error"
 
 

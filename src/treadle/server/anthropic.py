@@ -73,7 +73,8 @@ TYPES = {
 
 def error_dict(error: ApiError) -> dict[str, Any]:
     """Anthropic's error object."""
-    kind = TYPES.get(error.status, "api_error")
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = TYPES.get(error.status, other)
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
