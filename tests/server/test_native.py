@@ -151,6 +151,12 @@ def test_refused(path: str, body: dict[str, Any], client: TestClient) -> None:
     assert post(client, path, 400, **body)["error"]["message"]
 
 
+def test_values_that_ask_for_nothing(client: TestClient) -> None:
+    """llama.cpp's own defaults, which clients send along."""
+    body: dict[str, Any] = {"t_max_predict_ms": -1, "n_indent": 0, "response_fields": []}
+    assert post(client, "/completion", prompt="x", n_predict=1, **body)["stop"]
+
+
 def test_props(client: TestClient, model: treadle.Model) -> None:
     found = client.get("/props").json()
     assert found["default_generation_settings"]["n_ctx"] == N_CTX

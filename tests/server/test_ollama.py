@@ -51,6 +51,15 @@ def test_a_stream_of_lines_is_the_default(
     assert said(whole) == text
 
 
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
+def test_ends_of_lines_within_a_text_end_no_line(end: str, client: TestClient) -> None:
+    """Ollama's client reads by httpx's ``iter_lines``, which ends a line at each of them."""
+    body = {"messages": HI, "options": {"grammar": f'root ::= "a{end}é"'}}
+    with client.stream("POST", "/api/chat", json=body) as answer:
+        parts = [json.loads(line) for line in answer.iter_lines()]
+    assert "".join(part["message"]["content"] for part in parts) == f"a{end}é"
+
+
 def test_a_raw_prompt_is_gone_on_with(client: TestClient, model: treadle.Model) -> None:
     expected = model.generate("def f(", temperature=0, max_tokens=8).finish()
     body: dict[str, Any] = {"prompt": "def f(", "raw": True, "stream": False, "options": OPTIONS}

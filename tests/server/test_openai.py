@@ -492,6 +492,7 @@ def test_models(client: TestClient) -> None:
     assert [entry["id"] for entry in found["data"]] == ["demo"]
     assert found["data"][0]["meta"]["n_ctx"] == N_CTX
     assert client.get("/v1/models/some/other").json()["id"] == "demo"
+    assert client.get("/v1/models/").json() == found
 
 
 def test_models_for_anthropics_clients(client: TestClient) -> None:

@@ -129,7 +129,7 @@ COMMON: Table = {
     "grammar_lazy": refused("a grammar holds from the first token on", False),
     "lora": adapters,
     "post_sampling_probs": refused("log-probabilities are the model's own", False),
-    "t_max_predict_ms": refused("use the header X-Request-Timeout, in seconds", 0),
+    "t_max_predict_ms": refused("use the header X-Request-Timeout, in seconds", 0, -1),
     "n_indent": refused("there is no such rule", 0),
     "image_data": refused("treadle reads text alone", []),
 }

@@ -28,9 +28,17 @@ LARGE = 1 << 16  # bytes of JSON that are read in another thread: 1 MB takes 10 
 Render = Callable[[ApiError], bytes]  # of an error within a stream
 
 
+# Of Unicode's ends of lines, those that JSON has within a text. httpx's ``iter_lines`` ends a line
+# there, and Ollama's client reads lines by it.
+ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
 def encode(value: Any) -> bytes:
     """JSON on one line. Lone surrogates, which UTF-8 has not, become question marks."""
     made = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if not made.isascii():
+        for end, escaped in ENDS.items():
+            made = made.replace(end, escaped)
     return made.encode("utf-8", "replace")
 
 
