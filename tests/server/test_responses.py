@@ -13,7 +13,7 @@ import treadle
 from tests.server.conftest import talking
 from tests.server.test_openai import post
 from treadle.server.call import Piece
-from treadle.server.openai_responses import in_turns, read_items
+from treadle.server.openai_items import in_turns, read_items
 from treadle.server.service import Service
 from treadle.server.talks import Talks
 
