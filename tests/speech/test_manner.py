@@ -148,6 +148,31 @@ def test_what_clients_leave_out(name: str, data: Path) -> None:
         assert ("bare" in template.render(messages, tools=shown)) == bool(tools)
 
 
+@pytest.mark.parametrize(
+    ("name", "alternates"),
+    [
+        ("google-gemma-2-2b-it", True),
+        ("mistralai-Mistral-Nemo-Instruct-2407", True),
+        ("Qwen-Qwen2.5-7B-Instruct", False),
+        ("meta-llama-Llama-3.1-8B-Instruct", False),
+    ],
+)
+def test_neighbours_of_one_role(name: str, alternates: bool, data: Path) -> None:
+    """Ollama joins them for each of its templates; some of the models' own raise on two."""
+    template = real(data, name)
+    manner = find_manner(template)
+    assert manner.alternates == alternates
+    parts = [{"type": "text", "text": "two"}]
+    said = [{"role": "assistant", "content": text} for text in ("a", "b")]
+    talk: list[Any] = [USER, {"role": "user", "content": parts}, *said, USER]
+    messages, _ = shaped(talk, [], manner)
+    if alternates:
+        assert [message["content"] for message in messages] == ["hi\ntwo", "a\nb", "hi"]
+    else:
+        assert messages == talk
+    assert "two" in template.render(messages)
+
+
 def test_ids_for_calls_that_have_none(data: Path) -> None:
     """As Ollama's clients send them; Mistral's templates raise."""
     template = real(data, "mistralai-Mistral-Nemo-Instruct-2407")

@@ -32,6 +32,7 @@ def shaped(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
     made = [_with_objects(message) for message in messages]
+    made = _in_turns(made) if manner.alternates else made
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
     if not calls:
         return made, None
@@ -61,6 +62,28 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
             {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
         ]
     return made
+
+
+def _in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role in one message: templates of Gemma and Mistral raise on two."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        role, last = message.get("role"), made[-1] if made else {}
+        contents = [each.get("content") for each in (last, message)]
+        alike = role == last.get("role") and role in ("user", "assistant")
+        if not alike or "tool_calls" in last or not all(map(_is_text, contents)):
+            made.append(message)
+            continue
+        said = "\n".join(filter(None, map(joined, contents)))
+        made[-1] = {**last, **message, "content": said}
+    return made
+
+
+def _is_text(content: Any) -> bool:
+    """Whether a content can be joined; what else it may be, the template's reader refuses."""
+    if isinstance(content, list):
+        return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
+    return content is None or isinstance(content, str)
 
 
 def _whole(function: Mapping[str, Any]) -> dict[str, Any]:
