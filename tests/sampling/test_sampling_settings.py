@@ -135,6 +135,7 @@ def test_replace_checks_again() -> None:
         {"seed": -2},
         {"samplers": ["banana"]},
         {"dry_sequence_breakers": [""]},
+        {"dry_sequence_breakers": ["\ud83d"]},
         {"logit_bias": {-1: 0}},
         {"custom": [5]},
     ],

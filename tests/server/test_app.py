@@ -221,6 +221,7 @@ def test_a_bug_of_ours_is_a_500_without_detail(
         answer = client.post("/v1/completions", json={"prompt": "x"}, headers=given)
     assert answer.status_code == 500
     assert answer.headers["x-request-id"] == "my-1"
+    assert answer.headers["connection"] == "close"  # or the next call on it would be reset
     assert error_of(answer)["type"] == "server_error"
     assert "secret" not in answer.text
     assert json.loads(capsys.readouterr().err)["status"] == 500

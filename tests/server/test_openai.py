@@ -211,6 +211,10 @@ def test_what_is_too_large_is_refused(client: TestClient, body: dict[str, Any]) 
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+            "messages[0].tool_calls.function.name",
+        ),
         ({"messages": HI, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),

@@ -289,6 +289,8 @@ def test_talks_are_bounded() -> None:
         ({"input": [{"type": "function_call_output", "output": 5}]}, "input[0].output"),
         ({"input": []}, "input"),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+        ({"input": [{"type": {}}]}, "input[0].type"),
+        ({"input": [{"type": "function_call"}]}, "input[0].tool_calls.function.name"),
         ({"max_output_tokens": -9}, "max_output_tokens"),
         ({"top_p": 2}, "top_p"),
     ],

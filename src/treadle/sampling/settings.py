@@ -186,9 +186,17 @@ def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(texts, str):
         raise SamplingError("dry_sequence_breakers must be a list of texts, not one text")
     for text in texts:
-        if not isinstance(text, str) or not 1 <= len(text.encode()) <= 40:
+        if not isinstance(text, str) or not 1 <= _n_bytes(text) <= 40:
             raise SamplingError(f"a DRY sequence breaker must be 1 to 40 bytes of text: {text!r}")
     return tuple(texts)
+
+
+def _n_bytes(text: str) -> int:
+    """In UTF-8; 0 for what it has not, such as half a surrogate pair."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
 
 
 def _biases(biases: Mapping[int, float]) -> dict[int, float]:

@@ -213,7 +213,9 @@ class Guard:
                 await refusal(scope["path"], problem)(scope, receive, noted)
         except Exception as error:  # told here, or the answer has no id and the log no status
             if not status:
-                await refusal(scope["path"], problem_of(error))(scope, receive, noted)
+                problem = problem_of(error)
+                problem.headers["Connection"] = "close"  # uvicorn closes it
+                await refusal(scope["path"], problem)(scope, receive, noted)
             raise
         finally:
             self._service.n_open -= waited_for

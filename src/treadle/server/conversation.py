@@ -156,4 +156,6 @@ def content_text(name: str, content: Any) -> str:
 def _call(name: str, call: Any) -> dict[str, Any]:
     """A call of a tool. Raises ApiError."""
     made = dict(mapping(name, call))
-    return {**made, "function": dict(mapping(f"{name}.function", made.get("function")))}
+    function = dict(mapping(f"{name}.function", made.get("function")))
+    text(f"{name}.function.name", function.get("name"))
+    return {**made, "function": function}

@@ -26,6 +26,7 @@ def read_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
         kind = mapping(where, item).get("type")
         if kind is None:  # a reference is known by having an id and nothing else
             kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
+        kind = text(f"{where}.type", kind)
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
             content_text(f"{where}.content", item.get("content"))  # said where it stands here
