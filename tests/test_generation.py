@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import BOS, EOG, Bytes, FakeEngine, check_scheduler
-from treadle.answer import Answer
+from treadle.answer import Answer, Lines
 from treadle.batch import Part
 from treadle.errors import ContextFullError, GrammarError, TreadleError
 from treadle.generation import Generation
@@ -57,6 +57,28 @@ def say(text: str) -> list[int]:
 
 
 # -- what ends a text ---------------------------------------------------------------------------
+
+
+def test_lines_end_a_text_in_whatever_pieces_they_come() -> None:
+    text, now = "a\n  b\n\tc\n  d\n", 0.0
+
+    def ended(lines: Lines, size: int) -> str:
+        nonlocal now
+        said = ""
+        for at in range(0, len(text), size):
+            piece = text[at : at + size]
+            end = lines.end(piece)
+            if end is not None:
+                return said + piece[:end]
+            said, now = said + piece, now + 1
+        return said
+
+    for size in (1, 2, 3, 100):
+        assert ended(Lines(2, 0), size) == "a\n  b\n\t"
+        assert ended(Lines(1, 0), size) == text
+        assert ended(Lines(0, -1), size) == text
+    assert ended(Lines(0, 4500, lambda: now), 1) == "a\n  b\n"
+    assert ended(Lines(0, 7500, lambda: now), 1) == "a\n  b\n\tc\n"
 
 
 def test_the_end_of_the_text() -> None:

@@ -5,9 +5,11 @@ An answer knows no engine and no lock. One thread pushes, another may take.
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -81,6 +83,7 @@ class Answer:
         self.stopped_by = ""  # the stop string that ended the text, if one did
         self.shown: Container[int] = ()  # control tokens that the text spells
         self.quiet: Quiet | None = None  # where stop strings do not count
+        self.lines: Lines | None = None  # where its lines end it
         room = n_ctx + 1 - len(prompt_ids)  # the last id is only said: nothing follows it
         self._most, self._at_most = room, "context"
         if max_tokens is not None and max_tokens <= room:
@@ -110,7 +113,10 @@ class Answer:
         if logprob is not None:
             self.logprobs.append(logprob)
         self.timings.n_generated = len(self.ids)
-        if self._give(new):
+        cut = self.lines.end(new) if self.lines is not None else None
+        if cut is not None:
+            self.finish_reason = "stop" if self._give(new[:cut], last=True) else "length"
+        elif self._give(new):
             self.finish_reason = "stop"
         elif len(self.ids) >= self._most:
             self._end(self._decoder, self._at_most)
@@ -175,6 +181,39 @@ class Answer:
             self._n_given += len(piece)
             self.pieces.append((piece, self._n_begun()))
         return stopped
+
+
+class Lines:
+    """Where a text's lines end it: at one behind the first that has fewer than ``n_indent`` blanks
+    before it, and at the end of one that comes more than ``most_ms`` after the first token, where
+    that is above 0.
+    """
+
+    def __init__(
+        self, n_indent: int, most_ms: float, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._n_indent, self._clock = n_indent, clock
+        self._most_s = most_ms / 1e3 if most_ms > 0 else math.inf
+        self._began: float | None = None
+        self._blanks: int | None = None  # of the line so far; None behind its first letter
+
+    def end(self, new: str) -> int | None:
+        """Of a text's next piece, where the text ends; None where it goes on."""
+        now = self._clock()
+        began = self._began = now if self._began is None else self._began
+        for at, letter in enumerate(new):
+            if self._blanks is not None:
+                if letter in " \t":
+                    self._blanks += 1
+                elif self._blanks < self._n_indent:
+                    return at
+                else:
+                    self._blanks = None
+            if letter == "\n":
+                if now - began > self._most_s:
+                    return at + 1
+                self._blanks = 0
+        return None
 
 
 class Quiet:

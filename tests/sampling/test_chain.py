@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,28 @@ def test_adaptive_p_acts_last_wherever_it_is_named() -> None:
     settings = Sampling(samplers="adaptive_p;min_p", adaptive_target=0.3)
     assert Sampler(settings, 10).chain == ("min_p", "adaptivep")
     assert Sampler(Sampling(adaptive_target=0.3), 10).chain[-1] == "dist"  # as llama.cpp
+
+
+def test_infill_ends_a_text_where_nothing_is_sure() -> None:
+    class Words:
+        n_vocab = 8
+
+        def token_bytes(self, id: int) -> bytes:
+            return b"w%d" % id
+
+        def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
+            return []
+
+    x = np.zeros(8, np.float32)
+    x[6] = -9
+    settings = Sampling(samplers="infill", seed=1)
+    sampler = Sampler(settings, 8, eog=[6], tokenizer=Words())
+    assert sampler.chain == ("infill", "dist")
+    assert sampler.sample(x, []) == 6
+    kept = dataclasses.replace(settings, ignore_eos=True)
+    assert Sampler(kept, 8, eog=[6], tokenizer=Words()).sample(x, []) == 0
+    with pytest.raises(SamplingError, match="infill needs the tokenizer"):
+        Sampler(settings, 8)
 
 
 def test_penalties_look_back_as_far_as_they_are_told() -> None:

@@ -135,6 +135,7 @@ def test_replace_checks_again() -> None:
         {"seed": -2},
         {"samplers": ["banana"]},
         {"dry_sequence_breakers": [""]},
+        {"dry_sequence_breakers": ["\ud83d"]},
         {"logit_bias": {-1: 0}},
         {"custom": [5]},
     ],
@@ -146,8 +147,9 @@ def test_errors_have_the_setting(settings: dict[str, Any]) -> None:
 
 
 def test_samplers_by_llama_cpps_letters() -> None:
-    assert Sampling(samplers="edskypmxta").samplers == (*DEFAULT_ORDER, "adaptive_p")
+    whole = (*DEFAULT_ORDER, "infill", "adaptive_p")
+    assert Sampling(samplers="edskypmxtia").samplers == whole
     assert Sampling(samplers="kt").samplers == ("top_k", "temperature")
     assert Sampling(samplers="temp").samplers == ("temperature",)  # a name before letters
-    with pytest.raises(SamplingError, match="no sampler is called 'ki'"):
-        Sampling(samplers="ki")
+    with pytest.raises(SamplingError, match="no sampler is called 'kq'"):
+        Sampling(samplers="kq")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treadle.sampling.candidates import Candidates, largest, probabilities
 from treadle.sampling.temperature import dynamic_temperature, temperature
-from treadle.sampling.truncation import min_p, top_k, top_n_sigma, top_p, typical, xtc
+from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p, typical, xtc
 
 Stage = Callable[[Candidates], Candidates]
 
@@ -82,6 +82,26 @@ VECTORS: list[tuple[str, list[float], Stage, dict[int, float]]] = [
 )
 def test_llama_cpp_vectors(p: list[float], stage: Stage, expected: dict[int, float]) -> None:
     assert as_dict(stage(of_probabilities(p))) == pytest.approx(expected, abs=1e-5)
+
+
+SPELT = [b"def", b"de", b"x", b"", b"y", b"z", b"w", b"v"]
+
+
+@pytest.mark.parametrize(
+    ("p", "end", "expected"),
+    [
+        ([0.5, 0.3, 0.15, 0.05], 3, {0: 50 / 55, 3: 5 / 55}),  # "def" has "de"'s, "x" is unlikely
+        ([0.3, 0.5, 0.15, 0.05], 3, {1: 50 / 55, 3: 5 / 55}),  # "de" has "def"'s
+        ([0.3, 0.1, 0.6, 0.0], 3, {0: 30 / 90, 2: 60 / 90}),  # 0.4 of 1 is more than a third
+        ([0.25, 0.04, 0.71, 0.0], 3, {2: 1.0}),  # 0.29 is less
+        ([0.4, 0.3, 0.1, 0.2], 3, {3: 1.0}),  # the end is likely
+        ([0.1, 0.08, 0.17, 0.0, 0.17, 0.17, 0.17, 0.14], 3, {3: 1.0}),  # nothing is sure
+        ([0.1, 0.08, 0.17, 0.0, 0.17, 0.17, 0.17, 0.14], None, {2: 1.0}),
+    ],
+)
+def test_infill(p: list[float], end: int | None, expected: dict[int, float]) -> None:
+    made = infill(of_probabilities(p), SPELT.__getitem__, {3}, end)
+    assert as_dict(made) == pytest.approx(expected, abs=1e-5)
 
 
 QUEUES = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,16 @@ import treadle
 from tests.server.conftest import N_CTX
 from tests.server.test_openai import post
 from tests.server.test_responses import named, prompt_of
-from treadle.server.anthropic import BILLING
+from treadle.server.anthropic import BILLING, chat_of
 from treadle.text.template import ChatTemplate
 
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
 ASKED: dict[str, Any] = {"max_tokens": 5, "messages": HI}
+PICTURED: Any = {  # a tool's result with a picture in it
+    "type": "tool_result", "content": [{"type": "text", "text": "x"}, {"type": "image"}]
+}  # fmt: skip
 FORM: Any = {"type": "json_schema", "schema": {}}
 
 
@@ -92,6 +96,49 @@ def test_blocks_are_messages(client: TestClient) -> None:
     assert counted(client, messages=blocks, system=system) == prompt_of(client, plain)
 
 
+def test_neighbours_of_one_role_are_one_turn(
+    client: TestClient, model: treadle.Model, monkeypatch: pytest.MonkeyPatch, data: Path
+) -> None:
+    """Anthropic's API joins them; Gemma's template raises on two."""
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    talk = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": None}]},
+        {"role": "user", "content": "d"},
+    ]
+    found = chat_of({"messages": talk})["messages"]
+    assert [(m["role"], m["content"]) for m in found] == [
+        ("user", "a\nb"), ("assistant", "c"), ("tool", ""), ("user", "d")
+    ]  # fmt: skip
+    assert [call["id"] for call in found[1]["tool_calls"]] == ["1"]
+    source = (data / "templates" / "google-gemma-2-2b-it.jinja").read_text("utf-8")
+    monkeypatch.setitem(model.__dict__, "template", ChatTemplate(source, bos="<s>"))
+    assert counted(client, messages=[*talk[:3], talk[5], talk[5]])
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ({"type": "document", "source": {"type": "text", "data": "x y"}}, "x y"),
+        ({"type": "search_result", "content": [{"type": "text", "text": "x y"}]}, "x y"),
+        ({"type": "tool_reference", "tool_name": "f"}, "f"),
+    ],
+)
+def test_blocks_that_have_a_text(block: Any, said: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [block]}
+    for content, role in (([block], "user"), ([result], "tool")):
+        (found,) = chat_of({"messages": [{"role": "user", "content": content}]})["messages"]
+        assert (found["role"], found["content"]) == (role, said)
+
+
+def test_a_prompt_is_counted_that_is_too_long(client: TestClient) -> None:
+    long = [{"role": "user", "content": "x " * N_CTX}]
+    assert counted(client, messages=long) > N_CTX
+
+
 def test_a_changing_first_line_does_not_spoil_the_cache(client: TestClient) -> None:
     rest = "You are of great help. " * 4
     n = counted(client, messages=HI, system=rest)
@@ -136,6 +183,10 @@ def test_effort_is_that_of_reasoning(
             {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "image",
         ),
+        (
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [PICTURED]}]},
+            "messages[0].content[0].content[1]: a block of type 'image'",
+        ),
         ({"max_tokens": 5, "messages": HI, "tools": [{"name": "f", "type": "bash"}]}, "tools"),
         ({"tool_choice": {"type": []}, **ASKED}, "tool_choice.type"),
         ({"tool_choice": {"type": {}}, **ASKED}, "tool_choice.type"),
@@ -163,6 +214,8 @@ def test_errors_have_its_form_everywhere(client: TestClient) -> None:
     ):
         assert answer.status_code in (400, 403, 405)
         assert answer.json()["type"] == "error"
+        known = ("invalid_request_error", "permission_error")
+        assert answer.json()["error"]["type"] in known
     assert json.loads(client.get("/messages").text)["type"] == "error"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +86,18 @@ def test_a_body_that_grows_behind_its_beginning(
     assert answer.status_code == 413
 
 
+def test_a_byte_order_mark_is_no_content(client: TestClient) -> None:
+    body = b'\xef\xbb\xbf{"prompt": "x", "max_tokens": 1}'
+    assert client.post("/v1/completions", content=body).status_code == 200
+
+
+def test_a_packed_body_is_told_so(client: TestClient) -> None:
+    body, headers = gzip.compress(b'{"prompt": "x"}'), {"content-encoding": "gzip"}
+    answer = client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 415
+    assert "'gzip'" in error_of(answer)["message"]
+
+
 def test_unknown_fields_are_ignored(client: TestClient) -> None:
     body = {"prompt": "def f(", "max_tokens": 2, "frobnicate": {"a": [1]}, "model": "gpt-9"}
     assert client.post("/v1/completions", json=body).status_code == 200
@@ -146,6 +160,10 @@ def test_pages_and_names_that_are_allowed(model: treadle.Model) -> None:
         assert answer.headers["access-control-allow-origin"] == page
         asked = {"access-control-request-method": "POST", **headers}
         assert client.options("/v1/completions", headers=asked).status_code == 200
+        private = {"access-control-request-private-network": "true"}  # as Chrome asks
+        answer = client.options("/v1/completions", headers={**asked, **private})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-private-network"] == "true"
 
 
 def test_keys(model: treadle.Model) -> None:
@@ -191,17 +209,22 @@ def test_errors_of_the_library(error: Exception, status: int) -> None:
 
 
 def test_a_bug_of_ours_is_a_500_without_detail(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("a secret")
 
     monkeypatch.setattr(service.model, "tokenize", breaks)
+    monkeypatch.setattr(service, "settings", replace(service.settings, log=True))
     with talking(service, raise_server_exceptions=False) as client:
-        answer = client.post("/v1/completions", json={"prompt": "x"})
+        given = {"x-request-id": "my-1"}
+        answer = client.post("/v1/completions", json={"prompt": "x"}, headers=given)
     assert answer.status_code == 500
+    assert answer.headers["x-request-id"] == "my-1"
+    assert answer.headers["connection"] == "close"  # or the next call on it would be reset
     assert error_of(answer)["type"] == "server_error"
     assert "secret" not in answer.text
+    assert json.loads(capsys.readouterr().err)["status"] == 500
 
 
 def test_a_line_for_each_call_and_nothing_of_what_was_said(

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import N_CTX, events
-from tests.server.test_openai import CHAT, post
+from tests.server.test_openai import CHAT, post, stream
 
 
 def test_a_completion(client: TestClient, model: treadle.Model) -> None:
@@ -142,13 +142,58 @@ def test_control_tokens_are_text_where_asked(client: TestClient, model: treadle.
         ("/completion", {}),
         ("/completion", {"prompt": ["x"] * 257}),
         ("/completion", {"prompt": ["x", ["y", [5]]]}),
-        ("/completion", {"prompt": "x", "response_fields": ["content"]}),
+        ("/completion", {"prompt": "x", "response_fields": [5]}),
+        ("/completion", {"prompt": "x", "n_indent": -1}),
         ("/embedding", {}),
         ("/apply-template", {}),
     ],
 )
 def test_refused(path: str, body: dict[str, Any], client: TestClient) -> None:
     assert post(client, path, 400, **body)["error"]["message"]
+
+
+def test_values_that_ask_for_nothing(client: TestClient) -> None:
+    """llama.cpp's own defaults, which clients send along."""
+    body: dict[str, Any] = {"t_max_predict_ms": -1, "n_indent": 0, "response_fields": []}
+    assert post(client, "/completion", prompt="x", n_predict=1, **body)["stop"]
+
+
+def test_fields_that_were_asked_for(client: TestClient) -> None:
+    """As llama.vim asks."""
+    body: dict[str, Any] = {"prompt": "x", "n_predict": 2, "temperature": 0}
+    names = ["content", "timings/prompt_n", "timings/none", "content/x", "truncated", "stop"]
+    whole = post(client, "/completion", **body)
+    found = post(client, "/completion", response_fields=names, **body)
+    assert found.keys() == {"content", "timings/prompt_n", "truncated", "stop"}
+    assert found["content"] == whole["content"]
+    last = stream(client, "/completion", response_fields=names, **body)[-1]
+    assert last.keys() == found.keys()
+
+
+def test_lines_that_end_a_text(client: TestClient) -> None:
+    """One with too few blanks before it, and the first that ends too late."""
+    body: dict[str, Any] = {"prompt": "x", "grammar": r'root ::= "a\n  b\n c\n  d\n"'}
+    for asked, said in (
+        ({"n_indent": 2}, "a\n  b\n "),
+        ({"n_indent": 1}, "a\n  b\n c\n  d\n"),
+        ({"t_max_predict_ms": 60_000}, "a\n  b\n c\n  d\n"),
+    ):
+        found = post(client, "/completion", **body, **asked)
+        assert found["content"] == said
+        assert found["stop_type"] == ("limit" if asked == {"n_indent": 2} else "eos")
+        parts = stream(client, "/completion", **body, **asked)
+        assert "".join(part["content"] for part in parts) == said
+
+
+def test_as_llama_vim_calls(client: TestClient) -> None:
+    samplers = ["top_k", "top_p", "infill"]
+    body: dict[str, Any] = {
+        "prompt": "def f(", "n_predict": 16, "n_indent": 4, "top_k": 40, "top_p": 0.99,
+        "samplers": samplers, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+        "response_fields": ["content", "generation_settings/samplers"],
+    }  # fmt: skip
+    found = post(client, "/completion", **body)
+    assert found["generation_settings/samplers"] == samplers
 
 
 def test_props(client: TestClient, model: treadle.Model) -> None:

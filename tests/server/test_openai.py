@@ -211,6 +211,10 @@ def test_what_is_too_large_is_refused(client: TestClient, body: dict[str, Any]) 
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+            "messages[0].tool_calls.function.name",
+        ),
         ({"messages": HI, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),
@@ -359,6 +363,8 @@ def test_too_long_is_400_with_the_numbers(client: TestClient) -> None:
     error = post(client, "/v1/completions", 400, prompt=[5] * (N_CTX + 1))["error"]
     assert error["type"] == "exceed_context_size_error"
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (N_CTX + 1, N_CTX)
+    # Claude Code, Cline and OpenCode know it by these words, whatever the protocol.
+    assert error["message"].startswith(f"prompt is too long: {N_CTX + 1} tokens > {N_CTX} maximum")
     whole = post(client, "/v1/completions", prompt=[5] * N_CTX, ignore_eos=True)
     assert whole["usage"]["completion_tokens"] == 1
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -475,8 +481,8 @@ def test_which_text_is_wrong_is_said(client: TestClient, model: treadle.Model) -
     for given, where, what in (
         (["x", [10**6]], "input[1]", "a token id outside"),
         ([[5], []], "input[1]", "the prompt is empty"),
-        (["x", "a b " * N_CTX], "input[1]", "tokens, the context"),
-        ("a b " * N_CTX, "input", "tokens, the context"),
+        (["x", "a b " * N_CTX], "input[1]", "prompt is too long"),
+        ("a b " * N_CTX, "input", "prompt is too long"),
         ([], "input", "expected 1 to 2048 texts"),
     ):
         error = post(client, "/v1/embeddings", 400, input=given)["error"]
@@ -490,6 +496,7 @@ def test_models(client: TestClient) -> None:
     assert [entry["id"] for entry in found["data"]] == ["demo"]
     assert found["data"][0]["meta"]["n_ctx"] == N_CTX
     assert client.get("/v1/models/some/other").json()["id"] == "demo"
+    assert client.get("/v1/models/").json() == found
 
 
 def test_models_for_anthropics_clients(client: TestClient) -> None:
@@ -499,7 +506,8 @@ def test_models_for_anthropics_clients(client: TestClient) -> None:
     (entry,) = found.pop("data")
     assert found == {"first_id": "demo", "last_id": "demo", "has_more": False}
     assert datetime.fromisoformat(entry.pop("created_at").replace("Z", "+00:00"))
-    assert entry == {"type": "model", "id": "demo", "display_name": "demo"}
+    told = {"type": "model", "id": "demo", "display_name": "demo"}
+    assert entry == {**told, "lifecycle": "active", "max_input_tokens": N_CTX}
     assert client.get("/v1/models/demo", headers=headers).json()["type"] == "model"
 
 

@@ -54,7 +54,7 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
                 assert client.post("/v1/rerank", json=wrong).status_code == 400
             wrong = {"query": QUERY, "documents": ["a", "a " * 200]}
             error = client.post("/v1/rerank", json=wrong).json()["error"]
-            assert error["message"].startswith("documents[1]: the prompt has ")
+            assert error["message"].startswith("documents[1]: prompt is too long: ")
             # An encoder writes no text, says so, and goes on.
             said = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert said.status_code >= 400

@@ -10,7 +10,11 @@ from openai.types.responses import Response
 from starlette.testclient import TestClient
 
 import treadle
+from tests.server.conftest import talking
 from tests.server.test_openai import post
+from treadle.server.call import Piece
+from treadle.server.openai_items import in_turns, read_items
+from treadle.server.service import Service
 from treadle.server.talks import Talks
 
 PATH = "/v1/responses"
@@ -121,6 +125,84 @@ def test_one_response_goes_on_from_another(client: TestClient) -> None:
     post(client, PATH, 400, input="x", previous_response_id=loose["id"])
 
 
+def test_items_that_are_told_by_their_ids(client: TestClient) -> None:
+    """As the Vercel AI SDK has it: with ``store``, its default, it sends what was answered so."""
+    first = post(client, PATH, input="hi", **GREEDY)
+    (said,) = first["output"]
+    user = {"role": "user", "content": "hi"}
+    whole = [user, {"role": "assistant", "content": said["content"]}, user]
+    n = post(client, f"{PATH}/input_tokens", input=whole)["input_tokens"]
+    for item in ({"type": "item_reference", "id": said["id"]}, {"id": said["id"]}):
+        items = [user, item, user]
+        assert post(client, f"{PATH}/input_tokens", input=items)["input_tokens"] == n
+    gone = [user, {"type": "item_reference", "id": "msg_none"}]
+    error = post(client, PATH, 400, input=gone)["error"]
+    assert (error["param"], error["code"]) == ("input[1]", "item_not_found")
+
+
+def test_reasoning_goes_with_the_turn_behind_it() -> None:
+    """Templates of gpt-oss and Qwen 3 show the model what it thought before it called."""
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    none = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    user = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": "y"}
+    items = [user, thought, call, thought, said, call, none, user, thought, user, thought]
+    made = in_turns(read_items(items, Talks()))
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert made == [
+        user,
+        {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"},
+        {**said, "reasoning_content": "hm", "tool_calls": calls},
+        user,
+        user,
+    ]
+
+
+def test_items_of_other_servers(client: TestClient) -> None:
+    """A conversation that was begun elsewhere: calls of custom tools, searches, refusals."""
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "custom_tool_call", "call_id": "a", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "a", "output": "done"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "user", "content": "y"},
+    ]
+    function = {"name": "apply_patch", "arguments": '{"input": "*** Begin"}'}
+    plain = [
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "a", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "done"},
+        {"role": "assistant", "content": "no"},
+        {"role": "user", "content": "y"},
+    ]
+    n = post(client, f"{PATH}/input_tokens", input=items)["input_tokens"]
+    assert n == prompt_of(client, plain)
+
+
+def test_a_stream_that_fails(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codex waits for ``response.failed``; the indexes go on."""
+
+    def fails(*_: object) -> int:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(Piece, "said", fails)
+    with talking(service, raise_server_exceptions=False) as client:
+        answer = client.post(PATH, json={"input": "hi", "stream": True, **GREEDY})
+    events = named(answer.text)
+    assert [name for name, _ in events][-2:] == ["error", "response.failed"]
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    whole = Response.model_validate(events[-1][1]["response"], strict=False)
+    assert whole.status == "failed"
+    assert whole.error is not None
+    assert whole.error.code == "server_error"
+    assert "secret" not in answer.text
+
+
 def test_tools_that_are_no_functions_are_left_out(client: TestClient) -> None:
     tools: list[Any] = [{"type": "web_search"}, {"type": "local_shell"}]
     assert post(client, PATH, input="hi", tools=tools, **GREEDY)["output"]
@@ -164,6 +246,8 @@ def test_what_was_asked_is_repeated(body: Any, told: dict[str, Any], client: Tes
         {},
         {"input": 5},
         {"input": [{"type": "item_reference", "id": "x"}]},
+        {"input": [{"id": "x"}]},
+        {"input": [{"type": "compaction", "encrypted_content": "x"}]},
         {"input": "x", "background": True},
         {"input": "x", "text": {"format": {"type": "xml"}}},
         {"input": "x", "prompt": {"id": "p"}},
@@ -176,15 +260,19 @@ def test_refused(body: dict[str, Any], client: TestClient) -> None:
 def test_talks_are_bounded() -> None:
     talks = Talks(most=2, most_characters=100)
     for name in "abc":
-        talks.keep(name, [{"role": "user", "content": name}])
+        talks.keep(name, [{"role": "user", "content": name}], {f"of {name}": {"content": name}})
     assert talks.get("a") is None
-    assert talks.get("b") == [{"role": "user", "content": "b"}]
-    talks.keep("d", [])
+    assert talks.item("of a") is None
+    assert talks.get("b") == [{"role": "user", "content": "b"}, {"content": "b"}]
+    talks.keep("d", [], {})
     assert talks.get("c") is None  # b was asked for later
-    talks.keep("e", [{"content": "x" * 200}])
-    assert talks.get("e") is None
+    assert talks.item("of b") == {"content": "b"}
+    talks.keep("e", [], {})
+    assert talks.get("d") is None  # an item of b was
+    talks.keep("f", [{"content": "x" * 200}], {})
+    assert talks.get("f") is None
     assert talks.get("b") is None
-    assert talks._n == 0
+    assert (talks._n, talks._of_item) == (0, {})
 
 
 @pytest.mark.parametrize(
@@ -200,6 +288,9 @@ def test_talks_are_bounded() -> None:
         ({"input": [{"content": "x"}], "instructions": "x"}, "input[0].role"),
         ({"input": [{"type": "function_call_output", "output": 5}]}, "input[0].output"),
         ({"input": []}, "input"),
+        ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+        ({"input": [{"type": {}}]}, "input[0].type"),
+        ({"input": [{"type": "function_call"}]}, "input[0].tool_calls.function.name"),
         ({"max_output_tokens": -9}, "max_output_tokens"),
         ({"top_p": 2}, "top_p"),
     ],

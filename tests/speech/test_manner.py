@@ -134,6 +134,62 @@ def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
     assert not find_manner(real(data, "Qwen-Qwen2.5-7B-Instruct")).one_call
 
 
+@pytest.mark.parametrize("name", REAL)
+def test_what_clients_leave_out(name: str, data: Path) -> None:
+    """Hermes' and Functionary's templates raise for a tool without a description, Command R7B's for
+    one without parameters, Llama 3's for a message with no calls in its list.
+    """
+    template = real(data, name)
+    manner = find_manner(template)
+    bare: Any = {"type": "function", "function": {"name": "bare", "description": None}}
+    said = {"role": "assistant", "content": "so", "tool_calls": []}
+    for tools in ([], [bare]):
+        messages, shown = shaped([USER, said, USER], tools, manner)
+        assert ("bare" in template.render(messages, tools=shown)) == bool(tools)
+
+
+@pytest.mark.parametrize(
+    ("name", "alternates"),
+    [
+        ("google-gemma-2-2b-it", True),
+        ("mistralai-Mistral-Nemo-Instruct-2407", True),
+        ("Qwen-Qwen2.5-7B-Instruct", False),
+        ("meta-llama-Llama-3.1-8B-Instruct", False),
+    ],
+)
+def test_neighbours_of_one_role(name: str, alternates: bool, data: Path) -> None:
+    """Ollama joins them for each of its templates; some of the models' own raise on two."""
+    template = real(data, name)
+    manner = find_manner(template)
+    assert manner.alternates == alternates
+    parts = [{"type": "text", "text": "two"}]
+    said = [{"role": "assistant", "content": text} for text in ("a", "b")]
+    talk: list[Any] = [USER, {"role": "user", "content": parts}, *said, USER]
+    messages, _ = shaped(talk, [], manner)
+    if alternates:
+        assert [message["content"] for message in messages] == ["hi\ntwo", "a\nb", "hi"]
+    else:
+        assert messages == talk
+    assert "two" in template.render(messages)
+
+
+def test_ids_for_calls_that_have_none(data: Path) -> None:
+    """As Ollama's clients send them; Mistral's templates raise."""
+    template = real(data, "mistralai-Mistral-Nemo-Instruct-2407")
+    manner = find_manner(template)
+    calls: Any = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
+    results = [
+        {"role": "tool", "content": "of g", "tool_name": "g"},
+        {"role": "tool", "content": "of f", "tool_name": "f"},
+        {"role": "tool", "content": "of the second f"},
+    ]
+    talk: Any = [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    made, shown = shaped(talk, [F], manner)
+    assert [call["id"] for call in made[1]["tool_calls"]] == ["call00001", "call00002", "call00003"]
+    assert [m["tool_call_id"] for m in made[2:]] == ["call00002", "call00001", "call00003"]
+    assert "of the second f" in template.render(made, tools=shown)
+
+
 def test_a_template_without_a_system_gets_the_tools_from_the_user(data: Path) -> None:
     manner = find_manner(real(data, "google-gemma-2-2b-it"))
     assert not manner.has_system

@@ -4,7 +4,7 @@
 
     settings.py     Sampling: every knob, its default and its range
     candidates.py   Candidates (the tokens still in play), the k largest, softmax
-    truncation.py   top-n-sigma, top-k, typical, top-p, min-p, XTC: which tokens stay
+    truncation.py   top-n-sigma, top-k, typical, top-p, min-p, XTC, infill: which tokens stay
     temperature.py  temperature, fixed or steered by entropy
     repetition.py   repeat, frequency and presence penalties; DRY and its sequence breakers
     selection.py    the token: greedy, a draw, mirostat 1 and 2, adaptive-p; random numbers

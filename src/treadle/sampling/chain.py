@@ -17,7 +17,7 @@ from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
 from treadle.sampling.settings import CustomSampler, Sampling
 from treadle.sampling.temperature import dynamic_temperature, temperature
-from treadle.sampling.truncation import min_p, top_k, top_n_sigma, top_p, typical, xtc
+from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p, typical, xtc
 
 
 class Constraint(Protocol):
@@ -40,8 +40,8 @@ class Sampler:
     """Chooses the tokens of one sequence.
 
     ``settings`` for a vocabulary of ``n_vocab``. ``eog``: the ids that end a text (ignore_eos
-    forbids them). ``tokenizer``: needed by DRY for its sequence breakers alone. ``constraint``:
-    masks the logits before each choice and is told of it (``accept``) after.
+    forbids them). ``tokenizer``: needed by DRY, for its sequence breakers, and by infill alone.
+    ``constraint``: masks the logits before each choice and is told of it (``accept``) after.
 
     ``sample`` takes a whole row of logits. ``choose`` takes one as the engine gives it, and mostly
     needs its largest alone, as ``look`` has asked for them before the run.
@@ -60,7 +60,7 @@ class Sampler:
         constraint: Constraint | None = None,
     ) -> None:
         self.settings, self.n_vocab, self._constraint = settings, n_vocab, constraint
-        self._tokenizer = tokenizer
+        self._tokenizer, self._eog = tokenizer, frozenset(eog)
         self._bias = _bias(settings, n_vocab, eog)
         self._custom = tuple(settings.custom or ())  # type: ignore[arg-type]
         self._stages = _plan(settings, self)
@@ -285,6 +285,15 @@ def _xtc(s: Sampling, sampler: Sampler) -> Stage | None:
     return stage
 
 
+def _infill(s: Sampling, sampler: Sampler) -> Stage:
+    vocabulary, eog = sampler._tokenizer, sampler._eog
+    if vocabulary is None:
+        raise SamplingError("infill needs the tokenizer, to compare the texts of tokens")
+    free = not s.ignore_eos and sampler._constraint is None  # else the end may be ruled out
+    end = min(eog, default=None) if free else None
+    return lambda c, ids, u: infill(c, vocabulary.token_bytes, eog, end)
+
+
 def _temperature(s: Sampling, sampler: Sampler) -> Stage | None:
     if s.dynatemp_range > 0 and not s.mirostat:
         knobs = (s.temperature, s.dynatemp_range, s.dynatemp_exponent)
@@ -305,6 +314,7 @@ _STAGES: dict[str, Callable[[Sampling, Sampler], Stage | None]] = {
     "top_p": lambda s, _: None if s.top_p >= 1 else lambda c, ids, u: top_p(c, s.top_p, s.min_keep),
     "min_p": lambda s, _: None if s.min_p <= 0 else lambda c, ids, u: min_p(c, s.min_p, s.min_keep),
     "xtc": _xtc,
+    "infill": _infill,
     "temperature": _temperature,
     "custom": lambda s, sampler: (
         None if not s.custom else lambda c, ids, u: sampler._run_custom(c, ids)

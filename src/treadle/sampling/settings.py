@@ -28,12 +28,12 @@ DEFAULT_ORDER = (
     "xtc",
     "temperature",
 )
-NAMES = (*DEFAULT_ORDER, "adaptive_p", "custom")
+NAMES = (*DEFAULT_ORDER, "infill", "adaptive_p", "custom")
 _OTHER_NAMES = {"nucleus": "top_p", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"} | {
     "temp": "temperature"
 }
 # As llama.cpp's --sampler-seq has them, and its server in a string.
-_LETTERS = dict(zip("edskypmxta", (*DEFAULT_ORDER, "adaptive_p"), strict=True))
+_LETTERS = dict(zip("edskypmxtia", (*DEFAULT_ORDER, "infill", "adaptive_p"), strict=True))
 
 
 def _ranged(default: float, low: float = -math.inf, high: float = math.inf) -> Any:
@@ -54,7 +54,7 @@ class Sampling:
     samplers: Sequence[str] | str = DEFAULT_ORDER
     """The stages in order; also as one string, ``"top_k;top_p;temperature"``, or by
     llama.cpp's letters, ``"kpt"``. What is not named does not run. ``adaptive_p`` always acts last,
-    ``custom`` where it is named (else first)."""
+    ``custom`` where it is named (else first). ``infill`` writes what is sure between two texts."""
     temperature: float = _ranged(0.8)
     """Logits are divided by it; 0 or less is greedy."""
     dynatemp_range: float = _ranged(0.0, 0, 1e6)
@@ -186,9 +186,17 @@ def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(texts, str):
         raise SamplingError("dry_sequence_breakers must be a list of texts, not one text")
     for text in texts:
-        if not isinstance(text, str) or not 1 <= len(text.encode()) <= 40:
+        if not isinstance(text, str) or not 1 <= _n_bytes(text) <= 40:
             raise SamplingError(f"a DRY sequence breaker must be 1 to 40 bytes of text: {text!r}")
     return tuple(texts)
+
+
+def _n_bytes(text: str) -> int:
+    """In UTF-8; 0 for what it has not, such as half a surrogate pair."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
 
 
 def _biases(biases: Mapping[int, float]) -> dict[int, float]:

@@ -1,8 +1,11 @@
-"""Samplers that decide which tokens stay: top-n-sigma, top-k, typical, top-p, min-p, XTC."""
+"""Samplers that decide which tokens stay: top-n-sigma, top-k, typical, top-p, min-p, XTC and
+infill.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import numpy as np
@@ -117,3 +120,44 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
     stays = np.ones(len(p), bool)
     stays[top[largest(c.logits[top], len(top))[:-1]]] = False
     return c.take(np.flatnonzero(stays), descending=c.descending)
+
+
+_LOOKED_AT, _LIKELY = 256, 0.2  # candidates of infill, and how likely one of them must be
+
+
+def infill(
+    c: Candidates, spelt: Callable[[int], bytes], eog: Collection[int], end: int | None
+) -> Candidates:
+    """What is sure enough to be put between two texts, as llama.cpp's sampler of this name has it.
+
+    The text ends where ``eog`` is likely. Of tokens that begin alike, the likelier stays and has
+    the other's probability; then those stay that are likely enough. Where none is, there is ``end``
+    alone; without one, the likeliest.
+    """
+    c = c.take(largest(c.logits, _LOOKED_AT), descending=True)
+    p = probabilities(c.logits)
+    n = len(p)
+    ids = [c.token(i) for i in range(n)]
+    ends = np.array([id in eog for id in ids])
+    if 3 * n * p[ends].sum() > p[~ends].sum():
+        return c.take(np.flatnonzero(ends), descending=True)
+    spellings = [b"" if end else spelt(id) for id, end in zip(ids, ends.tolist(), strict=True)]
+    gone = np.zeros(n, bool)
+    for i, short in enumerate(spellings):
+        for j, long in enumerate(spellings):
+            if gone[i]:
+                break
+            if i == j or gone[j] or not short or not long.startswith(short):
+                continue
+            kept, other = (j, i) if p[j] > p[i] else (i, j)
+            p[kept] += p[other]
+            p[other], gone[other] = 0, True
+    stays = (p >= _LIKELY) | ends
+    n_text = int((stays & ~ends).sum())
+    if not n_text and end is None:
+        return c.head(1)
+    if not n_text:
+        return Candidates(np.ones(1, np.float32), np.array([end], np.intp))
+    total = p[stays].sum()
+    stays &= (p >= total / (n_text + 1)) | ends
+    return c.take(np.flatnonzero(stays), descending=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from treadle.server.asked import Asked, check_length, read_asked
+from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import conversation_text, read_conversation
 from treadle.server.fields import (
@@ -73,7 +73,8 @@ TYPES = {
 
 def error_dict(error: ApiError) -> dict[str, Any]:
     """Anthropic's error object."""
-    kind = TYPES.get(error.status, "api_error")
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = TYPES.get(error.status, other)
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
@@ -109,7 +110,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     for i, message in enumerate(given["messages"]):
         messages += _messages(f"messages[{i}]", mapping(f"messages[{i}]", message))
     chat: dict[str, Any] = {
-        "messages": messages,
+        "messages": _turns(messages),
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given.get("tools", []))],
         **_choice(given.get("tool_choice", {})),
     }
@@ -122,15 +123,18 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
-    """Tokens of a body's conversation."""
+    """Tokens of a body's conversation, also where the context cannot hold them: that is what a
+    client wants to know.
+    """
     prompt = conversation_text(chat_of(body), service)
-    return len(check_length(service.model.tokenizer.encode_prompt(prompt), service.model))
+    return len(service.model.tokenizer.encode_prompt(prompt))
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:
     own = mapping(name, tool)
-    if own.get("type", "custom") != "custom":
-        raise ApiError(400, f"{name}: a tool of type {own['type']!r:.40}", param="tools")
+    kind = own.get("type") or "custom"
+    if kind != "custom":
+        raise ApiError(400, f"{name}: a tool of type {kind!r:.40}", param="tools")
     function = {key: own[key] for key in ("name", "description", "strict") if key in own}
     return {
         "type": "function",
@@ -183,9 +187,7 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     for i, block in enumerate(array(f"{name}.content", content)):
         where = f"{name}.content[{i}]"
         kind = mapping(where, block).get("type")
-        if kind == "text":
-            said.append(_text(where, block))
-        elif kind == "thinking":
+        if kind == "thinking":
             thought.append(text(f"{where}.thinking", block.get("thinking")))
         elif kind == "tool_use":
             arguments = json.dumps(mapping(f"{where}.input", block.get("input")))
@@ -194,9 +196,7 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
         elif kind == "tool_result":
             results.append(_result(where, block))
         elif kind != "redacted_thinking":
-            raise ApiError(
-                400, f"{where}: a block of type {kind!r:.40}: treadle reads text alone", param=name
-            )
+            said.append(_read(where, block))
     made: dict[str, Any] = {"role": role, "content": "\n".join(said)}
     if calls:
         made["tool_calls"] = calls
@@ -205,10 +205,46 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*results, *([made] if said or calls or not results else [])]
 
 
+def _turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role as one turn, as Anthropic's API has it; some templates raise on two.
+    What is no message stays for ``read_messages`` to refuse.
+    """
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        last = made[-1] if made else {}
+        role, contents = message["role"], (last.get("content"), message["content"])
+        if last.get("role") != role or role not in ("user", "assistant") or None in contents:
+            made.append(message)
+            continue
+        made[-1] = {**last, **message, "content": "\n".join(filter(None, contents))}
+        if calls := [*last.get("tool_calls", []), *message.get("tool_calls", [])]:
+            made[-1]["tool_calls"] = calls
+    return made
+
+
+def _read(name: str, block: Any) -> str:
+    """The text of a block. Raises ApiError for one that has another kind of content."""
+    own = mapping(name, block)
+    kind, source = own.get("type"), own.get("source")
+    if kind == "text":
+        return _text(name, own)
+    if kind == "search_result":
+        return "\n".join(_text(name, part) for part in array(f"{name}.content", own.get("content")))
+    if kind == "tool_reference":  # all tools are shown from the start
+        return text(f"{name}.tool_name", own.get("tool_name"))
+    if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
+        return text(f"{name}.source.data", source.get("data"))
+    raise ApiError(
+        400, f"{name}: a block of type {kind!r:.40}: treadle reads text alone", param=name
+    )
+
+
 def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    content = block.get("content", "")
+    content = block.get("content") or ""
     if not isinstance(content, str):
-        content = "\n".join(_text(name, part) for part in array(f"{name}.content", content))
+        where = f"{name}.content"
+        parts = enumerate(array(where, content))
+        content = "\n".join(_read(f"{where}[{i}]", part) for i, part in parts)
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 

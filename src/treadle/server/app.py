@@ -124,6 +124,7 @@ def build_app(service: Service) -> Starlette:
                 allow_origins=list(service.settings.allow_origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
+                allow_private_network=True,  # Chrome asks so for a server on loopback
             ),
         )
     refusals: dict[Any, Any] = {  # Starlette calls any ASGI application that they give
@@ -210,6 +211,12 @@ class Guard:
                 await self._app(scope, receive, noted)
             else:
                 await refusal(scope["path"], problem)(scope, receive, noted)
+        except Exception as error:  # told here, or the answer has no id and the log no status
+            if not status:
+                problem = problem_of(error)
+                problem.headers["Connection"] = "close"  # uvicorn closes it
+                await refusal(scope["path"], problem)(scope, receive, noted)
+            raise
         finally:
             self._service.n_open -= waited_for
             if self._service.settings.log:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from treadle.answer import Lines
 from treadle.record import dataclass
 from treadle.sampling import Sampling
 from treadle.server.fields import (
@@ -129,8 +130,8 @@ COMMON: Table = {
     "grammar_lazy": refused("a grammar holds from the first token on", False),
     "lora": adapters,
     "post_sampling_probs": refused("log-probabilities are the model's own", False),
-    "t_max_predict_ms": refused("use the header X-Request-Timeout, in seconds", 0),
-    "n_indent": refused("there is no such rule", 0),
+    "t_max_predict_ms": whole(-1),
+    "n_indent": whole(0),
     "image_data": refused("treadle reads text alone", []),
 }
 
@@ -151,6 +152,7 @@ class Asked:
     slot: int = NONE  # that the text is to be in
     reuse: bool = True  # of what the cache has of its prompts
     progress: bool = False  # whether a stream tells how far its prompt is
+    lines: tuple[int, int] = (0, 0)  # blanks before each, and milliseconds: see ``Lines``
     more: dict[str, Any] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
     planned: Planned = field(default_factory=Planned)  # how it is held, and what is found in them
@@ -183,6 +185,8 @@ class Asked:
                 rule = self.planned.guide()
                 request = model.generate(ids, constraint=rule, **settings).request
                 self.planned.dress(request.answer)
+                if max(self.lines) > 0:
+                    request.answer.lines = Lines(*self.lines)
                 request.priority = request.level = self.priority
                 request.reuse = self.reuse
                 request.client = request if self.client is None else self.client
@@ -233,6 +237,7 @@ def _asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
         timeout_s=given.get("timeout") or None,
         slot=given.get("id_slot", NONE),
         reuse=given.get("cache_prompt", True),
+        lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
         wanted=_wanted(given),
     )
 

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from treadle.server.asked import Asked
     from treadle.server.service import Service
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_PARTS = {  # kinds of parts, and where they have their text
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
 _SYSTEM = ("system", "developer")
 MAX_MESSAGES = 10_000
 EFFORTS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens of reasoning
@@ -135,18 +141,21 @@ def content_text(name: str, content: Any) -> str:
     said = []
     for i, part in enumerate(content):
         kind = mapping(f"{name}[{i}]", part).get("type")
-        if kind not in _TEXT_PARTS:
+        key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if key is None:
             raise ApiError(
                 400,
                 f"{name}[{i}]: a part of type {kind!r:.40}: treadle reads text alone",
                 param=name,
                 code="unsupported_content",
             )
-        said.append(text(f"{name}[{i}].text", part.get("text")))
+        said.append(text(f"{name}[{i}].{key}", part.get(key)))
     return "\n".join(said)
 
 
 def _call(name: str, call: Any) -> dict[str, Any]:
     """A call of a tool. Raises ApiError."""
     made = dict(mapping(name, call))
-    return {**made, "function": dict(mapping(f"{name}.function", made.get("function")))}
+    function = dict(mapping(f"{name}.function", made.get("function")))
+    text(f"{name}.function.name", function.get("name"))
+    return {**made, "function": function}

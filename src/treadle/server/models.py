@@ -40,6 +40,8 @@ def describe_for_anthropic(service: Service) -> dict[str, Any]:
         "id": service.name,
         "display_name": service.name,
         "created_at": f"{created:%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+        "max_input_tokens": room(service.model),
     }
 
 
@@ -58,6 +60,8 @@ async def models(request: Request) -> Response:
 
 
 async def one_model(request: Request) -> Response:
-    """``GET /v1/models/NAME``: any name is this model's."""
+    """``GET /v1/models/NAME``: any name is this model's; without one it is the list."""
+    if not request.path_params["name"]:
+        return await models(request)
     of = describe_for_anthropic if is_anthropics(request) else describe
     return Json(of(service_of(request)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from starlette.requests import Request
@@ -28,8 +31,8 @@ from treadle.server.fields import (
     flag,
     mapping,
     read_fields,
-    refused,
     text,
+    texts,
     whole,
     wrong,
 )
@@ -46,7 +49,7 @@ COMPLETION: Table = {
     "n_probs": whole(0, MAX_TOP),
     "timings_per_token": flag,
     "return_progress": flag,
-    "response_fields": refused("all fields are sent", []),
+    "response_fields": texts,
     "n_cmpl": whole(1),
 }
 
@@ -60,7 +63,10 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
         asked.settings["logprobs"] = min(given["n_probs"], service.model.config.n_vocab)
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(service.model)
-    asked.more = {"timings_per_token": given.get("timings_per_token", False)}
+    asked.more = {
+        "timings_per_token": given.get("timings_per_token", False),
+        "fields": given.get("response_fields", []),
+    }
     return asked
 
 
@@ -103,10 +109,21 @@ async def completion(request: Request) -> Response:
 async def _completed(request: Request, service: Service, call: Call) -> Response:
     if call.stream:
         return Stream(call, _chunks(service, call), error_event)
-    made = [
-        {**_said(piece), **_end(service, call, piece)} for piece in await finished(request, call)
-    ]
+    made = [_whole(service, call, piece) for piece in await finished(request, call)]
     return Json(made[0] if len(made) == 1 else made)
+
+
+def _whole(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+    """An answer, or a stream's last event: of its fields those that were asked for. That of an
+    inner object, ``timings/prompt_n``, is told by this name.
+    """
+    made = {**_said(piece), **_end(service, call, piece)}
+    names: list[str] = call.asked.more["fields"]
+    found: dict[str, Any] = {}
+    for name in names:
+        with suppress(KeyError, TypeError):  # one that is not there is left out
+            found[name] = reduce(getitem, name.split("/"), made)
+    return found if names else made
 
 
 def _said(piece: Piece) -> dict[str, Any]:
@@ -158,7 +175,7 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
         elif piece.progress is not None:
             yield event({**_said(piece), "prompt_progress": piece.progress.as_dict(call.came_s)})
         elif piece.finish_reason is not None:
-            yield event({**_said(piece), **_end(service, call, piece)})
+            yield event(_whole(service, call, piece))
         else:
             yield event({**_said(piece), **({"timings": timings(piece.text)} if each else {})})
 

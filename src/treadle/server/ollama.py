@@ -26,6 +26,7 @@ from treadle.speech.arguments import arguments_of
 from treadle.version import __version__
 
 Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
+SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
 NOTHING = Told("", "", [])
 
 FIELDS: Table = {
@@ -263,8 +264,10 @@ async def root(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """``GET /api/version``: treadle's own."""
-    return Json({"version": __version__})
+    """``GET /api/version``: of Ollama whose API is spoken, which clients ask for (VS Code's Copilot
+    wants 0.6.4 at least), and treadle's own.
+    """
+    return Json({"version": SPOKEN, "treadle": __version__})
 
 
 async def tags(request: Request) -> Response:

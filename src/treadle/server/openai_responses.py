@@ -13,16 +13,16 @@ from starlette.requests import Request
 
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
-from treadle.server.conversation import content_text, read_conversation
+from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
+from treadle.server.openai_items import calling, gone, in_turns, read_items, thinking
 from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
 
-SKIPPED = ("reasoning",)  # items that say nothing to the model
 PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}  # of items' ids
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
 
@@ -43,7 +43,14 @@ FIELDS: Table = {
 }
 
 
-@named({"response_format": "text.format", "messages": "input"})
+NAMES = {
+    "response_format": "text.format",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+@named(NAMES)
 def read_response(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
@@ -52,7 +59,7 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     asked = read_asked({**body, **own}, service.model, service.defaults)
     if "message.output_text.logprobs" in given.get("include", []):
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
-    talk = with_calls(_earlier(service, given) + read_items(body.get("input")))
+    talk = in_turns(_earlier(service, given) + read_items(body.get("input"), service.talks))
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
@@ -94,50 +101,8 @@ def _earlier(service: Service, given: Mapping[str, Any]) -> list[dict[str, Any]]
         return []
     found = service.talks.get(name)
     if found is None:
-        raise ApiError(
-            400, f"previous_response_id: {name[:80]!r} is not kept here (any more): send the whole "
-            "conversation", param="previous_response_id", code="previous_response_not_found",
-        )  # fmt: skip
+        raise gone("previous_response_id", name, "previous_response_not_found")
     return found
-
-
-def read_items(value: Any) -> list[dict[str, Any]]:
-    """``input``, a text or items, as messages of a chat."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    made: list[dict[str, Any]] = []
-    for i, item in enumerate(array("input", value)):
-        where = f"input[{i}]"
-        kind = mapping(where, item).get("type", "message")
-        if kind == "message":
-            role = text(f"{where}.role", item.get("role"))
-            content_text(f"{where}.content", item.get("content"))  # said where it stands here
-            made.append({"role": role, "content": item.get("content")})
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            made.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        elif kind == "function_call_output":
-            said = item.get("output")
-            content_text(f"{where}.output", said)
-            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
-        elif kind not in SKIPPED:
-            raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
-    return made
-
-
-def with_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls in the message of the assistant before them: there they are items of their own, but
-    templates have one turn, and some raise on a second.
-    """
-    made: list[dict[str, Any]] = []
-    for message in messages:
-        calls = message.get("tool_calls")
-        if calls and made and made[-1]["role"] == "assistant":
-            made[-1] = {**made[-1], "tool_calls": [*made[-1].get("tool_calls", []), *calls]}
-        else:
-            made.append(message)
-    return made
 
 
 class _Item:
@@ -170,11 +135,11 @@ class _Item:
 
     def message(self) -> dict[str, Any]:
         """The item as a message of a chat."""
-        if self.call is None:
-            return {"role": "assistant", "content": self.text}
-        function = {"name": self.call.name, "arguments": self.text}
-        calls = [{"id": self.call.id, "type": "function", "function": function}]
-        return {"role": "assistant", "content": None, "tool_calls": calls}
+        if self.call is not None:
+            return calling(self.call.id, self.call.name, self.text)
+        if self.kind == "reasoning":
+            return thinking(self.text)
+        return {"role": "assistant", "content": self.text}
 
 
 class _Reply:
@@ -206,12 +171,18 @@ class _Reply:
         none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
         return {**self._shared, "status": "in_progress", **none}
 
+    def failed(self, error: ApiError, items: Sequence[_Item]) -> dict[str, Any]:
+        """The object of a response that ends with an error, with what was told of it."""
+        output = [item.as_dict("incomplete") for item in items]
+        why = {"code": "server_error", "message": error.message}
+        return {**self.begun(), "status": "failed", "error": why, "output": output}
+
     def ended(self, piece: Piece, items: Sequence[_Item]) -> dict[str, Any]:
         """The whole object; what was said is kept for one that goes on from it."""
         more, used = self.call.asked.more, usage(self.call)
         if more["keep"]:
-            said = [item.message() for item in items if item.kind != "reasoning"]
-            self.service.talks.keep(self.id, [*more["talk"], *said])
+            said = {item.id: item.message() for item in items}
+            self.service.talks.keep(self.id, more["talk"], said)
         whole = _status(piece) == "completed"
         return {
             **self._shared,
@@ -239,7 +210,8 @@ async def responses(request: Request) -> Response:
     call = await service.begin(request, read_response, body)
     reply = _Reply(service, call, body)
     if call.stream:
-        return Stream(call, _events(reply), _error)
+        told = _Told(reply)
+        return Stream(call, _events(told), told.failed)
     (piece,) = await finished(request, call)
     items: list[_Item] = []
     for part in piece.said():
@@ -251,11 +223,6 @@ async def responses(request: Request) -> Response:
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
     return Json(reply.ended(piece, items))
-
-
-def _error(error: ApiError) -> bytes:
-    own = {"code": error.code or error.type, "message": error.message, "param": error.param}
-    return event({"type": "error", **own}, "error")
 
 
 class _Told:
@@ -331,9 +298,15 @@ class _Told:
         at, shown = len(self.items) - 1, item.as_dict(status)
         return out + self.event("response.output_item.done", output_index=at, item=shown)
 
+    def failed(self, error: ApiError) -> bytes:
+        """The last events of a response that ends with an error. Clients read one or the other."""
+        own = {"code": error.code or error.type, "message": error.message, "param": error.param}
+        whole = self.reply.failed(error, self.items)
+        return self.event("error", **own) + self.event("response.failed", response=whole)
 
-async def _events(reply: _Reply) -> AsyncIterator[bytes]:
-    told = _Told(reply)
+
+async def _events(told: _Told) -> AsyncIterator[bytes]:
+    reply = told.reply
     yield told.event("response.created", response=reply.begun())
     yield told.event("response.in_progress", response=reply.begun())
     async for piece in ticking(reply.call):

@@ -63,12 +63,14 @@ class ApiError(Exception):
 
 
 def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
-    """A prompt that the context cannot hold: it is never cut silently."""
+    """A prompt that the context cannot hold: it is never cut silently. The first words are those of
+    Anthropic's API: agents find them in a message, and shorten their conversation.
+    """
     shown = f"at least {n_prompt}" if at_least else str(n_prompt)
     return ApiError(
         400,
-        f"the prompt has {shown} tokens, the context {n_ctx}: shorten it, or start the server with "
-        "a larger --context",
+        f"prompt is too long: {shown} tokens > {n_ctx} maximum: shorten it, or start the server "
+        "with a larger --context",
         type="exceed_context_size_error",
         code="context_length_exceeded",
         n_prompt_tokens=n_prompt,

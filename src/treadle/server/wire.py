@@ -7,6 +7,7 @@ imports Starlette, so that ``treadle batch`` makes the same answers without it.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -27,9 +28,17 @@ LARGE = 1 << 16  # bytes of JSON that are read in another thread: 1 MB takes 10 
 Render = Callable[[ApiError], bytes]  # of an error within a stream
 
 
+# Of Unicode's ends of lines, those that JSON has within a text. httpx's ``iter_lines`` ends a line
+# there, and Ollama's client reads lines by it.
+ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
 def encode(value: Any) -> bytes:
     """JSON on one line. Lone surrogates, which UTF-8 has not, become question marks."""
     made = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if not made.isascii():
+        for end, escaped in ENDS.items():
+            made = made.replace(end, escaped)
     return made.encode("utf-8", "replace")
 
 
@@ -87,8 +96,11 @@ class Json(Response):
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError where it is too large or does not come."""
+    """The whole body. Raises ApiError where it is too large, packed, or does not come."""
     most = MAX_BODY
+    packed = request.headers.get("content-encoding", "identity")
+    if packed.lower() != "identity":
+        raise ApiError(415, f"a body with content-encoding {packed[:40]!r}: send it as it is")
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told[:20]) > most:
         raise _too_large()
@@ -130,7 +142,9 @@ def parse(raw: bytes) -> dict[str, Any]:
 def parse_any(raw: bytes) -> Any:
     """A value of JSON. Raises ApiError as ``parse`` does."""
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_no_number)
+        # .NET's and PowerShell's writers put a byte order mark before it.
+        said = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        return json.loads(said, parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:

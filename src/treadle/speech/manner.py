@@ -51,6 +51,7 @@ class Manner:
     content_is_none: bool = False  # of a message that calls
     one_call: bool = False  # a message has one at most
     has_system: bool = True
+    alternates: bool = False  # it raises on two messages of one role in a row
 
     def speech(self, prompt: str, **more: Any) -> Speech:
         """What may be found in an answer to ``prompt``."""
@@ -73,9 +74,11 @@ def find_manner(template: ChatTemplate) -> Manner:
     plain = _rendered(template, [])
     shows = _NAME in plain
     system = _SYSTEM in _rendered(template, [], system=True, tools=False)
+    one, two = (_rendered(template, more, tools=False) for more in ([], [_USER]))
     own: dict[str, Any] = {
         "thought": Channels.thought if channels else thought,
         "channels": channels, "shows_tools": shows, "has_system": system,
+        "alternates": bool(one) and not two,
     }  # fmt: skip
     for as_text in (False, True):
         for none in (False, True):

@@ -32,28 +32,65 @@ def shaped(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
     made = [_with_objects(message) for message in messages]
+    made = _in_turns(made) if manner.alternates else made
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
     if not calls:
         return made, None
     if manner.writes_calls:
         made = _one_by_one(made) if manner.one_call else made
+        if manner.row.short_ids:
+            _give_ids(made)
         made = [_call_shaped(message, manner) for message in made]
     else:
         made = _in_words(made, manner)
     if not tools:
         return made, None
     if manner.shows_tools:
-        return made, [dict(tool) for tool in tools]
+        return made, [{**tool, "function": _whole(tool["function"])} for tool in tools]
     return _with_prompt(made, tools, manner), None
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a message, its calls with the objects that most templates write as JSON."""
+    """A copy of a message, its calls with the objects that most templates write as JSON. Without
+    calls it has no list of them: Llama 3's template asks whether there is one.
+    """
     made = dict(message)
-    if made.get("tool_calls"):
+    if not made.get("tool_calls"):
+        made.pop("tool_calls", None)
+    else:
         made["tool_calls"] = [
             {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
         ]
+    return made
+
+
+def _in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role in one message: templates of Gemma and Mistral raise on two."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        role, last = message.get("role"), made[-1] if made else {}
+        contents = [each.get("content") for each in (last, message)]
+        alike = role == last.get("role") and role in ("user", "assistant")
+        if not alike or "tool_calls" in last or not all(map(_is_text, contents)):
+            made.append(message)
+            continue
+        said = "\n".join(filter(None, map(joined, contents)))
+        made[-1] = {**last, **message, "content": said}
+    return made
+
+
+def _is_text(content: Any) -> bool:
+    """Whether a content can be joined; what else it may be, the template's reader refuses."""
+    if isinstance(content, list):
+        return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
+    return content is None or isinstance(content, str)
+
+
+def _whole(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function with all that templates read: Hermes' raises for one without a description."""
+    made = {key: value for key, value in function.items() if value is not None}
+    made.setdefault("description", "")
+    made.setdefault("parameters", {"type": "object", "properties": {}})
     return made
 
 
@@ -88,6 +125,24 @@ def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             results = [r for r in results if all(r is not each for each in own)]
         made += results
     return made
+
+
+def _give_ids(messages: list[dict[str, Any]]) -> None:
+    """Ids for calls and results that have none, as Ollama's clients send them: templates of Mistral
+    raise. A result is that of the first call of its tool, or of the first at all.
+    """
+    n, waiting = 0, list[dict[str, Any]]()
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        waiting = list(calls) or waiting
+        for call in calls:
+            n += 1
+            call["id"] = call.get("id") or f"call{n:05}"
+        if message["role"] == "tool" and waiting and not message.get("tool_call_id"):
+            name = message.get("tool_name", message.get("name"))
+            own = [call for call in waiting if call["function"].get("name") == name] or waiting
+            message["tool_call_id"] = own[0]["id"]
+            waiting.remove(own[0])
 
 
 def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""Items of OpenAI's ``/v1/responses`` as messages of a chat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from treadle.server.conversation import content_text
+from treadle.server.fields import array, mapping, text
+from treadle.server.problems import ApiError
+
+if TYPE_CHECKING:
+    from treadle.server.talks import Talks
+
+SKIPPED = ("web_search_call", "file_search_call")  # items that say nothing to the model
+CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where they have them
+RESULTS = ("function_call_output", "custom_tool_call_output")
+
+
+def read_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
+    """``input``, a text or items, as messages of a chat."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    made: list[dict[str, Any]] = []
+    for i, item in enumerate(array("input", value)):
+        where = f"input[{i}]"
+        kind = mapping(where, item).get("type")
+        if kind is None:  # a reference is known by having an id and nothing else
+            kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
+        kind = text(f"{where}.type", kind)
+        if kind == "message":
+            role = text(f"{where}.role", item.get("role"))
+            content_text(f"{where}.content", item.get("content"))  # said where it stands here
+            made.append({"role": role, "content": item.get("content")})
+        elif kind == "reasoning":
+            thought = content_text(f"{where}.content", item.get("content"))
+            made += [thinking(thought)] if thought else []
+        elif kind in CALLS:
+            arguments = item.get(CALLS[kind])
+            if kind == "custom_tool_call":  # a function's arguments are an object
+                arguments = {"input": arguments}
+            made.append(calling(item.get("call_id"), item.get("name"), arguments))
+        elif kind in RESULTS:
+            said = item.get("output")
+            content_text(f"{where}.output", said)
+            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
+        elif kind == "item_reference":
+            name = text(f"{where}.id", item.get("id"))
+            found = talks.item(name)
+            if found is None:
+                raise gone(where, name, "item_not_found")
+            made.append(found)
+        elif kind not in SKIPPED:
+            raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
+    return made
+
+
+def gone(where: str, name: str, code: str) -> ApiError:
+    """What ``where`` of a body names is not here."""
+    return ApiError(
+        400,
+        f"{where}: {name[:80]!r} is not kept here (any more): send the whole conversation",
+        param=where,
+        code=code,
+    )
+
+
+def thinking(thought: str) -> dict[str, Any]:
+    """Reasoning as a message of a chat, of which nothing else is said."""
+    return {"role": "assistant", "content": None, "reasoning_content": thought}
+
+
+def calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """A call as a message of a chat."""
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls in the message of the assistant before them, and reasoning in the one behind it: there
+    they are items of their own, but templates have one turn, and some raise on a second.
+    """
+    made: list[dict[str, Any]] = []
+    thought: dict[str, Any] = {}  # that no message has yet
+    for message in messages:
+        calls, thinks = message.get("tool_calls"), message.get("reasoning_content")
+        own = message["role"] == "assistant"
+        if thinks and not calls and message["content"] is None:
+            thought = {"reasoning_content": thinks}
+            continue
+        if calls and made and made[-1]["role"] == "assistant":
+            calls = [*made[-1].get("tool_calls", []), *calls]
+            made[-1] = {**thought, **made[-1], "tool_calls": calls}
+        else:
+            made.append({**thought, **message} if own else message)
+        thought = {}
+    return made
