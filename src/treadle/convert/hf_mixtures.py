@@ -184,6 +184,13 @@ def _hunyuan_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
+def _ernie_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """A sum of weights below this counts as this; files have 1e-12, which none is below."""
+    if (least := keys.number("moe_norm_min", 0.0, lo=0.0)) > 1e-9:
+        keys.refuse("moe_norm_min", f"is {least:g}: treadle divides by the sum, however small")
+    return {}
+
+
 GRANITE: Names = {
     **LLAMA,
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -313,6 +320,7 @@ MIXTURES: dict[str, Family] = {
         paired=True,
         experts=True,
         made=_always(scores("mlp.moe_statics.e_score_correction_bias", "mlp.score")),
+        more=_ernie_keys,
     ),
     "glm4_moe": Family(
         "glm4moe",
