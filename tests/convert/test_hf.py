@@ -578,6 +578,29 @@ def test_what_gemmas_first_files_say() -> None:
         keys_of({"model_type": "gemma2", **_SIZES, "hidden_activation": "gelu"})
 
 
+def test_keys_of_other_families() -> None:
+    """transformers ignores them, though the files of some families have them."""
+    experts = {"norm_topk_prob": False, "routed_scaling_factor": 2.0, "n_group": 2, "topk_group": 2}
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0}
+    mixture = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    for said, more in (
+        ({"model_type": "mixtral", **_SIZES, **mixture}, experts),
+        ({"model_type": "minimax_m2", **_SIZES, **mixture}, experts),
+        ({"model_type": "qwen3", **_SIZES}, {**caps, "query_pre_attn_scalar": 100}),
+    ):
+        assert keys_of({**said, **more}) == keys_of(said)
+    glm = {"model_type": "glm4_moe", **_SIZES}
+    assert all(keys_of({**glm, key: value}) != keys_of(glm) for key, value in experts.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "starcoder2", "ernie4_5", "nomic_bert"])
+def test_families_that_turn_whole_heads(name: str) -> None:
+    said = {"model_type": name, **_SIZES}
+    assert keys_of({**said, "partial_rotary_factor": 1.0}) == keys_of(said)
+    with pytest.raises(UnsupportedError, match="partial_rotary_factor: treadle turns whole heads"):
+        keys_of({**said, "partial_rotary_factor": 0.5})
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "model_type 'mamba'"),
     ({"model_type": "jamba"}, "model_type 'jamba'"),

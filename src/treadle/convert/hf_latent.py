@@ -170,6 +170,8 @@ LATENTS: dict[str, Family] = {
             "moe_intermediate_size": 1407,
             "n_routed_experts": 64,
             "n_shared_experts": 2,
+            "n_group": None,
+            "topk_group": None,
             "first_k_dense_replace": 0,
             "routed_scaling_factor": 1.0,
             "norm_topk_prob": False,

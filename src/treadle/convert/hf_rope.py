@@ -38,7 +38,7 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
     share = keys.number(share_key, turned / head_dim, lo=0.0, hi=1.0)
     share = full.number("partial_rotary_factor", share, lo=0.0, hi=1.0)
     dims = int(head_dim * share)
-    if share != 1.0 and not family.paired and ARCHS[family.arch].rope == "norm":
+    if share != 1.0 and share_key not in keys.defaults:
         keys.refuse(share_key, "treadle turns whole heads in this architecture")
     if dims < 2 or dims % 2:
         keys.fail(share_key, f"turns {dims} elements of {head_dim}", "an even number of at least 2")
