@@ -488,6 +488,49 @@ def test_old_and_new_spelling_of_rope() -> None:
     assert keys_of({**gemma, **old})["gemma3.rope.freq_base_swa"] == 2e4
 
 
+def test_both_spellings_of_rope_in_one_file() -> None:
+    """As where YaRN was added by hand to what transformers 5 had written: it takes the older one
+    then, and loses the base. Two that say the same are one.
+    """
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 512}
+    new = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, **yarn}}
+    base = {"model_type": "qwen3", **_SIZES}
+    said = keys_of({**base, **new})
+    assert keys_of({**base, **new, "rope_scaling": {"type": "yarn", **yarn}}) == said
+    for older in ({"rope_type": "yarn", **yarn, "factor": 8.0}, {"type": "linear", "factor": 4.0}):
+        with pytest.raises(UnsupportedError, match="rope_scaling: differs from rope_parameters"):
+            keys_of({**base, **new, "rope_scaling": older})
+
+
+def test_the_context_of_before_the_stretching() -> None:
+    """transformers prefers the number that stands outside the rope; where there is none it is the
+    context.
+    """
+    key = "original_max_position_embeddings"
+    base = {"model_type": "llama", **_SIZES, "max_position_embeddings": 2048}
+    llama3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+    def read(rope: dict[str, Any], **more: Any) -> list[Any]:
+        config = {**base, "rope_scaling": {**rope, "factor": 4.0}, **more}
+        hyper = read_config(config, Path("config.json"))
+        return [hyper.metadata, *(values.tolist() for values in hyper.factors.values())]
+
+    for rope in ({"rope_type": "yarn"}, llama3):
+        expected = read({**rope, key: 512})
+        assert read(rope, **{key: 512}) == expected
+        assert read({**rope, key: 256}, **{key: 512}) == expected
+        assert read(rope) == read({**rope, key: 2048}) != expected
+
+
+def test_phi3_calls_longrope_yarn() -> None:
+    n = _SIZES["hidden_size"] // _SIZES["num_attention_heads"] // 2
+    rope = {"short_factor": [1.0] * n, "long_factor": [2.0] * n}
+    base = {"model_type": "phi3", **_SIZES, "original_max_position_embeddings": 64}
+    found = [keys_of({**base, "rope_scaling": {"type": t, **rope}}) for t in ("yarn", "longrope")]
+    assert found[0] == found[1]
+    assert found[0]["phi3.rope.scaling.type"] == "longrope"
+
+
 def test_a_model_of_text_and_images_says_whose_its_text_is() -> None:
     text = {**_SIZES, "sliding_window": None}
     for outer, inner, arch in (
@@ -533,6 +576,29 @@ def test_what_gemmas_first_files_say() -> None:
     assert keys_of({**said, "hidden_act": "gelu"}) == keys_of(said)
     with pytest.raises(UnsupportedError, match="hidden_activation"):
         keys_of({"model_type": "gemma2", **_SIZES, "hidden_activation": "gelu"})
+
+
+def test_keys_of_other_families() -> None:
+    """transformers ignores them, though the files of some families have them."""
+    experts = {"norm_topk_prob": False, "routed_scaling_factor": 2.0, "n_group": 2, "topk_group": 2}
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0}
+    mixture = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    for said, more in (
+        ({"model_type": "mixtral", **_SIZES, **mixture}, experts),
+        ({"model_type": "minimax_m2", **_SIZES, **mixture}, experts),
+        ({"model_type": "qwen3", **_SIZES}, {**caps, "query_pre_attn_scalar": 100}),
+    ):
+        assert keys_of({**said, **more}) == keys_of(said)
+    glm = {"model_type": "glm4_moe", **_SIZES}
+    assert all(keys_of({**glm, key: value}) != keys_of(glm) for key, value in experts.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "starcoder2", "ernie4_5", "nomic_bert"])
+def test_families_that_turn_whole_heads(name: str) -> None:
+    said = {"model_type": name, **_SIZES}
+    assert keys_of({**said, "partial_rotary_factor": 1.0}) == keys_of(said)
+    with pytest.raises(UnsupportedError, match="partial_rotary_factor: treadle turns whole heads"):
+        keys_of({**said, "partial_rotary_factor": 0.5})
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -81,6 +81,25 @@ def test_states_in_place_and_converted(case: str, tmp_path: Path) -> None:
             assert error <= rounding(loaded.config), (path, error / rounding(loaded.config))
 
 
+def test_norms_with_their_older_names(tmp_path: Path) -> None:
+    """As bert-base-uncased has them."""
+    from safetensors.numpy import load_file, save_file
+
+    save(CASES["bert-masked"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    states = []
+    for _ in range(2):
+        with treadle.load(tmp_path, threads=1) as model:
+            states.append(model.states(prompt()))
+        tensors = load_file(path)
+        for new, old in older.items():
+            tensors = {name.replace(new, old): tensors[name] for name in tensors}
+        save_file(tensors, path)
+    assert np.array_equal(states[0], states[1])
+    assert sum(name.endswith(".gamma") for name in tensors) == 8
+
+
 @pytest.mark.parametrize("asked", [None, "Q8_0"])
 def test_tables_are_in_f32(asked: str | None, tmp_path: Path) -> None:
     """Of bfloat16 weights: llama.cpp adds rows of F32 to its states, and aborts at others."""

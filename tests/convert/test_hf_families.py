@@ -142,6 +142,21 @@ OTHERS = {
     "ministral3-window": Case(
         "Ministral3", "mistral3", {"head_dim": 32, "sliding_window": 16, "pad_token_id": 0}
     ),
+    # Queries grow with positions whatever scales the rope.
+    "ministral3-default": Case(
+        "Ministral3",
+        "mistral3",
+        {
+            "head_dim": 32,
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "llama_4_scaling_beta": 0.2,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
     "starcoder2-window": Case("Starcoder2", "starcoder2", {"sliding_window": 16}),
 }
 

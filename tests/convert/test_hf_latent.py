@@ -68,6 +68,15 @@ def test_more_shared_experts_than_others(tmp_path: Path) -> None:
     check_both(own(Case("DeepseekV2", "deepseek2", options)), tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("family", ["DeepseekV2", "DeepseekV3"])
+def test_no_shared_experts(family: str, tmp_path: Path) -> None:
+    """transformers writes matrices of no rows for them."""
+    options = {**(LITE if family == "DeepseekV2" else _V3), "n_shared_experts": 0}
+    with open_gguf(check_both(own(Case(family, "deepseek2", options)), tmp_path)) as made:
+        assert not any("shexp" in name for name in made.tensors)
+
+
 BIASED = {
     "DeepseekV2": {**LITE, "mlp_bias": True},  # queries are made at once
     "DeepseekV3": _V3,
@@ -93,6 +102,11 @@ def test_biases(family: str, tmp_path: Path) -> None:
     [
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0}}, "mscale: is 1: "),
         ({"rope_scaling": {"type": "yarn", "attention_factor": 1.0}}, "attention_factor: treadle"),
+        # transformers scales scores by it whatever stretches the rope.
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0, "mscale_all_dim": 1.0}},
+            "mscale_all_dim: treadle has it with yarn, and this is 'linear'",
+        ),
         ({"rope_interleave": False}, "rope_interleave: is False"),
         ({"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "mlp_layer_types: is "),
         ({"v_head_dim": 64}, r"kv_b_proj.*shape \[256, 32\]"),

@@ -198,6 +198,17 @@ def check_both(case: Case, tmp_path: Path) -> Path:
     return made
 
 
+def test_a_least_sum_of_weights(tmp_path: Path) -> None:
+    """ERNIE's bounds no sum of its files; one that did would be wrong, silently."""
+    save(own(CASES["ernie45moe"]), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    assert config["moe_norm_min"] == 1e-12
+    path.write_text(json.dumps({**config, "moe_norm_min": 0.5}))
+    with pytest.raises(UnsupportedError, match=r"moe_norm_min: is 0\.5: treadle has 1e-12"):
+        open_hf(tmp_path)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_output_with_a_bias(tied: bool, tmp_path: Path) -> None:
     """ERNIE's, as its other matrices have one. GGUF has it beside an output of its own."""

@@ -19,6 +19,7 @@ from tests.convert import test_hf_hybrids, test_hf_latent, test_hf_mamba, test_h
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_tokenizer import tiny_byte_level
+from tests.models.hf_cases import Case
 from tests.test_nextn import drafter_of, ids_of, load
 from treadle.convert.hf import open_hf, open_hf_source
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
@@ -216,14 +217,25 @@ def test_a_layer_that_is_not_whole(name: str, change: Any, why: str, tmp_path: P
     source.close()
 
 
-def test_an_architecture_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        (test_hf_mamba.CASES["nemotronh"], ["mtp.norm.weight"]),
+        (
+            test_hf_mixtures.CASES["ernie45moe"],
+            ["model.mtp_block.0.input_layernorm.weight", "model.mtp_emb_norm.0.weight"],
+        ),
+    ],
+    ids=["nemotronh", "ernie45moe"],
+)
+def test_an_architecture_without(case: Case, names: list[str], tmp_path: Path) -> None:
     """In place there is no word: nothing was lost."""
     folder = tmp_path / "hf"
-    save(test_hf_mixtures.own(test_hf_mamba.CASES["nemotronh"]), folder)
-    rewrite(folder, lambda tensors, config: tensors.update({"mtp.norm.weight": drawn("norm")}))
+    save(test_hf_mixtures.own(case), folder)
+    rewrite(folder, lambda tensors, config: tensors.update({n: drawn("norm") for n in names}))
     open_hf(folder).close()
     source = open_hf_source(folder)
-    assert [note for note in source.notes if "treadle has none in nemotron_h" in note]
+    assert [note for note in source.notes if f"treadle has none in {case.arch}" in note]
     source.close()
 
 

@@ -217,10 +217,12 @@ def _has_no_head(whole: Keys) -> bool:
 
 
 def _softcaps(keys: Keys, family: Family) -> dict[str, float]:
-    """Of scores and of logits; 0 where the file has none and the architecture would."""
+    """Of scores and of logits; 0 where the file has none and the architecture would. Only of
+    families that have one: transformers ignores the keys elsewhere.
+    """
     found = {}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        given = keys.values.get(key, keys.defaults.get(key))
+        given = keys.values.get(key, keys.defaults.get(key)) if key in keys.defaults else None
         cap = 0.0 if given is None else keys.number(key, 0.0, lo=0.0, hi=1e12)
         if cap or key in dict(ARCHS[family.arch].keys):
             found[key] = f32(cap)
@@ -233,7 +235,8 @@ def _attention_scale(
     """The scale, where it is not the one that the architecture has anyway."""
     wide = n_layer in ARCHS[family.arch].width_scaled
     usual = n_embd / n_head if wide else float(head_dim)
-    asked = keys.number("query_pre_attn_scalar", usual, lo=1e-6, hi=1e12)
+    key = "query_pre_attn_scalar"  # Gemma's
+    asked = keys.number(key, usual, lo=1e-6, hi=1e12) if key in keys.defaults else usual
     return {} if math.isclose(asked, usual) else {"attention.scale": f32(asked**-0.5)}
 
 

@@ -18,7 +18,8 @@ Windowed = list[bool] | None
 class Family:
     """One ``model_type`` of transformers.
 
-    defaults: transformers' own, for keys that config.json may leave out.
+    defaults: transformers' own, for keys that config.json may leave out. A key that few families
+        have is theirs if it is here, with None where there is no default.
     names: of its tensors, a table in ``hf_names``.
     words: its own words for keys, by Llama's.
     older_words: those of files that use one of them.

@@ -115,6 +115,8 @@ GEMMA4: dict[str, Family] = {
             "sliding_window": 512,
             "hidden_size_per_layer_input": 256,
             "tie_word_embeddings": True,
+            "partial_rotary_factor": None,
+            "final_logit_softcapping": None,
         },
         _NAMES,
         activation="gelu_pytorch_tanh",

@@ -44,7 +44,12 @@ def _latent_keys(keys: Keys, n_layer: int, gating: int) -> dict[str, Any]:
 def _yarn_keys(keys: Keys) -> dict[str, Any]:
     """YaRN's factor stands in the scale of scores, where cosines have it elsewhere."""
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
-    if rope is None or rope.text("rope_type", rope.text("type", "default")) != "yarn":
+    kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
+    if rope is None or kind == "default":
+        return {}
+    if kind != "yarn":
+        if rope.get("mscale_all_dim"):
+            rope.refuse("mscale_all_dim", f"treadle has it with yarn, and this is {kind!r:.60}")
         return {}
     if rope.get("attention_factor") is not None:
         rope.refuse("attention_factor", "treadle reads mscale_all_dim in this architecture")
@@ -165,6 +170,8 @@ LATENTS: dict[str, Family] = {
             "moe_intermediate_size": 1407,
             "n_routed_experts": 64,
             "n_shared_experts": 2,
+            "n_group": None,
+            "topk_group": None,
             "first_k_dense_replace": 0,
             "routed_scaling_factor": 1.0,
             "norm_topk_prob": False,

@@ -32,13 +32,7 @@ from treadle.models.graphs.experts import EVERY_N
 # GGUF's keys, and what families call them.
 _COUNTS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_used_count": (
-        "num_experts_per_tok",
-        "moe_k",
-        "top_k_experts",
-        "moe_topk",
-        "moe_top_k",
-    ),
+    "expert_used_count": ("num_experts_per_tok", "moe_k", "top_k_experts", "moe_topk", "moe_top_k"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
@@ -56,26 +50,29 @@ _COUNTS = {
     "interleave_moe_layer_step": ("moe_layer_interval",),
     EVERY_N: (EVERY_N,),
 }
+_OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 
 def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     """GGUF's keys of a family's experts."""
     made: dict[str, Any] = {}
     for name, words in _COUNTS.items():
+        own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
         none = (None, False)  # the second is Hunyuan's
-        given = [word for word in words if all(keys.values.get(word) is not no for no in none)]
-        given += [word for word in words if word in keys.defaults]
+        given = [word for word in own if all(keys.values.get(word) is not no for no in none)]
+        given += [word for word in own if keys.defaults.get(word) is not None]
         found = next(iter(given), None)
         if found is not None:
             made[name] = _count(keys, found)
     if not made.get("expert_count"):  # the same family without any
         return {}
-    own = dict(ARCHS[family.arch].keys)
-    if EXPERTS_GATING in own:
-        made[EXPERTS_GATING] = int(own[EXPERTS_GATING])
-    if keys.get("norm_topk_prob") is not None:
+    usual = dict(ARCHS[family.arch].keys)
+    if EXPERTS_GATING in usual:
+        made[EXPERTS_GATING] = int(usual[EXPERTS_GATING])
+    if "norm_topk_prob" in keys.defaults:
         made[EXPERTS_NORM] = keys.flag("norm_topk_prob", False)
-    if keys.get("routed_scaling_factor") not in (None, False):
+    scaled = "routed_scaling_factor" in keys.defaults
+    if scaled and keys.get("routed_scaling_factor") not in (None, False):
         made["expert_weights_scale"] = f32(keys.number("routed_scaling_factor", lo=0.0))
     last = keys.integer("moe_layer_end_index", -1, lo=-1)
     if last not in (-1, n_layer - 1):
@@ -311,6 +308,7 @@ MIXTURES: dict[str, Family] = {
         },
         LLAMA_EXPERTS,
         paired=True,
+        only={"moe_norm_min": 1e-12},  # a smaller sum of weights counts as this: none is
         experts=True,
         made=_always(scores("mlp.moe_statics.e_score_correction_bias", "mlp.score")),
     ),
@@ -350,6 +348,7 @@ MIXTURES: dict[str, Family] = {
             "rope_theta": 5e6,
             "num_local_experts": 256,
             "num_experts_per_tok": 8,
+            "partial_rotary_factor": None,
         },
         {**LLAMA, **experts_123("block_sparse_moe.")},
         experts=True,

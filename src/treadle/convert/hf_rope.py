@@ -28,14 +28,17 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
     if full is not None and "full_attention" in full.values:
         local = full.within("sliding_attention")
         full = full.within("full_attention")
-    full = full or keys.within("rope_scaling") or Keys({}, keys.path, prefix=keys.prefix)
+    older = keys.within("rope_scaling")
+    if full and older and any(_said(full).get(key) != it for key, it in _said(older).items()):
+        keys.refuse("rope_scaling", "differs from rope_parameters beside it: leave one of them out")
+    full = full or older or Keys({}, keys.path, prefix=keys.prefix)
     theta = full.number("rope_theta", keys.number(family.word("rope_theta"), lo=1.001), lo=1.001)
     share_key = family.word("partial_rotary_factor")
     turned = keys.integer("rotary_dim", head_dim, hi=head_dim)  # MiniMax's word
     share = keys.number(share_key, turned / head_dim, lo=0.0, hi=1.0)
     share = full.number("partial_rotary_factor", share, lo=0.0, hi=1.0)
     dims = int(head_dim * share)
-    if share != 1.0 and not family.paired and ARCHS[family.arch].rope == "norm":
+    if share != 1.0 and share_key not in keys.defaults:
         keys.refuse(share_key, "treadle turns whole heads in this architecture")
     if dims < 2 or dims % 2:
         keys.fail(share_key, f"turns {dims} elements of {head_dim}", "an even number of at least 2")
@@ -58,16 +61,34 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
     scaling, factors = _SCALINGS[kind](full, keys, made["rope.freq_base"], dims)
     if temperature := full.number("llama_4_scaling_beta", 0.0, lo=0.0, hi=1e6):
         scaling["attention.temperature_scale"] = f32(temperature)
+        scaling[_N_CTX] = _n_ctx_orig(full, keys)
     return {**made, **scaling}, factors
 
 
 def _kind(rope: Keys) -> str:
-    return rope.text("rope_type", rope.text("type", "default"))
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    # Phi 3 had several names for it; the factors say which it is.
+    return "longrope" if kind == "yarn" and rope.get("short_factor") is not None else kind
+
+
+def _said(rope: Keys) -> dict[str, Any]:
+    """All that is set, with one word for the kind."""
+    said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
+    return {**said, "rope_type": _kind(rope)}
 
 
 Scaled = tuple[dict[str, Any], Factors]
+_STRETCHED, _ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
+_N_CTX = "rope.scaling.original_context_length"
 _WIDE = "global_head_dim"
 _STILL = 1e30  # divides what turns pairs that do not; llama.cpp's converter writes it
+
+
+def _n_ctx_orig(rope: Keys, keys: Keys, lo: int = 1) -> int:
+    """The context of before the stretching. transformers prefers the number outside ``rope``."""
+    n_ctx = keys.integer(_STRETCHED, hi=POSITION_MAX)
+    n_ctx = rope.integer(_ORIGINAL, n_ctx, lo=lo, hi=POSITION_MAX)
+    return keys.integer(_ORIGINAL, n_ctx, lo=lo, hi=POSITION_MAX)
 
 
 def _unscaled(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
@@ -89,19 +110,15 @@ def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     high = rope.number("high_freq_factor", lo=1e-3, hi=1e6)
     if high <= low:
         rope.fail("high_freq_factor", f"is {high:g}", f"more than low_freq_factor, {low:g}")
-    n_ctx = rope.integer("original_max_position_embeddings", hi=POSITION_MAX)
+    n_ctx = _n_ctx_orig(rope, keys)
     wave = 2.0 * np.pi * base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
     kept = np.clip((n_ctx / wave - low) / (high - low), 0.0, 1.0)
     return {}, {FACTORS: (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)}
 
 
 def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
-    n_ctx = rope.integer(
-        "original_max_position_embeddings",
-        keys.integer("max_position_embeddings", hi=POSITION_MAX),
-        hi=POSITION_MAX,
-    )
-    stretched = keys.integer("max_position_embeddings", hi=POSITION_MAX) / n_ctx
+    n_ctx = _n_ctx_orig(rope, keys)
+    stretched = keys.integer(_STRETCHED, hi=POSITION_MAX) / n_ctx
     factor = rope.number("factor", stretched, lo=1e-3, hi=1e6)
 
     def usual(mscale: float) -> float:
@@ -113,7 +130,7 @@ def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     made: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": f32(factor),
-        "rope.scaling.original_context_length": n_ctx,
+        _N_CTX: n_ctx,
         "rope.scaling.yarn_beta_fast": f32(rope.number("beta_fast", 32.0, lo=1e-3, hi=1e6)),
         "rope.scaling.yarn_beta_slow": f32(rope.number("beta_slow", 1.0, lo=1e-3, hi=1e6)),
     }
@@ -128,18 +145,12 @@ def _longrope(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     """Two lists of factors: of texts that fit the context of before the stretching, and of longer
     ones.
     """
-    n_ctx = keys.integer("max_position_embeddings", hi=POSITION_MAX)
-    original = rope.integer(
-        "original_max_position_embeddings",
-        keys.integer("original_max_position_embeddings", n_ctx, hi=POSITION_MAX),
-        lo=2,
-        hi=POSITION_MAX,
-    )
+    n_ctx, original = keys.integer(_STRETCHED, hi=POSITION_MAX), _n_ctx_orig(rope, keys, lo=2)
     factor = rope.number("factor", n_ctx / original, lo=1e-6, hi=1e6)
     usual = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     made = {
         "rope.scaling.type": "longrope",
-        "rope.scaling.original_context_length": original,
+        _N_CTX: original,
         "rope.scaling.attn_factor": f32(rope.number("attention_factor", usual, lo=1e-6, hi=1e6)),
     }
     factors = {}

@@ -20,6 +20,7 @@ from treadle.convert.hf_names import (
     NOT_STATES,
     NOT_TEXT,
     NOT_WEIGHTS,
+    OLDER_KINDS,
     Names,
     spelt_as,
 )
@@ -112,7 +113,7 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     of another shape, and UnsupportedError for what is not in floating point of 16 bits or more.
     """
     found: dict[str, Named] = {}
-    tensors = {n: t for n, t in weights.tensors.items() if not _is_other(n, hyper)}
+    tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
     if hyper.family.experts or hyper.rules:
         tensors = make_tensors(tensors, hyper.rules)
     packed: dict[str, Packed] = {}
@@ -218,11 +219,14 @@ def _renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple
     return name, replace(named, name=name)
 
 
-def _is_other(name: str, hyper: Hyper) -> bool:
-    """Whether the tensor is no weight of the model."""
+def _is_other(tensor: SafeTensor, hyper: Hyper) -> bool:
+    """Whether the tensor is no weight of the model, or has none: transformers writes matrices of
+    no rows for 0 shared experts.
+    """
+    name = tensor.name
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
         return True
-    if _is_further(name, hyper):
+    if 0 in tensor.shape or _is_further(name, hyper):
         return True
     if ARCHS[hyper.family.arch].graph != "encoder" or not NOT_STATES.fullmatch(name):
         return False
@@ -246,7 +250,8 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str:
         close = difflib.get_close_matches(match["stem"] if match else tensor.name, names, 1, 0.7)
         hint = f" (the closest is {close[0]})" if close and stem is None else ""
         raise tensor.error(f"is no tensor of {_model(hyper)}{hint}")
-    row = stem if stem in BARE else f"{stem}.{match['kind']}"
+    kind = OLDER_KINDS.get(match["kind"], match["kind"])
+    row = stem if stem in BARE else f"{stem}.{kind}"
     return row if layer is None else f"blk.{layer}.{row}"
 
 
