@@ -428,3 +428,17 @@ def test_spans_of_a_row_where_dots_are_two_steps_of_256_bits() -> None:
     assert not any(rows(w, 1)[0] for w in ("F16", "IQ3_S", "TQ2_0", "NVFP4"))
     others = [name for name in ROWS if name != "avx2"]
     assert not any(rows("Q4_K", 2, row=name)[0] for name in others)
+
+
+def test_rows_are_runs_where_that_was_measured() -> None:
+    """Not of spans: there neighbours are faster."""
+
+    def ahead(w: str, tokens: int, row: str = "avx2") -> int:
+        return choice.gemv(by_name(w), ROWS[row], 512, tokens).ahead
+
+    assert all(ahead(w, 1) for w in ("Q8_0", "BF16", "F16", "F32", "NVFP4"))
+    assert all(ahead("BF16", tokens) for tokens in (2, 4))
+    assert not any(ahead(w, 1) for w in ("Q4_K", "Q6_K", "Q4_0", "IQ4_XS"))
+    assert not ahead("Q8_0", 2)
+    assert ahead("Q4_K", 1, "avx512_vnni")
+    assert not ahead("Q8_0", 1, "avx2_vnni")

@@ -141,7 +141,7 @@ def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **f
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
     kind = kind_of(fmt, isa, k)
     if kind and tokens >= kind.least:
-        chosen |= {"spans": True, "mr": 1}
+        chosen |= {"spans": True, "mr": 1, "ahead": 0}
     chosen |= table.gemv.get((fmt.name, tokens), {})
     return Gemv(fmt.name, gemv_act(fmt, isa), k, nr=tokens, **chosen, **fields)
 
