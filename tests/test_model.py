@@ -476,6 +476,7 @@ def test_a_model_that_is_forgotten_leaves_nothing_behind(tiny: WriteTiny) -> Non
     def workers() -> int:
         return sum(thread.name.startswith("treadle-") for thread in threading.enumerate())
 
+    gc.collect()  # models of other tests
     before = workers()
     model = treadle.load(tiny(), threads=3)
     model.generate("abc", max_tokens=2).finish()

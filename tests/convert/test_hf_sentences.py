@@ -101,7 +101,7 @@ def test_the_command_and_the_server(folder: Path, run: Run) -> None:
             found = client.post("/api/embed", json={"input": TEXTS}).json()["embeddings"]
             assert np.abs(np.array(found, np.float32) - with_it).max() < 1e-6
             too_long = client.post("/v1/embeddings", json={"input": "a " * 60})
-            assert "the context 40" in too_long.json()["error"]["message"]
+            assert "tokens > 40 maximum" in too_long.json()["error"]["message"]
     for options, expected in (((), with_it), (("--no-default-prompt",), bare)):
         ran = run("embed", str(folder), *TEXTS, "-t", "2", *options)
         rows = [line.split() for line in ran.out.splitlines()]

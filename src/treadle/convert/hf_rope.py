@@ -86,9 +86,10 @@ _STILL = 1e30  # divides what turns pairs that do not; llama.cpp's converter wri
 
 def _n_ctx_orig(rope: Keys, keys: Keys, lo: int = 1) -> int:
     """The context of before the stretching. transformers prefers the number outside ``rope``."""
-    n_ctx = keys.integer(_STRETCHED, hi=POSITION_MAX)
-    n_ctx = rope.integer(_ORIGINAL, n_ctx, lo=lo, hi=POSITION_MAX)
-    return keys.integer(_ORIGINAL, n_ctx, lo=lo, hi=POSITION_MAX)
+    for said in (keys, rope):
+        if said.get(_ORIGINAL) is not None:
+            return said.integer(_ORIGINAL, lo=lo, hi=POSITION_MAX)
+    return keys.integer(_STRETCHED, lo=lo, hi=POSITION_MAX)
 
 
 def _unscaled(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
