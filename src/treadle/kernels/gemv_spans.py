@@ -32,9 +32,9 @@ SCALES = SPAN // BLOCK  # that x has for them
 # Spans of a row whose scales are unpacked before their codes are read: of more, lines would be
 # waited for that the codes' turn has not asked for yet.
 CHUNK = 8
-# Bytes of the tokens' values and of their sizes, where codes have a sign: in so many, which the
-# first-level cache holds, a size is loaded in less time than one of a code is made.
-NEAR = 1 << 15
+# Bytes of the tokens' values and sizes together, at most, where codes have a sign: as long as the
+# first-level cache holds both, to load ``|x|`` takes less time than to make ``|code|``.
+VALUES_AND_SIZES = 1 << 15
 # Bytes of a span in scratch: of a token its values, its scales for each pair of vectors, and eight
 # or sixteen sums; of a row sixteen steps, and the d of its block or its scales with a token.
 VALUES, SPREAD, SUMS, STEPS, D, SCALED = SPAN, 32 * PAIRS, 32, 32, 4, 4 * SCALES
@@ -71,8 +71,8 @@ class Spans:
         self.offset = self.codes.offset - self.less
         self.n_spans, self.free, self.used = spec.k // SPAN, scratch, 0
         self.values = self._places(len(tokens), VALUES) if self.reorders else tokens
-        near = 2 * VALUES * self.n_spans * len(tokens) <= NEAR
-        sized = self.less > 0 and self.reorders and near
+        fit = 2 * VALUES * self.n_spans * len(tokens) <= VALUES_AND_SIZES
+        sized = self.less > 0 and self.reorders and fit
         self.sizes = self._places(len(tokens), VALUES) if sized else None
         self.sums = self._places(len(tokens), SUMS)
         self.make_room()

@@ -29,6 +29,7 @@ from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
 from treadle.speech.arguments import arguments_of
+from treadle.speech.messages import in_turns
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning
 # of a prompt would ever be found in the cache.
@@ -110,7 +111,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     for i, message in enumerate(given["messages"]):
         messages += _messages(f"messages[{i}]", mapping(f"messages[{i}]", message))
     chat: dict[str, Any] = {
-        "messages": _turns(messages),
+        "messages": in_turns(messages),
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given.get("tools", []))],
         **_choice(given.get("tool_choice", {})),
     }
@@ -178,7 +179,7 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content.
     """
     role, content = message.get("role"), message.get("content")
-    if isinstance(content, str) or content is None:
+    if isinstance(content, str):
         return [{"role": role, "content": content}]
     said: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -203,23 +204,6 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if thought:
         made["reasoning_content"] = "\n".join(thought)
     return [*results, *([made] if said or calls or not results else [])]
-
-
-def _turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours of one role as one turn, as Anthropic's API has it; some templates raise on two.
-    What is no message stays for ``read_messages`` to refuse.
-    """
-    made: list[dict[str, Any]] = []
-    for message in messages:
-        last = made[-1] if made else {}
-        role, contents = message["role"], (last.get("content"), message["content"])
-        if last.get("role") != role or role not in ("user", "assistant") or None in contents:
-            made.append(message)
-            continue
-        made[-1] = {**last, **message, "content": "\n".join(filter(None, contents))}
-        if calls := [*last.get("tool_calls", []), *message.get("tool_calls", [])]:
-            made[-1]["tool_calls"] = calls
-    return made
 
 
 def _read(name: str, block: Any) -> str:

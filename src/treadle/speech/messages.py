@@ -32,7 +32,7 @@ def shaped(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
     made = [_with_objects(message) for message in messages]
-    made = _in_turns(made) if manner.alternates else made
+    made = in_turns(made) if manner.alternates else made
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
     if not calls:
         return made, None
@@ -64,18 +64,21 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours of one role in one message: templates of Gemma and Mistral raise on two."""
+def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role as one turn, as Anthropic's API has it; templates of Gemma and Mistral
+    raise on two. What has no text that can be joined stays as it is.
+    """
     made: list[dict[str, Any]] = []
     for message in messages:
         role, last = message.get("role"), made[-1] if made else {}
         contents = [each.get("content") for each in (last, message)]
         alike = role == last.get("role") and role in ("user", "assistant")
-        if not alike or "tool_calls" in last or not all(map(_is_text, contents)):
+        if not alike or not all(map(_is_text, contents)):
             made.append(message)
             continue
-        said = "\n".join(filter(None, map(joined, contents)))
-        made[-1] = {**last, **message, "content": said}
+        made[-1] = {**last, **message, "content": "\n".join(filter(None, map(joined, contents)))}
+        if calls := [*last.get("tool_calls", []), *message.get("tool_calls", [])]:
+            made[-1]["tool_calls"] = calls
     return made
 
 
