@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from treadle.errors import GrammarError
 from treadle.text.exact_numbers import dump
+from treadle.text.schema_keys import MAPS, VALUES, ClosedObjects
 from treadle.text.schema_limits import (
     MAX_DEPTH,
     Numbers,
@@ -49,9 +50,6 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "email": (f"^{_ATOM}(?:\\.{_ATOM})*@{_LABEL}(?:\\.{_LABEL})*$", "^[^@]{1,64}@.{1,253}$"),
     "hostname": (f"^{_LABEL}(?:\\.{_LABEL})*$", "^.{1,253}$"),
 }
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("enum", "const", "default", "examples", "example")
 
 
 @runtime_checkable
@@ -147,6 +145,7 @@ class _Enforced:
                 f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
                 f"{MAX_DEPTH})"
             )
+        self._closed = ClosedObjects(root, self._parts)
 
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
         """A part of it; ``is_map``: its keys are names."""
@@ -167,12 +166,14 @@ class _Enforced:
             if len(fine) < len(patterns):  # it would refuse the names that are left out
                 kept.pop("additionalProperties", None)
         found = {
-            key: value if key in _VALUES else self.schema(within(key, value), is_map=key in _MAPS)
+            key: value if key in VALUES else self.schema(within(key, value), is_map=key in MAPS)
             for key, value in kept.items()
         }
         if isinstance(found.get("pattern"), str):
             found["pattern"] = without_nul(found["pattern"])
         move_exclusive(found)
+        if self._closed.has(schema):
+            found["additionalProperties"] = False
         name = found.get("format")
         if isinstance(name, str) and name in FORMATS:
             del found["format"]
