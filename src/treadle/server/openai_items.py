@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.server.conversation import content_text
 from treadle.server.fields import array, mapping, text
+from treadle.server.openai_tools import flat_name
 from treadle.server.problems import ApiError
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def read_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
             arguments = item.get(CALLS[kind])
             if kind == "custom_tool_call":  # a function's arguments are an object
                 arguments = {"input": arguments}
-            made.append(calling(item.get("call_id"), item.get("name"), arguments))
+            name = flat_name(item.get("namespace"), item.get("name"))
+            made.append(calling(item.get("call_id"), name, arguments))
         elif kind in RESULTS:
             said = item.get("output")
             content_text(f"{where}.output", said)
