@@ -113,6 +113,15 @@ def test_formats(client: TestClient) -> None:
     assert post(client, "/api/chat", format="json", **body)["message"]["content"].startswith("{")
 
 
+@pytest.mark.parametrize("no_limit", [0, -1, -2])
+def test_no_limit(no_limit: int, client: TestClient) -> None:
+    """Ollama's runner looks at limits above 0 alone."""
+    options = {"grammar": 'root ::= "abc"', "num_predict": no_limit}
+    body: dict[str, Any] = {"messages": HI, "stream": False, "options": options}
+    found = post(client, "/api/chat", **body)
+    assert (found["message"]["content"], found["done_reason"]) == ("abc", "stop")
+
+
 def test_nothing_to_say_loads_the_model(client: TestClient) -> None:
     assert post(client, "/api/generate", model="x")["done_reason"] == "load"
     assert post(client, "/api/chat", model="x", messages=[])["done_reason"] == "load"

@@ -53,7 +53,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
     """Settings: Ollama has them in ``options``, and streams unless it is told not to."""
     given = read_fields(body, FIELDS)
     options = dict(given.get("options", {}))
-    if options.get("num_predict") == -2:  # fill the context, which is what no limit means here
+    if options.get("num_predict") in (0, -2):  # no limit, too, and to fill the context
         options["num_predict"] = -1
     form = body.get("format")
     if form not in (None, ""):
