@@ -125,6 +125,7 @@ def test_no_limit(no_limit: int, client: TestClient) -> None:
 def test_nothing_to_say_loads_the_model(client: TestClient) -> None:
     assert post(client, "/api/generate", model="x")["done_reason"] == "load"
     assert post(client, "/api/chat", model="x", messages=[])["done_reason"] == "load"
+    assert post(client, "/api/chat", model="x")["done_reason"] == "load"
 
 
 def test_embeddings(client: TestClient, model: treadle.Model) -> None:
@@ -196,7 +197,7 @@ def test_what_is_served(client: TestClient) -> None:
         ("/api/chat", {"messages": HI, "logprobs": 2}),
         ("/api/chat", {"messages": HI, "top_logprobs": 2}),
         ("/api/generate", {"prompt": "x", "logprobs": True, "top_logprobs": 65}),
-        ("/api/chat", {}),
+        ("/api/chat", {"messages": 5}),
         ("/api/embed", {"input": "x", "dimensions": 257}),
         ("/api/embeddings", {}),
     ],

@@ -17,8 +17,10 @@ from tests.server.test_openai import post
 from tests.server.test_responses import named
 from tests.server.test_tools import PARAMETERS, gbnf
 from tests.speech.families import HERMES_TEMPLATE
+from treadle.server.openai_items import in_turns, read_items
 from treadle.server.openai_tools import chat_choice, flat_name, read_response_tools
 from treadle.server.problems import ApiError
+from treadle.server.talks import Talks
 from treadle.text.template import ChatTemplate
 
 PATH = "/v1/responses"
@@ -33,7 +35,7 @@ PATCH: Any = {"type": "custom", "name": "patch", "description": "Patch."}
 @pytest.fixture(scope="module")
 def agent(model: treadle.Model) -> Iterator[TestClient]:
     own = model.template
-    model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE)
+    model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE + "{# </think> #}")
     try:
         with running(model) as service, talking(service) as client:
             yield client
@@ -88,6 +90,35 @@ def test_a_custom_tool(agent: TestClient) -> None:
     n = post(agent, f"{PATH}/input_tokens", input=again, tools=[PATCH])["input_tokens"]
     kept = {"input": [result], "previous_response_id": whole["id"], "tools": [PATCH]}
     assert post(agent, f"{PATH}/input_tokens", **kept)["input_tokens"] == n
+
+
+def test_reasoning_that_comes_back_as_it_was_sealed(agent: TestClient) -> None:
+    """Codex keeps the conversation, and of reasoning sends ``encrypted_content`` alone."""
+    body: dict[str, Any] = {"input": "hi", "grammar": gbnf("<think>hm é</think>so")}
+    plain = post(agent, PATH, **body)["output"]
+    assert "encrypted_content" not in plain[0]
+    body["include"] = ["reasoning.encrypted_content"]
+    whole = post(agent, PATH, **body)["output"]
+    events = named(agent.post(PATH, json={**body, "stream": True}).text)
+    done = [data["item"] for name, data in events if name == "response.output_item.done"]
+    user = {"role": "user", "content": "x"}
+    for thought, said in (whole, done):
+        assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "hm é")
+        bare = {
+            "type": "reasoning",
+            "summary": [],
+            "encrypted_content": thought["encrypted_content"],
+        }
+        made = in_turns(read_items([user, bare, said, user], Talks()))
+        assert made == in_turns(read_items([user, *plain, user], Talks()))
+        assert made[1]["reasoning_content"] == "hm é"
+
+
+@pytest.mark.parametrize("value", [None, 5, "gAAAA", "treadle:é", "treadle:A", "treadle:/w=="])
+def test_reasoning_that_nobody_can_read(value: Any) -> None:
+    user = {"role": "user", "content": "x"}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": value}
+    assert read_items([user, thought], Talks()) == [user]
 
 
 def test_a_custom_call_that_is_cut(agent: TestClient) -> None:

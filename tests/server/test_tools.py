@@ -554,6 +554,7 @@ def test_ollama(agent: TestClient) -> None:
         {"name": "f", "arguments": ARGUMENTS},
         {"name": "g", "arguments": {}},
     ]
+    assert len({call["id"] for call in calls}) == 2  # for results of one tool's two calls
     assert "".join(part["message"]["content"] for part in parts) == "so:"
     assert set(post(agent, "/api/show")["capabilities"]) >= {"tools", "thinking"}
 

@@ -109,7 +109,7 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
 async def chat(request: Request) -> Response:
     """``POST /api/chat``."""
     service, body = service_of(request), await read_json(request)
-    if body.get("messages") == []:
+    if body.get("messages") in (None, []):  # a client that wants the model loaded
         return Json(_loaded(service, _message))
     return await _answer(request, service, await service.begin(request, read_chat, body), _message)
 
@@ -129,7 +129,10 @@ def _message(told: Told) -> dict[str, Any]:
         made["thinking"] = told.reasoning
     if told.calls:
         made["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": arguments_of(call.arguments)}}
+            {
+                "id": call.id,
+                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
+            }
             for call in told.calls
         ]
     return {"message": made}

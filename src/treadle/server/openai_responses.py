@@ -18,7 +18,7 @@ from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
-from treadle.server.openai_items import calling, gone, in_turns, read_items, thinking
+from treadle.server.openai_items import calling, gone, in_turns, read_items, sealed, thinking
 from treadle.server.openai_tools import Known, chat_choice, read_response_tools, unserved
 from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
@@ -61,7 +61,8 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
     asked = read_asked({**body, **own}, service.model, service.defaults)
-    if "message.output_text.logprobs" in given.get("include", []):
+    include = given.get("include", [])
+    if "message.output_text.logprobs" in include:
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
     talk = in_turns(_earlier(service, given) + read_items(body.get("input"), service.talks))
     first = (
@@ -80,7 +81,12 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     asked.planned = replace(asked.planned, warnings=told)
     for kind in offered.left_out:
         service.warn_once(unserved(kind))
-    asked.more = {"talk": talk, "keep": given.get("store", True), "known": offered.known}
+    asked.more = {
+        "talk": talk,
+        "keep": given.get("store", True),
+        "known": offered.known,
+        "seal": "reasoning.encrypted_content" in include,
+    }
     return asked
 
 
@@ -97,12 +103,13 @@ def _earlier(service: Service, given: Mapping[str, Any]) -> list[dict[str, Any]]
 
 class _Item:
     """One item of an output: a message, a reasoning or a call. ``known``: what the client calls
-    the function.
+    the function. ``more``: the call's own, see ``read_response``.
     """
 
-    def __init__(self, part: Said, functions: Mapping[str, Known]) -> None:
+    def __init__(self, part: Said, more: Mapping[str, Any]) -> None:
         self.kind, self.text, self.call = part.kind, part.text, part.call
-        self.known = Known("") if part.call is None else functions[part.call.name]
+        self.known: Known = Known("") if part.call is None else more["known"][part.call.name]
+        self.seal: bool = more["seal"]
         self.logprobs: list[dict[str, Any]] = []
         kind = "custom" if self.known.custom else part.kind
         self.id = f"{PREFIXES[kind]}_{secrets.token_hex(24)}"
@@ -128,7 +135,8 @@ class _Item:
             return {**head, "type": "function_call", **own, "arguments": said}
         content = [] if begins else [self.part()]
         if self.kind == "reasoning":
-            return {**head, "type": "reasoning", "summary": [], "content": content}
+            own = {"encrypted_content": sealed(self.text)} if self.seal and not begins else {}
+            return {**head, "type": "reasoning", "summary": [], "content": content, **own}
         return {**head, "type": "message", "role": "assistant", "content": content}
 
     @property
@@ -225,7 +233,7 @@ async def responses(request: Request) -> Response:
         if part.kind == "arguments":
             items[-1].text = part.text
         else:
-            items.append(_Item(part, call.asked.more["known"]))
+            items.append(_Item(part, call.asked.more))
     said = next((item for item in items if item.kind == "content"), None)
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
@@ -278,7 +286,7 @@ class _Told:
         return taken
 
     def _opened(self, part: Said) -> bytes:
-        item = _Item(part, self.reply.call.asked.more["known"])
+        item = _Item(part, self.reply.call.asked.more)
         self.items.append(item)
         at, shown = len(self.items) - 1, item.as_dict("in_progress", begins=True)
         out = self.event("response.output_item.added", output_index=at, item=shown)
