@@ -183,6 +183,9 @@ def test_what_is_served(client: TestClient) -> None:
     assert loaded["digest"] == tag["digest"]
     shown = post(client, "/api/show", model="anything")
     assert shown["model_info"]["llama.embedding_length"] == 256
+    # What the server has room for, not what the model was trained with: clients send so much.
+    assert shown["model_info"]["llama.context_length"] == N_CTX
+    assert shown["parameters"].split() == ["num_ctx", str(N_CTX)]
 
 
 @pytest.mark.parametrize(

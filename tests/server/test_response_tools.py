@@ -203,6 +203,16 @@ def test_refused(agent: TestClient, tool: Any, param: str) -> None:
     assert post(agent, PATH, 400, input="hi", tools=[tool])["error"]["param"] == param
 
 
+@pytest.mark.parametrize("name", [None, 5, {}, "x"])
+def test_a_choice_without_a_name(agent: TestClient, name: Any) -> None:
+    for choice in (
+        {"type": "function", "name": name},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": name}]},
+    ):
+        error = post(agent, PATH, 400, input="hi", tools=[F], tool_choice=choice)["error"]
+        assert error["message"].startswith("tool_choice: there is no tool ")
+
+
 def test_the_names_of_a_choice_are_those_of_the_client(agent: TestClient) -> None:
     choice = {"type": "allowed_tools", "mode": "must", "tools": [F]}
     error = post(agent, PATH, 400, input="hi", tools=[F], tool_choice=choice)["error"]

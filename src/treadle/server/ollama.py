@@ -294,12 +294,12 @@ async def show(request: Request) -> Response:
     return Json(
         {
             "modelfile": "",
-            "parameters": "",
+            "parameters": f"{'num_ctx':30} {room(model)}",  # clients shorten their prompts to it
             "template": model.template.source,
             "details": details(service),
             "model_info": {
                 "general.architecture": arch,
-                f"{arch}.context_length": model.config.n_ctx_train,
+                f"{arch}.context_length": room(model),  # no call can ask for more
                 f"{arch}.embedding_length": model.config.n_embd,
             },
             "capabilities": _capabilities(service),

@@ -78,7 +78,7 @@ class Offered:
         name, namespace = choice.get("name"), choice.get("namespace")
         if choice.get("type") == "namespace":
             yield from (own for own, known in self.known.items() if known.namespace == name)
-        elif namespace is None and name in self.known:
+        elif namespace is None and isinstance(name, str) and name in self.known:
             yield name
         else:
             for own, known in self.known.items():
