@@ -38,6 +38,15 @@ def test_a_message(client: TestClient, model: treadle.Model) -> None:
     assert usage["output_tokens"] == 8
 
 
+def test_a_prompt_is_read_for_the_cache(client: TestClient) -> None:
+    found = post(client, PATH, messages=HI, max_tokens=0)
+    assert (found["content"], found["stop_reason"]) == ([], "max_tokens")
+    assert found["usage"]["output_tokens"] == 0
+    body = {"messages": HI, "max_tokens": 0, "stream": True}
+    told = [name for name, _ in named(client.post(PATH, json=body).text)]
+    assert told == ["message_start", "message_delta", "message_stop"]
+
+
 def test_why_it_stopped(client: TestClient) -> None:
     said = post(client, PATH, messages=HI, **GREEDY)["content"][0]["text"]
     stop = said[3:5]
@@ -178,7 +187,7 @@ def test_effort_is_that_of_reasoning(
     [
         ({"messages": HI}, "max_tokens"),
         ({"max_tokens": 5}, "messages"),
-        ({"max_tokens": 0, "messages": HI}, "max_tokens"),
+        ({"max_tokens": -1, "messages": HI}, "max_tokens"),
         (
             {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "image",

@@ -113,9 +113,19 @@ def test_formats(client: TestClient) -> None:
     assert post(client, "/api/chat", format="json", **body)["message"]["content"].startswith("{")
 
 
+@pytest.mark.parametrize("no_limit", [0, -1, -2])
+def test_no_limit(no_limit: int, client: TestClient) -> None:
+    """Ollama's runner looks at limits above 0 alone."""
+    options = {"grammar": 'root ::= "abc"', "num_predict": no_limit}
+    body: dict[str, Any] = {"messages": HI, "stream": False, "options": options}
+    found = post(client, "/api/chat", **body)
+    assert (found["message"]["content"], found["done_reason"]) == ("abc", "stop")
+
+
 def test_nothing_to_say_loads_the_model(client: TestClient) -> None:
     assert post(client, "/api/generate", model="x")["done_reason"] == "load"
     assert post(client, "/api/chat", model="x", messages=[])["done_reason"] == "load"
+    assert post(client, "/api/chat", model="x")["done_reason"] == "load"
 
 
 def test_embeddings(client: TestClient, model: treadle.Model) -> None:
@@ -173,6 +183,9 @@ def test_what_is_served(client: TestClient) -> None:
     assert loaded["digest"] == tag["digest"]
     shown = post(client, "/api/show", model="anything")
     assert shown["model_info"]["llama.embedding_length"] == 256
+    # What the server has room for, not what the model was trained with: clients send so much.
+    assert shown["model_info"]["llama.context_length"] == N_CTX
+    assert shown["parameters"].split() == ["num_ctx", str(N_CTX)]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +200,7 @@ def test_what_is_served(client: TestClient) -> None:
         ("/api/chat", {"messages": HI, "logprobs": 2}),
         ("/api/chat", {"messages": HI, "top_logprobs": 2}),
         ("/api/generate", {"prompt": "x", "logprobs": True, "top_logprobs": 65}),
-        ("/api/chat", {}),
+        ("/api/chat", {"messages": 5}),
         ("/api/embed", {"input": "x", "dimensions": 257}),
         ("/api/embeddings", {}),
     ],

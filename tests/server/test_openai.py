@@ -203,6 +203,20 @@ def test_what_is_too_large_is_refused(client: TestClient, body: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        {"prediction": {"type": "content", "content": "x"}},  # Continue's: it may save time alone
+        {"function_call": "auto", "functions": []},
+        {"modalities": ["text"], "audio": None, "tools": [], "tool_choice": "auto"},
+    ],
+)
+def test_what_asks_for_nothing_changes_nothing(more: dict[str, Any], client: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "temperature": 0, "max_tokens": 4}
+    plain, found = (post(client, CHAT, **body, **own) for own in ({}, more))
+    assert found["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
     ("body", "said"),
     [
         ({}, "messages"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
 import pytest
 from openai.types.responses import Response
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import talking
+from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from treadle.server.call import Piece
 from treadle.server.openai_items import in_turns, read_items
@@ -204,8 +205,25 @@ def test_a_stream_that_fails(service: Service, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tools_that_are_no_functions_are_left_out(client: TestClient) -> None:
-    tools: list[Any] = [{"type": "web_search"}, {"type": "local_shell"}]
-    assert post(client, PATH, input="hi", tools=tools, **GREEDY)["output"]
+    tools: list[Any] = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "web_search"}]
+    found = post(client, PATH, input="hi", tools=tools, **GREEDY)
+    assert found["output"]
+    assert found["warnings"] == [
+        "tools: treadle has no tool of type 'web_search': it is left out",
+        "tools: treadle has no tool of type 'local_shell': it is left out",
+    ]
+
+
+def test_the_log_tells_once_of_tools_that_are_left_out(
+    model: treadle.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(model, log=True) as service, talking(service) as client:
+        for _ in range(2):
+            post(client, PATH, input="hi", tools=[{"type": "mcp"}], **GREEDY)
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["message"] for line in told if "message" in line] == [
+        "tools: treadle has no tool of type 'mcp': it is left out"
+    ]
 
 
 def test_a_call_cannot_be_forced_without_functions(client: TestClient) -> None:
@@ -258,21 +276,51 @@ def test_refused(body: dict[str, Any], client: TestClient) -> None:
 
 
 def test_talks_are_bounded() -> None:
-    talks = Talks(most=2, most_characters=100)
+    talks = Talks(most=2, most_characters=150)
     for name in "abc":
-        talks.keep(name, [{"role": "user", "content": name}], {f"of {name}": {"content": name}})
+        items = {f"of {name}": {"content": name}}
+        talks.keep(name, [{"role": "user", "content": name}], items, {"id": name})
     assert talks.get("a") is None
     assert talks.item("of a") is None
-    assert talks.get("b") == [{"role": "user", "content": "b"}, {"content": "b"}]
-    talks.keep("d", [], {})
+    found = talks.get("b")
+    assert found is not None
+    assert found.talk == [{"role": "user", "content": "b"}, {"content": "b"}]
+    talks.keep("d", [], {}, {})
     assert talks.get("c") is None  # b was asked for later
     assert talks.item("of b") == {"content": "b"}
-    talks.keep("e", [], {})
+    talks.keep("e", [], {}, {})
     assert talks.get("d") is None  # an item of b was
-    talks.keep("f", [{"content": "x" * 200}], {})
-    assert talks.get("f") is None
-    assert talks.get("b") is None
+    talks.keep("f", [{"content": "x" * 200}], {}, {})
+    talks.keep("g", [], {}, {"output": "x" * 200})
+    assert [talks.get(name) for name in "fgb"] == [None, None, None]
     assert (talks._n, talks._of_item) == (0, {})
+    talks.keep("h", [], {"of h": {}}, {})
+    assert talks.drop("h")
+    assert not talks.drop("h")
+    assert (talks._n, talks._of_item) == (0, {})
+
+
+def test_a_response_by_its_id(client: TestClient) -> None:
+    people = openai.OpenAI(
+        api_key="none", base_url="http://localhost/v1", http_client=client, max_retries=0
+    )
+    made = post(client, PATH, input="hi", **GREEDY)
+    told = named(client.post(PATH, json={"input": "hi", "stream": True, **GREEDY}).text)
+    for whole in (made, told[-1][1]["response"]):
+        assert client.get(f"{PATH}/{whole['id']}").json() == whole
+        assert people.responses.retrieve(whole["id"]).id == whole["id"]
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            people.responses.retrieve(whole["id"], stream=True)
+        with pytest.raises(openai.BadRequestError, match="background"):
+            people.responses.cancel(whole["id"])
+        gone = client.delete(f"{PATH}/{whole['id']}").json()
+        assert gone == {"id": whole["id"], "object": "response", "deleted": True}
+        post(client, PATH, 400, input="x", previous_response_id=whole["id"])
+        for ask in (people.responses.retrieve, people.responses.delete, people.responses.cancel):
+            with pytest.raises(openai.NotFoundError, match="not kept"):
+                ask(whole["id"])
+    loose = post(client, PATH, input="hi", store=False, **GREEDY)
+    assert client.get(f"{PATH}/{loose['id']}").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,35 @@ def test_calls_and_results_of_earlier_turns(agent: TestClient) -> None:
     assert "tool\n[2]" in told
 
 
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_some_of_the_tools_are_allowed(agent: TestClient) -> None:
+    """The model is shown all: its prompt stays as it is, and in the cache."""
+    body: dict[str, Any] = {"messages": HI, "tools": [F, G]}
+    whole = post(agent, "/apply-template", **body)["prompt"]
+    for mode in ("auto", "required"):
+        body["tool_choice"] = allowed(mode, "g")
+        assert post(agent, "/apply-template", **body)["prompt"] == whole
+    for seed in range(4):
+        choice = post(agent, CHAT, **body, seed=seed, max_tokens=60)["choices"][0]
+        assert {c["function"]["name"] for c in choice["message"]["tool_calls"]} == {"g"}
+    flat = {"type": "allowed_tools", **body["tool_choice"]["allowed_tools"]}
+    choice = post(agent, CHAT, **{**body, "tool_choice": flat}, max_tokens=60)["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "g"
+
+
+def test_a_call_of_a_tool_that_is_not_allowed_is_text(agent: TestClient) -> None:
+    body: dict[str, Any] = {"messages": HI, "tools": [F, G], "grammar": TWO}
+    choice = post(agent, CHAT, **body, tool_choice=allowed("auto", "g"))["choices"][0]
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["g"]
+    assert '"name": "f"' in choice["message"]["content"]
+    none = post(agent, CHAT, **body, tool_choice=allowed("auto"))["choices"][0]
+    assert "tool_calls" not in none["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -194,6 +223,10 @@ def test_calls_and_results_of_earlier_turns(agent: TestClient) -> None:
         ({"tools": [F] * 513}, "at most"),
         ({"tools": [F], "tool_choice": "must"}, "tool_choice"),
         ({"tools": [F], "tool_choice": {"type": "function", "name": "x"}}, "no tool 'x'"),
+        ({"tools": [F], "tool_choice": allowed("must", "f")}, "allowed_tools.mode: expected one"),
+        ({"tools": [F], "tool_choice": allowed("auto", "x")}, "no tool 'x'"),
+        ({"tools": [F], "tool_choice": allowed("required")}, "no tool is allowed"),
+        ({"tools": [F], "tool_choice": {"type": "allowed_tools"}}, "allowed_tools.mode"),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [F], "tool_choice": "required", "grammar": 'root ::= "x"'}, "tool_choice"),
         ({"tools": [STRICT]}, "tool 'odd': JSON schema"),
@@ -483,10 +516,11 @@ def test_responses(agent: TestClient) -> None:
     assert set(places) == {0, 1, 2}
     whole = events[-1][1]["response"]
     assert [item["type"] for item in whole["output"]] == ["message", *["function_call"] * 2]
-    assert whole["output"][1]["name"] == "mcp__x__f"
+    own = [(item["name"], item.get("namespace")) for item in whole["output"][1:]]
+    assert own == [("f", "mcp__x"), ("g", None)]  # Codex finds its tools by both
     assert json.loads(whole["output"][1]["arguments"]) == ARGUMENTS
     done = [data for name, data in events if name == "response.function_call_arguments.done"]
-    assert [data["name"] for data in done] == ["mcp__x__f", "g"]
+    assert [data["name"] for data in done] == ["f", "g"]
 
     result: Any = {
         "type": "function_call_output",
@@ -520,6 +554,7 @@ def test_ollama(agent: TestClient) -> None:
         {"name": "f", "arguments": ARGUMENTS},
         {"name": "g", "arguments": {}},
     ]
+    assert len({call["id"] for call in calls}) == 2  # for results of one tool's two calls
     assert "".join(part["message"]["content"] for part in parts) == "so:"
     assert set(post(agent, "/api/show")["capabilities"]) >= {"tools", "thinking"}
 

@@ -211,6 +211,26 @@ def test_a_schema_holds_behind_reasoning(tokenizer: Tokenizer, grammars: Grammar
         refused.accept(tokenizer.encode_plain("x", start=False)[0])
 
 
+@pytest.mark.parametrize("wanted", [{"forced": ("f",)}, {"tools": {}, "schema": {"const": 5}}])
+def test_what_must_follow_reasoning_does(
+    wanted: dict[str, Any], tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """A model that would end its text within reasoning goes on with that."""
+    manner = replace(own_manner("hermes"), thought=THINK)
+    guide = guide_of(planned(manner, grammars, THINK.open, **wanted))
+    for text in ("", "hm", "hm </thi"):
+        for id in tokenizer.encode_plain(text, start=False):
+            guide.accept(id)
+        logits = np.zeros(tokenizer.n_vocab, np.float32)
+        guide.mask(logits)
+        assert np.isneginf(logits[list(tokenizer.eog)]).all()
+        assert np.isfinite(logits).sum() > 1
+    free = guide_of(planned(manner, grammars, THINK.open, forced=(), budget=9))
+    logits = np.zeros(tokenizer.n_vocab, np.float32)
+    free.mask(logits)
+    assert np.isfinite(logits).all()
+
+
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_the_budget_of_reasoning(budget: int, tokenizer: Tokenizer, grammars: Grammars) -> None:
     plan = planned(Manner(thought=THINK), grammars, "<think>\n", tools={}, budget=budget)

@@ -44,7 +44,7 @@ def _format(name: str, value: Any) -> dict[str, Any]:
 
 
 FIELDS: Table = {
-    "max_tokens": whole(1),
+    "max_tokens": whole(0),  # 0: the prompt is read, for the cache
     "stop_sequences": texts,
     "metadata": mapping,
     "tools": array,
@@ -135,7 +135,8 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
     own = mapping(name, tool)
     kind = own.get("type") or "custom"
     if kind != "custom":
-        raise ApiError(400, f"{name}: a tool of type {kind!r:.40}", param="tools")
+        why = "treadle has no tools of its own, only those with a schema can be called"
+        raise ApiError(400, f"{name}: a tool of type {kind!r:.40}: {why}", param="tools")
     function = {key: own[key] for key in ("name", "description", "strict") if key in own}
     return {
         "type": "function",

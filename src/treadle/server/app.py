@@ -34,6 +34,7 @@ from treadle.server import (
     ollama,
     openai_chat,
     openai_completions,
+    openai_kept,
     openai_responses,
     rerank,
     slots,
@@ -74,6 +75,7 @@ POST: dict[str, Handler] = {
     "/tokenize": native.tokenize,
     "/detokenize": native.detokenize,
     "/apply-template": native.apply_template,
+    "/v1/responses/{id}/cancel": openai_kept.cancel,
     "/lora-adapters": adapters.change,
 }
 GET: dict[str, Handler] = {
@@ -88,7 +90,9 @@ GET: dict[str, Handler] = {
     "/slots": slots.slots,
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.one_model,
+    "/v1/responses/{id}": openai_kept.show,
 }
+DELETE: dict[str, Handler] = {"/v1/responses/{id}": openai_kept.delete}
 NOT_YET = (  # known to clients, and not built
     "/v1/audio/transcriptions",
     "/v1/images/generations",
@@ -110,7 +114,7 @@ def build_app(service: Service) -> Starlette:
     """The application of one service."""
     page = static.page_routes() if service.settings.page else []
     routes = [*page]
-    for method, table in (("POST", POST), ("GET", GET)):
+    for method, table in (("POST", POST), ("GET", GET), ("DELETE", DELETE)):
         for path, handler in table.items():
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
@@ -122,7 +126,7 @@ def build_app(service: Service) -> Starlette:
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(service.settings.allow_origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 allow_private_network=True,  # Chrome asks so for a server on loopback
             ),

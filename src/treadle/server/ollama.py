@@ -53,7 +53,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
     """Settings: Ollama has them in ``options``, and streams unless it is told not to."""
     given = read_fields(body, FIELDS)
     options = dict(given.get("options", {}))
-    if options.get("num_predict") == -2:  # fill the context, which is what no limit means here
+    if options.get("num_predict") in (0, -2):  # no limit, too, and to fill the context
         options["num_predict"] = -1
     form = body.get("format")
     if form not in (None, ""):
@@ -109,7 +109,7 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
 async def chat(request: Request) -> Response:
     """``POST /api/chat``."""
     service, body = service_of(request), await read_json(request)
-    if body.get("messages") == []:
+    if body.get("messages") in (None, []):  # a client that wants the model loaded
         return Json(_loaded(service, _message))
     return await _answer(request, service, await service.begin(request, read_chat, body), _message)
 
@@ -129,7 +129,10 @@ def _message(told: Told) -> dict[str, Any]:
         made["thinking"] = told.reasoning
     if told.calls:
         made["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": arguments_of(call.arguments)}}
+            {
+                "id": call.id,
+                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
+            }
             for call in told.calls
         ]
     return {"message": made}
@@ -291,12 +294,12 @@ async def show(request: Request) -> Response:
     return Json(
         {
             "modelfile": "",
-            "parameters": "",
+            "parameters": f"{'num_ctx':30} {room(model)}",  # clients shorten their prompts to it
             "template": model.template.source,
             "details": details(service),
             "model_info": {
                 "general.architecture": arch,
-                f"{arch}.context_length": model.config.n_ctx_train,
+                f"{arch}.context_length": room(model),  # no call can ask for more
                 f"{arch}.embedding_length": model.config.n_embd,
             },
             "capabilities": _capabilities(service),

@@ -41,11 +41,10 @@ FIELDS: Table = {
     "timings_per_token": flag,
     "return_progress": flag,
     "functions": refused("use tools", []),
-    "function_call": refused("use tool_choice", "none"),
+    "function_call": refused("use tool_choice", "none", "auto"),
     "modalities": refused("treadle writes text alone", ["text"]),
     "audio": refused("treadle writes text alone"),
     "web_search_options": refused("there is no search"),
-    "prediction": refused("there are no predicted outputs"),
     "suffix": refused("a conversation has no suffix", ""),
     "messages": array,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.conversation import content_text
 from treadle.server.fields import array, mapping, text
+from treadle.server.openai_tools import flat_name
 from treadle.server.problems import ApiError
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 SKIPPED = ("web_search_call", "file_search_call")  # items that say nothing to the model
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where they have them
+SEAL = "treadle:"  # before reasoning that a client cannot read
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
@@ -33,12 +36,14 @@ def read_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
             made.append({"role": role, "content": item.get("content")})
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
+            thought = thought or unsealed(item.get("encrypted_content"))
             made += [thinking(thought)] if thought else []
         elif kind in CALLS:
             arguments = item.get(CALLS[kind])
             if kind == "custom_tool_call":  # a function's arguments are an object
                 arguments = {"input": arguments}
-            made.append(calling(item.get("call_id"), item.get("name"), arguments))
+            name = flat_name(item.get("namespace"), item.get("name"))
+            made.append(calling(item.get("call_id"), name, arguments))
         elif kind in RESULTS:
             said = item.get("output")
             content_text(f"{where}.output", said)
@@ -67,6 +72,23 @@ def gone(where: str, name: str, code: str) -> ApiError:
 def thinking(thought: str) -> dict[str, Any]:
     """Reasoning as a message of a chat, of which nothing else is said."""
     return {"role": "assistant", "content": None, "reasoning_content": thought}
+
+
+def sealed(thought: str) -> str:
+    """``encrypted_content`` of reasoning: Codex sends this back and leaves the text out. Nobody
+    needs to encrypt what the same item tells in plain.
+    """
+    return SEAL + base64.b64encode(thought.encode("utf-8", "replace")).decode()
+
+
+def unsealed(value: Any) -> str:
+    """The reasoning in an ``encrypted_content`` of treadle's; of others nothing can be read."""
+    if not isinstance(value, str) or not value.startswith(SEAL):
+        return ""
+    try:
+        return base64.b64decode(value.removeprefix(SEAL), validate=True).decode("utf-8")
+    except ValueError:
+        return ""
 
 
 def calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:

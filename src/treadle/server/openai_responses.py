@@ -7,6 +7,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -17,13 +18,15 @@ from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
-from treadle.server.openai_items import calling, gone, in_turns, read_items, thinking
+from treadle.server.openai_items import calling, gone, in_turns, read_items, sealed, thinking
+from treadle.server.openai_tools import Known, chat_choice, read_response_tools, unserved
 from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
+from treadle.speech.arguments import arguments_of
 
-PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}  # of items' ids
+PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc", "custom": "ctc"}  # of items' ids
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
 
 FIELDS: Table = {
@@ -47,6 +50,7 @@ NAMES = {
     "response_format": "text.format",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.allowed_tools": "tool_choice",
 }
 
 
@@ -57,41 +61,33 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
     asked = read_asked({**body, **own}, service.model, service.defaults)
-    if "message.output_text.logprobs" in given.get("include", []):
+    include = given.get("include", [])
+    if "message.output_text.logprobs" in include:
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
     talk = in_turns(_earlier(service, given) + read_items(body.get("input"), service.talks))
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
+    offered = read_response_tools(given.get("tools", []))
     chat = {
         "messages": first + talk,
-        "tools": read_functions(given.get("tools", [])),
-        "tool_choice": body.get("tool_choice"),
+        "tools": offered.functions,
+        "tool_choice": chat_choice(body.get("tool_choice"), offered),
         "parallel_tool_calls": body.get("parallel_tool_calls"),
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
     }
     read_conversation(chat, service, asked)
-    asked.more = {"talk": talk, "keep": given.get("store", True)}
+    told = (*offered.warnings, *asked.planned.warnings)
+    asked.planned = replace(asked.planned, warnings=told)
+    for kind in offered.left_out:
+        service.warn_once(unserved(kind))
+    asked.more = {
+        "talk": talk,
+        "keep": given.get("store", True),
+        "known": offered.known,
+        "seal": "reasoning.encrypted_content" in include,
+    }
     return asked
-
-
-def read_functions(tools: list[Any]) -> list[dict[str, Any]]:
-    """The functions among the tools, as chat has them; those in a namespace under a longer name.
-    Others are services of OpenAI's own, which clients offer to everybody: they are left out.
-    """
-    made = []
-    for tool in tools:
-        kind = mapping("tools", tool).get("type")
-        if kind == "function":
-            keys = ("name", "description", "parameters", "strict")
-            function = {key: tool[key] for key in keys if tool.get(key) is not None}
-            made.append({"type": "function", "function": function})
-        elif kind == "namespace":
-            for inner in read_functions(array("tools.tools", tool.get("tools", []))):
-                function = inner["function"]
-                name = f"{tool.get('name')}__{function.get('name')}"
-                made.append({"type": "function", "function": {**function, "name": name}})
-    return made
 
 
 def _earlier(service: Service, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -102,16 +98,21 @@ def _earlier(service: Service, given: Mapping[str, Any]) -> list[dict[str, Any]]
     found = service.talks.get(name)
     if found is None:
         raise gone("previous_response_id", name, "previous_response_not_found")
-    return found
+    return list(found.talk)
 
 
 class _Item:
-    """One item of an output: a message, a reasoning or a call."""
+    """One item of an output: a message, a reasoning or a call. ``known``: what the client calls
+    the function. ``more``: the call's own, see ``read_response``.
+    """
 
-    def __init__(self, part: Said) -> None:
+    def __init__(self, part: Said, more: Mapping[str, Any]) -> None:
         self.kind, self.text, self.call = part.kind, part.text, part.call
+        self.known: Known = Known("") if part.call is None else more["known"][part.call.name]
+        self.seal: bool = more["seal"]
         self.logprobs: list[dict[str, Any]] = []
-        self.id = f"{PREFIXES[part.kind]}_{secrets.token_hex(24)}"
+        kind = "custom" if self.known.custom else part.kind
+        self.id = f"{PREFIXES[kind]}_{secrets.token_hex(24)}"
 
     def part(self, text: str | None = None) -> dict[str, Any]:
         """The one part of its content; with another text, as it begins."""
@@ -125,13 +126,26 @@ class _Item:
         """The item; of one that ``begins`` nothing is told yet."""
         head = {"id": self.id, "status": status}
         if self.call is not None:
-            arguments = "" if begins else self.text
-            own = {"call_id": self.call.id, "name": self.call.name, "arguments": arguments}
-            return {**head, "type": "function_call", **own}
+            said = "" if begins else self.said
+            own = {"call_id": self.call.id, "name": self.known.name}
+            if self.known.namespace is not None:
+                own["namespace"] = self.known.namespace
+            if self.known.custom:
+                return {**head, "type": "custom_tool_call", **own, "input": said}
+            return {**head, "type": "function_call", **own, "arguments": said}
         content = [] if begins else [self.part()]
         if self.kind == "reasoning":
-            return {**head, "type": "reasoning", "summary": [], "content": content}
+            own = {"encrypted_content": sealed(self.text)} if self.seal and not begins else {}
+            return {**head, "type": "reasoning", "summary": [], "content": content, **own}
         return {**head, "type": "message", "role": "assistant", "content": content}
+
+    @property
+    def said(self) -> str:
+        """The arguments of a call; of a custom tool's its text, once that is whole."""
+        if not self.known.custom:
+            return self.text
+        found = arguments_of(self.text).get("input", "")
+        return found if isinstance(found, str) else ""
 
     def message(self) -> dict[str, Any]:
         """The item as a message of a chat."""
@@ -180,14 +194,11 @@ class _Reply:
     def ended(self, piece: Piece, items: Sequence[_Item]) -> dict[str, Any]:
         """The whole object; what was said is kept for one that goes on from it."""
         more, used = self.call.asked.more, usage(self.call)
-        if more["keep"]:
-            said = {item.id: item.message() for item in items}
-            self.service.talks.keep(self.id, more["talk"], said)
-        whole = _status(piece) == "completed"
-        return {
+        done = _status(piece) == "completed"
+        whole = {
             **self._shared,
             "status": _status(piece),
-            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "incomplete_details": None if done else {"reason": "max_output_tokens"},
             "output": [item.as_dict(_status(piece)) for item in items],
             **warnings(self.call),
             "usage": {
@@ -198,6 +209,10 @@ class _Reply:
                 "total_tokens": used["total_tokens"],
             },
         }
+        if more["keep"]:
+            said = {item.id: item.message() for item in items}
+            self.service.talks.keep(self.id, more["talk"], said, whole)
+        return whole
 
 
 def _status(piece: Piece) -> str:
@@ -218,7 +233,7 @@ async def responses(request: Request) -> Response:
         if part.kind == "arguments":
             items[-1].text = part.text
         else:
-            items.append(_Item(part))
+            items.append(_Item(part, call.asked.more))
     said = next((item for item in items if item.kind == "content"), None)
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
@@ -247,12 +262,14 @@ class _Told:
         """A part of the answer: of the item that is open, or of a new one."""
         out = b""
         if part.call is not None:
-            return self.closed("completed") + self._opened(_Item(part))
+            return self.closed("completed") + self._opened(part)
         if part.kind != "arguments" and (not self.items or self.items[-1].kind != part.kind):
-            out = self.closed("completed") + self._opened(_Item(part))
+            out = self.closed("completed") + self._opened(part)
         else:
             self.items[-1].text += part.text
         item, place = self.items[-1], self._place
+        if item.known.custom:  # its text is within JSON, and told when that is whole
+            return out
         if item.call is not None:
             kind = "response.function_call_arguments.delta"
             return out + self.event(kind, **place, delta=part.text)
@@ -268,7 +285,8 @@ class _Told:
         self.items[-1].logprobs += taken
         return taken
 
-    def _opened(self, item: _Item) -> bytes:
+    def _opened(self, part: Said) -> bytes:
+        item = _Item(part, self.reply.call.asked.more)
         self.items.append(item)
         at, shown = len(self.items) - 1, item.as_dict("in_progress", begins=True)
         out = self.event("response.output_item.added", output_index=at, item=shown)
@@ -282,8 +300,12 @@ class _Told:
         if not self.items:
             return b""
         item, place = self.items[-1], self._place
-        if item.call is not None:
-            own = {"name": item.call.name, "arguments": item.text}
+        if item.known.custom:
+            kind = "response.custom_tool_call_input"
+            out = self.event(f"{kind}.delta", **place, delta=item.said)
+            out += self.event(f"{kind}.done", **place, input=item.said)
+        elif item.call is not None:
+            own = {"name": item.known.name, "arguments": item.text}
             out = self.event("response.function_call_arguments.done", **place, **own)
         else:
             content = item.kind == "content"

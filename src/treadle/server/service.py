@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from treadle.model import Model
 
 T = TypeVar("T")
+MAX_WARNED = 64  # different warnings in the log: clients can make up more
 PREPARING = 4  # threads that render, tokenize and compile grammars
 
 
@@ -70,6 +73,7 @@ class Service:
         self.calls: set[Call] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._n_preparing = 0
+        self._warned = set[str]()
 
     @cached_property
     def manner(self) -> Manner:
@@ -154,6 +158,14 @@ class Service:
         call.on_close = lambda: self.calls.discard(call)
         self.engine.add(call.texts)
         return call
+
+    def warn_once(self, message: str) -> None:
+        """A line in the log about what clients ask for in vain; each once."""
+        if not self.settings.log or message in self._warned or len(self._warned) >= MAX_WARNED:
+            return
+        self._warned.add(message)
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "level": "warning"}
+        print(json.dumps({**line, "message": message}), file=sys.stderr, flush=True)
 
     def check_room(self, n: int) -> None:
         """Raise ApiError where ``n`` texts more are too many."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.errors import TreadleError
 from treadle.record import dataclass
-from treadle.server.fields import flag, mapping, text
+from treadle.server.fields import array, flag, mapping, one_of, text
 from treadle.server.problems import ApiError
 from treadle.speech.functions import check_tool
 from treadle.speech.schemas import without_nulls
@@ -17,23 +17,29 @@ MAX_TOOLS = 512
 
 @dataclass(frozen=True)
 class Tools:
-    """Functions as OpenAI's chat has them. ``forced``: the names of which one must be called."""
+    """Functions as OpenAI's chat has them, all of which the model is shown. ``allowed``: the names
+    of those that it may call; ``forced``: of which it must call one.
+    """
 
     functions: tuple[dict[str, Any], ...] = ()
+    allowed: tuple[str, ...] = ()
     forced: tuple[str, ...] = ()
     parallel: bool = True
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Of the arguments, by name."""
-        own = [tool["function"] for tool in self.functions]
-        return {function["name"]: function.get("parameters") or {} for function in own}
+        """Of the arguments of those that may be called, by name."""
+        return {function["name"]: function.get("parameters") or {} for function in self._callable()}
 
     @property
     def strict(self) -> frozenset[str]:
         """The names of those whose schemas must be enforced whole."""
-        own = [tool["function"] for tool in self.functions]
+        own = self._callable()
         return frozenset(function["name"] for function in own if function.get("strict"))
+
+    def _callable(self) -> list[dict[str, Any]]:
+        own = [tool["function"] for tool in self.functions]
+        return [function for function in own if function["name"] in self.allowed]
 
 
 def read_tools(given: Mapping[str, Any]) -> Tools:
@@ -52,9 +58,11 @@ def read_tools(given: Mapping[str, Any]) -> Tools:
         raise ApiError(400, "tools: two have one name", param="tools")
     if choice == "none":
         return Tools()
-    forced = _forced(choice, names)
+    parallel = given.get("parallel_tool_calls", True)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return Tools(functions, *_allowed(choice, names), parallel)
     named = isinstance(choice, dict)  # then there is one call
-    return Tools(functions, forced, given.get("parallel_tool_calls", True) and not named)
+    return Tools(functions, tuple(names), _forced(choice, names), parallel and not named)
 
 
 def _function(name: str, tool: Any) -> dict[str, Any]:
@@ -74,6 +82,30 @@ def _function(name: str, tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def _allowed(
+    choice: Mapping[str, Any], names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of those that may be called, and of those of which one must be."""
+    where = "tool_choice.allowed_tools"
+    given = mapping(where, choice.get("allowed_tools", choice))  # Responses has it one level up
+    mode = one_of("auto", "required")(f"{where}.mode", given.get("mode"))
+    tools = [mapping(f"{where}.tools", t) for t in array(f"{where}.tools", given.get("tools"))]
+    allowed = tuple(dict.fromkeys(_chosen(tool, names) for tool in tools))
+    if mode == "auto":
+        return allowed, ()
+    if not allowed:
+        raise ApiError(400, "tool_choice: no tool is allowed", param="tool_choice")
+    return allowed, allowed
+
+
+def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The name of the function that is chosen."""
+    name = mapping("tool_choice", choice.get("function", choice)).get("name")
+    if isinstance(name, str) and name in names:
+        return name
+    raise ApiError(400, f"tool_choice: there is no tool {name!r:.80}", param="tool_choice")
+
+
 def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
     """The names of which one must be called; none for "auto"."""
     if choice == "auto":
@@ -81,10 +113,9 @@ def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
     if choice == "required":
         return tuple(names)
     if isinstance(choice, dict) and choice.get("type") == "function":
-        name = mapping("tool_choice", choice.get("function", choice)).get("name")
-        if isinstance(name, str) and name in names:
-            return (name,)
-        raise ApiError(400, f"tool_choice: there is no tool {name!r:.80}", param="tool_choice")
+        return (_chosen(choice, names),)
     raise ApiError(
-        400, "tool_choice: expected auto, none, required or a function", param="tool_choice"
+        400,
+        "tool_choice: expected auto, none, required, a function or allowed_tools",
+        param="tool_choice",
     )

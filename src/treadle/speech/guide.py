@@ -108,6 +108,13 @@ class Plan:
             found = made[sign, len(missing)] = self._bits_but(bad)
         return found
 
+    @cached_property
+    def unended(self) -> bytes:
+        """A mask without tokens that end a text: an answer that must be something cannot end
+        within reasoning.
+        """
+        return self._bits_but(list(self.tokenizer.eog))
+
     def _bits_but(self, missing: Sequence[int]) -> bytes:
         allowed = np.ones(self.tokenizer.n_vocab, np.bool_)
         allowed[list(missing)] = False
@@ -214,10 +221,11 @@ class Guide:
     def _bits_thinking(self) -> bytes | None:
         thought = self._plan.thought
         assert thought is not None
-        missing = _missing(self._text, thought.close.encode())
-        if self._plan.bound is None or not missing:
+        if self._plan.bound is None:
             return None
-        return self._plan.bits_without(missing, _GAP)
+        missing = _missing(self._text, thought.close.encode())
+        closed = self._plan.bits_without(missing, _GAP) if missing else None
+        return _both(closed, self._plan.unended) if closed else self._plan.unended
 
     def _accept_thinking(self, token: int) -> None:
         thought = self._plan.thought
