@@ -30,7 +30,7 @@ from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.named import open_device
 from treadle.engine import Engine
-from treadle.errors import ForkedError, TreadleError
+from treadle.errors import ForkedError, TemplateError, TreadleError
 from treadle.files.target import file_name
 from treadle.generation import Generation, in_order
 from treadle.models.load import load_config
@@ -321,7 +321,15 @@ class Model:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
         from treadle.text.prompt import chat_prompt
 
-        return chat_prompt(self.template, messages, tools, template, variables, SETTINGS)
+        given = (tools, template, variables, SETTINGS)
+        try:
+            return chat_prompt(self.template, messages, *given)
+        except TemplateError as error:
+            if tools is not None:
+                raise
+            from treadle.reply import reshaped
+
+            return chat_prompt(self.template, reshaped(self.template, messages, error), *given)
 
     # -- numbers --------------------------------------------------------------------------------
 

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.errors import GrammarError
+from treadle.text.json_schema import MAPS
 from treadle.text.schema_limits import Parts
 
 MAX_WAYS = 64  # alternatives of one object
 _SEVERAL = ("anyOf", "oneOf")
+_SCHEMAS = (*_SEVERAL, "allOf", "items", "prefixItems", "additionalProperties", "not")
 _VALUE = ("const", "default")  # keywords of a value, which may be null
 _VALUES = (*_VALUE, "enum", "examples")
 
@@ -79,6 +81,36 @@ def without_nulls(schema: Any) -> Any:
         kept = {k: v for k, v in schema.items() if v is not None or k in _VALUE}
         return {k: v if k in _VALUES else without_nulls(v) for k, v in kept.items()}
     return [without_nulls(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def plainly(schema: Any, *, is_map: bool = False) -> Any:
+    """The same schema in words that every template reads: null is no type, but a value; true and
+    false are objects. ``is_map``: its keys are names.
+    """
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if isinstance(schema, list):
+        return [plainly(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if is_map:
+        return {name: plainly(each) for name, each in schema.items()}
+    made = {key: _part_plainly(key, value) for key, value in schema.items()}
+    kinds = made.get("type")
+    if kinds == "null":
+        del made["type"]
+        made.setdefault("enum", [None])
+    elif isinstance(kinds, list) and "null" in kinds:
+        others = [kind for kind in kinds if kind != "null"]
+        made["type"] = others[0] if len(others) == 1 else others
+        made["nullable"] = True  # OpenAPI's word
+    return made
+
+
+def _part_plainly(key: str, value: Any) -> Any:
+    if key in _SCHEMAS:
+        return plainly(value)
+    return plainly(value, is_map=True) if key in MAPS else value
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:

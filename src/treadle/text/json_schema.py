@@ -50,7 +50,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "hostname": (f"^{_LABEL}(?:\\.{_LABEL})*$", "^.{1,253}$"),
 }
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples", "example")
 
 
@@ -167,7 +167,7 @@ class _Enforced:
             if len(fine) < len(patterns):  # it would refuse the names that are left out
                 kept.pop("additionalProperties", None)
         found = {
-            key: value if key in _VALUES else self.schema(within(key, value), is_map=key in _MAPS)
+            key: value if key in _VALUES else self.schema(within(key, value), is_map=key in MAPS)
             for key, value in kept.items()
         }
         if isinstance(found.get("pattern"), str):
