@@ -62,9 +62,7 @@ class Manner:
     has_system: bool = True
     system_raises: bool = False  # a system's message; else it may be left out
     alternates: bool = False  # it raises on two messages of one role in a row
-    gap: str | None = (
-        None  # what the assistant must say between a result and the user; None: nothing
-    )
+    gap: str | None = None  # what the assistant must say between a result and the user
     plain_schemas: bool = False  # it raises on what only some schemas have
 
     def speech(self, prompt: str, **more: Any) -> Speech:
