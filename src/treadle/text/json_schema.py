@@ -166,8 +166,11 @@ class _Enforced:
             }
             if len(fine) < len(patterns):  # it would refuse the names that are left out
                 kept.pop("additionalProperties", None)
+        kind = kept.get("type")
         found = {
-            key: value if key in _VALUES else self.schema(within(key, value), is_map=key in MAPS)
+            key: value
+            if key in _VALUES
+            else self.schema(within(key, value, kind), is_map=key in MAPS)
             for key, value in kept.items()
         }
         if isinstance(found.get("pattern"), str):
