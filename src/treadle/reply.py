@@ -12,12 +12,10 @@ from treadle.forked import free_lock
 from treadle.generation import Generation
 from treadle.speech import Manner, Said, Told, ToolCall, find_manner
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
-from treadle.speech.messages import shaped
+from treadle.speech.messages import in_another_form, shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
-from treadle.text.messages import check_messages
-from treadle.text.renderer import LimitError
 
 if TYPE_CHECKING:
     from treadle.text.grammars import Grammars
@@ -113,22 +111,15 @@ def manner_of(template: ChatTemplate) -> Manner:
         return found
 
 
-def reshaped(
-    template: ChatTemplate, messages: Sequence[dict[str, Any]], error: TemplateError
+def retold(
+    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, error: TemplateError
 ) -> list[dict[str, Any]]:
     """A conversation on which a template raises, as it may take it. Raises ``error`` where that is
-    no other.
+    no other, and for one with tools, which ``reply`` has put in its form.
     """
-    check_messages(messages)
-    if isinstance(error, LimitError):
+    if tools is not None:
         raise error
-    try:
-        made, _ = shaped(messages, [], manner_of(template))
-    except (AttributeError, LookupError, TypeError):  # its calls are none
-        raise error from None
-    if made == list(messages):
-        raise error
-    return made
+    return in_another_form(messages, lambda: manner_of(template), error)
 
 
 def reply(

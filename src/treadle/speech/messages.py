@@ -7,12 +7,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from treadle.errors import TemplateError
 from treadle.speech.manner import Manner
 from treadle.speech.schemas import plainly
-from treadle.text.messages import joined
+from treadle.text.messages import check_messages, joined
+from treadle.text.renderer import LimitError
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _PROMPT = """\
@@ -53,6 +55,24 @@ def shaped(
     if manner.shows_tools:
         return made, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
     return _with_prompt(made, tools, manner), None
+
+
+def in_another_form(
+    messages: Sequence[Mapping[str, Any]], find: Callable[[], Manner], error: TemplateError
+) -> list[dict[str, Any]]:
+    """Messages on which a template raises ``error``, without tools, as it may take them; raises it
+    where that is nothing else. ``find`` finds the template's manner.
+    """
+    check_messages(messages)
+    if isinstance(error, LimitError):
+        raise error
+    try:
+        made, _ = shaped(messages, [], find())
+    except (AttributeError, LookupError, TypeError):  # its calls are none
+        raise error from None
+    if made == list(messages):
+        raise error
+    return made
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def _ways(schema: Any, parts: Parts) -> list[Mapping[str, Any]]:
     flat = _flat(schema, parts)
     key = next((key for key in _SEVERAL if isinstance(flat.get(key), list) and flat[key]), None)
     if key is None:
-        return [_with_required(flat)]
+        return [with_required(flat)]
     base = {name: value for name, value in flat.items() if name != key}
     found = [way for each in flat[key] for way in _ways(joined(base, _flat(each, parts)), parts)]
     if len(found) > MAX_WAYS:
@@ -61,7 +61,7 @@ def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any
     return made
 
 
-def _with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """With what is required and has no schema of its own."""
     others = schema.get("additionalProperties", {})
     properties = properties_of(schema)
@@ -119,6 +119,12 @@ def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
     if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
         raise GrammarError(f"its 'required' is {found!r:.60}: expected a list of names")
     return found
+
+
+def choices(schema: Mapping[str, Any]) -> list[Any]:
+    """The values of which one it must be; none where there are others."""
+    found = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return found if isinstance(found, list) else []
 
 
 def is_never(schema: Any) -> bool:

@@ -85,6 +85,14 @@ def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
     return f"%json {_source(_enforced(_value(schema)), lenient)}"
 
 
+def is_possible(schema: Schema) -> bool:
+    """Whether anything fulfils a schema, as far as llguidance knows. Raises GrammarError."""
+    from llguidance import LLMatcher
+
+    source, _ = schema_source(schema, lenient=True)
+    return "Unsatisfiable" not in LLMatcher.validate_grammar(source)
+
+
 def _source(value: Any, lenient: bool) -> str:
     """The JSON of a schema. llguidance would add these options too, and write it anew: numbers
     would be read twice.

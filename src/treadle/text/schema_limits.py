@@ -25,6 +25,7 @@ HIGHEST_FLOAT = 2**63 - 1024  # of numbers that need not be whole: no regex is m
 FLOAT_MAX = sys.float_info.max
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BOUNDS = (_LOWER, _UPPER)
+NUMBERS = (*_LOWER, *_UPPER, "multipleOf")  # keywords of numbers
 _STEP = 1e-12  # that exclusive bounds are moved by
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
