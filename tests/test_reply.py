@@ -6,13 +6,14 @@ import asyncio
 import functools
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 
 import treadle
 from tests.speech.families import HERMES_TEMPLATE
-from treadle.errors import TreadleError
+from treadle.errors import TemplateError, TreadleError
 from treadle.reply import Reply
 from treadle.speech.functions import result_of, tool_of
 from treadle.text.template import ChatTemplate
@@ -297,3 +298,29 @@ def test_a_constraint_of_ones_own(model: treadle.Model) -> None:
     made = model.generate("x", constraint=Only())
     made.finish()
     assert made.ids == [65] * 3
+
+
+def test_talks_that_a_template_raises_on(model: treadle.Model, data: Path) -> None:
+    """Without tools too; what no other form of a conversation mends is raised."""
+    own = model.template
+    source = (data / "templates/google-gemma-2-2b-it.jinja").read_text("utf-8")
+    try:
+        model.__dict__["template"] = ChatTemplate(source)
+        system = {"role": "system", "content": "be brief"}
+        text = model.chat_prompt([system, *HI, *HI])
+        assert "<start_of_turn>user\nbe brief\n\nhi\nhi<end_of_turn>" in text
+        for wrong in ({"role": "x", "content": ""}, {"role": "x", "tool_calls": [{}]}):
+            with pytest.raises(TemplateError, match="roles must alternate"):
+                model.chat_prompt([wrong, *HI])
+    finally:
+        model.__dict__["template"] = own
+
+
+def test_nulls_in_schemas(model: treadle.Model) -> None:
+    """As clients in Go write empty lists, and in all else that is null."""
+    properties = {"a": {"const": None}}
+    schema = {"properties": properties, "required": None, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "strict": None, "parameters": schema}}
+    made = model.chat(HI, tools=[tool], tool_choice="f", max_tokens=200)
+    made.finish()
+    assert [call.arguments for call in made.calls] in (["{}"], ['{"a": null}'], ['{"a":null}'])

@@ -30,7 +30,7 @@ from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.named import open_device
 from treadle.engine import Engine
-from treadle.errors import ForkedError, TreadleError
+from treadle.errors import ForkedError, TemplateError, TreadleError
 from treadle.files.target import file_name
 from treadle.generation import Generation, in_order
 from treadle.models.load import load_config
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from treadle.text.tokenizer import Tokenizer
 
 CACHE_BYTES = 4 << 30  # of page files
-
 Messages = Sequence[dict[str, Any]]
 Progress = Callable[[str, int, int], None]
 
@@ -247,8 +246,7 @@ class Model:
         TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
         """
         check_session(session, self.engine)
-        ids = self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)
-        if not ids:
+        if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: there is no token to go on from")
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
         limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
@@ -321,7 +319,13 @@ class Model:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
         from treadle.text.prompt import chat_prompt
 
-        return chat_prompt(self.template, messages, tools, template, variables, SETTINGS)
+        given, own = (tools, template, variables, SETTINGS), self.template
+        try:
+            return chat_prompt(own, messages, *given)
+        except TemplateError as error:
+            from treadle.reply import retold
+
+            return chat_prompt(own, retold(own, messages, tools, error), *given)
 
     # -- numbers --------------------------------------------------------------------------------
 
@@ -351,8 +355,7 @@ class Model:
         return Reranker(self).scores(query, listed("documents", documents))
 
     def _read(self, text: str) -> list[int]:
-        ids = self.tokenize(text)
-        if not ids:
+        if not (ids := self.tokenize(text)):
             raise TreadleError("the text is empty, and this model has no token to begin one with")
         return ids
 

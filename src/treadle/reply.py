@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.arguments import integer, listed
-from treadle.errors import GrammarError, TreadleError
+from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.forked import free_lock
 from treadle.generation import Generation
 from treadle.speech import Manner, Said, Told, ToolCall, find_manner
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
-from treadle.speech.messages import shaped
+from treadle.speech.messages import in_another_form, shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
+from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
 
 if TYPE_CHECKING:
@@ -110,6 +111,17 @@ def manner_of(template: ChatTemplate) -> Manner:
         return found
 
 
+def retold(
+    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, error: TemplateError
+) -> list[dict[str, Any]]:
+    """A conversation on which a template raises, as it may take it. Raises ``error`` where that is
+    no other, and for one with tools, which ``reply`` has put in its form.
+    """
+    if tools is not None:
+        raise error
+    return in_another_form(messages, lambda: manner_of(template), error)
+
+
 def reply(
     model: Model,
     messages: Sequence[dict[str, Any]],
@@ -165,7 +177,7 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
     """
     made: dict[str, dict[str, Any]] = {}
     for tool in listed("tools", tools):
-        each = dict(tool) if isinstance(tool, Mapping) else tool_of(tool)
+        each = without_nulls(tool) if isinstance(tool, Mapping) else tool_of(tool)
         function = each.get("function")
         if not isinstance(function, Mapping):
             raise TreadleError(f"tools: expected a dict with 'function', found {tool!r:.80}")

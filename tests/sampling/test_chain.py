@@ -366,6 +366,20 @@ def test_a_constraint_holds_whatever_the_samplers_want(returns: bool, t: float) 
     assert x.argmax() == some_logits().argmax()
 
 
+class Deaf:
+    """It is never told what was chosen."""
+
+    accept = None
+
+    def mask(self, logits: Any) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", [3, "a+", False, OnlyEven, Deaf()])
+def test_what_is_no_constraint_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(SamplingError, match="expected an object with mask and accept, found"):
+        Sampler(Sampling(), 300, constraint=wrong)
+
+
 def test_a_constraint_that_allows_nothing_is_an_error() -> None:
     class Nothing(OnlyEven):
         def mask(self, logits: np.ndarray) -> None:

@@ -21,6 +21,7 @@ from treadle.speech import Speech, Told, find_manner
 from treadle.speech.manner import Manner
 from treadle.speech.messages import shaped, short_id
 from treadle.speech.rows import BARE, GENERIC, HERMES, Channels
+from treadle.speech.schemas import plainly
 from treadle.text.template import ChatTemplate
 
 REAL = {
@@ -146,6 +147,109 @@ def test_what_clients_leave_out(name: str, data: Path) -> None:
     for tools in ([], [bare]):
         messages, shown = shaped([USER, said, USER], tools, manner)
         assert ("bare" in template.render(messages, tools=shown)) == bool(tools)
+
+
+ODD_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"type": ["string", "null"], "description": "A."},
+        "b": {"type": "array", "items": True},
+        "c": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "d": {"oneOf": [{"$ref": "#/$defs/null"}, False]},
+        "e": {"type": ["string", "integer", "null"]},
+        "f": True,
+        "type": {"enum": [True, None]},
+    },
+    "$defs": {"null": {"type": "null"}},
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_schemas_of_other_words(name: str, data: Path) -> None:
+    """Hermes' templates never come back from the type "null", Functionary's raise on a schema that
+    is true. Other templates are given them as they are.
+    """
+    template = real(data, name)
+    manner = find_manner(template)
+    odd = {
+        "type": "function",
+        "function": {"name": "odd", "description": "", "parameters": ODD_SCHEMA},
+    }
+    messages, shown = shaped([USER], [odd], manner)
+    assert "odd" in template.render(messages, tools=shown)
+    assert manner.plain_schemas == ("Hermes" in name or name.endswith("v3.2"))
+    if shown is not None and not manner.plain_schemas:
+        assert shown == [odd]
+
+
+def test_the_same_schema_in_plain_words() -> None:
+    nullable = {"type": "string", "nullable": True, "description": "A."}
+    assert plainly(ODD_SCHEMA) == {
+        "type": "object",
+        "properties": {
+            "a": nullable,
+            "b": {"type": "array", "items": {}},
+            "c": {"anyOf": [{"type": "integer"}, {"enum": [None]}]},
+            "d": {"oneOf": [{"$ref": "#/$defs/null"}, {"not": {}}]},
+            "e": {"type": ["string", "integer"], "nullable": True},
+            "f": {},
+            "type": {"enum": [True, None]},
+        },
+        "$defs": {"null": {"enum": [None]}},
+    }
+
+
+@pytest.mark.parametrize("name", [*REAL, *WITHOUT])
+def test_a_user_who_speaks_behind_calls_and_results(name: str, data: Path) -> None:
+    """Mistral's templates do not count calls and results, and raise on two users in a row."""
+    template = real(data, name)
+    manner = find_manner(template)
+    so = {"role": "user", "content": "so?"}
+    made, shown = shaped([*calling(), so, *calling()[1:], so, *calling()[1:2], so], [F], manner)
+    assert template.render(made, tools=shown).count("so?") == 3
+    said = [m["content"] for m in made if m["role"] == "assistant" and not m.get("tool_calls")]
+    assert (said == ["", "", ""]) == ("Mistral-Nemo" in name)
+    begun, _ = shaped([*calling()[1:], so], [], manner)  # where nobody has asked before
+    assert "so?" in template.render(begun)
+
+
+def test_a_gap_that_must_have_text(data: Path) -> None:
+    """As newer templates of Mistral want it."""
+    source = real(data, "mistralai-Mistral-Nemo-Instruct-2407").source
+    said = '{%- elif message["role"] == "assistant" %}'
+    assert said in source
+    check = "{% if not message.content %}{{ raise_exception('nothing') }}{% endif %}"
+    template = ChatTemplate(source.replace(said, said + check))
+    made, shown = shaped([*calling(), USER], [F], find_manner(template))
+    assert [m["content"] for m in made[-2:]] == ["Done.", "hi"]
+    assert "Done." in template.render(made, tools=shown)
+
+
+@pytest.mark.parametrize("name", [*REAL, *WITHOUT])
+def test_a_greeting_of_the_assistant(name: str, data: Path) -> None:
+    template = real(data, name)
+    manner = find_manner(template)
+    greeting = {"role": "assistant", "content": "welcome"}
+    for first in ([], [{"role": "system", "content": "be brief"}]):
+        for tools in ([], [F]):
+            made, shown = shaped([*first, greeting, USER], tools, manner)
+            text = template.render(made, tools=shown)
+            assert "welcome" in text
+            assert ("be brief" in text) == bool(first)
+
+
+@pytest.mark.parametrize("tools", [[], [F]])
+def test_a_system_where_a_template_raises(tools: list[Any], data: Path) -> None:
+    """Gemma 2's: it stands before what the user says, as in Gemma 3's."""
+    template = real(data, "google-gemma-2-2b-it")
+    manner = find_manner(template)
+    system = {"role": "system", "content": "be brief"}
+    made, _ = shaped([system, USER, {"role": "assistant", "content": "so"}, USER], tools, manner)
+    assert [m["role"] for m in made] == ["user", "assistant", "user"]
+    assert made[0]["content"].startswith("be brief\n\nhi")
+    assert "be brief" in template.render(made)
+    alone, _ = shaped([system], tools, manner)
+    assert "be brief" in template.render(alone)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from treadle.errors import GrammarError
 from treadle.speech.arguments import OwnReader, TagReader
-from treadle.speech.constraint import Rules, _arguments, calls_behind
-from treadle.speech.rows import ROWS
+from treadle.speech.constraint import _arguments, calls_behind
+from treadle.speech.rows import QUOTE, ROWS
+from treadle.speech.rules import Rules
 from treadle.speech.schemas import MAX_WAYS, by_name, with_colons
+from treadle.speech.texts import without
 
 BYTES = LLTokenizer("byte")
 ROW = {row.name: row for row in ROWS}
@@ -104,6 +108,101 @@ def test_gemmas_alternatives_have_what_all_have() -> None:
     for text in ("{}", "null", "3"):
         assert not allows("gemma", EITHER, text)
     assert not allows("gemma", {"properties": {"a": False}}, "{a:1}")
+
+
+OF_TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"minLength": 2, "maxLength": 3}, ["ab", "é\n", "\n\n", "a</"], ["", "a", "abcd"]),
+    ({"minLength": 5, "maxLength": 1}, ["a", "abcdef"], []),  # nothing can follow it
+    ({"minLength": 50_000}, ["a"], []),  # no grammar can
+    ({"maxLength": 50_000, "pattern": "b"}, ["b", "abc" * 9], ["", "a" * 99]),
+    ({"pattern": r"^\d{2}$"}, ["12"], ["1", "123", "a12", "٣٣"]),
+    ({"pattern": r"^a|\\.|b$"}, ["ax", "xb", "x\\y"], ["xa", "bx", "."]),
+    ({"pattern": "a/[/|$^]"}, ["a//", "xa/|x", "a/$"], ["a/", "a|"]),
+    ({"pattern": r"^[\w-]+$"}, ["a_-9"], ["é", "a b"]),
+    ({"pattern": "(?i)^ab$"}, ["aB"], ["aBc"]),
+    ({"pattern": r"^\$a\^$"}, ["$a^"], ["a"]),
+    ({"pattern": "^a\nb$"}, ["a\nb"], ["anb"]),
+    ({"pattern": "(^a|b)c"}, ["ac", "x"], []),  # an anchor within
+    ({"allOf": [{"pattern": "^a"}, {"maxLength": 2}]}, ["a", "ab"], ["b", "abc"]),
+    ({"format": "date"}, ["2024-02-29"], ["2023-02-29", "x"]),
+    ({"format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    ({"format": "ipv4"}, ["127.0.0.1"], ["127.0.0.256", "1.2.3"]),
+    ({"format": "colour"}, ["x"], []),
+]
+
+
+@pytest.mark.parametrize(("sizes", "allowed", "refused"), OF_TEXTS)
+@pytest.mark.parametrize("row", ["tags", "gemma"])
+def test_sizes_and_patterns_of_texts(
+    row: str, sizes: dict[str, Any], allowed: list[str], refused: list[str]
+) -> None:
+    """As of texts in JSON; without quotes, they end at the first mark."""
+    schema = {"properties": {"a": {**TEXT, **sizes}}, "required": ["a"]}
+    mark = "\n</parameter>" if row == "tags" else QUOTE
+
+    def written(value: str) -> str:
+        return tag("a", value) + END if row == "tags" else f"{{a:{QUOTE}{value}{QUOTE}}}"
+
+    for value in allowed:
+        assert allows(row, schema, written(value))
+    for value in [*refused, f"a{mark}bcd"]:
+        assert not allows(row, schema, written(value))
+
+
+@pytest.mark.parametrize("mark", ["\n</parameter>", QUOTE])
+def test_texts_without_a_mark(mark: str) -> None:
+    regex, random = re.compile(without(mark)[1:-1]), Random(1)
+    for _ in range(5000):
+        cuts = [mark[: random.randrange(len(mark) + 1)] for _ in range(4)]
+        text = "".join(part + random.choice(["", "x", *mark]) for part in cuts)
+        assert bool(regex.fullmatch(text)) == (mark not in text)
+
+
+def test_a_mark_that_is_a_control_token() -> None:
+    class Marked(Plain):
+        def cut(self, text: str) -> list[Any]:
+            before, found, _ = text.partition(QUOTE)
+            return [*([before] if before else []), *([7] if found else [])]
+
+    rules: Any = Rules(Marked())  # type: ignore[arg-type]
+    rules.literal = json.dumps
+    schema = {"type": "object", "properties": {"a": {**TEXT, "maxLength": 3}}, "required": ["a"]}
+    source = rules.source(_arguments(rules, ROW["gemma"], schema))
+    assert re.search(r"T\d+: \(/\(\?s:.\{0,3\}\)/\) \"\"$", source, re.M)
+    assert "<[7]>" in source
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"type": "integer", "minimum": 3, "maximum": 12}, ["3", "12"], ["2", "13", "-3"]),
+        ({"type": "number", "exclusiveMinimum": 0}, ["0.5"], ["0", "-1"]),
+        ({"type": "integer", "multipleOf": 5}, ["0", "-15"], ["3"]),
+        ({"type": ["integer", "null"], "minimum": 3}, ["3", "null"], ["2"]),
+        ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, ["3"], ["2"]),
+        ({"type": "array", "items": NUMBER}, ["[]", "[1]", "[1,2,3]"], ["[1,]", "[,1]"]),
+        ({"type": "array", "items": NUMBER, "minItems": 1}, ["[1]", "[1,2]"], ["[]"]),
+        ({"type": "array", "items": NUMBER, "maxItems": 0}, ["[]"], ["[1]"]),
+        ({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 3}, ["[1,2]", "[1,2,3]"],
+         ["[]", "[1]", "[1,2,3,4]"]),
+        ({"type": "array", "prefixItems": [NUMBER, {"type": "null"}], "items": NUMBER},
+         ["[]", "[1]", "[1,null]", "[1,null,2]"], ["[null]", "[1,2]"]),
+        ({"type": "array", "prefixItems": [NUMBER, {"type": "null"}], "minItems": 2,
+          "items": False}, ["[1,null]"], ["[]", "[1]", "[1,null,2]"]),
+        ({"type": "array", "prefixItems": [NUMBER] * 3, "minItems": 1, "maxItems": 2},
+         ["[1]", "[1,2]"], ["[]", "[1,2,3]"]),
+        ({"type": "object", "required": ["z"]}, ["{z:1}"], ["{}"]),
+        ({"type": "object", "properties": {"b": NUMBER}, "required": ["z"]},
+         ["{z:1}", "{b:1,z:2}"], ["{b:1}"]),
+        (NEVER, ["7"], []),  # as far as its type goes
+    ],
+)  # fmt: skip
+def test_gemmas_sizes(schema: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
+    whole = {"properties": {"a": schema}, "required": ["a"]}
+    for text in allowed:
+        assert allows("gemma", whole, f"{{a:{text}}}")
+    for text in refused:
+        assert not allows("gemma", whole, f"{{a:{text}}}")
 
 
 def test_gemmas_names_with_a_colon() -> None:

@@ -144,3 +144,24 @@ def test_exclusive_bounds(
 ) -> None:
     grammar = Grammar.from_json_schema({"type": "number", **bounds}, bytes_tokenizer)
     assert [n for n in (*bad, *good) if accepts(grammar, n)] == list(good)
+
+
+@pytest.mark.parametrize("most", [2**63 - 1, 2**63, 1e20, 10**400])
+@pytest.mark.parametrize("kind", ["number", ["integer", "number"], ["number", "null"], None])
+def test_upper_bounds_of_which_no_regex_is_made(
+    bytes_tokenizer: Tokenizer, most: float, kind: Any
+) -> None:
+    """Of numbers that need not be whole; higher ones are then not written."""
+    for key in ("maximum", "exclusiveMaximum"):
+        schema = {key: most} if kind is None else {"type": kind, key: most}
+        grammar = Grammar.from_json_schema(schema, bytes_tokenizer)
+        assert accepts(grammar, "-12.5")
+        assert accepts(grammar, "9223372036854773760")
+        assert not accepts(grammar, "9223372036854775807")
+
+
+def test_an_upper_bound_of_whole_numbers_reaches_64_bits(bytes_tokenizer: Tokenizer) -> None:
+    for kind in ("integer", ["integer", "null"]):
+        grammar = Grammar.from_json_schema({"type": kind, "maximum": 2**64}, bytes_tokenizer)
+        assert accepts(grammar, str(MOST))
+        assert not accepts(grammar, str(MOST + 1))

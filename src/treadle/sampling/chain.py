@@ -47,7 +47,8 @@ class Sampler:
     needs its largest alone, as ``look`` has asked for them before the run.
 
     The order: custom samplers, logit bias, constraint, then the stages of ``settings.samplers``,
-    then the choice. Raises SamplingError for settings that do not fit the vocabulary.
+    then the choice. Raises SamplingError for settings that do not fit the vocabulary, and for what
+    is no constraint.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Sampler:
         tokenizer: Vocabulary | None = None,
         constraint: Constraint | None = None,
     ) -> None:
+        _check_constraint(constraint)
         self.settings, self.n_vocab, self._constraint = settings, n_vocab, constraint
         self._tokenizer, self._eog = tokenizer, frozenset(eog)
         self._bias = _bias(settings, n_vocab, eog)
@@ -207,6 +209,15 @@ class Sampler:
         if self._tokenizer is None:
             raise SamplingError("DRY needs the tokenizer, to find its sequence breakers")
         return find_breakers(self._tokenizer, texts)
+
+
+def _check_constraint(given: object) -> None:
+    """Refuse what could not be asked once a text is written."""
+    asked = (getattr(given, name, None) for name in ("mask", "accept"))
+    if given is not None and (isinstance(given, type) or not all(map(callable, asked))):
+        raise SamplingError(
+            f"constraint: expected an object with mask and accept, found {given!r:.60}"
+        )
 
 
 def _checked(values: npt.NDArray[Any], n_vocab: int, source: str) -> Floats:

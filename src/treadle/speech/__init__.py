@@ -9,7 +9,8 @@ the command line read answers by it.
     scanner.py    the parts, while it comes
     manner.py     which row a chat template has
     messages.py   conversations with calls, as a template renders them
-    constraint.py grammars of calls
+    constraint.py grammars of calls: of their rules (rules.py), of texts without quotes (texts.py)
+                  and of Gemma 4's values (own.py)
     guide.py      which token may come next: within reasoning, calls, an answer's schema
 
 Calls end where their JSON ends, whatever a string in it says.

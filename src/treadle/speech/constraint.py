@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.errors import GrammarError
 from treadle.speech.arguments import is_text
-from treadle.speech.rows import QUOTE, Channels, Row
-from treadle.speech.schemas import is_never, is_plain, joined, properties_of, required_of, ways
-from treadle.text.json_schema import Schema, inline_schema, schema_source
+from treadle.speech.own import Own
+from treadle.speech.rows import Channels, Row
+from treadle.speech.rules import ANY_TEXT, Rules
+from treadle.speech.schemas import choices, is_never, is_plain, properties_of, required_of, ways
+from treadle.speech.texts import limits
+from treadle.text.json_schema import Schema, inline_schema, is_possible
 from treadle.text.schema_limits import Parts
 from treadle.text.tokenizer import Tokenizer
 
 MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
 _ID = "/[a-zA-Z0-9]{9}/"
-_ANY_TEXT = "/(?s:.*)/"
-
-
-class Rules:
-    """Collects the rules of a grammar for one vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._bodies: dict[str, str] = {}
-
-    def add(self, body: str, attribute: str = "") -> str:
-        """The name of a rule with this body."""
-        name = f"r{len(self._bodies)}"
-        self._bodies[name] = f"{name}{attribute}: {body}"
-        return name
-
-    def place(self) -> str:
-        """The name of a rule whose body comes later, by ``fill``: it may name the rule."""
-        return self.add("")
-
-    def fill(self, name: str, body: str) -> None:
-        """Give a rule its body."""
-        self._bodies[name] = f"{name}: {body}"
-
-    def literal(self, text: str) -> str:
-        """Exactly this text; control tokens that it spells are those tokens."""
-        parts = [
-            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
-            for part in self._tokenizer.cut(text)
-        ]
-        return " ".join(parts) or '""'
-
-    def text_until(self, mark: str) -> str:
-        """Any text, and the first such mark behind it."""
-        cut = self._tokenizer.cut(mark)
-        if len(cut) == 1 and isinstance(cut[0], int):  # no other text is a control token
-            return f"{self.add(_ANY_TEXT)} <[{cut[0]}]>"
-        return self.add(_ANY_TEXT, f"[suffix={json.dumps(mark, ensure_ascii=False)}]")
-
-    def source(self, start: str) -> str:
-        """The whole grammar."""
-        return "\n".join([f"start: {start}", *self._bodies.values()])
 
 
 def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> str:
@@ -114,7 +74,7 @@ def recipients(
     one = _one(rules, row, tools)
     more = _more(rules, row, f"{rules.literal(row.open)} {one}") if parallel else ""
     content = rules.literal(row.content + row.after)
-    text, until = rules.add(_ANY_TEXT), rules.text_until(row.open)
+    text, until = rules.add(ANY_TEXT), rules.text_until(row.open)
     return rules.source(f"{one} {more} | {content} {text} | {content} {until} {one} {more}")
 
 
@@ -179,7 +139,7 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
     if row.style == "own":
         whole = {"type": "object", "additionalProperties": False, **schema}
         try:
-            return _Own(rules, Parts(schema)).value(whole)
+            return Own(rules, Parts(schema)).value(whole)
         except RecursionError:
             raise GrammarError("its schema is too deeply nested") from None
     return rules.add(inline_schema({"type": "object", **schema}, lenient=True))
@@ -200,10 +160,10 @@ def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any])
                 raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
             continue
         said = rules.literal(f"<parameter={key}>\n")
-        if is_text(value) and not (isinstance(value, Mapping) and _choices(value)):
-            body = rules.text_until("</parameter>")
+        if is_text(value) and not (isinstance(value, Mapping) and choices(value)):
+            body = rules.text_within(limits(value), "\n", "</parameter>")
         elif is_text(value):
-            words = " | ".join(rules.literal(word) for word in _choices(value))
+            words = " | ".join(rules.literal(word) for word in choices(value))
             body = f"({words}) {rules.literal(chr(10) + '</parameter>')}"
         else:
             own = rules.add(inline_schema(_alone(value, schema), lenient=True))
@@ -217,10 +177,7 @@ def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a parameter can have a value at all, as far as is known."""
     if is_never(value) or is_text(value) or is_plain(value):
         return not is_never(value)
-    from llguidance import LLMatcher
-
-    source, _ = schema_source(_alone(value, schema), lenient=True)
-    return "Unsatisfiable" not in LLMatcher.validate_grammar(source)
+    return is_possible(_alone(value, schema))
 
 
 _WHOLE = "whole"
@@ -241,112 +198,3 @@ def _moved(part: Any) -> Any:
             moved["$ref"] = f"#/$defs/{_WHOLE}{ref[1:]}"
         return moved
     return [_moved(item) for item in part] if isinstance(part, list) else part
-
-
-_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
-_KEY = r'/[^\s,:{}\[\]<"]+/'
-_PLAIN = {
-    "integer": "/-?(0|[1-9][0-9]*)/",
-    "number": _NUMBER,
-    "boolean": '"true" | "false"',
-    "null": '"null"',
-}
-_KINDS = ("string", *_PLAIN, "object", "array")
-
-
-class _Own:
-    """Values in Gemma 4's notation. What a schema says of the size of values is left out."""
-
-    def __init__(self, rules: Rules, parts: Parts) -> None:
-        self._rules, self._parts = rules, parts
-        self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
-
-    def _once(self, ref: str, body: Callable[[], str]) -> str:
-        """The rule of a reference, which its body may lead to."""
-        if ref not in self._known:
-            self._known[ref] = self._rules.place()
-            self._rules.fill(self._known[ref], body())
-        return self._known[ref]
-
-    def value(self, schema: Any) -> str:
-        """The rule of a value."""
-        schema = self._merged(schema)
-        ref = schema.get("$ref")
-        if isinstance(ref, str):
-            return self._once(ref, lambda: self.value(self._parts.at(ref)))
-        choices = _choices(schema)
-        if choices:
-            return self._rules.add(" | ".join(self._rules.literal(_own(each)) for each in choices))
-        several = schema.get("anyOf", schema.get("oneOf"))
-        if isinstance(several, Sequence):
-            base = {k: v for k, v in schema.items() if k not in ("anyOf", "oneOf")}
-            each = [joined(base, one) if base and isinstance(one, Mapping) else one
-                    for one in several]  # fmt: skip
-            return self._rules.add(" | ".join(map(self.value, each)))
-        if not schema.get("type"):
-            return self._once("", lambda: self._kinds({}, _KINDS))
-        kinds = schema["type"]
-        return self._rules.add(self._kinds(schema, [kinds] if isinstance(kinds, str) else kinds))
-
-    def _merged(self, schema: Any) -> Mapping[str, Any]:
-        """A schema with what ``allOf`` says, and what a reference beside others leads to."""
-        if not isinstance(schema, Mapping):
-            return {}
-        parts, made = schema.get("allOf"), {k: v for k, v in schema.items() if k != "allOf"}
-        if not isinstance(parts, list):
-            return schema
-        for part in parts:
-            ref = part.get("$ref") if isinstance(part, Mapping) else None
-            more = self._merged(self._parts.at(ref) if isinstance(ref, str) else part)
-            properties = {**properties_of(made), **properties_of(more)}
-            required = [*required_of(made), *required_of(more)]
-            made = {**made, **more, "properties": properties, "required": required}
-        return made
-
-    def _kinds(self, schema: Mapping[str, Any], kinds: Sequence[str]) -> str:
-        made = []
-        for kind in kinds:
-            if kind == "string":
-                made.append(f"{self._rules.literal(QUOTE)} {self._rules.text_until(QUOTE)}")
-            elif kind in _PLAIN:
-                made.append(_PLAIN[kind])
-            elif kind == "array":
-                item = self.value(schema.get("items"))
-                made.append(f'"[" ({item} ("," {item})*)? "]"')
-            elif kind == "object":
-                made.append(self._object(schema))
-        return " | ".join(made)
-
-    def _object(self, schema: Mapping[str, Any]) -> str:
-        rules, properties = self._rules, properties_of(schema)
-        if not properties and schema.get("additionalProperties") is not False:
-            pair = f'{_KEY} ":" {self.value(schema.get("additionalProperties"))}'
-            return f'"{{" ({pair} ("," {pair})*)? "}}"'
-        required = required_of(schema)
-        first, more = '"}"', '"}"'
-        for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
-            if is_never(properties[key]) and key not in required:
-                continue
-            pair = f"{rules.literal(key + ':')} {self.value(properties[key])}"
-            rest = rules.add(more)
-            if key in required:
-                first, more = f"{pair} {rest}", f'"," {pair} {rest}'
-            else:
-                first, more = f"{pair} {rest} | {rules.add(first)}", f'"," {pair} {rest} | {rest}'
-        return f'"{{" {rules.add(first)}'
-
-
-def _own(value: Any) -> str:
-    """A value as Gemma 4 writes it."""
-    if isinstance(value, str):
-        return f"{QUOTE}{value}{QUOTE}"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_own(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_own, value))}]"
-    return json.dumps(value)
-
-
-def _choices(schema: Mapping[str, Any]) -> list[Any]:
-    found = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return found if isinstance(found, list) else []

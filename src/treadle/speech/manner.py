@@ -5,6 +5,7 @@ one call, and the row that finds the same call in it is the right one.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +21,30 @@ if TYPE_CHECKING:
 MAX_TRIED = 64  # places in a template's text where a call may begin
 _NAME, _WORD, _SYSTEM = "treadle_try", "treadle_word", "treadle says so"
 _ARGUMENTS = {_WORD: "}</tool_call>{", "n": 3}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "Try it.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                _WORD: {"type": "string", "description": "A word."},
-                "n": {"type": "integer", "description": "A number."},
-            },
-            "required": [_WORD],
-        },
-    },
-}
+
+
+def _tool(properties: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": [next(iter(properties))]}
+    function = {"name": _NAME, "description": "Try it.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+_TOOL = _tool(
+    {
+        _WORD: {"type": "string", "description": "A word."},
+        "n": {"type": "integer", "description": "A number."},
+    }
+)
 _USER = {"role": "user", "content": "hi"}
+_RESULT = {"role": "tool", "tool_call_id": "callxxxx1", "name": _NAME, "content": "3"}
+# What a schema may say in other words, too: macros of Hermes never come back from "null", those of
+# Functionary raise on a schema that is true.
+_ODD: dict[str, Any] = {
+    "a": {"type": ["string", "null"]},
+    "b": {"type": "array", "items": True},
+    "c": {"oneOf": [True, {"type": "null"}]},
+}
+_GAPS = ("", "Done.")  # some raise on an assistant's message without text
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,10 @@ class Manner:
     content_is_none: bool = False  # of a message that calls
     one_call: bool = False  # a message has one at most
     has_system: bool = True
+    system_raises: bool = False  # a system's message; else it may be left out
     alternates: bool = False  # it raises on two messages of one role in a row
+    gap: str | None = None  # what the assistant must say between a result and the user
+    plain_schemas: bool = False  # it raises on what only some schemas have
 
     def speech(self, prompt: str, **more: Any) -> Speech:
         """What may be found in an answer to ``prompt``."""
@@ -73,12 +85,13 @@ def find_manner(template: ChatTemplate) -> Manner:
     thought = find_thought(template)
     plain = _rendered(template, [])
     shows = _NAME in plain
-    system = _SYSTEM in _rendered(template, [], system=True, tools=False)
+    system = _rendered(template, [], system=True, tools=False)
     one, two = (_rendered(template, more, tools=False) for more in ([], [_USER]))
     own: dict[str, Any] = {
         "thought": Channels.thought if channels else thought,
-        "channels": channels, "shows_tools": shows, "has_system": system,
-        "alternates": bool(one) and not two,
+        "channels": channels, "shows_tools": shows, "has_system": _SYSTEM in system,
+        "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
+        "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
     }  # fmt: skip
     for as_text in (False, True):
         for none in (False, True):
@@ -86,6 +99,7 @@ def find_manner(template: ChatTemplate) -> Manner:
             if row is not None:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
                 own["one_call"] = not _has_several(template, as_text, none, tools=shows)
+                own["gap"] = _gap(template, as_text, none, tools=shows)
                 return Manner(row=row, writes_calls=True, **own)
     return Manner(**{**own, "shows_tools": False})
 
@@ -103,7 +117,7 @@ def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool)
     pairs = enumerate(zip(whole, without, strict=False))
     # What stands before the call is the head of the assistant's message.
     at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(without)))
-    parameters: Any = _TOOL["function"]
+    schemas = {_NAME: _TOOL["function"]["parameters"]}
     for row in ROWS:
         if row.id_mark not in whole:  # or the row that does without it would never be tried
             continue
@@ -112,7 +126,7 @@ def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool)
             mark = Channels.start
         starts = (i for i in range(max(at - len(mark), 0), len(whole)) if whole.startswith(mark, i))
         for start in islice(starts, MAX_TRIED):
-            speech = Speech(row=row, channels=row.channels, tools={_NAME: parameters["parameters"]})
+            speech = Speech(row=row, channels=row.channels, tools=schemas)
             found = Told.of(speech.scanner().feed(whole[start:], last=True)).calls
             if len(found) == 1 and json.loads(found[0].arguments) == _ARGUMENTS:
                 return row
@@ -127,6 +141,17 @@ def _has_several(template: ChatTemplate, as_text: bool, none: bool, *, tools: bo
     return all(mark in text for mark in marks)
 
 
+def _gap(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> str | None:
+    """What makes it render a user's message behind a result. Mistral's raise on one."""
+    talk = [_calling([_ARGUMENTS], as_text, none), _RESULT]
+    if _rendered(template, [*talk, _USER], tools=tools):
+        return None
+    tried = ((gap, {"role": "assistant", "content": gap}) for gap in _GAPS)
+    return next(
+        (gap for gap, m in tried if _rendered(template, [*talk, m, _USER], tools=tools)), None
+    )
+
+
 def _calling(arguments: list[dict[str, Any]], as_text: bool, none: bool) -> dict[str, Any]:
     """A message with a call for each of these arguments."""
     given = [json.dumps(each) if as_text else each for each in arguments]
@@ -138,13 +163,21 @@ def _calling(arguments: list[dict[str, Any]], as_text: bool, none: bool) -> dict
 
 
 def _rendered(
-    template: ChatTemplate, more: list[dict[str, Any]], *, tools: bool = True, system: bool = False
+    template: ChatTemplate,
+    more: list[dict[str, Any]],
+    *,
+    tools: bool = True,
+    system: bool = False,
+    properties: Mapping[str, Any] | None = None,
 ) -> str:
-    """A conversation with a tool; nothing where the template cannot."""
+    """A conversation with a tool, which may have other properties; nothing where the template
+    cannot.
+    """
     first = [{"role": "system", "content": _SYSTEM}] if system else []
+    tool = _TOOL if properties is None else _tool(properties)
     try:
         return template.render(
-            [*first, _USER, *more], add_generation_prompt=False, tools=[_TOOL] if tools else None
+            [*first, _USER, *more], add_generation_prompt=False, tools=[tool] if tools else None
         )
     except (TemplateError, UnsupportedError):
         return ""

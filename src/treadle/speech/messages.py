@@ -7,11 +7,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from treadle.errors import TemplateError
 from treadle.speech.manner import Manner
-from treadle.text.messages import joined
+from treadle.speech.schemas import plainly
+from treadle.text.messages import check_messages, joined
+from treadle.text.renderer import LimitError
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _PROMPT = """\
@@ -32,6 +35,8 @@ def shaped(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
     made = [_with_objects(message) for message in messages]
+    made = _begun_by_user(made, manner) if manner.alternates else made
+    made = _told_by_user(made) if manner.system_raises else made
     made = in_turns(made) if manner.alternates else made
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
     if not calls:
@@ -40,14 +45,34 @@ def shaped(
         made = _one_by_one(made) if manner.one_call else made
         if manner.row.short_ids:
             _give_ids(made)
+        if manner.gap is not None:
+            made = _with_gaps(made, manner.gap)
         made = [_call_shaped(message, manner) for message in made]
     else:
         made = _in_words(made, manner)
     if not tools:
         return made, None
     if manner.shows_tools:
-        return made, [{**tool, "function": _whole(tool["function"])} for tool in tools]
+        return made, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
     return _with_prompt(made, tools, manner), None
+
+
+def in_another_form(
+    messages: Sequence[Mapping[str, Any]], find: Callable[[], Manner], error: TemplateError
+) -> list[dict[str, Any]]:
+    """Messages on which a template raises ``error``, without tools, as it may take them; raises it
+    where that is nothing else. ``find`` finds the template's manner.
+    """
+    check_messages(messages)
+    if isinstance(error, LimitError):
+        raise error
+    try:
+        made, _ = shaped(messages, [], find())
+    except (AttributeError, LookupError, TypeError):  # its calls are none
+        raise error from None
+    if made == list(messages):
+        raise error
+    return made
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +107,51 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
+def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the system says at the beginning of the user's next message, as Gemma 3's template has
+    it; Gemma 2's raises on a system's message.
+    """
+    made: list[dict[str, Any]] = []
+    said: list[str] = []
+    for message in messages:
+        if message.get("role") == "system" and _is_text(message.get("content")):
+            said.append(joined(message.get("content")))
+        elif said and message.get("role") == "user" and _is_text(message.get("content")):
+            content = "\n\n".join(filter(None, [*said, joined(message.get("content"))]))
+            made.append({**message, "content": content})
+            said = []
+        else:
+            made.append(message)
+    return [*made, {"role": "user", "content": "\n\n".join(said)}] if said else made
+
+
+def _begun_by_user(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, Any]]:
+    """With an empty message before a first one of the assistant's, a greeting: templates that raise
+    on two of one role raise on that, too.
+    """
+    at = int(bool(messages) and messages[0].get("role") == "system")
+    first = messages[at] if at < len(messages) else {}
+    if first.get("role") != "assistant" or (manner.writes_calls and first.get("tool_calls")):
+        return messages
+    return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
+
+
+def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]]:
+    """With a message of the assistant's where the user speaks again behind calls and results alone:
+    Mistral's templates do not count these, and raise.
+    """
+    made: list[dict[str, Any]] = []
+    asked = False  # the user has spoken, and was not answered in words
+    for message in messages:
+        role = message.get("role")
+        if role == "user" and asked and made[-1].get("role") != "user":
+            made.append({"role": "assistant", "content": said})
+        if role == "user" or (role == "assistant" and not message.get("tool_calls")):
+            asked = role == "user"
+        made.append(message)
+    return made
+
+
 def _is_text(content: Any) -> bool:
     """Whether a content can be joined; what else it may be, the template's reader refuses."""
     if isinstance(content, list):
@@ -89,11 +159,13 @@ def _is_text(content: Any) -> bool:
     return content is None or isinstance(content, str)
 
 
-def _whole(function: Mapping[str, Any]) -> dict[str, Any]:
+def _whole(function: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
     """A function with all that templates read: Hermes' raises for one without a description."""
     made = {key: value for key, value in function.items() if value is not None}
     made.setdefault("description", "")
     made.setdefault("parameters", {"type": "object", "properties": {}})
+    if manner.plain_schemas:
+        made["parameters"] = plainly(made["parameters"])
     return made
 
 

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.errors import GrammarError
+from treadle.text.schema_keys import MAPS
 from treadle.text.schema_limits import Parts
 
 MAX_WAYS = 64  # alternatives of one object
 _SEVERAL = ("anyOf", "oneOf")
+_SCHEMAS = (*_SEVERAL, "allOf", "items", "prefixItems", "additionalProperties", "not")
 _VALUE = ("const", "default")  # keywords of a value, which may be null
 _VALUES = (*_VALUE, "enum", "examples")
 
@@ -30,7 +32,7 @@ def _ways(schema: Any, parts: Parts) -> list[Mapping[str, Any]]:
     flat = _flat(schema, parts)
     key = next((key for key in _SEVERAL if isinstance(flat.get(key), list) and flat[key]), None)
     if key is None:
-        return [_with_required(flat)]
+        return [with_required(flat)]
     base = {name: value for name, value in flat.items() if name != key}
     found = [way for each in flat[key] for way in _ways(joined(base, _flat(each, parts)), parts)]
     if len(found) > MAX_WAYS:
@@ -59,7 +61,7 @@ def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any
     return made
 
 
-def _with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """With what is required and has no schema of its own."""
     others = schema.get("additionalProperties", {})
     properties = properties_of(schema)
@@ -81,12 +83,48 @@ def without_nulls(schema: Any) -> Any:
     return [without_nulls(each) for each in schema] if isinstance(schema, list) else schema
 
 
+def plainly(schema: Any, *, is_map: bool = False) -> Any:
+    """The same schema in words that every template reads: null is no type, but a value; true and
+    false are objects. ``is_map``: its keys are names.
+    """
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if isinstance(schema, list):
+        return [plainly(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if is_map:
+        return {name: plainly(each) for name, each in schema.items()}
+    made = {key: _part_plainly(key, value) for key, value in schema.items()}
+    kinds = made.get("type")
+    if kinds == "null":
+        del made["type"]
+        made.setdefault("enum", [None])
+    elif isinstance(kinds, list) and "null" in kinds:
+        others = [kind for kind in kinds if kind != "null"]
+        made["type"] = others[0] if len(others) == 1 else others
+        made["nullable"] = True  # OpenAPI's word
+    return made
+
+
+def _part_plainly(key: str, value: Any) -> Any:
+    if key in _SCHEMAS:
+        return plainly(value)
+    return plainly(value, is_map=True) if key in MAPS else value
+
+
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
     """The names of what must be there. Raises GrammarError where it is no list of names."""
     found = schema.get("required", ())
     if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
         raise GrammarError(f"its 'required' is {found!r:.60}: expected a list of names")
     return found
+
+
+def choices(schema: Mapping[str, Any]) -> list[Any]:
+    """The values of which one it must be; none where there are others."""
+    found = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return found if isinstance(found, list) else []
 
 
 def is_never(schema: Any) -> bool:

@@ -83,6 +83,14 @@ def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
     return f"%json {_source(_enforced(_value(schema)), lenient)}"
 
 
+def is_possible(schema: Schema) -> bool:
+    """Whether anything fulfils a schema, as far as llguidance knows. Raises GrammarError."""
+    from llguidance import LLMatcher
+
+    source, _ = schema_source(schema, lenient=True)
+    return "Unsatisfiable" not in LLMatcher.validate_grammar(source)
+
+
 def _source(value: Any, lenient: bool) -> str:
     """The JSON of a schema. llguidance would add these options too, and write it anew: numbers
     would be read twice.
@@ -165,8 +173,11 @@ class _Enforced:
             }
             if len(fine) < len(patterns):  # it would refuse the names that are left out
                 kept.pop("additionalProperties", None)
+        kind = kept.get("type")
         found = {
-            key: value if key in VALUES else self.schema(within(key, value), is_map=key in MAPS)
+            key: value
+            if key in VALUES
+            else self.schema(within(key, value, kind), is_map=key in MAPS)
             for key, value in kept.items()
         }
         if isinstance(found.get("pattern"), str):

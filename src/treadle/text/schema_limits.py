@@ -21,9 +21,11 @@ MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: s
 # Whole numbers of llguidance's bounds have 64 bits. It negates them, so -(2**63) ends the process;
 # this is the next one that a float64 has.
 LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
+HIGHEST_FLOAT = 2**63 - 1024  # of numbers that need not be whole: no regex is made of larger ones
 FLOAT_MAX = sys.float_info.max
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BOUNDS = (_LOWER, _UPPER)
+NUMBERS = (*_LOWER, *_UPPER, "multipleOf")  # keywords of numbers
 _STEP = 1e-12  # that exclusive bounds are moved by
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
@@ -142,14 +144,18 @@ class Numbers:
         return ""
 
 
-def within(key: str, value: Any) -> Any:
-    """A bound as one that is known: whole numbers below LOWEST are not written, and one that is no
-    float64 is the next inside, for it would be rounded to either side.
+def within(key: str, value: Any, kind: Any = None) -> Any:
+    """A bound as one that is known: numbers that are lower, or higher, are not written, and one
+    that is no float64 is the next inside, for it would be rounded to either side. ``kind``: the
+    type of what is bounded.
     """
     if not _is_number(value) or key not in (*_LOWER, *_UPPER):
         return value
     if key in _LOWER and value < LOWEST:
         return LOWEST
+    highest = HIGHEST if _is_whole(kind) else HIGHEST_FLOAT
+    if key in _UPPER and value > highest:
+        return highest
     if not isinstance(value, int) or not -HIGHEST < value < HIGHEST:
         return value
     read = float(value)
@@ -170,6 +176,13 @@ def move_exclusive(schema: dict[str, Any]) -> None:
     for key, step in (("exclusiveMinimum", _STEP), ("exclusiveMaximum", -_STEP)):
         if _is_number(schema.get(key)) and schema[key] == int(schema[key]):
             schema[key] += step
+
+
+def _is_whole(kind: Any) -> bool:
+    """Whether numbers of a type, or of any in a list of types, are whole."""
+    return (
+        "number" not in kind and "integer" in kind if isinstance(kind, list) else kind == "integer"
+    )
 
 
 def _is_number(value: Any) -> bool:
