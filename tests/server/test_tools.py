@@ -172,6 +172,17 @@ def test_the_template_is_shown_tools_unless_none_may_be_called(agent: TestClient
     assert none == post(agent, "/apply-template", messages=HI)["prompt"]
 
 
+def test_a_result_of_nothing(agent: TestClient) -> None:
+    """A tool that gives nothing: null, as clients write what they have not."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk: list[Any] = [*HI, {"role": "assistant", "tool_calls": [call]}]
+    prompts = [
+        post(agent, "/apply-template", messages=[*talk, {"role": "tool", **own}])["prompt"]
+        for own in ({"content": ""}, {"content": None}, {})
+    ]
+    assert len(set(prompts)) == 1
+
+
 def test_calls_and_results_of_earlier_turns(agent: TestClient) -> None:
     function = {"name": "f", "arguments": '{"a": 1}'}
     messages = [
