@@ -285,6 +285,20 @@ def test_arguments_are_sent_as_they_come(agent: TestClient) -> None:
     assert len(json.loads(whole["arguments"])["w"]) == 40
 
 
+@pytest.mark.parametrize("stop", ["\n", "}", '"name"', "</tool_call>"])
+def test_stop_strings_cut_no_call_that_is_forced(stop: str, agent: TestClient) -> None:
+    body: dict[str, Any] = {
+        "messages": HI,
+        "tools": [F],
+        "parallel_tool_calls": False,
+        "stop": stop,
+    }
+    choice = post(agent, CHAT, **body, tool_choice="required", max_tokens=200)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+
+
 def test_several_calls_may_be_required(agent: TestClient) -> None:
     """As many as the context has room for, up to 16; the last one is perhaps cut."""
     tools = [{"type": "function", "function": {"name": "g", "parameters": PARAMETERS}}]
