@@ -160,6 +160,8 @@ def test_pages_and_names_that_are_allowed(model: treadle.Model) -> None:
         assert answer.headers["access-control-allow-origin"] == page
         asked = {"access-control-request-method": "POST", **headers}
         assert client.options("/v1/completions", headers=asked).status_code == 200
+        asked_to_delete = {**asked, "access-control-request-method": "DELETE"}
+        assert client.options("/v1/responses/x", headers=asked_to_delete).status_code == 200
         private = {"access-control-request-private-network": "true"}  # as Chrome asks
         answer = client.options("/v1/completions", headers={**asked, **private})
         assert answer.status_code == 200

@@ -27,6 +27,18 @@ def scores(folder: Path) -> Iterator[list[float]]:
         yield model.rerank(QUERY, DOCUMENTS).tolist()
 
 
+def test_what_writes_no_text_is_offered_for_no_conversation(folder: Path) -> None:
+    """A stream is refused as well, not begun."""
+    model = treadle.load(folder, threads=2)
+    with model, running(model) as service, talking(service) as client:
+        assert client.post("/api/show", json={}).json()["capabilities"] == ["embedding"]
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "stream": True}
+        for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 400
+            assert "writes no text" in answer.text
+
+
 def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     with treadle.load(folder, threads=2) as model, running(model) as service:
@@ -57,8 +69,8 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
             assert error["message"].startswith("documents[1]: prompt is too long: ")
             # An encoder writes no text, says so, and goes on.
             said = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
-            assert said.status_code >= 400
-            assert "no logits" in said.json()["error"]["message"]
+            assert said.status_code == 400
+            assert "writes no text" in said.json()["error"]["message"]
             assert client.post("/v1/rerank", json=body).json()["results"] == best
 
 

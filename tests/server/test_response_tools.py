@@ -192,6 +192,11 @@ def test_names_in_a_namespace() -> None:
         ({"type": "custom"}, "tools.name"),
         ({"type": "namespace", "tools": [F]}, "tools.name"),
         ({"type": "namespace", "name": "x", "tools": 5}, "tools.tools"),
+        ({"type": "namespace", "name": "x", "tools": [{**SPACE, "name": "y"}]}, "tools"),
+        (
+            {"type": "namespace", "name": "x", "tools": [{"type": str(i)} for i in range(600)]},
+            "tools",
+        ),
         ({"type": 5}, "tools.type"),
         ({}, "tools.type"),
         (5, "tools"),
@@ -211,6 +216,12 @@ def test_a_choice_without_a_name(agent: TestClient, name: Any) -> None:
     ):
         error = post(agent, PATH, 400, input="hi", tools=[F], tool_choice=choice)["error"]
         assert error["message"].startswith("tool_choice: there is no tool ")
+
+
+def test_too_many_are_allowed(agent: TestClient) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [F] * 513}
+    error = post(agent, PATH, 400, input="hi", tools=[F], tool_choice=choice)["error"]
+    assert error["message"] == "tool_choice.tools: 513, at most 512"
 
 
 def test_the_names_of_a_choice_are_those_of_the_client(agent: TestClient) -> None:

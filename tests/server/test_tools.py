@@ -172,6 +172,17 @@ def test_the_template_is_shown_tools_unless_none_may_be_called(agent: TestClient
     assert none == post(agent, "/apply-template", messages=HI)["prompt"]
 
 
+def test_a_result_of_nothing(agent: TestClient) -> None:
+    """A tool that gives nothing: null, as clients write what they have not."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk: list[Any] = [*HI, {"role": "assistant", "tool_calls": [call]}]
+    prompts = [
+        post(agent, "/apply-template", messages=[*talk, {"role": "tool", **own}])["prompt"]
+        for own in ({"content": ""}, {"content": None}, {})
+    ]
+    assert len(set(prompts)) == 1
+
+
 def test_calls_and_results_of_earlier_turns(agent: TestClient) -> None:
     function = {"name": "f", "arguments": '{"a": 1}'}
     messages = [
@@ -272,6 +283,20 @@ def test_arguments_are_sent_as_they_come(agent: TestClient) -> None:
     assert len(fragments) > 3
     assert "".join(fragments) == whole["arguments"]
     assert len(json.loads(whole["arguments"])["w"]) == 40
+
+
+@pytest.mark.parametrize("stop", ["\n", "}", '"name"', "</tool_call>"])
+def test_stop_strings_cut_no_call_that_is_forced(stop: str, agent: TestClient) -> None:
+    body: dict[str, Any] = {
+        "messages": HI,
+        "tools": [F],
+        "parallel_tool_calls": False,
+        "stop": stop,
+    }
+    choice = post(agent, CHAT, **body, tool_choice="required", max_tokens=200)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
 
 
 def test_several_calls_may_be_required(agent: TestClient) -> None:

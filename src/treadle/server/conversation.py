@@ -125,7 +125,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         if "tool_calls" in kept:
             calls = array(f"{where}.tool_calls", kept["tool_calls"])
             kept["tool_calls"] = [_call(f"{where}.tool_calls", call) for call in calls]
-        elif message.get("content") is None and role != "assistant":
+        elif message.get("content") is None and role not in ("assistant", "tool"):
             raise ApiError(400, f"{where}.content: required", param=f"{where}.content")
         made.append({**kept, "role": role, "content": content})
     first = [{"role": "system", "content": "\n\n".join(system)}] if system else []

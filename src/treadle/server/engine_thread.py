@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.engine import CHUNK, OUTPUTS
 from treadle.errors import FileError
-from treadle.models.graphs import GRAPHS
+from treadle.models.graphs import main_output
 from treadle.server.texts import Slots
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ class EngineThread:
 
     def _warm_engine(self, engine: Engine, lora: bool) -> None:
         sizes = engine.few
-        config = engine.config
-        if config.scores or "logits" not in GRAPHS[config.arch.graph].outputs:
+        if main_output(engine.config) != "logits":
             for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer texts are rare
                 engine.plan_for(n_tokens, 1, "embedding", lora)
             return

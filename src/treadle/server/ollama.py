@@ -308,5 +308,7 @@ async def show(request: Request) -> Response:
 
 
 def _capabilities(service: Service) -> list[str]:
+    if not service.writes:  # clients offer no conversation with it
+        return ["embedding"]
     found = {"tools": True, "thinking": service.manner.thought is not None}
     return ["completion", "embedding", *(name for name, there in found.items() if there)]

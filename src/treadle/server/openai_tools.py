@@ -9,6 +9,7 @@ from typing import Any
 from treadle.record import dataclass
 from treadle.server.fields import array, mapping, text
 from treadle.server.problems import ApiError
+from treadle.server.tools import MAX_TOOLS, few
 
 FUNCTION = ("name", "description", "parameters", "strict")
 
@@ -41,7 +42,11 @@ class Offered:
     def add(self, tool: Any, namespace: str | None = None) -> None:
         """One tool, or all of a namespace. Raises ApiError."""
         kind = text("tools.type", mapping("tools", tool).get("type"))
+        if len(self.functions) + len(self.left_out) > MAX_TOOLS:
+            raise ApiError(400, f"tools: more than {MAX_TOOLS}", param="tools")
         if kind == "namespace":
+            if namespace is not None:
+                raise ApiError(400, "tools: a namespace within a namespace", param="tools")
             within = text("tools.name", tool.get("name"))
             for inner in array("tools.tools", tool.get("tools") or []):
                 self.add(inner, within)
@@ -112,7 +117,7 @@ def chat_choice(choice: Any, offered: Offered) -> Any:
 def _allowed(choice: Mapping[str, Any], offered: Offered) -> dict[str, Any] | str:
     """Those of the allowed tools that are functions; the others are left out here, too."""
     tools: list[Any] = []
-    for tool in array("tool_choice.tools", choice.get("tools")):
+    for tool in few("tool_choice.tools", choice.get("tools")):
         if mapping("tool_choice.tools", tool).get("type") in offered.left_out:
             continue
         names = list(offered.named(tool)) or [tool.get("name")]

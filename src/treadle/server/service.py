@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.card import card
+from treadle.models.graphs import main_output
 from treadle.record import dataclass
 from treadle.server.asked import Asked
 from treadle.server.call import Call, Text, late
@@ -68,6 +69,7 @@ class Service:
         self.tally, self.talks = Tally(), Talks()
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling
+        self.writes = main_output(self.model.config) == "logits"  # texts
         self.draining = False
         self.n_open = 0  # calls that the end waits for: those that came before it began
         self.calls: set[Call] = set()
@@ -133,6 +135,9 @@ class Service:
         """Read what is asked, ``read(service, *args)``, and have it written. ``came_s``: when it
         came, by ``perf_counter``; ``within_s`` counts from then on. Raises ApiError, TreadleError.
         """
+
+        if not self.writes:  # said before a stream begins
+            raise ApiError(400, f"{self.name} writes no text: it makes vectors or scores of texts")
 
         def prepared() -> tuple[Asked, Any]:
             asked = read(self, *args)

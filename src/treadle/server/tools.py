@@ -50,9 +50,7 @@ def read_tools(given: Mapping[str, Any]) -> Tools:
         if choice not in ("auto", "none"):
             raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
         return Tools()
-    if len(tools) > MAX_TOOLS:
-        raise ApiError(400, f"tools: {len(tools)}, at most {MAX_TOOLS}", param="tools")
-    functions = tuple(_function(f"tools[{i}]", tool) for i, tool in enumerate(tools))
+    functions = tuple(_function(f"tools[{i}]", t) for i, t in enumerate(few("tools", tools)))
     names = [tool["function"]["name"] for tool in functions]
     if len(set(names)) < len(names):
         raise ApiError(400, "tools: two have one name", param="tools")
@@ -63,6 +61,14 @@ def read_tools(given: Mapping[str, Any]) -> Tools:
         return Tools(functions, *_allowed(choice, names), parallel)
     named = isinstance(choice, dict)  # then there is one call
     return Tools(functions, tuple(names), _forced(choice, names), parallel and not named)
+
+
+def few(name: str, value: Any) -> list[Any]:
+    """An array of no more than may be tools."""
+    found = array(name, value)
+    if len(found) > MAX_TOOLS:
+        raise ApiError(400, f"{name}: {len(found)}, at most {MAX_TOOLS}", param=name)
+    return found
 
 
 def _function(name: str, tool: Any) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def _allowed(
     where = "tool_choice.allowed_tools"
     given = mapping(where, choice.get("allowed_tools", choice))  # Responses has it one level up
     mode = one_of("auto", "required")(f"{where}.mode", given.get("mode"))
-    tools = [mapping(f"{where}.tools", t) for t in array(f"{where}.tools", given.get("tools"))]
+    tools = [mapping(f"{where}.tools", t) for t in few(f"{where}.tools", given.get("tools"))]
     allowed = tuple(dict.fromkeys(_chosen(tool, names) for tool in tools))
     if mode == "auto":
         return allowed, ()

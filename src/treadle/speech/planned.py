@@ -55,8 +55,12 @@ class Planned:
         return None if self.plan is None else self.plan.guide()
 
     def dress(self, answer: Answer) -> None:
-        """Have an answer spell what the scanner reads, and stop at no text within reasoning."""
+        """Have an answer spell what the scanner reads, and stop at no text within reasoning, or
+        within calls where there is nothing else: their grammar ends it.
+        """
         answer.shown, thought = self.shown, self.speech.thought
+        if self.speech.forced:
+            answer.stop = []
         if thought is not None:
             answer.quiet = Quiet(thought.open, thought.close, opened=self.speech.opened)
 
