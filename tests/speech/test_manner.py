@@ -31,6 +31,7 @@ REAL = {
     "Qwen-Qwen2.5-7B-Instruct": "hermes",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek-r1",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek-r1",
+    "fireworks-ai-llama-3-firefunction-v2": "functools",
     "llama-cpp-deepseek-r1": "deepseek-r1",
     "meetkai-functionary-medium-v3.1": "function",
     "meetkai-functionary-medium-v3.2": "recipient",
