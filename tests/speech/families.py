@@ -78,6 +78,7 @@ FAMILIES = {
         "\n",
     ),
     "mistral-list": wrapped("[TOOL_CALLS][", _OBJECT, ", ", "]"),
+    "functools": wrapped(" functools[", _OBJECT, ", ", "]"),
     "mistral-id": twice(
         f"[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{JSON}", "[TOOL_CALLS]g[CALL_ID]abcdefgh2[ARGS]{}"
     ),

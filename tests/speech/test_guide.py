@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -493,3 +495,32 @@ def test_all_rows_have_grammars(grammars: Grammars) -> None:
         found = planned(Manner(row=own, channels=own.channels), grammars)
         assert found.plan is not None
         assert found.plan.lazy is not None
+
+
+SIZED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[a-z]{2}-[0-9]$"},
+        "day": {"type": "string", "format": "date"},
+        "word": {"type": "string", "minLength": 2, "maxLength": 4},
+        "n": {"type": "integer", "minimum": 7, "maximum": 12},
+        "list": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["code", "day", "word", "n", "list"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "tags", "gemma", "functools"])
+def test_calls_obey_sizes_in_every_notation(
+    name: str, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    plan = planned(own_manner(name), grammars, tools={"f": SIZED}, forced=("f",), parallel=False)
+    for seed in range(4):
+        (call,) = told(plan, written(guide_of(plan), tokenizer, seed)).calls
+        arguments = json.loads(call.arguments)
+        assert re.fullmatch("[a-z]{2}-[0-9]", arguments["code"])
+        assert date.fromisoformat(arguments["day"])
+        assert 2 <= len(arguments["word"]) <= 4
+        assert 7 <= arguments["n"] <= 12
+        assert 1 <= len(arguments["list"]) <= 2

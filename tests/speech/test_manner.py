@@ -31,6 +31,7 @@ REAL = {
     "Qwen-Qwen2.5-7B-Instruct": "hermes",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek-r1",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek-r1",
+    "fireworks-ai-llama-3-firefunction-v2": "functools",
     "llama-cpp-deepseek-r1": "deepseek-r1",
     "meetkai-functionary-medium-v3.1": "function",
     "meetkai-functionary-medium-v3.2": "recipient",
@@ -147,6 +148,46 @@ def test_what_clients_leave_out(name: str, data: Path) -> None:
     for tools in ([], [bare]):
         messages, shown = shaped([USER, said, USER], tools, manner)
         assert ("bare" in template.render(messages, tools=shown)) == bool(tools)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [("", {}), (None, {}), ('{"text": "ab', {}), ('{"n": 3, "text": "a', {"n": 3})],
+)
+def test_arguments_that_are_empty_or_were_cut(name: str, arguments: Any, expected: Any) -> None:
+    """Clients have "" for none; templates raised, or wrote JSON in quotes."""
+    template = ChatTemplate(TEMPLATES[name])
+    manner = find_manner(template)
+    talk = calling()
+    talk[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    made, shown = shaped(talk, [F], manner)
+    found = made[1]["tool_calls"][0]["function"]["arguments"]
+    assert (json.loads(found) if manner.arguments_as_text else found) == expected
+    assert "[2]" in template.render(made, tools=shown)
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if "deepseek" in name])
+def test_text_before_calls(name: str, data: Path) -> None:
+    """DeepSeek's templates write no call of a message that has text."""
+    template = real(data, name)
+    talk = calling()
+    talk[1] |= {"content": "let me look", "reasoning_content": "hm"}
+    made, shown = shaped(talk, [], find_manner(template))
+    text = template.render(made, tools=shown)
+    assert text.index("let me look") < text.index('"n": -3') < text.index("[2]")
+    assert made[2].keys() == {"role", "content", "tool_calls"}
+
+
+@pytest.mark.parametrize("name", [*REAL, *WITHOUT])
+def test_contents_that_are_none(name: str, data: Path) -> None:
+    """Templates raised on them, or wrote None."""
+    template = real(data, name)
+    talk: list[Any] = [USER, {"role": "assistant", "content": None}, *calling(), USER]
+    talk[-2]["content"] = None
+    for tools in ([], [F]):
+        made, shown = shaped(talk, tools, find_manner(template))
+        assert "None" not in template.render(made, tools=shown)
 
 
 ODD_SCHEMA: dict[str, Any] = {

@@ -264,3 +264,32 @@ def test_ids_are_as_templates_want_them() -> None:
 def test_rows_have_names_of_their_own() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(isinstance(thought, Thought) for thought in THOUGHTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>xbye"),
+        ("recipient", "a >>>f\nx\n"),
+        ("harmony", "<|channel|>commentary to=functions.f<|message|>x"),
+        ("hermes", "a<tool_call>\n\n<tool_call>"),
+        (
+            "action",
+            '<|START_ACTION|>[{"tool_name": "f", "parameters": {"list": ["a"}},'
+            '{"tool_name": "g", "parameters": {}}]<|END_ACTION|>',
+        ),
+    ],
+)
+@pytest.mark.parametrize("sure", [False, True])
+def test_what_no_arguments_follow_is_the_same_in_parts(name: str, text: str, sure: bool) -> None:
+    """A call was told before the first character behind its name said that it is none."""
+    own = row(name)
+    speech = Speech(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=sure)
+
+    def found(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
+        scanner = speech.scanner()
+        said = [each for part in parts for each in scanner.feed(part)]
+        told = Told.of([*said, *scanner.feed("", last=True)])
+        return told.content, [(call.name, call.arguments) for call in told.calls]
+
+    assert found(list(text)) == found([text])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from tests.text.conftest import Load
 from tests.text.vocabularies import (
@@ -25,6 +25,7 @@ from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.text.spm import SpmTokenizer, model_proto
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.text.vocab import TokenType
 
 ORIGINALS = {
     "tok512.model": "stories260K.gguf",
@@ -50,6 +51,44 @@ def test_as_the_original_model(pair: tuple[SentencePieceProcessor, Tokenizer], t
     if original.normalize(text).replace("▁", " ") != f" {text}".replace("▁", " "):
         return
     assert tokenizer.encode(text, bos=False) == original.encode(text)
+
+
+@pytest.fixture(scope="session")
+def bare(load: Load, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
+    """Llama's pieces without a space before texts, as Gemma's file has it, and pieces of a user."""
+    own = load("llama-spm").vocab
+    more = [
+        ("<tab>", USER_DEFINED),
+        ("\n\n", USER_DEFINED),
+        ("▁" * 17, USER_DEFINED),
+        ("<t>", CONTROL),
+    ]
+    pieces = [(own.raw(i).decode(), TokenType(int(own.types[i]))) for i in range(own.n)] + more
+    assert own.scores is not None
+    scores = [*own.scores.tolist(), *[-1e4] * len(more)]
+    messages: Any = sentencepiece_model_pb2
+    model = messages.ModelProto()
+    for (piece, kind), score in zip(pieces, scores, strict=True):
+        model.pieces.add(piece=piece, type=int(kind), score=score)
+    model.trainer_spec.model_type, model.trainer_spec.byte_fallback = 2, True
+    rule = model.normalizer_spec
+    rule.name, rule.add_dummy_prefix, rule.remove_extra_whitespaces = "identity", False, False
+    path = tmp_path_factory.mktemp("bare") / "v.gguf"
+    write_vocab(path, "llama", pieces, scores=scores, add_space_prefix=False)
+    processor = SentencePieceProcessor(model_proto=model.SerializeToString())
+    return processor, load_tokenizer(open_gguf(path))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text() | st.text(" \n▁<tab>é\u0301\0\ud800😀") | st.text("a ▁").map("{} <tab>".format)
+)
+def test_as_sentencepiece_without_a_space(bare: tuple[Any, Tokenizer], text: str) -> None:
+    original, tokenizer = bare
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    ids = tokenizer.encode(text, bos=False)
+    assert ids == original.encode(whole)
+    assert tokenizer.decode(ids) == original.decode(ids) == whole.replace("▁", " ")
 
 
 def test_message_has_one_record_for_each_piece(load: Load) -> None:

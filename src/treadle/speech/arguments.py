@@ -211,7 +211,8 @@ class CallObject:
                     self._start = at
             elif char in "{[":
                 self._depth += 1
-                if self._depth == 2 and char == "{" and self._key in ARGUMENTS:
+                first = self.arguments_at is None and self._depth == 2
+                if first and char == "{" and self._key in ARGUMENTS:
                     self.arguments_at = at
             elif char in "}]":
                 self._depth -= 1

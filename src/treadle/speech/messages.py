@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.errors import TemplateError
+from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner
 from treadle.speech.schemas import plainly
 from treadle.text.messages import check_messages, joined
@@ -43,6 +44,7 @@ def shaped(
         return made, None
     if manner.writes_calls:
         made = _one_by_one(made) if manner.one_call else made
+        made = _text_apart(made) if manner.content_is_none else made
         if manner.row.short_ids:
             _give_ids(made)
         if manner.gap is not None:
@@ -82,6 +84,8 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(message)
     if not made.get("tool_calls"):
         made.pop("tool_calls", None)
+        if made.get("content") is None:
+            made["content"] = ""
     else:
         made["tool_calls"] = [
             {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
@@ -170,13 +174,31 @@ def _whole(function: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
 
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function with an object of arguments: an empty one where clients leave out that there are
+    none, and what of it is whole where a call was cut.
+    """
     found = arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             found = json.loads(arguments)
         except (ValueError, RecursionError):
-            found = None
+            found = arguments_of(arguments)
+    if found is None:
+        found = {}
     return {**function, "arguments": found if isinstance(found, dict) else arguments}
+
+
+def _text_apart(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is said before calls as a message of its own: templates whose calls have None for
+    content write no call where there is text.
+    """
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls") and message.get("content"):
+            made.append({key: value for key, value in message.items() if key != "tool_calls"})
+            message = {"role": message["role"], "tool_calls": message["tool_calls"]}
+        made.append(message)
+    return made
 
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -142,6 +142,11 @@ ROWS = (
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
         wrap=("[TOOL_CALLS][", "]"), style="object", short_ids=True,
     ),
+    Row(  # Firefunction 2
+        "functools",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=(" functools[", "]"), style="object",
+    ),
     Row("function", open="<function=", after=">", behind="</function>"),  # Functionary 3.1
     Row("recipient", open=">>>", after="\n", content="all"),  # Functionary 3.2
     Row(

@@ -208,6 +208,8 @@ class Scanner:
         held, object = self._held.lstrip(), self._object
         if held and not held.startswith("{"):
             return self._no_call()
+        if not held and not last:
+            return []
         self._raw, self._held = self._raw + self._held[: len(self._held) - len(held)], held
         object.walk(held)
         name, at = object.name, object.arguments_at
@@ -245,8 +247,11 @@ class Scanner:
         held = self._held
         if not self._written:
             held = held.lstrip()
-            if held and isinstance(self._reader, JsonReader) and not held.startswith("{"):
-                return self._no_call()
+            if isinstance(self._reader, JsonReader) and not held.startswith("{"):
+                if held:
+                    return self._no_call()
+                if not last:  # or a call would be told that is none
+                    return []
         sure, streams = self._speech.sure, self._speech.streams
         fragment, rest = self._reader.take(held, last and not sure)
         self._raw += self._held[: len(self._held) - len(rest)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TemplateError
@@ -16,6 +18,7 @@ from treadle.text.vocab import TokenType, Vocab
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
+_FUNCTIONS = ("functions", "datetime")
 MAX_SOURCE = 1 << 20  # characters of a template; the longest known ones have 30,000
 
 
@@ -88,9 +91,17 @@ class ChatTemplate:
             "tools": plain(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        if self._reads_functions:
+            variables = {**_functions(tools), **variables}
         said = read_messages(messages)
         form = self._form(source, variables)
         return self._render(source, variables, [form.shape(message) for message in said])
+
+    @cached_property
+    def _reads_functions(self) -> bool:
+        """Whether it has tools under the names of Firefunction's."""
+        maybe = all(name in self.source for name in _FUNCTIONS)
+        return maybe and self.variables().issuperset(_FUNCTIONS)
 
     def _form(self, source: str, variables: dict[str, Any]) -> Form:
         """What a template takes for content, found out once."""
@@ -142,6 +153,16 @@ class ChatTemplate:
         from treadle.text.renderer import RENDERER
 
         return RENDERER
+
+
+def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
+    """The variables of Firefunction's template, which raises without them: its tools as text, and
+    the day. (The time would be another at each call, and no prompt would be found in the cache.)
+    """
+    own = [tool.get("function", tool) for tool in plain(tools) or ()]
+    today = f"{datetime.now():%Y-%m-%d}"
+    shown = json.dumps(own, indent=4, ensure_ascii=False)
+    return dict(zip(_FUNCTIONS, (shown, today), strict=True))
 
 
 def load_template(gguf: GGUF, arch: str = "") -> ChatTemplate:
