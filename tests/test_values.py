@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+import pickle
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -212,3 +214,20 @@ def test_sampling_says_which_field_is_wrong() -> None:
         with pytest.raises(SamplingError) as caught:
             treadle.Sampling(**{name: 3})  # type: ignore[arg-type]
         assert caught.value.setting == name
+
+
+@pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_is_computed_with_is_not_copied(
+    made: Callable[[object], object], tiny: WriteTiny
+) -> None:
+    """The end of a copy freed the session's pages, and ended the text."""
+    with treadle.load(tiny("llama", "F32"), threads=1) as model, fed(model) as session:
+        text = model.generate([5], max_tokens=3, ignore_eos=True)
+        next(text)
+        for one in (session, text):
+            with pytest.raises(
+                TypeError, match=f"a {type(one).__name__} cannot be pickled or copied"
+            ):
+                made(one)
+        text.finish()
+        assert (len(text.ids), session.ids) == (3, [5])

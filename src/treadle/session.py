@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class Session:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):  # the lock may be in use by this very thread
             self.engine.cache.left.append(self.seq)
+
+    def __reduce__(self) -> NoReturn:  # a copy's end would free the pages that both name
+        raise TypeError("a Session cannot be pickled or copied: save and load it")
 
     def __repr__(self) -> str:
         held = "closed" if self._closed else f"{self.n_past} of {self.engine.n_ctx} tokens"
