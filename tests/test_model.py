@@ -311,7 +311,7 @@ def test_chat(tiny: WriteTiny) -> None:
         (lambda m: m.generate("a", sampling=0.5), "sampling is float: expected a treadle.Sampling"),
         (lambda m: m.generate("a", max_tokens="5"), "max_tokens='5': expected an integer"),
         (lambda m: m.generate("a", stop=[7]), "stop: expected a str or a list of them, found 7"),
-        (lambda m: m.generate("a", stop=7), "stop: expected a str or a list of them, found 7"),
+        (lambda m: m.generate("a", stop=7), "stop: expected a str or a list of them, found int"),
         (lambda m: m.generate("a", grammar=7), "the grammar is int: expected a str"),
         (lambda m: m.generate("a", session="x"), "the session is of another model"),
         (lambda m: treadle.load_session("x", m.path), "expected a treadle.Model"),

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "errors": "",
     "words": "",
     "version": "",
+    "values": "errors",
     "system": "",
     "forked": "errors",
     # file -> tensors
@@ -67,12 +68,12 @@ MAY_IMPORT = {
     "engine": "errors kernels lowering.weights models runtime.interrupts batch kvcache plan ready"
     " rows",
     "rerank": "arguments errors batch engine files models text",
-    "embedding": "errors arguments engine models",
-    "session": "errors runtime.interrupts batch engine kvcache kvfile",
-    "sampling": "errors kernels.top",
-    "text": "errors files runtime.interrupts",
+    "embedding": "errors values arguments engine models",
+    "session": "errors values runtime.interrupts batch engine kvcache kvfile",
+    "sampling": "errors values kernels.top",
+    "text": "errors values files runtime.interrupts",
     "logprobs": "kernels.top sampling rows",
-    "answer": "errors reuse text",
+    "answer": "errors values reuse text",
     "budget": "kernels",
     "speculate": "",
     "request": "errors kernels logprobs speculate",
@@ -84,7 +85,7 @@ MAY_IMPORT = {
     "scheduler": "errors runtime.interrupts admission batch budget composer engine request rows",
     "turns": "errors runtime.interrupts",
     "generation": "",
-    "arguments": "errors sampling convert.lora models.lora models.sentence",
+    "arguments": "errors values sampling convert.lora models.lora models.sentence",
     "card": "words",
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
@@ -94,11 +95,11 @@ MAY_IMPORT = {
     "imatrix": "errors files formats kernels plan batch runtime.interrupts engine",
     "quantize": "errors words files formats imatrix convert runtime.sigbus runtime.quantizer",
     "perplexity": "errors words files.reader files.target batch engine",
-    "model": "errors files formats isa jit models runtime devices batch kvfile kvstore engine"
-    " session sampling answer request scheduler turns generation reply rerank embedding text"
+    "model": "errors values files formats isa jit models runtime devices batch kvfile kvstore"
+    " engine session sampling answer request scheduler turns generation reply rerank embedding text"
     " convert arguments card",
     "speech": "errors answer text",
-    "reply": "errors arguments generation speech text.grammars",
+    "reply": "errors values arguments generation speech text.grammars text.messages",
     "server": "errors arguments logprobs version answer card engine sampling text speech"
     " kernels.choice model models.graphs rerank embedding session kvfile",
     "batchfile": "errors server",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from treadle.errors import TreadleError
 from treadle.record import dataclass
 from treadle.reuse import Reuse
+from treadle.values import listed
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
@@ -274,11 +275,11 @@ def speller(model: Model, stop: list[str]) -> Tokenizer:
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
     """What a caller gave as ``stop``: one text, several, or none."""
     stop = () if stop is None else stop
-    one = isinstance(stop, str) or not isinstance(stop, Iterable)
-    given: list[Any] = [stop] if one else list(stop)
+    expected = "a str or a list of them"
+    given = [stop] if isinstance(stop, str) else listed("stop", stop, expected)
     for text in given:
         if not isinstance(text, str):
-            raise TreadleError(f"stop: expected a str or a list of them, found {text!r:.40}")
+            raise TreadleError(f"stop: expected {expected}, found {text!r:.40}")
     return [text for text in given if text]
 
 

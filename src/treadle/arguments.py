@@ -1,11 +1,10 @@
-"""What callers hand in, checked where it enters: whole numbers, lists of ids, settings by name."""
+"""What callers hand in, checked where it enters: settings by name, sessions, adapters."""
 
 from __future__ import annotations
 
-import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +13,7 @@ import numpy as np
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError
 from treadle.models.sentence import max_seq_length
 from treadle.sampling import Sampling
+from treadle.values import flag, integer, listed, positive, ranged
 
 if TYPE_CHECKING:
     from treadle.convert.lora import Adapters
@@ -30,44 +30,33 @@ WHOLE_TEXT = 8192  # the same of models that read a text at once
 SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
-def integer(name: str, value: object) -> int:
-    """``value``, which must be a whole number; numpy's are as good as Python's."""
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TreadleError(f"{name}={value!r:.40}: expected an integer") from None
-
-
-def positive(name: str, value: object, most: int | None = None) -> int:
-    """``value``, which must be a whole number from 1 on, up to ``most``."""
-    number = integer(name, value)
-    if number < 1 or (most is not None and number > most):
-        expected = "at least 1" if most is None else f"1 to {most}"
-        raise TreadleError(f"{name}={value}: expected {expected}")
-    return number
-
-
-def check_sizes(
+def read_sizes(
     threads: int | None,
     context: int | None,
     kv_bytes: int | None,
     n_sequences: int,
     cache_bytes: int,
-) -> None:
-    """Raise TreadleError for a setting of ``load`` that is no number above 0."""
-    if threads is not None:
-        positive("threads", threads, 1024)
-    sizes = {"context": context, "kv_bytes": kv_bytes}
-    for name, value in (sizes | {"n_sequences": n_sequences, "cache_bytes": cache_bytes}).items():
-        if value is not None or name not in sizes:
-            positive(name, value)
+) -> tuple[int | None, int | None, int | None, int, int]:
+    """Settings of ``load`` as Python's numbers: in numpy's an address would overflow. Raises
+    TreadleError for one that is no number above 0.
+    """
+    return (
+        threads if threads is None else positive("threads", threads, 1024),
+        context if context is None else positive("context", context),
+        kv_bytes if kv_bytes is None else positive("kv_bytes", kv_bytes),
+        positive("n_sequences", n_sequences),
+        positive("cache_bytes", cache_bytes),
+    )
 
 
-def listed(name: str, values: Any) -> list[Any]:
-    """``values`` as a list. Text and bytes could be one as well, but were not meant so."""
-    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
-        raise TreadleError(f"{name}: expected a list, found {type(values).__name__}")
-    return list(values)
+def check_choices(deterministic: bool, speculate: bool | None, kv: str, isa: str | None) -> None:
+    """Raise TreadleError for a setting of ``load`` that is no flag, or no name."""
+    flag("deterministic", deterministic)
+    if speculate is not None:
+        flag("speculate", speculate)
+    for name, value in (("kv", kv), ("isa", "" if isa is None else isa)):
+        if not isinstance(value, str):
+            raise TreadleError(f"{name}={value!r:.40}: expected a name")
 
 
 def read_each(
@@ -86,11 +75,6 @@ def read_each(
     return made
 
 
-def token_ids(values: Any) -> list[int]:
-    """``values`` as a list of token ids."""
-    return [integer("a token id", value) for value in listed("token ids", values)]
-
-
 def token_limit(max_tokens: int | None) -> int | None:
     """``max_tokens`` as a number, or None where the text may run to its end: for None and -1."""
     if max_tokens is None:
@@ -105,12 +89,7 @@ def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
     """``logprobs``: of how many alternatives to each token; None for no log-probabilities."""
     if logprobs is None:
         return None
-    n = integer("logprobs", logprobs)
-    if isinstance(logprobs, bool) or not 0 <= n <= n_vocab:
-        raise TreadleError(
-            f"logprobs={logprobs}: expected a number of alternatives from 0 to {n_vocab}"
-        )
-    return n
+    return ranged("logprobs", logprobs, 0, n_vocab)
 
 
 def default_context(config: Config, gguf: GGUF) -> int:
@@ -147,18 +126,26 @@ def choose_context(asked: int | None, config: Config, gguf: GGUF) -> int:
 
 def add_adapters(given: Adapters, engine: Engine) -> None:
     """Load some for an engine that has run nothing; see ``convert.lora.load_adapters``."""
-    if given:
+    if isinstance(given, str | bytes | os.PathLike):
+        given = [given]
+    if each := [*given.items()] if isinstance(given, Mapping) else listed("lora", given):
         from treadle.convert.lora import load_adapters
 
-        if isinstance(given, str | os.PathLike):
-            given = [given]
-        load_adapters(
-            given.items() if isinstance(given, Mapping) else listed("lora", given), engine
-        )
+        load_adapters(each, engine)
+
+
+def shared(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for many texts: what can be read once becomes a list, or the first text would use it
+    up. Raises TreadleError for what only one text can have.
+    """
+    for name in ("session", "constraint"):
+        if settings.get(name) is not None:
+            raise TreadleError(f"many texts cannot be written in one {name}")
+    return {n: list(v) if isinstance(v, Iterator) else v for n, v in settings.items()}
 
 
 def check_session(session: Session | None, engine: Engine) -> None:
-    """A session, if any, is of this engine."""
+    """Raise TreadleError for a session of another engine, or what is none."""
     if session is not None and getattr(session, "engine", None) is not engine:
         raise TreadleError("the session is of another model")
 

@@ -51,7 +51,7 @@ class Drafting:
         from treadle.drafter import open_drafter
         from treadle.files.target import file_name
 
-        gguf = open_model(file_name(path))
+        gguf = open_model(file_name(path, "draft"))
         try:
             self.drafter = self._opened = open_drafter(gguf, engine)
         except BaseException:

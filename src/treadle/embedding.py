@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from treadle.arguments import listed, positive, read_each
+from treadle.arguments import read_each
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.models.dense import dense_of
 from treadle.models.sentence import default_prompt as prompt_of
 from treadle.models.sentence import max_seq_length
+from treadle.values import flag, listed, positive
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -65,6 +66,8 @@ class Embedder:
         *,
         default_prompt: bool = True,
     ) -> None:
+        normalize = flag("normalize", normalize)
+        default_prompt = flag("default_prompt", default_prompt)
         self._dense = dense_of(model.engine.gguf, model.config.n_embd)
         width = len(self._dense[-1]) if self._dense else model.config.n_embd
         self._whole = dimensions is None or dimensions == width

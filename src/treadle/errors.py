@@ -100,7 +100,8 @@ class FileError(TreadleError):
         self.offset = offset
         self.where = where
         self.expected = expected
-        place = self.path if offset is None else f"{self.path} at byte {offset}"
+        place = self.path if len(self.path) <= MAX_SHOWN // 2 else f"{self.path[: MAX_SHOWN // 2]}…"
+        place = place if offset is None else f"{place} at byte {offset}"
         text = f"{place}: {where}: {message}" if where else f"{place}: {message}"
         super().__init__(f"{text} (expected {expected})" if expected else text)
 

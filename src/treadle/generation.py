@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from treadle.forked import UseLock
 
 if TYPE_CHECKING:
     from treadle.logprobs import TokenLogprob
@@ -42,7 +43,7 @@ class Generation:
         self.logprobs: list[TokenLogprob] | None = None if request.n_top is None else []
         self.timings = answer.timings
         self._request, self._answer, self._turns = request, answer, turns
-        self._one = threading.RLock()  # thread at a time
+        self._one = UseLock()  # thread at a time
 
     _begun = _ended = False
 
@@ -50,6 +51,9 @@ class Generation:
     def request(self) -> Request:
         """What the scheduler has of it: for a server, which steps the scheduler by itself."""
         return self._request
+
+    def __reduce__(self) -> NoReturn:  # a copy's end would end the text
+        raise TypeError("a Generation cannot be pickled or copied: its text, ids and timings can")
 
     def __repr__(self) -> str:
         end = f"finish_reason {self.finish_reason!r}" if self.finish_reason else "not finished"

@@ -17,19 +17,19 @@ from treadle.arguments import (
     add_adapters,
     alternatives,
     build_sampling,
+    check_choices,
     check_session,
-    check_sizes,
     choose_context,
-    listed,
     lora_scales,
-    token_ids,
+    read_sizes,
+    shared,
     token_limit,
 )
 from treadle.batch import Part
 from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.named import open_device
-from treadle.engine import Engine
+from treadle.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TemplateError, TreadleError
 from treadle.files.target import file_name
 from treadle.generation import Generation, in_order
@@ -41,6 +41,7 @@ from treadle.sampling import Constraint, Sampler, Sampling, recommended
 from treadle.scheduler import Scheduler
 from treadle.session import Session
 from treadle.turns import Turns
+from treadle.values import flag, iterated, listed, ranged, token_ids
 
 if TYPE_CHECKING:
     from treadle.convert.lora import Adapters
@@ -121,7 +122,9 @@ class Model:
         progress: Progress | None,
     ) -> None:  # fmt: skip
         began = time.perf_counter()
-        check_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
+        sizes = read_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
+        threads, context, kv_bytes, n_sequences, cache_bytes = sizes
+        check_choices(deterministic, speculate, kv, isa)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path)
@@ -139,7 +142,8 @@ class Model:
         if cache_dir is not None:
             from treadle.kvstore import PageStore
 
-            self.engine.cache.store = PageStore(self.engine, file_name(cache_dir), cache_bytes)
+            folder = file_name(cache_dir, "cache_dir")
+            self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
         self._turns = Turns(Scheduler(self.engine))
         self.speculate = self._turns.scheduler.drafting.open(draft, self.engine, speculate)
         self.load_s = time.perf_counter() - began
@@ -204,12 +208,13 @@ class Model:
         """
         if not isinstance(text, str):
             raise TreadleError(f"the text is {type(text).__name__}: expected a str")
-        return self.tokenizer.encode(text, bos=bos, special=special)
+        bos = None if bos is None else flag("bos", bos)
+        return self.tokenizer.encode(text, bos=bos, special=flag("special", special))
 
     def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Text of token ids; control tokens only with ``special``."""
         try:
-            return self.tokenizer.decode(token_ids(ids), special=special)
+            return self.tokenizer.decode(token_ids(ids), special=flag("special", special))
         except IndexError as error:
             raise TreadleError(str(error)) from None
 
@@ -259,7 +264,8 @@ class Model:
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
         own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
-        own |= {"lora": lora_scales(lora, self.engine, session), "reuse": cache_prompt}
+        own |= {"lora": lora_scales(lora, self.engine, session)}
+        own |= {"reuse": flag("cache_prompt", cache_prompt)}
         return Generation(Request(ids, sampler, answer, **own), self._turns)
 
     def generate_many(
@@ -271,16 +277,9 @@ class Model:
         written at once as there are pages for; when one ends, the next joins: ``prompts`` is read
         as they are needed. Raises what ``generate`` does, of a prompt when it is its turn.
         """
-        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
-            raise TreadleError(f"prompts: expected a list, found {type(prompts).__name__}")
-        for name in ("session", "constraint"):
-            if settings.get(name) is not None:
-                raise TreadleError(f"many texts cannot be written in one {name}")
-        for name, value in settings.items():
-            if isinstance(value, Iterator):  # which the first text would use up
-                settings[name] = list(value)
+        each, settings = iterated("prompts", prompts), shared(settings)
         self.generate([0], **settings)  # which says what is wrong with the settings
-        return in_order(self.generate(prompt, **settings) for prompt in prompts)
+        return in_order(self.generate(prompt, **settings) for prompt in each)
 
     @overload
     def chat(self, messages: Messages, *, tools: Sequence[Tool], **settings: Any) -> Reply: ...
@@ -308,7 +307,7 @@ class Model:
         if tools is not None or "reasoning_budget" in settings:
             from treadle.reply import reply
 
-            return reply(self, messages, tools or (), own, template=template, **settings)
+            return reply(self, messages, tools, own, template=template, **settings)
         text = self.chat_prompt(messages, template=template, **settings)
         return self.generate(tokenizer.encode_prompt(text), **own)
 
@@ -371,14 +370,15 @@ class Model:
                 session.close()
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
-        """The steps that a batch of ``n_tokens`` runs."""
+        """The steps that a batch of ``n_tokens`` runs, with logits of ``n_outputs`` of them."""
         self.gguf.check()
-        return self.engine.plan(n_tokens, n_outputs)
+        n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
+        return self.engine.plan(n_tokens, ranged("n_outputs", n_outputs, 0, min(n_tokens, OUTPUTS)))
 
     def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
-        """Seconds of each step, by label, of one run of ``n_tokens`` (at most 512) behind ``depth``
-        others.
-        """
+        """Seconds of each step, by label, of one run of ``n_tokens`` behind ``depth`` others."""
+        n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
+        depth = ranged("depth", depth, 0)
         with self._room_for(depth + n_tokens) as session:
             if depth:
                 session.feed([0] * depth)

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treadle.arguments import integer, listed
 from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.forked import free_lock
 from treadle.generation import Generation
@@ -16,6 +15,8 @@ from treadle.speech.messages import in_another_form, shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
+from treadle.text.messages import check_messages
+from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
     from treadle.text.grammars import Grammars
@@ -125,7 +126,7 @@ def retold(
 def reply(
     model: Model,
     messages: Sequence[dict[str, Any]],
-    tools: Sequence[Tool],
+    tools: Sequence[Tool] | None,
     own: dict[str, Any],
     *,
     tool_choice: str = "auto",
@@ -141,9 +142,11 @@ def reply(
     check_one(*map(own.get, ("grammar", "json_schema", "regex", "constraint")))
     if own.get("constraint") is not None:
         raise GrammarError("a constraint cannot hold beside tools or a reasoning_budget")
-    if reasoning_budget is not None and integer("reasoning_budget", reasoning_budget) < 0:
-        raise TreadleError(f"reasoning_budget={reasoning_budget}: expected 0 or more")
-    by_name = described(tools)
+    if reasoning_budget is not None:
+        ranged("reasoning_budget", reasoning_budget, 0)
+    parallel = flag("parallel", parallel)
+    check_messages(messages)
+    by_name = described(() if tools is None else tools)
     forced = _forced(tool_choice, by_name)
     if tool_choice == "none":
         by_name = {}
@@ -191,13 +194,15 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
     """The tools of which one must be called; none for "auto" and "none". Raises TreadleError."""
+    if not isinstance(choice, str):
+        raise TreadleError(f"tool_choice={choice!r:.80}: expected a name")
     if choice in ("auto", "none"):
         return ()
     if choice == "required" and (every := tuple(names)):
         return every
     if choice == "required":
         raise TreadleError("tool_choice: there are no tools")
-    if not isinstance(choice, str) or choice not in names:
+    if choice not in names:
         known = ", ".join(["auto", "required", "none", *names])
         raise TreadleError(f"tool_choice: {choice!r:.80} is none of {known}")
     return (choice,)
@@ -220,6 +225,11 @@ def run_tools(
     ``tool_choice`` asks for is that of the first answer. What a function raises is told to the
     model. Raises TreadleError where it still calls in its last answer.
     """
+    if not callable(getattr(model, "chat", None)):
+        raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
+    if told is not None and not callable(told):
+        raise TreadleError(f"told is {type(told).__name__}: expected a function")
+    check_messages(messages)
     functions = {tool_of(tool)["function"]["name"]: tool for tool in listed("tools", tools)}
     added: list[dict[str, Any]] = []
 
@@ -228,7 +238,7 @@ def run_tools(
         if told is not None:
             told(message)
 
-    for _ in range(most):
+    for _ in range(positive("most", most)):
         made = model.chat([*messages, *added], tools=list(functions.values()), **settings)
         made.finish()
         assert isinstance(made, Reply)

@@ -17,7 +17,7 @@ import numpy as np
 
 from treadle.arguments import read_each
 from treadle.batch import NEVER
-from treadle.errors import FileError, UnsupportedError
+from treadle.errors import FileError, TreadleError, UnsupportedError
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -118,7 +118,12 @@ class Reranker:
         ContextFullError for a pair that is too long; of several with the document's ``name``.
         """
 
+        if not isinstance(query, str):
+            raise TreadleError(f"query is {type(query).__name__}: expected a str")
+
         def read(document: str) -> Pair:
+            if not isinstance(document, str):
+                raise TreadleError(f"the document is {type(document).__name__}: expected a str")
             pair = self.pair(query, document)
             self._model.engine.cache.check_context(len(pair[0]))
             return pair

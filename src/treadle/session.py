@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from treadle.batch import Part
 from treadle.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError
 from treadle.runtime.interrupts import interrupts_held
+from treadle.values import ranged, token_ids
 
 if TYPE_CHECKING:
     from treadle.kvtree import Lora
@@ -27,6 +27,9 @@ class Session:
     """
 
     def __init__(self, engine: Engine, lora: Lora | None = None) -> None:
+        if not hasattr(engine, "cache"):
+            found = type(engine).__name__
+            raise TreadleError(f"engine is {found}: model.session() makes a session of a model")
         self.engine = engine
         self.seq = engine.cache.sequence((), lora)
         self._closed = False
@@ -40,6 +43,9 @@ class Session:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):  # the lock may be in use by this very thread
             self.engine.cache.left.append(self.seq)
+
+    def __reduce__(self) -> NoReturn:  # a copy's end would free the pages that both name
+        raise TypeError("a Session cannot be pickled or copied: save and load it")
 
     def __repr__(self) -> str:
         held = "closed" if self._closed else f"{self.n_past} of {self.engine.n_ctx} tokens"
@@ -66,6 +72,8 @@ class Session:
         ``between`` is called before each batch: what it raises leaves the session with those that
         were run. Raises ContextFullError, before anything is run, when they do not fit.
         """
+        if between is not None and not callable(between):
+            raise TreadleError(f"between is {type(between).__name__}: expected a function")
         return self._last(self._checked(ids), between)
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
@@ -116,9 +124,7 @@ class Session:
 
     def truncate(self, n: int) -> None:
         """Forget all but the first ``n`` tokens."""
-        if not 0 <= n <= self.n_past:
-            raise TreadleError(f"{n} tokens of {self.n_past}")
-        self.engine.truncate(self.seq, n)
+        self.engine.truncate(self.seq, ranged("n", n, 0, self.n_past))
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -151,12 +157,7 @@ class Session:
 
     def _checked(self, ids: Ids[int]) -> list[int]:
         self._check_open()
-        if isinstance(ids, (str, bytes, bytearray)):
-            raise TreadleError(f"token ids: expected a list, found {type(ids).__name__}")
-        try:
-            made = [operator.index(token) for token in ids]
-        except TypeError as error:
-            raise TreadleError(f"token ids: expected a list of integers: {error}") from None
+        made = token_ids(ids)
         if not made:
             raise TreadleError("no tokens")
         self.engine.check_ids(made)

@@ -115,3 +115,25 @@ def test_an_origin_that_no_page_has(run: Run, gguf: str, origin: str) -> None:
     ran = run("serve", gguf, "--allow-origin", origin)
     assert (ran.code, ran.out) == (2, "")
     assert f"{origin!r}: expected https://NAME" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("run a --cache-mib 5", "--cache-mib: bounds the files of --cache-dir, which is missing"),
+        ("chat a --cache-mib 5", "--cache-mib: bounds the files of --cache-dir, which is missing"),
+        ("serve a --cache-mib 5", "--cache-mib: bounds the files of --cache-dir, which is missing"),
+        ("run a --draft b --no-speculate", "--no-speculate and --draft: choose one"),
+        ("serve a --log-text --no-log", "--log-text and --no-log: choose one"),
+        ("serve a -c 5 --n-ctx 6", "-c 5 and --n-ctx 6: they are the same option"),
+        ("batch a b --replicas 2", "--replicas: is for --cluster, which is missing"),
+        ("perplexity a b --force", "--force: is for --save-logits, which is missing"),
+        ("bench a -n 0 -s 1,2", "-s: sequences write together, and -n is 0"),
+        ("tune gemv --reset", "KERNEL is not for --reset, which measures nothing"),
+        ("tune --reset --plot a.svg", "--plot is not for --reset, which measures nothing"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_wrong_usage(run: Run, args: str, message: str) -> None:
+    ran = run(*args.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"treadle: error: {message}\n")

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llvmlite.binding.context import GlobalContextRef
 
 from tests.jit.emit import ir_text
 from treadle.errors import CacheError, CompileError
 from treadle.isa.portable import PORTABLE
 from treadle.jit import cache, kernel
 from treadle.jit.builder import Builder
-from treadle.jit.compile import emit_object
+from treadle.jit.compile import emit_object, optimise
 from treadle.jit.kernel import isa_key, load_kernels, object_code, trace
 from treadle.jit.types import f32, i32
 from treadle.jit.values import Val
@@ -115,6 +116,12 @@ def test_ctrl_c_in_the_linker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(KeyboardInterrupt):
             load_kernels([SPEC], PORTABLE)
     assert load_kernels([SPEC], PORTABLE)[SPEC.name]
+
+
+def test_a_module_is_in_no_context_that_llvm_empties_as_it_ends() -> None:
+    """Or a child that was forked in the middle of ``optimise`` aborts when it exits."""
+    module = optimise(trace(SPEC, PORTABLE), PORTABLE)
+    assert not isinstance(module._context, GlobalContextRef)
 
 
 def test_ir_that_llvm_refuses_is_a_compile_error() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from treadle.runtime.interrupts import HELD, interrupts_held
+from treadle.runtime.interrupts import HELD, in_main_interpreter, interrupts_held
 
 OTHERS = [number for number in HELD if number != signal.SIGINT]
 
@@ -126,3 +128,35 @@ def test_handlers_are_given_back_whatever_they_raise(
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGALRM, usual)
+
+
+SUBINTERPRETER = """
+import importlib, sys
+for name in ("_interpreters", "_xxsubinterpreters"):
+    try:
+        interpreters = importlib.import_module(name)
+        break
+    except ImportError:
+        pass
+interpreters.run_string(interpreters.create(), '''
+try:
+    from treadle.errors import UnsupportedError
+    from treadle.devices.named import open_device
+    from treadle.runtime.interrupts import in_main_interpreter
+except ImportError as error:  # numpy's, in an interpreter with a lock of its own
+    print(False, "is a subinterpreter")
+else:
+    try:
+        open_device("cpu", None, 1, None)
+    except UnsupportedError as error:
+        print(in_main_interpreter(), error)
+''')
+"""
+
+
+def test_a_subinterpreter_is_refused() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", SUBINTERPRETER]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.startswith("False "), ran.stderr
+    assert "is a subinterpreter" in ran.stdout
+    assert in_main_interpreter()

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from treadle.errors import TreadleError
 from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.jit.builder import Builder
@@ -261,6 +262,25 @@ def test_close_sends_the_workers_home_and_a_run_brings_new_ones(
     chain.run(team)
     chain.check()
     assert workers() == 3
+    team.close()
+
+
+def test_a_system_that_starts_no_more_threads(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with few processes: an error, and none of the workers stays."""
+    team, chain = Team(4, isa, 64), Chain(isa, SIZES)
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "treadle-3":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(TreadleError, match="threads=4: the system starts 3 here and no more"):
+            chain.run(team)
+    assert not team._shared.workers
+    chain.run(team)
     team.close()
 
 

@@ -111,6 +111,8 @@ def command(
     from treadle.batchfile.output import Output, check_apart, open_input
     from treadle.server.service import Settings
 
+    if replicas != 1 and cluster is None:
+        raise click.UsageError("--replicas: is for --cluster, which is missing")
     given = {"max_tokens": max_tokens, "temperature": temp, "seed": seed}
     defaults = {name: value for name, value in given.items() if value is not None}
     load |= {"deterministic": deterministic, "n_sequences": sequences}

@@ -145,6 +145,8 @@ def command(
     ]
     if not tests:
         raise click.UsageError("nothing to time: -p and -n are both 0")
+    if sequences != (1,) and not any(n_gen):
+        raise click.UsageError("-s: sequences write together, and -n is 0")
     tests.sort(key=lambda test: test.depth)  # what one depth holds, the next reads on from
     schedule = Schedule(tests, repeat, kv, against is not None, device)
     if plot:

@@ -307,7 +307,18 @@ DRAFT = click.option(
 OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora", "device")
 load_options = packed("load", OF_LOAD, LOAD)
 OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")
-writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE, DRAFT))
+
+
+def _writing(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` as they are. Raises click.UsageError for one that another leaves without use."""
+    if values["cache_bytes"] is not None and values["cache_dir"] is None:
+        raise click.UsageError("--cache-mib: bounds the files of --cache-dir, which is missing")
+    if values["draft"] is not None and values["speculate"] is False:
+        raise click.UsageError("--no-speculate and --draft: choose one")
+    return values
+
+
+writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE, DRAFT), _writing)
 
 
 def build_sampling(values: dict[str, Any]) -> Sampling:

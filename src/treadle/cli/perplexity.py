@@ -65,6 +65,8 @@ def command(
 
     saved = SavedLogits(reference) if reference and is_saved(reference) else None
     check_usage(file, saved is not None, stride, save, context)
+    if force and save is None:
+        raise click.UsageError("--force: is for --save-logits, which is missing")
     if save is not None:
         read = files_of(model, reference, file, *(path for path, _ in lora))
         check_target(file_name(save), read, force=force)

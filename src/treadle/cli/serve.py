@@ -112,6 +112,12 @@ def command(
         raise click.UsageError("--host: an address, such as 127.0.0.1")
     if not all(key.strip() for key in settings["api_keys"]):
         raise click.UsageError("--api-key: an empty key")
+    if n_ctx is not None and load["context"] not in (None, n_ctx):
+        raise click.UsageError(
+            f"-c {load['context']} and --n-ctx {n_ctx}: they are the same option"
+        )
+    if settings["log_text"] and not settings["log"]:
+        raise click.UsageError("--log-text and --no-log: choose one")
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     with ProgressBar() as progress:

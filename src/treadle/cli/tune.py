@@ -19,6 +19,7 @@ from treadle.runtime.machine import busy
 from treadle.runtime.tune import CROSSOVER, KERNELS
 from treadle.words import counted
 
+MEASURING = ("kernel", "formats", "k", "m", "n", "threads", "repeat", "plot", "force")
 TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
 
 
@@ -104,6 +105,7 @@ def command(
 
     isa = row_in_use()
     if reset:
+        refuse_options(ctx, MEASURING, "is not for --reset, which measures nothing")
         path = tuned.tuned_row(isa).path
         say_reset(None if dry_run else tuned.reset(isa), path, as_json)
         return
@@ -160,7 +162,8 @@ def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
     for param in ctx.command.params:
         given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
         if param.name in names and given:
-            raise click.UsageError(f"{param.opts[-1]} {why}")
+            name = param.opts[-1] if isinstance(param, click.Option) else str(param.name).upper()
+            raise click.UsageError(f"{name} {why}")
 
 
 def refuse(doubtful: Sequence[TuneResult]) -> None:

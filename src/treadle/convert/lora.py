@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 Floats = npt.NDArray[np.float32]
-Name = str | os.PathLike[str]
+Name = str | bytes | os.PathLike[str]
 Scaled = Name | tuple[Name, float]
 Adapters = Sequence[Scaled] | Mapping[Any, float]
 SUFFIXES = (".lora_a", ".lora_b")
@@ -50,7 +50,7 @@ REFUSED = {  # matrices that a plan reads otherwise than by a product of all row
 TURNED = (".attn_q.weight", ".attn_k.weight")
 
 
-def open_adapter(path: str | os.PathLike[str], gguf: GGUF, config: Config) -> Adapter:
+def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
     """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``.
 
     Raises FileError for what is damaged, of another architecture or does not fit the model;
@@ -77,7 +77,7 @@ def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
     scales: list[float] = []
     for one in given:
         path, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
-        if not isinstance(path, str | os.PathLike):
+        if not isinstance(path, str | bytes | os.PathLike):
             raise TreadleError(f"lora: {one!r:.80}: expected a path, or a path and a scale")
         scale = lora_scale(f"lora: {one!r:.80}", scale)
         adapter, names = open_adapter(path, engine.gguf, engine.config), {a.name for a in adapters}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
+from treadle.runtime.interrupts import in_main_interpreter
 
 if TYPE_CHECKING:
     from treadle.device import Device
@@ -62,8 +63,14 @@ def check_name(name: str) -> None:
 def open_device(name: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
     """The device called ``name``; ``isa``: which instruction set, None for the best.
 
-    Raises UnsupportedError for a name that there is not, DeviceError where the device is missing.
+    Raises UnsupportedError for a name that there is not, and in a subinterpreter; DeviceError where
+    the device is missing.
     """
     check_name(name)
+    if not in_main_interpreter():
+        raise UnsupportedError(
+            "this is a subinterpreter of Python, where a model's signals and threads do not work: "
+            "load it in the main interpreter (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
+        )
     kind, _, which = name.partition(":")
     return DEVICES[kind][0](which, isa, n_threads, progress)

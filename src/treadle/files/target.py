@@ -10,21 +10,35 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
-from treadle.errors import FileError
+from treadle.errors import FileError, TreadleError
 from treadle.files.splits import shards_beside
 from treadle.words import n_bytes, why
 
 Name: TypeAlias = str | os.PathLike[str]
 
 
-def file_name(path: Name) -> Path:
-    """``path``, which must name something: ``Path("")`` is the current folder."""
-    text = os.fspath(path)
+def file_name(path: Name | bytes, of: str = "path") -> Path:
+    """``path``, which must name something: ``Path("")`` is the current folder. Bytes are names as
+    the system has them. ``of``: the argument, for errors.
+
+    Raises FileError for what can be no name here, or leads through what may not be read.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise TreadleError(f"{of}={path!r:.80}: expected a path") from None
     if not text:
         raise FileError("an empty name", path="''", expected="a file's name")
     if "\0" in text:
         raise FileError("its name holds a NUL byte", path=text)
-    return Path(path)
+    try:
+        os.stat(text)
+    except UnicodeEncodeError:
+        raise FileError("its name has no bytes in this system's encoding", path=text) from None
+    except OSError as error:  # pathlib's own questions raise what is none of these two
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise FileError(why(error), path=text) from error
+    return Path(text)
 
 
 def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = False) -> None:

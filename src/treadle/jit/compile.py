@@ -124,7 +124,9 @@ def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
     """Parse and optimise one module; ``triple``: for a system that is not this process's."""
     machine = _target_machine(isa, triple)
     try:
-        module = llvm.parse_assembly(_with_length(ir_text, isa))
+        # A context of its own: LLVM deletes the modules of its global one as a process ends. In a
+        # child that was forked here, it found one that was half optimised, and aborted.
+        module = llvm.parse_assembly(_with_length(ir_text, isa), llvm.create_context())
         module.verify()
     except RuntimeError as error:
         raise CompileError(f"LLVM refuses the kernel's IR: {error}") from error

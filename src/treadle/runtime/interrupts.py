@@ -20,6 +20,17 @@ HELD = tuple(getattr(_signal, name) for name in _NAMES if hasattr(_signal, name)
 Handlers = list[tuple[int, Any]]
 
 
+def in_main_interpreter() -> bool:
+    """Whether this is the interpreter that Python began with: signals cannot be held in others,
+    whose first thread ``threading`` calls the main one as well.
+    """
+    import ctypes
+
+    here, main = ctypes.pythonapi.PyInterpreterState_Get, ctypes.pythonapi.PyInterpreterState_Main
+    here.restype = main.restype = ctypes.c_void_p
+    return bool(here() == main())
+
+
 class interrupts_held:  # read as what a block says of itself
     """Signals wait for the end of the block.
 

@@ -15,6 +15,7 @@ import weakref
 
 import numpy as np
 
+from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Isa
 from treadle.runtime.runner import (
@@ -122,7 +123,14 @@ class Team:
             worker = threading.Thread(
                 target=self._shared.work, args=(WORKER, scratch), name=f"treadle-{i}", daemon=True
             )
-            worker.start()
+            try:
+                worker.start()
+            except RuntimeError as error:  # Python does not say why
+                self._shared.dismiss()
+                raise TreadleError(
+                    f"threads={self.n_threads}: the system starts {i} here and no more (ulimit -u, "
+                    "ulimit -v, a container's limit of processes)"
+                ) from error
             workers.append(worker)
 
     def run(self, steps: int, n_steps: int, run: int, times: int = 0, alarm: int = 0) -> None:

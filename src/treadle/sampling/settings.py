@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from treadle.errors import SamplingError, of_setting
 from treadle.record import dataclass
+from treadle.values import is_flag
 
 CustomSampler = Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[Any]]
 """``(logits [n_vocab], ids of all tokens so far) -> logits [n_vocab]``; -inf rules a token out."""
@@ -117,6 +118,7 @@ class Sampling:
             ("samplers", _order),
             ("dry_sequence_breakers", _breakers),
             ("logit_bias", _biases),
+            ("ignore_eos", _flag),
             ("custom", _callables),
         ):
             with of_setting(name):
@@ -152,6 +154,19 @@ def _integer(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
+def _flag(value: object) -> bool:
+    if not is_flag(value):
+        raise SamplingError(f"ignore_eos must be True or False, not {value!r:.40}")
+    return bool(value)
+
+
+def _each(name: str, values: Iterable[str]) -> Iterator[str]:
+    try:
+        return iter(values)
+    except TypeError:
+        raise SamplingError(f"{name} must be a list of texts, not {values!r:.40}") from None
+
+
 def _seed(seed: Any) -> int | None:
     made = None if seed is None else _integer("seed", seed, -1, 2**64 - 1)
     return None if made == -1 else made
@@ -174,7 +189,7 @@ def _order(names: Sequence[str] | str) -> tuple[str, ...]:
         if len(names) == 1 and _named(names[0]) not in NAMES and set(names[0]) <= _LETTERS.keys():
             return tuple(_LETTERS[letter] for letter in names[0])
     order = []
-    for given in names:
+    for given in _each("samplers", names):
         name = _named(given) if isinstance(given, str) else ""
         if name not in NAMES:
             raise SamplingError(f"no sampler is called {given!r} (there are {', '.join(NAMES)})")
@@ -185,10 +200,11 @@ def _order(names: Sequence[str] | str) -> tuple[str, ...]:
 def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(texts, str):
         raise SamplingError("dry_sequence_breakers must be a list of texts, not one text")
+    texts = tuple(_each("dry_sequence_breakers", texts))
     for text in texts:
         if not isinstance(text, str) or not 1 <= _n_bytes(text) <= 40:
             raise SamplingError(f"a DRY sequence breaker must be 1 to 40 bytes of text: {text!r}")
-    return tuple(texts)
+    return texts
 
 
 def _n_bytes(text: str) -> int:

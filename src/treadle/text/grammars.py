@@ -79,6 +79,10 @@ class Grammars:
         """A whole answer that matches. Raises GrammarError."""
         if not isinstance(pattern, str):
             raise GrammarError(f"the regex is {type(pattern).__name__}: expected a str")
+        try:
+            pattern.encode()
+        except UnicodeEncodeError as error:  # half a surrogate pair
+            raise GrammarError(f"the regex is no text: {error}") from None
         return self.get("regex", pattern, lambda: Grammar.from_regex(pattern, self.tokenizer))
 
     def lark(self, source: str) -> Grammar:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from treadle.errors import TreadleError
 from treadle.text.messages import check_messages, render_prompt
 from treadle.text.variables import check_own, check_variables
+from treadle.values import listed
 
 if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate
@@ -24,6 +26,8 @@ def chat_prompt(
     assistant's. ``own``: variables that it need not read; ``settings``: names that are none.
     """
     check_messages(messages)
+    if tools is not None and not all(isinstance(tool, Mapping) for tool in listed("tools", tools)):
+        raise TreadleError(f"tools={tools!r:.80}: expected dicts as in OpenAI's API")
     if variables:
         check_variables(template, variables, settings)
     given = {"tools": tools, **check_own(own), **variables}
