@@ -17,7 +17,7 @@ from typing import Any
 from treadle.convert.hf_chat import read_templates
 from treadle.convert.hf_encoder_tokenizer import read_unigram, read_wordpiece
 from treadle.convert.hf_pretokenizer import find_pre, puts_space
-from treadle.convert.hf_sentences import SENTENCES, lower_case
+from treadle.convert.hf_sentences import lower_case, sentences_file
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
 from treadle.errors import FileError, UnsupportedError
@@ -145,7 +145,7 @@ def _lower(pieces: Pieces, folder: Path) -> None:
     key = "normalizer.lowercase"
     if key not in pieces.keys:
         what = "do_lower_case is true: treadle has it with WordPiece vocabularies"
-        raise UnsupportedError(f"{folder / SENTENCES}: {what}")
+        raise UnsupportedError(f"{sentences_file(folder)}: {what}")
     pieces.keys[key] = True
 
 

@@ -15,6 +15,7 @@ from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
 from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
 from treadle.models.archs import ARCHS
+from treadle.models.sentence import SENTENCES
 from treadle.runtime.memory import usable_memory
 from treadle.words import listed
 from treadle.words import n_bytes as size
@@ -26,8 +27,7 @@ BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it i
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", INDEX),
-    *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
-    "config_sentence_transformers.json",
+    *("modules.json", "1_Pooling/config.json", *SENTENCES, "config_sentence_transformers.json"),
     *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
 USUAL = "Q4_K_M"  # what other programs take
