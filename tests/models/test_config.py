@@ -480,6 +480,7 @@ def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
         (fake("superpoint"), r"'superpoint': treadle has llama, .*, eurobert$"),
         (fake(expert_count=8, expert_used_count=2, expert_gating_func=4), "4: treadle has 0, 1"),
         (fake(attention__causal=False), "an encoder"),
+        (fake(attention__clamp_kqv=8.0), r"llama.attention.clamp_kqv: treadle clamps no queries"),
         (fake(rope__scaling__type="dynamic"), "'dynamic': treadle has none, linear, yarn"),
     ],
     ids=[
@@ -494,6 +495,7 @@ def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
         "far",
         "experts",
         "encoder",
+        "clamped",
         "scaling",
     ],
 )

@@ -85,7 +85,7 @@ _GEMMA3 = Family(
     POST_NORMS,
     activation=GELU_TANH,
     norm_shift=1.0,
-    windowed=all_but_every(6),
+    windowed=all_but_every(6, told=True),
     own_local_rope=True,
 )
 _GEMMA_EMBEDDING = replace(
@@ -137,6 +137,15 @@ FAMILIES: dict[str, Family] = {
             "head_dim": 128,
             "max_position_embeddings": 262144,
             "rope_theta": 1e6,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
         },
         windowed=every_layer,
     ),
@@ -213,7 +222,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 4096,
         },
         POST_NORMS,
-        windowed=all_but_every(4),
+        windowed=all_but_every(4, told=True),
     ),
     "seed_oss": Family(
         "seed_oss",
@@ -286,7 +295,7 @@ FAMILIES: dict[str, Family] = {
         "cohere2",
         {**_COHERE, "rope_theta": 10000.0, "sliding_window": 4096},
         words=_LAYER_NORM,
-        windowed=all_but_every(4),
+        windowed=all_but_every(4, told=True),
         paired=True,
         copied={"logit_scale": "logit_scale"},
         more=_cohere2,
