@@ -507,6 +507,25 @@ def test_texts_in_lower_case(bert: Path) -> None:
         open_hf(bert)
 
 
+@pytest.mark.parametrize("says", [{}, {"do_lower_case": False}, {"strip_accents": False}])
+@pytest.mark.parametrize("lower", [False, True])
+def test_berts_own_tokenizer(says: dict[str, bool], lower: bool, bert: Path) -> None:
+    """transformers' class builds the normalizer anew, by tokenizer_config.json alone."""
+    import transformers
+
+    spec = json.loads(wordpiece().to_str())
+    spec["normalizer"] |= {"lowercase": lower, "strip_accents": not lower}
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    settings = {"tokenizer_class": "BertTokenizer", **says}
+    (bert / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(bert)
+    texts = ["Hello worlds", "HÉLLO h\u00e9llo", "e\u0301 one"]
+    with open_hf(bert) as model:
+        tokenizer = load_tokenizer(model)
+        bare = [tokenizer.encode(text, bos=False) for text in texts]
+    assert bare == [theirs(text, add_special_tokens=False).input_ids for text in texts]
+
+
 def test_a_head_with_another_activation(tmp_path: Path) -> None:
     options = {**_ALL, "classifier_activation": "silu"}
     save(Case("ModernBert", "modern-bert", options, "ForSequenceClassification"), tmp_path)
