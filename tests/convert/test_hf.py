@@ -509,6 +509,9 @@ def test_a_familys_own_rope() -> None:
     linear = {"rope_type": "linear", "factor": 2.0}
     assert keys_of({**base, "rope_scaling": linear})[scaling] == "linear"
     assert scaling not in keys_of({**base, "rope_parameters": {}})
+    plain = {"rope_type": "default"}
+    found = keys_of({"model_type": "ministral3", **_SIZES, "rope_parameters": plain})
+    assert found["mistral3.rope.freq_base"] == 1e4  # of the family's own it is 1e6
 
 
 def test_keys_that_transformers_obeys_or_ignores() -> None:
@@ -523,6 +526,9 @@ def test_keys_that_transformers_obeys_or_ignores() -> None:
         keys_of(listed)
     none = {"sliding_window": None}
     assert keys_of({**listed, **none}) == keys_of({**mistral, **none})
+    capped = {"attn_logit_softcapping": 1.0}
+    gemma3 = {"model_type": "gemma3_text", **_SIZES}
+    assert keys_of({**gemma3, **capped}) == keys_of(gemma3)
     for name in ("gemma2", "olmo3", "gpt_oss", "cohere2"):
         base = {"model_type": name, **_SIZES}
         obeyed = keys_of({**base, "sliding_window_pattern": 3}) != keys_of(base)

@@ -77,7 +77,6 @@ _GEMMA3 = Family(
         "rope_theta": 1e6,
         "rope_local_base_freq": 10000.0,
         "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
         "sliding_window": 4096,
         "tie_word_embeddings": True,
@@ -136,7 +135,6 @@ FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "max_position_embeddings": 262144,
-            "rope_theta": 1e6,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 1e6,
