@@ -10,10 +10,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from treadle.convert.hf_config import Hyper
 from treadle.convert.hf_pooling import pooling_file
 from treadle.convert.hf_special import read_optional
 from treadle.errors import UnsupportedError
 from treadle.files.keys import POSITION_MAX, Keys
+from treadle.models.archs import ARCHS
 from treadle.models.sentence import MAX_TOKENS, PROMPT, SENTENCES
 
 PROMPTS = "config_sentence_transformers.json"
@@ -36,6 +38,15 @@ def read_sentences(folder: Path) -> dict[str, Any]:
     if prompt := _default_prompt(folder):
         made[PROMPT] = prompt
     return made
+
+
+def read_query(folder: Path, hyper: Hyper) -> dict[str, Any]:
+    """What goes before the query, where a cross-encoder's folder names it. Errors as above."""
+    prompt = _default_prompt(folder)
+    if prompt and ARCHS[hyper.family.arch].graph != "encoder":
+        what = "treadle has a default prompt of rerankers that are encoders"
+        raise UnsupportedError(f"{folder / PROMPTS}: default_prompt_name: {what}")
+    return {PROMPT: prompt} if prompt else {}
 
 
 def sentences_file(folder: Path) -> Path:
