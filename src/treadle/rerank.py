@@ -95,9 +95,7 @@ class Reranker:
         sep = [tokenizer.sep] if tokenizer.add_sep and tokenizer.sep is not None else []
         bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         begin = [*bos, *first, *eos, *sep]
-        # RoBERTa's tokenizers give both texts one type, whatever the model has.
-        types = tokenizer.model == "bert"
-        return [*begin, *second, *(eos or sep)], len(begin) if types else NEVER
+        return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
 
     def _prompt(self, query: str, document: str) -> list[int]:
         """A decoder's: the file's template, in which neither text spells a control token."""

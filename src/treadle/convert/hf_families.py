@@ -29,7 +29,7 @@ from treadle.convert.hf_names import (
     SEED_OSS,
     STARCODER2,
 )
-from treadle.convert.hf_rope import fourth_still
+from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
 
@@ -135,15 +135,7 @@ FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "max_position_embeddings": 262144,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16384,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_parameters": MINISTRAL_ROPE,
         },
         windowed=every_layer,
     ),

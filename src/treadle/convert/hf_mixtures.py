@@ -18,7 +18,7 @@ from treadle.convert.hf_made import (
     upper,
 )
 from treadle.convert.hf_names import HUNYUAN_EXPERTS, LLAMA, LLAMA_EXPERTS, Names, experts_123
-from treadle.convert.hf_rope import f32
+from treadle.convert.hf_rope import GPT_OSS_ROPE, f32
 from treadle.convert.hf_windows import (
     all_but_every,
     every_layer,
@@ -376,12 +376,7 @@ MIXTURES: dict[str, Family] = {
             "head_dim": 64,
             "max_position_embeddings": 131072,
             "rope_theta": 150000.0,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 32.0,
-                "original_max_position_embeddings": 4096,
-                "truncate": False,
-            },
+            "rope_parameters": GPT_OSS_ROPE,
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
             "sliding_window": 128,

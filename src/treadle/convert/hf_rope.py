@@ -19,6 +19,23 @@ from treadle.models.archs import ARCHS, YARN_TRUNCATE
 from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
 
+# What transformers has where a folder of these families names no rope.
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
 Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
 
 

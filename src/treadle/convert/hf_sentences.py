@@ -15,8 +15,9 @@ from treadle.convert.hf_pooling import pooling_file
 from treadle.convert.hf_special import read_optional
 from treadle.errors import UnsupportedError
 from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.splits import SENTENCES
 from treadle.models.archs import ARCHS
-from treadle.models.sentence import MAX_TOKENS, PROMPT, SENTENCES
+from treadle.models.sentence import MAX_TOKENS, PROMPT
 
 PROMPTS = "config_sentence_transformers.json"
 MODULES = "modules.json"

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.splits import CONFIG, INDEX, SINGLE
+from treadle.files.splits import CONFIG, INDEX, SENTENCES, SINGLE
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
 from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
 from treadle.models.archs import ARCHS
-from treadle.models.sentence import SENTENCES
 from treadle.runtime.memory import usable_memory
 from treadle.words import listed
 from treadle.words import n_bytes as size

@@ -13,12 +13,6 @@ if TYPE_CHECKING:
 
 PROMPT = "treadle.embedding.default_prompt"  # put before each text
 MAX_TOKENS = "treadle.embedding.max_seq_length"  # of a text, its special tokens included
-# The folder's file about texts: the first of these that is there. Older versions named it after
-# the model's kind.
-SENTENCES = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 
 
 def default_prompt(gguf: GGUF) -> str:
