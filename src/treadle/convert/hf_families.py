@@ -77,6 +77,7 @@ _GEMMA3 = Family(
         "rope_theta": 1e6,
         "rope_local_base_freq": 10000.0,
         "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
         "sliding_window": 4096,
         "tie_word_embeddings": True,
