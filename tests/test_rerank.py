@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ CASES: dict[str, tuple[Case, Callable[[], Any]]] = {
     "bert": (Case("Bert", "bert", _ALL, HEAD), wordpiece),
     "xlm-roberta": (
         Case("XLMRoberta", "bert", {**_ALL, "pad_token_id": 1, "type_vocab_size": 1}, HEAD),
+        unigram,
+    ),
+    "xlm-roberta-types": (
+        Case("XLMRoberta", "bert", {**_ALL, "pad_token_id": 1, "type_vocab_size": 2}, HEAD),
         unigram,
     ),
     "modern-bert": (
@@ -103,6 +108,21 @@ def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             assert loaded.rerank(QUERY, []).shape == (0,)
 
 
+PROMPTS = json.dumps({"prompts": {"ask": "a test: "}, "default_prompt_name": "ask"})
+
+
+def test_a_default_prompt(tmp_path: Path) -> None:
+    """sentence-transformers puts it before the query."""
+    save("bert", tmp_path / "hf")
+    with treadle.load(tmp_path / "hf", threads=2) as loaded:
+        expected = loaded.rerank("a test: " + QUERY, DOCUMENTS)
+        assert np.abs(loaded.rerank(QUERY, DOCUMENTS) - expected).max() > 0.01
+    (tmp_path / "hf" / "config_sentence_transformers.json").write_text(PROMPTS)
+    for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(path, threads=2) as loaded:
+            assert np.abs(loaded.rerank(QUERY, DOCUMENTS) - expected).max() < 1e-5
+
+
 def qwen3(folder: Path, labels: int) -> Any:
     """A decoder with a head, and the vocabulary that its template needs."""
     require_transformers()
@@ -145,6 +165,9 @@ def test_a_decoder_that_scores(tmp_path: Path) -> None:
         start = loaded.tokenizer.token_id("<|im_start|>")
         assert start is not None
         assert Reranker(loaded).pair("<|im_start|>", "{query}")[0].count(start) == 3
+    (tmp_path / "hf" / "config_sentence_transformers.json").write_text(PROMPTS)
+    with pytest.raises(UnsupportedError, match=r"default_prompt_name: .* are encoders"):
+        treadle.load(tmp_path / "hf")
 
 
 def with_tensors(path: Path, made: Path, changes: dict[str, np.ndarray | None]) -> Path:

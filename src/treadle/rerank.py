@@ -18,6 +18,7 @@ import numpy as np
 from treadle.arguments import read_each
 from treadle.batch import NEVER
 from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.models.sentence import default_prompt
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -36,7 +37,7 @@ QWEN3 = (
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
 Floats = np.ndarray
-Pair = tuple[list[int], int]  # ids, and where those of the second text begin
+Pair = tuple[list[int], int]  # ids, and where those of the second type begin
 
 
 class Model(Protocol):
@@ -84,16 +85,17 @@ class Reranker:
         self._norm_bias = self._vector("cls.norm.bias", config.n_embd)
 
     def pair(self, query: str, document: str) -> Pair:
-        """The ids of both as the model reads them, and where the second begins."""
+        """The ids of both as the model reads them, and where those of the second type begin."""
         tokenizer = self._model.tokenizer
         if self._causal:
             return self._prompt(query, document), NEVER
-        first, second = (tokenizer.encode(text, bos=False) for text in (query, document))
+        texts = (default_prompt(self._model.gguf) + query, document)
+        first, second = (tokenizer.encode(text, bos=False) for text in texts)
         eos = [tokenizer.eos] if tokenizer.add_eos and tokenizer.eos is not None else []
         sep = [tokenizer.sep] if tokenizer.add_sep and tokenizer.sep is not None else []
         bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         begin = [*bos, *first, *eos, *sep]
-        return [*begin, *second, *(eos or sep)], len(begin)
+        return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
 
     def _prompt(self, query: str, document: str) -> list[int]:
         """A decoder's: the file's template, in which neither text spells a control token."""

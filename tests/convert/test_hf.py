@@ -440,11 +440,9 @@ _NEEDED: dict[str, dict[str, Any]] = {
 }
 # What transformers writes of these, and does not put in a file that leaves it out.
 _SPOKEN: dict[str, tuple[str, ...]] = {
-    "ministral3": ("rope_parameters",),
     "hunyuan_v1_dense": ("head_dim",),
     "hunyuan_v1_moe": ("head_dim",),
     "cohere2": ("head_dim",),
-    "gpt_oss": ("rope_parameters",),
     "granitemoehybrid": ("layer_types",),
 }
 
@@ -500,6 +498,38 @@ def test_both_spellings_of_rope_in_one_file() -> None:
     for older in ({"rope_type": "yarn", **yarn, "factor": 8.0}, {"type": "linear", "factor": 4.0}):
         with pytest.raises(UnsupportedError, match="rope_scaling: differs from rope_parameters"):
             keys_of({**base, **new, "rope_scaling": older})
+
+
+def test_a_familys_own_rope() -> None:
+    """It is for files that say nothing: one in the older spelling counts before it."""
+    base = {"model_type": "gpt_oss", **_SIZES, "rope_parameters": None}
+    scaling = "gpt-oss.rope.scaling.type"
+    assert keys_of({**base, "rope_scaling": {}})[scaling] == "yarn"
+    assert scaling not in keys_of({**base, "rope_scaling": {"rope_type": "default"}})
+    linear = {"rope_type": "linear", "factor": 2.0}
+    assert keys_of({**base, "rope_scaling": linear})[scaling] == "linear"
+    assert scaling not in keys_of({**base, "rope_parameters": {}})
+    plain = {"rope_type": "default"}
+    found = keys_of({"model_type": "ministral3", **_SIZES, "rope_parameters": plain})
+    assert found["mistral3.rope.freq_base"] == 1e4  # of the family's own it is 1e6
+
+
+def test_keys_that_transformers_obeys_or_ignores() -> None:
+    """Attention both ways; windows by a list or a pattern that it does not read in all families."""
+    sliding = ["sliding_attention"] * _SIZES["num_hidden_layers"]
+    with pytest.raises(UnsupportedError, match="is_causal: is false"):
+        keys_of({"model_type": "qwen2", **_SIZES, "is_causal": False})
+    mistral = {"model_type": "mistral", **_SIZES}
+    assert keys_of({**mistral, "layer_types": sliding}) == keys_of(mistral)
+    listed = {**mistral, "layer_types": ["full_attention", *sliding[1:]]}
+    with pytest.raises(UnsupportedError, match="layer_types: transformers reads none"):
+        keys_of(listed)
+    none = {"sliding_window": None}
+    assert keys_of({**listed, **none}) == keys_of({**mistral, **none})
+    for name in ("gemma2", "olmo3", "gpt_oss", "cohere2"):
+        base = {"model_type": name, **_SIZES}
+        obeyed = keys_of({**base, "sliding_window_pattern": 3}) != keys_of(base)
+        assert obeyed is (name == "cohere2")
 
 
 def test_the_context_of_before_the_stretching() -> None:

@@ -152,6 +152,9 @@ def test_poolings(bert: Path) -> None:
             number
         )
     assert pooled(bert, {"pooling_mode": "cls"}) == 2
+    assert pooled(bert, {"pooling_mode": ["cls"], "pooling_mode_mean_tokens": True}) == 2
+    with pytest.raises(UnsupportedError, match="'weightedmean'"):
+        pooled(bert, {"pooling_mode": "weightedmean", "pooling_mode_mean_tokens": True})
     with pytest.raises(UnsupportedError, match="max_tokens"):
         pooled(bert, {"pooling_mode_max_tokens": True})
     with pytest.raises(UnsupportedError, match="cls_token, pooling_mode_mean"):
@@ -162,6 +165,17 @@ def test_poolings(bert: Path) -> None:
     (bert / "modules.json").write_text('{"type": 3}')
     with pytest.raises(FileError, match="modules"):
         pooled(bert, {"pooling_mode": "cls"})
+
+
+def test_a_pooling_in_another_folder(bert: Path) -> None:
+    """modules.json says where it is, and what is where it mostly is counts no more."""
+    module = {"type": "sentence_transformers.models.Pooling", "path": "pool"}
+    (bert / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(FileError, match=r"pool/config\.json: cannot be opened"):
+        pooled(bert, {"pooling_mode": "cls"})
+    (bert / "pool").mkdir()
+    (bert / "pool" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    assert pooled(bert, {"pooling_mode": "cls"}) == 3
 
 
 # -- matrices behind the pooling -----------------------------------------------------------------
@@ -176,6 +190,8 @@ def put_dense(folder: Path, *shapes: tuple[int, int], activation: str | None = I
     rng, made = np.random.default_rng(5), []
     modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
     modules.append({"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"})
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     for i, shape in enumerate(shapes, 2):
         at = folder / f"{i}_Dense"
         at.mkdir(exist_ok=True)
@@ -217,6 +233,17 @@ def test_modules_that_are_refused(bert: Path) -> None:
         put_dense(bert, (96, 64), activation=activation)
         with pytest.raises(UnsupportedError, match=named):
             open_hf(bert)
+    put_dense(bert, (64, 64))
+    for said, named in (
+        ({"use_residual": True}, "use_residual is true"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name: is 'token_embeddings'"),
+        ({"module_output_name": "other"}, "module_output_name: is 'other'"),
+    ):
+        (bert / "2_Dense" / "config.json").write_text(
+            json.dumps({"activation_function": IDENTITY, **said})
+        )
+        with pytest.raises(UnsupportedError, match=named):
+            open_hf(bert)
     put_dense(bert, (96, 64), (32, 95))
     with pytest.raises(FileError, match=r"shape \[32, 95\].*\[any, 96\]"):
         open_hf(bert)
@@ -226,6 +253,9 @@ def test_modules_that_are_refused(bert: Path) -> None:
     kinds = [{"type": "models.Normalize"}, {"type": "models.Dense", "path": "2_Dense"}]
     (bert / "modules.json").write_text(json.dumps(kinds))
     with pytest.raises(UnsupportedError, match="in this order"):
+        open_hf(bert)
+    (bert / "modules.json").write_text(json.dumps([{"type": "m.Transformer", "path": "0_T"}]))
+    with pytest.raises(UnsupportedError, match="the model is in '0_T'"):
         open_hf(bert)
     (bert / "modules.json").write_text(json.dumps([{"type": "models.Dense", "path": "../x"}]))
     with pytest.raises(FileError, match="a folder here"):
@@ -475,6 +505,25 @@ def test_texts_in_lower_case(bert: Path) -> None:
     (bert / "tokenizer.json").write_text(unigram().to_str())
     with pytest.raises(UnsupportedError, match=r"sentence_bert_config\.json: do_lower_case"):
         open_hf(bert)
+
+
+@pytest.mark.parametrize("says", [{}, {"do_lower_case": False}, {"strip_accents": False}])
+@pytest.mark.parametrize("lower", [False, True])
+def test_berts_own_tokenizer(says: dict[str, bool], lower: bool, bert: Path) -> None:
+    """transformers' class builds the normalizer anew, by tokenizer_config.json alone."""
+    import transformers
+
+    spec = json.loads(wordpiece().to_str())
+    spec["normalizer"] |= {"lowercase": lower, "strip_accents": not lower}
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    settings = {"tokenizer_class": "BertTokenizer", **says}
+    (bert / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(bert)
+    texts = ["Hello worlds", "HÉLLO h\u00e9llo", "e\u0301 one"]
+    with open_hf(bert) as model:
+        tokenizer = load_tokenizer(model)
+        bare = [tokenizer.encode(text, bos=False) for text in texts]
+    assert bare == [theirs(text, add_special_tokens=False).input_ids for text in texts]
 
 
 def test_a_head_with_another_activation(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.convert.random_folder import Formulae, Tensors, gelu, softmax, write_
 from tests.convert.test_hf import convert
 from tests.tiny import rounding
 from treadle.convert.hf import open_hf
-from treadle.errors import UnsupportedError
+from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 
 N_EMBD, N_FF, N_LAYER, N_VOCAB, N_HEAD, EPS = 64, 96, 4, 320, 4, 1e-5
@@ -163,9 +163,26 @@ def test_what_is_written(tmp_path: Path) -> None:
         assert np.array_equal(down.dequantize().reshape(down.shape), w2.swapaxes(1, 2))
 
 
+def test_texts_longer_than_those_of_training(tmp_path: Path) -> None:
+    """A factor stretches them by their length: the context ends before."""
+    keys = {"rotary_scaling_factor": 2, "max_trained_positions": 256}
+    write_folder(tmp_path / "hf", **keys)
+    for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(path, threads=1) as model:
+            assert model.n_ctx == 256
+        with pytest.raises(TreadleError, match="expected at most 256"):
+            treadle.load(path, threads=1, context=512)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("moe_normalize_expert_weights", True), ("expert_choice_router", True), ("prenorm", True)],
+    [
+        ("moe_normalize_expert_weights", True),
+        ("expert_choice_router", True),
+        ("prenorm", True),
+        ("rotary_emb_interleaved", True),
+        ("rotary_emb_scale_base", 512.0),
+    ],
 )
 def test_refused(key: str, value: Any, tmp_path: Path) -> None:
     write_folder(tmp_path / "hf", **{key: value})

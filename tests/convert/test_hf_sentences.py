@@ -21,7 +21,7 @@ from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import CASES, save, wordpiece
 from tests.server.conftest import running, talking
 from treadle.convert.hf import open_hf
-from treadle.convert.hf_sentences import read_sentences
+from treadle.convert.hf_sentences import lower_case, read_sentences
 from treadle.errors import ContextFullError, FileError, UnsupportedError
 from treadle.models.sentence import MAX_TOKENS, PROMPT
 
@@ -117,6 +117,26 @@ def test_what_names_no_limit(folder: Path) -> None:
     assert read_sentences(folder)[MAX_TOKENS] == 77
     put(folder, "tokenizer_config.json", {"model_max_length": int(1e30)})
     assert MAX_TOKENS not in read_sentences(folder)
+
+
+def test_older_names_of_the_file(folder: Path) -> None:
+    """The first that is there counts, as in sentence-transformers."""
+    put(folder, "sentence_xlnet_config.json", {"max_seq_length": 20})
+    put(folder, "sentence_roberta_config.json", {"max_seq_length": 30, "do_lower_case": True})
+    assert read_sentences(folder)[MAX_TOKENS] == 40
+    (folder / "sentence_bert_config.json").unlink()
+    assert read_sentences(folder)[MAX_TOKENS] == 30
+    assert lower_case(folder)
+
+
+@pytest.mark.parametrize("name", ["config_args", "processor_kwargs"])
+def test_arguments_beside_the_models_files(folder: Path, name: str) -> None:
+    said = {"max_seq_length": 40, name: {"padding_side": "left", "add_eos_token": None}}
+    put(folder, "sentence_bert_config.json", said)
+    assert read_sentences(folder)[MAX_TOKENS] == 40
+    put(folder, "sentence_bert_config.json", {name: {"add_eos_token": True}})
+    with pytest.raises(UnsupportedError, match=rf"{name}\.add_eos_token: is True"):
+        open_hf(folder)
 
 
 def test_prompts_that_are_refused(folder: Path) -> None:

@@ -142,6 +142,22 @@ def test_llama3_bos_comes_from_the_template(data: Path, tmp_path: Path) -> None:
     assert not read(tmp_path, n).add_bos
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", "<stop>"])
+def test_a_token_behind_a_text_that_ends_no_answer(end: str, data: Path, tmp_path: Path) -> None:
+    """Qwen3's embedders: what stands behind a text is GGUF's EOS, and both end an answer."""
+    tokenizer = byte_level_tokenizer(data, "qwen2", tmp_path)
+    tokenizer.add_tokens([AddedToken("<stop>", special=True)])
+    behind = "<|endoftext|>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {behind}", special_tokens=[(behind, tokenizer.token_to_id(behind))]
+    )
+    save(tokenizer, tmp_path, eos_token=end)
+    ours = read(tmp_path, tokenizer.get_vocab_size(), eos_token_id=tokenizer.token_to_id(behind))
+    assert ours.encode("some text") == tokenizer.encode("some text").ids
+    assert ours.eos == tokenizer.token_to_id(behind)
+    assert {tokenizer.token_to_id(end), ours.eos} <= ours.eog
+
+
 def test_further_ends_of_text_are_kept(data: Path, tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer(data, "qwen2", tmp_path)
     tokenizer.add_tokens([AddedToken(f"<stop{i}>", special=True) for i in range(2)])

@@ -421,6 +421,17 @@ def test_unknown_tensors_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+@pytest.mark.parametrize("stem", ["blk.0.attn_q", "blk.6.ffn_down"])
+def test_a_factor_of_a_matrix_is_refused(stem: str) -> None:
+    """llama.cpp's converter writes them for NVFP4. What quantises activations changes no sum."""
+    gguf = fake()
+    gguf.tensors[f"{stem}.input_scale"] = tensor(f"{stem}.input_scale", (1,), [0.5])
+    load_config(gguf)
+    gguf.tensors[f"{stem}.scale"] = tensor(f"{stem}.scale", (1,), [0.5])
+    with pytest.raises(UnsupportedError, match=rf"{stem}\.scale: a factor of {stem}\.weight"):
+        load_config(gguf)
+
+
 def test_nothing_is_said_of_what_sound_files_have(caplog: pytest.LogCaptureFixture) -> None:
     """Layers that predict further tokens, and keys of layers that read others' (Gemma 4)."""
     gguf = fake("qwen3moe", nextn_predict_layers=1)
@@ -480,6 +491,7 @@ def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
         (fake("superpoint"), r"'superpoint': treadle has llama, .*, eurobert$"),
         (fake(expert_count=8, expert_used_count=2, expert_gating_func=4), "4: treadle has 0, 1"),
         (fake(attention__causal=False), "an encoder"),
+        (fake(attention__clamp_kqv=8.0), r"llama.attention.clamp_kqv: treadle clamps no queries"),
         (fake(rope__scaling__type="dynamic"), "'dynamic': treadle has none, linear, yarn"),
     ],
     ids=[
@@ -494,6 +506,7 @@ def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
         "far",
         "experts",
         "encoder",
+        "clamped",
         "scaling",
     ],
 )

@@ -26,7 +26,7 @@ from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
 from treadle.convert.hf_made import Made, stored
 from treadle.convert.hf_pooling import read_pooling
-from treadle.convert.hf_sentences import read_sentences
+from treadle.convert.hf_sentences import read_query, read_sentences
 from treadle.convert.hf_special import GENERATION, read_optional
 from treadle.convert.hf_tensors import (
     EMBEDDINGS,
@@ -110,7 +110,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             metadata["general.file_type"] = FILE_TYPES[kind]
         metadata |= read_generation(read_optional(folder / GENERATION))
         metadata |= read_pooling(folder, config, hyper)
-        metadata |= {} if hyper.scores else read_sentences(folder)
+        metadata |= read_query(folder, hyper) if hyper.scores else read_sentences(folder)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
         checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)
         dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)

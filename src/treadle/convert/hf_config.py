@@ -16,6 +16,7 @@ from treadle.convert.hf_family import Family
 from treadle.convert.hf_made import Rule
 from treadle.convert.hf_mixtures import expert_keys
 from treadle.convert.hf_rope import f32, read_rope
+from treadle.convert.hf_windows import every_layer, every_layer_if_used
 from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
 from treadle.errors import FileError, UnsupportedError
@@ -186,6 +187,8 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
         found = family.activation if found == family.older_activation else found
         if _SAME.get(found, found) != _SAME.get(family.activation, family.activation):
             keys.refuse(key, f"{found!r:.60}: treadle has {family.activation} in this architecture")
+    if keys.get("is_causal") is False and not encodes:  # transformers masks no token then
+        keys.refuse("is_causal", f"is false: treadle's {family.arch} is a decoder")
     both_ways = keys.get("use_bidirectional_attention")
     # "vision": between the tokens of an image, which a text has none of.
     if both_ways not in (None, False, "vision") and not encodes:
@@ -247,7 +250,8 @@ def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     flags = family.windowed(keys, n_layer)
     if flags is None:
         return without
-    kinds = keys.get("layer_types")
+    size, kinds = family.word("sliding_window"), keys.get("layer_types")
+    whole = keys.values.get(size, keys.defaults.get(size)) is None  # all layers see everything
     if kinds is not None:
         names = ("full_attention", "sliding_attention")
         if not isinstance(kinds, list) or len(kinds) != n_layer:
@@ -255,9 +259,13 @@ def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
         others = [kind for kind in kinds if kind not in names]
         if others:
             keys.refuse("layer_types", f"{others[0]!r:.60}: treadle has {' and '.join(names)}")
-        flags = [names.index(kind) == 1 for kind in kinds]
-    size = family.word("sliding_window")
-    if keys.values.get(size, keys.defaults.get(size)) is None:
+        listed = [names.index(kind) == 1 for kind in kinds]
+        unread = family.windowed in (every_layer, every_layer_if_used)
+        if unread and listed != flags and not whole:
+            what = "transformers reads none in this family, and gives all layers the window"
+            keys.refuse("layer_types", what)
+        flags = listed
+    if whole:
         if family.own_local_rope and any(flags):
             keys.refuse(size, "is null, where some layers have a rope of their own")
         return without

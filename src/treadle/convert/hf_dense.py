@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.convert.hf_config import Hyper
-from treadle.convert.hf_pooling import dense_modules
+from treadle.convert.hf_pooling import check_in_and_out, read_modules
 from treadle.convert.hf_tensors import GGML_TYPE, Named
 from treadle.errors import UnsupportedError
 from treadle.files.safetensors import SafeTensors, open_safetensors, read_json
@@ -24,9 +24,15 @@ def read_dense(
     named: dict[str, Named] = {}
     keys: dict[str, Any] = {}
     width = hyper.sizes["n_embd"]
-    for name, module in zip(DENSE, dense_modules(folder), strict=False):
+    modules = [place for kind, place in read_modules(folder) if kind == "Dense"]
+    for name, module in zip(DENSE, modules, strict=False):
         path = folder / module
-        activation = str(read_json(path / "config.json").get("activation_function", _TANH))
+        said = read_json(path / "config.json")
+        check_in_and_out(path / "config.json")
+        if said.get("use_residual"):
+            what = "use_residual is true: treadle adds nothing behind the pooling"
+            raise UnsupportedError(f"{path}: {what}")
+        activation = str(said.get("activation_function", _TANH))
         if not activation.endswith(".Identity"):
             what = f"activation_function {activation:.60}: treadle has Identity behind the pooling"
             raise UnsupportedError(f"{path}: {what}")

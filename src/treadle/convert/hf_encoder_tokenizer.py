@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from treadle.text.vocab import TokenType
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
+_BERT = ("BertTokenizer", "BertTokenizerFast")
 _WORDS = {
     "model.max_input_chars_per_word": 100,
     "pre_tokenizer.type": "BertPreTokenizer",
@@ -35,6 +37,22 @@ _WORDS = {
 
 Texts = list[bytes | None]
 Found = tuple[Texts, list[int], list[float] | None, dict[str, Any]]
+
+
+def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with what transformers' class for BERT puts in place of its normalizer, by
+    tokenizer_config.json and its own defaults.
+    """
+    node = spec.get("normalizer")
+    ours = settings.get("tokenizer_class") in _BERT or "do_lower_case" in settings
+    if not ours or not isinstance(node, dict) or node.get("type") != "BertNormalizer":
+        return spec
+    said = {
+        "lowercase": settings.get("do_lower_case", True),
+        "strip_accents": settings.get("strip_accents"),
+        "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
+    }
+    return {**spec, "normalizer": {**node, **said}}
 
 
 def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from treadle.convert.hf_family import Family, Windowed
 from treadle.convert.hf_made import Rows, Rule, lower, same, turned, upper
@@ -17,8 +18,9 @@ from treadle.convert.hf_names import (
     NOMIC_BERT_EXPERTS,
     ROBERTA_SCORE,
 )
-from treadle.files.keys import Keys
+from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.graphs.experts import EVERY_N
+from treadle.models.rope import DYNAMIC
 
 
 def _all_but_first_of(keys: Keys, n_layer: int) -> Windowed:
@@ -63,6 +65,15 @@ def _jina(keys: Keys) -> Family | None:
     return _JINA if keys.get("position_embedding_type") == "alibi" else None
 
 
+def _nomic_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Its first code turns texts that are longer than those of training otherwise, if it has a
+    factor for that.
+    """
+    if not keys.number("rotary_scaling_factor", 0.0, lo=0.0):
+        return {}
+    return {DYNAMIC: True, "context_length": keys.integer("max_trained_positions", hi=POSITION_MAX)}
+
+
 _NOMIC = Family(
     "nomic-bert",
     {**_BERT, "rope_theta": 1000.0, "max_position_embeddings": 2048, "vocab_size": 30528},
@@ -79,7 +90,11 @@ _NOMIC = Family(
         "partial_rotary_factor": "rotary_emb_fraction",
         "hidden_act": "activation_function",
     },
-    only={"prenorm": False, "use_rms_norm": False, "causal": False},
+    only=dict.fromkeys(
+        ("prenorm", "use_rms_norm", "causal", "rotary_emb_interleaved", "rotary_head_dim"), False
+    )
+    | {"rotary_emb_scale_base": None},
+    more=_nomic_keys,
 )
 
 

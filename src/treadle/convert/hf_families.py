@@ -29,7 +29,7 @@ from treadle.convert.hf_names import (
     SEED_OSS,
     STARCODER2,
 )
-from treadle.convert.hf_rope import fourth_still
+from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
 
@@ -85,7 +85,7 @@ _GEMMA3 = Family(
     POST_NORMS,
     activation=GELU_TANH,
     norm_shift=1.0,
-    windowed=all_but_every(6),
+    windowed=all_but_every(6, told=True),
     own_local_rope=True,
 )
 _GEMMA_EMBEDDING = replace(
@@ -136,7 +136,7 @@ FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "max_position_embeddings": 262144,
-            "rope_theta": 1e6,
+            "rope_parameters": MINISTRAL_ROPE,
         },
         windowed=every_layer,
     ),
@@ -213,7 +213,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 4096,
         },
         POST_NORMS,
-        windowed=all_but_every(4),
+        windowed=all_but_every(4, told=True),
     ),
     "seed_oss": Family(
         "seed_oss",
@@ -286,7 +286,7 @@ FAMILIES: dict[str, Family] = {
         "cohere2",
         {**_COHERE, "rope_theta": 10000.0, "sliding_window": 4096},
         words=_LAYER_NORM,
-        windowed=all_but_every(4),
+        windowed=all_but_every(4, told=True),
         paired=True,
         copied={"logit_scale": "logit_scale"},
         more=_cohere2,

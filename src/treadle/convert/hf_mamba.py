@@ -170,6 +170,8 @@ def _nemotron_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
         )
     experts = "moe" in kinds
     n_ff = keys.integer("moe_intermediate_size" if experts else "intermediate_size")
+    if keys.get("mamba_dt_limit") not in (None, *UNLIMITED):  # an older time_step_limit
+        keys.refuse("mamba_dt_limit", "treadle bounds no time steps")
     for key in ("time_step_min", "mamba_dt_min"):
         if keys.number(key, TIME_STEP_MIN, lo=0.0) > TIME_STEP_MIN:
             keys.refuse(key, f"is {keys.get(key)!r:.60}: treadle bounds no time steps from below")

@@ -18,7 +18,7 @@ from treadle.convert.hf_made import (
     upper,
 )
 from treadle.convert.hf_names import HUNYUAN_EXPERTS, LLAMA, LLAMA_EXPERTS, Names, experts_123
-from treadle.convert.hf_rope import f32
+from treadle.convert.hf_rope import GPT_OSS_ROPE, f32
 from treadle.convert.hf_windows import (
     all_but_every,
     every_layer,
@@ -318,7 +318,6 @@ MIXTURES: dict[str, Family] = {
             **_COMMON_5,
             "vocab_size": 151552,
             "num_key_value_heads": 8,
-            "head_dim": 128,
             "max_position_embeddings": 131072,
             "partial_rotary_factor": 0.5,
             "intermediate_size": 10944,
@@ -377,6 +376,7 @@ MIXTURES: dict[str, Family] = {
             "head_dim": 64,
             "max_position_embeddings": 131072,
             "rope_theta": 150000.0,
+            "rope_parameters": GPT_OSS_ROPE,
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
             "sliding_window": 128,

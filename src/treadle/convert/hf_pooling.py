@@ -20,6 +20,8 @@ _FLAGS = {
     "pooling_mode_lasttoken": LAST,
 }
 _KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
+_POOLING = "1_Pooling"  # its folder, where no list of modules names another
+_VECTOR = "sentence_embedding"
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any], hyper: Hyper) -> dict[str, Any]:
@@ -33,25 +35,33 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: Hyper) -> dict[
                 raise UnsupportedError(f"{folder}: classifier_pooling is {how!r:.60}")
             made[f"{arch}.classifier.pooling_type"] = _MODES[how]
         return made
-    dense_modules(folder)  # which refuses others
-    path = folder / "1_Pooling" / "config.json"
-    if not os.path.lexists(path):
+    modules = read_modules(folder)
+    path = pooling_file(folder)
+    if not os.path.lexists(path) and not any(kind == "Pooling" for kind, _ in modules):
         return {}
     said = read_json(path)
+    mode = said.get("pooling_mode")
+    mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+    if isinstance(mode, str) and mode in _MODES:  # the older words beside it count no more
+        return {f"{arch}.pooling_type": _MODES[mode]}
     modes = {key for key, value in said.items() if key in _FLAGS and value is True}
     others = {k for k, v in said.items() if k.startswith("pooling_mode_") and v is True} - modes
-    mode = said.get("pooling_mode")
-    if isinstance(mode, str) and mode in _MODES and not modes | others:
-        return {f"{arch}.pooling_type": _MODES[mode]}
-    if len(modes) != 1 or others:
-        found = ", ".join(sorted(modes | others)) or repr(mode)
+    if mode is not None or len(modes) != 1 or others:
+        found = repr(mode) if mode is not None else ", ".join(sorted(modes | others)) or "no mode"
         raise UnsupportedError(f"{path}: {found:.120}: treadle has the mean, the first or the last")
     return {f"{arch}.pooling_type": _FLAGS[modes.pop()]}
 
 
-def dense_modules(folder: Path) -> list[str]:
-    """The folders of matrices behind the pooling, in their order. Raises FileError for what is no
-    list of modules, UnsupportedError for others that change a vector.
+def pooling_file(folder: Path) -> Path:
+    """The file of the pooling, which need not be there. Errors as ``read_modules``'s."""
+    places = [place for kind, place in read_modules(folder) if kind == "Pooling"]
+    return folder / (places[0] if places else _POOLING) / "config.json"
+
+
+def read_modules(folder: Path) -> list[tuple[str, str]]:
+    """The kinds of a folder's modules and their own folders, in their order; none where there is no
+    list. Raises FileError for what is no list of modules, UnsupportedError for others that change
+    a vector.
     """
     import json
 
@@ -67,11 +77,24 @@ def dense_modules(folder: Path) -> list[str]:
     for kind in kinds:
         if kind not in _KNOWN:
             raise UnsupportedError(f"{path}: {kind:.60}: treadle has nothing such")
-    dense = [place for kind, place in zip(kinds, places, strict=True) if kind == "Dense"]
-    if kinds != sorted(kinds, key=_KNOWN.index) or len(dense) > len(DENSE):
+    once = all(kinds.count(kind) < 2 for kind in _KNOWN if kind != "Dense")
+    if not once or kinds != sorted(kinds, key=_KNOWN.index) or kinds.count("Dense") > len(DENSE):
         what = f"treadle has {', '.join(_KNOWN)} in this order, at most {len(DENSE)} Dense"
         raise UnsupportedError(f"{path}: {', '.join(kinds):.120}: {what}")
-    for place in dense:
-        if not place or Path(place).name != place:
+    for kind, place in zip(kinds, places, strict=True):
+        if Path(place).name != place or (kind == "Dense" and not place):
             raise FileError(f"is {place!r:.60}", path=path, where="path", expected="a folder here")
-    return dense
+        if kind == "Transformer" and place:
+            raise UnsupportedError(f"{path}: the model is in {place!r:.60}: name that folder")
+        if kind == "Normalize":
+            check_in_and_out(folder / place / "config.json")
+    return list(zip(kinds, places, strict=True))
+
+
+def check_in_and_out(path: Path) -> None:
+    """Refuse a module that reads or makes something else than the vector of a text."""
+    said = read_json(path) if os.path.lexists(path) else {}
+    for key in ("module_input_name", "module_output_name"):
+        if said.get(key) not in (None, _VECTOR):
+            what = f"is {said[key]!r:.60}: treadle has modules of {_VECTOR!r}"
+            raise UnsupportedError(f"{path}: {key}: {what}")

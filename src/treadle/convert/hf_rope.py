@@ -19,16 +19,36 @@ from treadle.models.archs import ARCHS, YARN_TRUNCATE
 from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
 
+# What transformers has where a folder of these families names no rope.
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
 Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
 
 
 def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any], Factors]:
     """Bases and scaling, in the old spelling (``rope_theta``, ``rope_scaling``) and the new."""
-    full, local = keys.within("rope_parameters"), None
+    older, local = keys.within("rope_scaling"), None
+    older = older if older and older.values else None
+    # A family's own parameters are for files that have neither.
+    newer = older is None or keys.values.get("rope_parameters") is not None
+    full = keys.within("rope_parameters") if newer else None
     if full is not None and "full_attention" in full.values:
         local = full.within("sliding_attention")
         full = full.within("full_attention")
-    older = keys.within("rope_scaling")
     if full and older and any(_said(full).get(key) != it for key, it in _said(older).items()):
         keys.refuse("rope_scaling", "differs from rope_parameters beside it: leave one of them out")
     full = full or older or Keys({}, keys.path, prefix=keys.prefix)

@@ -74,11 +74,12 @@ class Specials:
                 found[name] = numbers[0]
             elif name in own and name not in self.named:
                 found[name] = own[name]
+        told = [found["eos"]] if "eos" in found else []
         before, after = self._around(ids, found, adds)
         keys: dict[str, Any] = {_KEYS[name]: i for name, i in found.items()}
         ends = [
             i
-            for i in self.numbered.get("eos", [])
+            for i in dict.fromkeys([*self.numbered.get("eos", []), *told])
             if i != found.get("eos") and texts.get(i, "").encode() not in END_OF_GENERATION
         ]
         keys |= dict(zip(_MORE_ENDS, (i for i in ends if i in texts), strict=False))
@@ -104,7 +105,9 @@ class Specials:
         if self.template is not None:
             for side, name in enumerate(("bos", "eos")):
                 tokens = self.template[side]
-                if tokens and name not in found and tokens[0] in ids:
+                # Qwen3's embedders have another token behind a text than the one that ends answers.
+                own = name not in found or (name == "eos" and len(tokens) == 1)
+                if tokens and own and tokens[0] in ids:
                     found[name] = ids[tokens[0]]
                 wanted = [found[name]] if tokens and name in found else []
                 if [ids.get(token) for token in tokens] != wanted:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from treadle.convert.hf_chat import read_templates
-from treadle.convert.hf_encoder_tokenizer import read_unigram, read_wordpiece
+from treadle.convert.hf_encoder_tokenizer import as_bert, read_unigram, read_wordpiece
 from treadle.convert.hf_pretokenizer import find_pre, puts_space
-from treadle.convert.hf_sentences import SENTENCES, lower_case
+from treadle.convert.hf_sentences import lower_case, sentences_file
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
 from treadle.errors import FileError, UnsupportedError
@@ -59,7 +59,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         pieces = _byte_level(spec, folder / JSON, n_vocab)
     elif spec is not None and (kind := _ENCODERS.get(_model_type(spec))):
         model, read = kind
-        texts, types, scores, keys = read(spec, folder / JSON, n_vocab)
+        texts, types, scores, keys = read(as_bert(spec, settings), folder / JSON, n_vocab)
         pieces = Pieces(folder / JSON, model, texts, types, scores, keys)
     elif spec is not None and config.get("model_type") in _MERGED:
         pieces = _with_merges(spec, folder / JSON, n_vocab)
@@ -145,7 +145,7 @@ def _lower(pieces: Pieces, folder: Path) -> None:
     key = "normalizer.lowercase"
     if key not in pieces.keys:
         what = "do_lower_case is true: treadle has it with WordPiece vocabularies"
-        raise UnsupportedError(f"{folder / SENTENCES}: {what}")
+        raise UnsupportedError(f"{sentences_file(folder)}: {what}")
     pieces.keys[key] = True
 
 

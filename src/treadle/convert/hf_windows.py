@@ -39,12 +39,14 @@ def every_other_lower(keys: Keys, n_layer: int) -> Windowed:
     return [i % 2 == 0 and i < end for i in range(n_layer)]
 
 
-def all_but_every(usual: int) -> Callable[[Keys, int], Windowed]:
-    """All layers but every ``usual``-th, or as ``sliding_window_pattern`` says."""
+def all_but_every(usual: int, *, told: bool = False) -> Callable[[Keys, int], Windowed]:
+    """All layers but every ``usual``-th; ``told``: or as ``sliding_window_pattern`` says, which
+    transformers reads in some families only.
+    """
 
     def windowed(keys: Keys, n_layer: int) -> Windowed:
         period = usual
-        if isinstance(keys.get("sliding_window_pattern"), int):
+        if told and isinstance(keys.get("sliding_window_pattern"), int):
             period = keys.integer("sliding_window_pattern", lo=0)
         return [period > 0 and (i + 1) % period != 0 for i in range(n_layer)]
 

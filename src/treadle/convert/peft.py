@@ -42,9 +42,13 @@ NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and wha
     "lora_bias": "biases of its own",
     "alora_invocation_tokens": "an activated LoRA, which begins within a text",
     "use_qalora": "QA-LoRA, which pools its inputs",
+    "use_bdlora": "BD-LoRA, of block-diagonal matrices",
+    "arrow_config": "Arrow, which chooses adapters token by token",
+    "kasa_config": "KaSA, which takes singular values off the model's weights",
 }
-# Ways to begin for which PEFT takes B A off the model's weights, whenever it loads the adapter.
-TAKEN_OFF = ("pissa", "olora", "corda")
+# Ways to begin for which PEFT changes the model's weights, whenever it loads the adapter: it takes
+# B A off, or rounds what is left.
+TAKEN_OFF = ("pissa", "olora", "corda", "loftq")
 
 Floats = npt.NDArray[np.float32]
 
@@ -122,7 +126,7 @@ def _refuse(keys: Keys) -> None:
         if keys.get(key):
             raise UnsupportedError(f"{keys.path}: {key}: {what}, which treadle does not add")
     begun = keys.get("init_lora_weights")
-    if isinstance(begun, str) and begun.startswith(TAKEN_OFF):
+    if isinstance(begun, str) and begun.lower().startswith(TAKEN_OFF):
         what = f"init_lora_weights {begun:.40}: what was taken off the model's weights"
         raise UnsupportedError(f"{keys.path}: {what}: save it converted to a plain LoRA")
     if keys.get("bias") not in (None, "none"):

@@ -13,6 +13,12 @@ from treadle.words import listed, why
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# sentence-transformers' file about texts: the first of these that is there. Older versions named it
+# after the model's kind.
+SENTENCES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 SHOWN = 5  # names in a message
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.splits import CONFIG, INDEX, SINGLE
+from treadle.files.splits import CONFIG, INDEX, SENTENCES, SINGLE
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
@@ -26,8 +26,7 @@ BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it i
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", INDEX),
-    *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
-    "config_sentence_transformers.json",
+    *("modules.json", "1_Pooling/config.json", *SENTENCES, "config_sentence_transformers.json"),
     *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
 USUAL = "Q4_K_M"  # what other programs take

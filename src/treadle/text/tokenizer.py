@@ -60,6 +60,7 @@ class Tokenizer(abc.ABC):
 
     adds_space = False  # the tokenizer puts a space of its own before a text
     begins_anew = True  # and behind special tokens
+    tells_second = False  # of a pair, the second text has a type of its own: BERT's, not RoBERTa's
     pre = ""
 
     def __init__(self, vocab: Vocab, *, add_bos: bool, add_sep: bool = False) -> None:

@@ -17,6 +17,7 @@ class WordPieceTokenizer(Tokenizer):
     """
 
     adds_space = True  # every word's first piece brings the space before it
+    tells_second = True
     pre = "bert"
 
     def __init__(self, vocab: Vocab) -> None:
