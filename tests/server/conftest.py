@@ -18,8 +18,10 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.fake_engine import check_scheduler
+from tests.speech.families import HERMES_TEMPLATE
 from treadle.server.app import build_app
 from treadle.server.service import Service, Settings
+from treadle.text.template import ChatTemplate
 
 ROOT = Path(__file__).resolve().parents[2]
 N_CTX = 512
@@ -66,6 +68,18 @@ def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
 def talking(service: Service, **settings: Any) -> Iterator[TestClient]:
     with TestClient(build_app(service), base_url="http://localhost", **settings) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def agent(model: treadle.Model) -> Iterator[TestClient]:
+    """A server of a model whose template has tools and reasoning."""
+    own = model.template
+    model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE + "{# </think> #}")
+    try:
+        with running(model) as service, talking(service) as client:
+            yield client
+    finally:
+        model.__dict__["template"] = own
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,17 +10,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
-import treadle
-from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from tests.server.test_responses import named
 from tests.server.test_tools import PARAMETERS, gbnf
-from tests.speech.families import HERMES_TEMPLATE
 from treadle.server.openai_items import in_turns, read_items
 from treadle.server.openai_tools import chat_choice, flat_name, read_response_tools
 from treadle.server.problems import ApiError
 from treadle.server.talks import Talks
-from treadle.text.template import ChatTemplate
 
 PATH = "/v1/responses"
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
@@ -30,17 +25,6 @@ F: Any = {"type": "function", "name": "f", "parameters": PARAMETERS}
 G: Any = {"type": "function", "name": "g", "parameters": PARAMETERS}
 SPACE: Any = {"type": "namespace", "name": "mcp__x__", "tools": [F, G]}
 PATCH: Any = {"type": "custom", "name": "patch", "description": "Patch."}
-
-
-@pytest.fixture(scope="module")
-def agent(model: treadle.Model) -> Iterator[TestClient]:
-    own = model.template
-    model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE + "{# </think> #}")
-    try:
-        with running(model) as service, talking(service) as client:
-            yield client
-    finally:
-        model.__dict__["template"] = own
 
 
 def test_a_tool_of_a_namespace(agent: TestClient) -> None:

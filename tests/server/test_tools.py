@@ -6,7 +6,6 @@ The model writes what a grammar says; the template is one that has tools.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 from unittest.mock import ANY
@@ -21,7 +20,6 @@ from tests.server.conftest import running, talking
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.families import HERMES_TEMPLATE
 from treadle.speech.schemas import without_nulls
 from treadle.text.template import ChatTemplate
 
@@ -51,18 +49,6 @@ CALL_F = '<tool_call>\n{"name": "f", "arguments": {"a": "é}</tool_call>"}}\n</t
 CALL_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 TWO = gbnf(f"so:\n{CALL_F}\n{CALL_G}")
 ARGUMENTS = {"a": "é}</tool_call>"}
-
-
-@pytest.fixture(scope="module")
-def agent(model: treadle.Model) -> Iterator[TestClient]:
-    """A server of a model whose template has tools and reasoning."""
-    own = model.template
-    model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE + "{# </think> #}")
-    try:
-        with running(model) as service, talking(service) as client:
-            yield client
-    finally:
-        model.__dict__["template"] = own
 
 
 # -- OpenAI's chat ----------------------------------------------------------------------------
