@@ -49,6 +49,12 @@ EITHER = {
     "properties": {"a": TEXT, "b": TEXT},
     "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
 }
+COLOUR = {"a": {"$ref": "#/$defs/C", "default": "red"}, "b": {"allOf": [{"$ref": "#/$defs/T"}]}}
+BY_REFERENCE = {
+    "properties": COLOUR,
+    "required": ["a"],
+    "$defs": {"C": {"enum": ["red", "blue"], "type": "string"}, "T": TEXT},
+}
 NEVER = {"type": "integer", "minimum": 5, "maximum": 1}
 
 
@@ -63,6 +69,8 @@ NEVER = {"type": "integer", "minimum": 5, "maximum": 1}
         ({"properties": {"a": False, "b": TEXT}}, ["", tag("b", "x")], [tag("a", "3")]),
         ({"properties": {"a": {"enum": []}}}, [""], [tag("a", "x")]),
         ({"properties": {"a": TEXT}, "required": ["z"]}, [tag("z", "[1]")], ["", tag("a", "x")]),
+        (BY_REFERENCE, [tag("a", "red"), tag("a", "blue") + tag("b", "x")],
+         [tag("a", '"red"'), tag("a", "green")]),
     ],
 )  # fmt: skip
 def test_tags(schema: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
@@ -94,6 +102,11 @@ def test_too_many_alternatives() -> None:
 def test_a_schema_that_is_itself() -> None:
     with pytest.raises(GrammarError, match="leads back to itself"):
         allows("tags", {"$ref": "#"}, END)
+
+
+def test_texts_by_reference_are_read_as_texts() -> None:
+    written = tag("a", "red") + tag("b", "1") + END
+    assert TagReader(BY_REFERENCE).take(written, True) == ('{"a": "red", "b": "1"}', "")
 
 
 def test_values_of_alternatives_are_read_by_their_schemas() -> None:

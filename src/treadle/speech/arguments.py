@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from treadle.answer import overlap
 from treadle.speech.rows import QUOTE
-from treadle.speech.schemas import by_name
+from treadle.speech.schemas import by_name, is_text
 
 NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call's object
 
@@ -283,16 +283,6 @@ def arguments_of(written: str) -> dict[str, Any]:
             continue
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def is_text(schema: Any) -> bool:
-    """Whether a schema allows nothing but texts, or says nothing."""
-    if not isinstance(schema, Mapping):
-        return True
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return isinstance(values, list) and all(isinstance(value, str) for value in values)
-    return schema.get("type") == "string"
 
 
 def _escaped(text: str) -> str:

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.errors import GrammarError
-from treadle.speech.arguments import is_text
 from treadle.speech.own import Own
 from treadle.speech.rows import Channels, Row
 from treadle.speech.rules import ANY_TEXT, Rules
-from treadle.speech.schemas import choices, is_never, is_plain, properties_of, required_of, ways
+from treadle.speech.schemas import (
+    choices,
+    is_never,
+    is_plain,
+    is_text,
+    properties_of,
+    required_of,
+    ways,
+)
 from treadle.speech.texts import limits
 from treadle.text.json_schema import Schema, inline_schema, is_possible
 from treadle.text.schema_limits import Parts

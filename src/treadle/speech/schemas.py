@@ -32,12 +32,21 @@ def _ways(schema: Any, parts: Parts) -> list[Mapping[str, Any]]:
     flat = _flat(schema, parts)
     key = next((key for key in _SEVERAL if isinstance(flat.get(key), list) and flat[key]), None)
     if key is None:
-        return [with_required(flat)]
+        return [with_required(_with_texts(flat, parts))]
     base = {name: value for name, value in flat.items() if name != key}
     found = [way for each in flat[key] for way in _ways(joined(base, _flat(each, parts)), parts)]
     if len(found) > MAX_WAYS:
         raise GrammarError(f"its schema has {len(found)} alternatives (at most {MAX_WAYS})")
     return found
+
+
+def _with_texts(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
+    """With the texts that references of its properties lead to (pydantic's enums) in their place:
+    in a notation without JSON they are written as other texts are.
+    """
+    told = {name: _flat(value, parts) for name, value in properties_of(schema).items()}
+    texts = {name: flat for name, flat in told.items() if is_text(flat)}
+    return {**schema, "properties": {**properties_of(schema), **texts}} if texts else schema
 
 
 def _flat(schema: Any, parts: Parts) -> Mapping[str, Any]:
@@ -125,6 +134,16 @@ def choices(schema: Mapping[str, Any]) -> list[Any]:
     """The values of which one it must be; none where there are others."""
     found = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return found if isinstance(found, list) else []
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a schema allows nothing but texts, or says nothing."""
+    if not isinstance(schema, Mapping):
+        return True
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return schema.get("type") == "string"
 
 
 def is_never(schema: Any) -> bool:
