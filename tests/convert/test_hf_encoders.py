@@ -507,6 +507,21 @@ def test_texts_in_lower_case(bert: Path) -> None:
         open_hf(bert)
 
 
+@pytest.mark.parametrize("own", [{}, {"lowercase": False}, {"strip_accents": False}])
+def test_lower_case_before_berts_own(own: dict[str, bool], bert: Path) -> None:
+    from tokenizers import Tokenizer
+
+    spec = json.loads(wordpiece().to_str())
+    both = [{"type": "Lowercase"}, {**spec["normalizer"], **own}]
+    spec["normalizer"] = {"type": "Sequence", "normalizers": both}
+    (bert / "tokenizer.json").write_text(json.dumps(spec))
+    theirs = Tokenizer.from_file(str(bert / "tokenizer.json"))
+    with open_hf(bert) as model:
+        ours = load_tokenizer(model)
+        for text in ("Hello WORLDS", "HÉLLO h\u00e9llo", "E\u0301 One", "\u0130stanbul"):
+            assert ours.encode(text) == theirs.encode(text).ids, text
+
+
 @pytest.mark.parametrize("says", [{}, {"do_lower_case": False}, {"strip_accents": False}])
 @pytest.mark.parametrize("lower", [False, True])
 def test_berts_own_tokenizer(says: dict[str, bool], lower: bool, bert: Path) -> None:

@@ -71,7 +71,7 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
         inner = text.removeprefix("##") if text.startswith("##") else _SPACE + text
         texts[i] = (text if text in special else inner).encode("utf-8", "surrogatepass")
     types = [int(TokenType.UNUSED if text is None else TokenType.NORMAL) for text in texts]
-    node = spec.get("normalizer")
+    node = _normalizer(spec)
     if not isinstance(node, dict) or node.get("type") != "BertNormalizer":
         raise UnsupportedError(f"{path}: normalizer {node!r:.120}: treadle has BertNormalizer here")
     _refuse_other_words(spec, node, path)
@@ -83,6 +83,22 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
         "normalizer.strip_accents": lowercase if strip is None else strip is True,
     }
     return texts, types, None, keys
+
+
+def _normalizer(spec: dict[str, Any]) -> Any:
+    """The file's. Lower case before BERT's own, which sentence-transformers writes there for
+    ``do_lower_case``, is part of that; it does not take off accents.
+    """
+    node = spec.get("normalizer")
+    several = node.get("normalizers") if isinstance(node, dict) else None
+    if not isinstance(several, list) or not all(isinstance(each, dict) for each in several):
+        return node
+    if [each.get("type") for each in several] != ["Lowercase", "BertNormalizer"]:
+        return node
+    own = several[1]
+    strip = own.get("strip_accents")
+    strip = own.get("lowercase", True) if strip is None else strip
+    return {**own, "lowercase": True, "strip_accents": strip}
 
 
 def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: Path) -> None:
