@@ -155,7 +155,7 @@ def _fingerprint(engine: Engine) -> str:
         raise TreadleError("the model is closed")
     numbers: list[Any] = [(config.arch.name, config.arch.rope)]
     for field in fields(config):
-        if field.name not in ("arch", "optional", "ignored", "n_ctx_train"):
+        if field.name not in ("arch", "optional", "factors", "ignored", "n_ctx_train"):
             numbers.append((field.name, getattr(config, field.name)))
     # Which of two sets of factors turned the keys.
     numbers += (rope.factors_in(engine.n_ctx) for rope in config.ropes if rope.long_factors)

@@ -99,8 +99,8 @@ def test_gemm(w: str, blocks: Memory, rng: np.random.Generator) -> None:
     ids=lambda spec: spec.op,
 )
 def test_products_of_experts(spec: Matmul, blocks: Memory, rng: np.random.Generator) -> None:
-    """To the bit those of each expert's rows by themselves."""
-    compare(replace(spec, experts=2, bias=True, segments=2), ISA, blocks, rng)
+    """To the bit those of each expert's rows by themselves, with a factor of each expert."""
+    compare(replace(spec, experts=2, bias=True, factor=True, segments=2), ISA, blocks, rng)
 
 
 @pytest.mark.parametrize(

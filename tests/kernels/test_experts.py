@@ -178,7 +178,10 @@ HEIGHT = 50
 def problems(spec: Matmul, isa: Isa, rng: np.random.Generator) -> list[Problem]:
     """Each expert's product by itself, of one row where it has none."""
     dense = replace(spec, experts=0)
-    return [random(dense, isa, rng, max(n, 1), [HEIGHT] * spec.segments) for n in COUNTS]
+    made = [random(dense, isa, rng, max(n, 1), [HEIGHT] * spec.segments) for n in COUNTS]
+    for each in made:
+        each.factors = list(rng.uniform(0.1, 10.0, spec.segments)) if spec.factor else []
+    return made
 
 
 def stacked(
@@ -226,6 +229,7 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     layout.write_ref(raw, x)
     w, biases = stacked(parts, memory)
     like = parts[0]
+    factors = np.array([p.factors for p in parts], np.float32).T  # of a segment's experts
     y = memory.array((n_rows, like.stride), np.float32, name="y")
     args = {
         "x": memory.copy(raw),
@@ -235,6 +239,7 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         "tiles": memory.copy(tiles),
         "w": w,
         "bias": biases,
+        "factor": [memory.copy(some, name="factor") for some in factors],
         "rows": like.heights,
         "column": like.columns,
         "pitch": like.heights,
@@ -257,7 +262,12 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
 
 
 def with_experts(spec: Matmul, i: int) -> Matmul:
-    options = ({"bias": True}, {"segments": 2}, {}, {"segments": 2, "bias": True})[i % 4]
+    options = (
+        {"bias": True},
+        {"segments": 2, "factor": True},
+        {},
+        {"segments": 2, "bias": True, "factor": True},
+    )[i % 4]
     return replace(spec, experts=2, residual=False, outputs=False, **options)
 
 

@@ -10,7 +10,7 @@ the sum of magnitudes, c counted below for each kernel; integer parts are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -127,6 +127,7 @@ class Problem:
     biases: list[np.ndarray]
     residual: np.ndarray
     front: bool = False
+    factors: Sequence[float] = ()  # one for each segment
 
     def __post_init__(self) -> None:
         rows_ = self.spec.rows_per_item(self.isa.lanes)
@@ -142,7 +143,9 @@ class Problem:
         return Run(n_tokens=self.n)
 
     def _args(self, **more: Any) -> dict[str, Any]:
-        return {"stride": self.stride, "rows": self.heights, "column": self.columns, **more}
+        sizes = {"stride": self.stride, "rows": self.heights, "column": self.columns}
+        factors = [np.array([factor], np.float32) for factor in self.factors]
+        return {**sizes, "factor": factors or None, **more}
 
     def copies(self, memory: Memory, front: bool) -> list[tuple[np.ndarray, ...]]:
         """The weights' arrays, guarded."""
@@ -181,6 +184,7 @@ class Problem:
         n_items = self.strips * (-(-self.n // chunk) if isinstance(spec, Gemm) else 1)
         kept = memory.copy(residual, name="residual", front=self.front)
         args = self._args(x=x, residual=kept, y=y, tokens=chunk, w=weights, bias=biases)
+        args["factor"] = [memory.copy(factor, name="factor") for factor in args["factor"] or ()]
         call(spec, self.isa, memory, args, self.run, n_items)
         written = y[: self.n].copy()
         for m, padded, column in zip(self.heights, self.padded, self.columns, strict=True):

@@ -88,6 +88,7 @@ class Gemm(Tiled):
         share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
         panel, free = frame.scratch, frame.scratch + self.panel_pitch(isa.lanes)
         kc = self.kc // BLOCK * DWORDS[self.act] // STEP[self.act] or self.steps
+        kc = self.steps if self.factor and self.resumes else kc  # y's own sums have it already
         in_parts = not self.resumes and kc < self.steps
         with self.registers(k, free), k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)

@@ -159,6 +159,8 @@ class Gemv(Matmul):
         for row, made in zip(rows, sums, strict=True):
             at = (seg.column + row) * 4
             for t, total in enumerate(made):
+                if seg.factor is not None:
+                    total = total * seg.factor
                 if seg.bias is not None:
                     total = total + k.load(seg.bias, f32, offset=row * 4)
                 if self.residual:

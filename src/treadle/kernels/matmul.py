@@ -1,10 +1,12 @@
-"""Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (+ bias) (+ residual)``: what gemm and gemv share.
+"""Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (* factor) (+ bias) (+ residual)``: what gemm and
+gemv share.
 
 W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
 y. With ``experts`` each tensor holds a matrix for each expert, ``pitch`` rows from one to the next,
-and a row of x meets one of them. With ``heads`` there is a matrix for each head, and each meets the
-rows of its own x, ``x_pitch`` bytes from one head's to the next one's, into columns of its own,
-``y_pitch`` from one head's to the next one's.
+and a row of x meets one of them. A ``factor`` is one number of a tensor, of experts one for each.
+With ``heads`` there is a matrix for each head, and each meets the rows of its own x, ``x_pitch``
+bytes from one head's to the next one's, into columns of its own, ``y_pitch`` from one head's to the
+next one's.
 
 ``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows
 and many cores still make many items. Strides and columns count f32 values.
@@ -38,7 +40,7 @@ class Matmul(Spec):
 
     args = Args(
         "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:?",
-        each="w:tensor bias:const? rows column pitch:?",
+        each="w:tensor bias:const? factor:const? rows column pitch:?",
     )
     w: str  # weight format
     act: str  # activation kind
@@ -47,6 +49,7 @@ class Matmul(Spec):
     nr: int  # tokens
     segments: int = 1
     bias: bool = False
+    factor: bool = False  # of what W gives: scales of NVFP4 are too coarse without one
     residual: bool = False
     outputs: bool = False  # rows are the run's outputs, not its tokens
     experts: int = 0  # that a token has: ``tiles`` says which rows meet which one's
@@ -58,7 +61,7 @@ class Matmul(Spec):
 
     @property
     def needs(self) -> set[str]:
-        given = {name for name in ("bias", "residual") if getattr(self, name)}
+        given = {name for name in ("bias", "factor", "residual") if getattr(self, name)}
         given |= {"tiles", "pitch"} if self.experts else set()
         return self.args.required | given | (BY_HEAD if self.heads else set())
 
@@ -116,6 +119,7 @@ class Matmul(Spec):
                     for a, stride in zip(args.w[i], self.fmt.strides, strict=True)
                 ]
                 part = x @ self.weights_ref(w, m).T
+                part = part * float(args.factor[i][expert]) if self.factor else part
                 parts.append(part + args.bias[i][first : first + m] if self.bias else part)
             made.append((to, parts))
         return made
@@ -133,9 +137,10 @@ class Matmul(Spec):
 
 @dataclass
 class Segment:
-    """One item's rows of a tensor, their biases, and where the tensor's columns begin."""
+    """One item's rows of a tensor, their factor and biases, and where its columns begin."""
 
     rows: WeightRows
+    factor: Val | None
     bias: Val | None
     column: Val
 
@@ -200,7 +205,8 @@ def pick_segment(
     first = item * rows
     for s in range(spec.segments):
         m = frame.each("rows", s)
-        values = [*frame.each("w", s), frame.each("bias", s), m, frame.each("column", s)]
+        values = [*frame.each("w", s), frame.each("factor", s), frame.each("bias", s)]
+        values += [m, frame.each("column", s)]
         values += [frame.each("pitch", s)] if expert is not None else []
         padded = (m + (rows - 1)) // rows * rows
         if s == 0:
@@ -212,13 +218,16 @@ def pick_segment(
             here = k.select(inside, first - passed, here)
             passed = passed + padded
     pitch = chosen.pop() if expert is not None else None
-    *parts, bias, m, column = chosen
+    *parts, factor, bias, m, column = chosen
     weights = At(spec.fmt, tuple(parts))
     if expert is not None and pitch is not None:
         weights, bias = weights.row(expert * pitch, spec.k), bias + expert * pitch * 4
+        factor = factor + expert * 4
     if expert is not None and spec.heads:
         column = column + expert * frame.y_pitch
-    return Segment(WeightRows(weights, here, m, spec.k), bias if spec.bias else None, column)
+    rows_of = WeightRows(weights, here, m, spec.k)
+    by = k.load(factor, f32) if spec.factor else None
+    return Segment(rows_of, by, bias if spec.bias else None, column)
 
 
 def add_bias(k: Builder, seg: Segment, row: Val, lanes: int) -> Val | None:

@@ -1,4 +1,4 @@
-"""Where the sums of a packed product go: with bias and residual, to y."""
+"""Where the sums of a packed product go: with factor, bias and residual, to y."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ class Out:
         return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
-        """Write sums, each a vector from some row on (``above`` it others) of some token, with bias
-        and residual unless it is written ``again``; ``add``: on top of what y holds.
+        """Write sums, each a vector from some row on (``above`` it others) of some token, times the
+        factor, with bias and residual unless it is written ``again``; ``add``: on top of what y
+        holds.
         """
         k = self.k
         for row_in_tile, t, y in sums:
             row = above + row_in_tile
             place, ty = self._place(row, t), y.ty
+            if self.seg.factor is not None:
+                y = y * k.splat(self.seg.factor, ty)
             bias = add_bias(k, self.seg, self.seg.rows.first + row, ty.lanes)
             if bias is not None and not again:
                 y = y + bias

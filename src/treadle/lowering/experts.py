@@ -97,7 +97,7 @@ class _Mixture:
         # What is chosen by alone: see ``exp_probs_b`` in models/ffns/experts.py.
         bias = f"{self.blk.rpartition('.')[0]}.exp_probs_b.bias"
         has_bias, scales = self.steps.has(bias), f"{self.blk}_down_exps.scale"
-        own = self.steps.has(scales)
+        own = self.steps.has(scales) and not self._has_factor(f"{self.blk}_down_exps")
         chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
         weights = Buffer(f"{self.label}.weights", self.n_slots, 4)
         spec = Route(
@@ -213,7 +213,7 @@ class _Mixture:
         made = gated(
             fmt, steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table, alone=steps.deterministic
         )
-        if made is None:
+        if made is None or self._has_factor(name):
             return None
         return replace(made, bias=steps.has(f"{name}.bias"), experts=self.at.n_used)
 
@@ -265,7 +265,11 @@ class _Mixture:
             return [(f"{self.label}.up", both)]
         steps = self.steps
         kinds = {
-            (steps.weights.format(f"{each.name}.weight").name, steps.has(f"{each.name}.bias"))
+            (
+                steps.weights.format(f"{each.name}.weight").name,
+                steps.has(f"{each.name}.bias"),
+                self._has_factor(each.name),
+            )
             for each in both
         }
         if len(kinds) == 1:
@@ -275,14 +279,21 @@ class _Mixture:
             for name, each in zip(("gate", "up"), both, strict=True)
         ]
 
+    def _has_factor(self, name: str) -> bool:
+        """Whether a product is multiplied. What comes last is so by the experts' weights, unless a
+        bias is added before.
+        """
+        steps, last = self.steps, f"{self.blk}_down_exps"
+        if name != last:
+            return steps.has_factor(name)
+        return steps.has(f"{last}.scale") and steps.has(f"{last}.bias")
+
     def _matmul(self, matrices: list[Matrix], k: int, n: int) -> Matmul:
         """The product for ``n`` rows of an expert."""
         steps, name = self.steps, matrices[0].name
         fmt, biased = steps.weights.format(f"{name}.weight"), steps.has(f"{name}.bias")
-        alone, segments = steps.deterministic, len(matrices)
-        spec = matmul(
-            fmt, steps.isa, k, n, steps.table, alone=alone, segments=segments, bias=biased
-        )
+        own = {"segments": len(matrices), "bias": biased, "factor": self._has_factor(name)}
+        spec = matmul(fmt, steps.isa, k, n, steps.table, alone=steps.deterministic, **own)
         return replace(spec, experts=self.at.n_used)
 
     def _pack(
@@ -329,6 +340,7 @@ class _Mixture:
             tiles=tiles,
             w=[steps.weight(f"{name}.weight") for name in names],
             bias=[steps.vector(f"{name}.bias") for name in names] if spec.bias else None,
+            factor=[steps.factor(name) for name in names] if spec.factor else None,
             rows=heights,
             column=columns,
             pitch=[each.pitch for each in matrices],

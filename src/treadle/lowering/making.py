@@ -220,6 +220,7 @@ class Making:
         spec = steps.matmul(names[0], of.x.width)
         formats = {steps.weights.format(f"{name}.weight").name for name in names}
         biased = any(steps.has(f"{name}.bias") for name in names)
+        biased = biased or any(map(steps.has_factor, names))
         alike = len(formats) == 1 and not biased and not self._adapted(names)
         if of.y is None and alike and isinstance(spec, Gemm):
             fmt, alone = steps.weights.format(f"{names[0]}.weight"), steps.deterministic
@@ -233,7 +234,7 @@ class Making:
         return self._pack(x.label, x.fn, self.floats(gate), act, self.place(up)[1])
 
     def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
-        """Make products: those of the same format and biases are one step."""
+        """Make products: those of the same format, factors and biases are one step."""
         steps, outputs = self.steps, of_outputs(of.x)
         if of.y is not None:
             return of.y
@@ -243,20 +244,22 @@ class Making:
             width += round_up(height, COLUMNS)
         layouts = [steps.matmul(name, of.x.width, outputs=outputs).layout() for name in of.names]
         rows = self._rows(of, layouts) if self._adapted(of.names) else None
-        groups: dict[tuple[str, bool], list[int]] = {}
+        groups: dict[tuple[str, bool, bool], list[int]] = {}
         inputs = []
         for j, name in enumerate(of.names):
             inputs.append(self.activations(of.x, layouts[j]))
-            key = steps.weights.format(f"{name}.weight").name, steps.has(f"{name}.bias")
+            kind = steps.weights.format(f"{name}.weight").name
+            key = kind, steps.has(f"{name}.bias"), steps.has_factor(name)
             groups.setdefault(key, []).append(j)
         of.y = steps.floats(of.label, width, outputs=outputs)
-        for (_, bias), members in groups.items():
+        for (_, bias, factor), members in groups.items():
             part = [of.names[j] for j in members]
             spec = steps.matmul(
                 part[0],
                 of.x.width,
                 segments=len(part),
                 bias=bias,
+                factor=factor,
                 residual=residual is not None,
                 outputs=outputs,
             )

@@ -16,7 +16,7 @@ from treadle.kernels.kv import KV_FORMATS
 from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.spec import Grid, Spec, round_up
 from treadle.lowering.inputs import inputs_of, lora_inputs
-from treadle.lowering.weights import whole
+from treadle.lowering.weights import factor_of, whole
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan import ANY_PART, Buffer, Const, Plan, Step
 
@@ -115,6 +115,7 @@ class Steps:
         strips = spec.strips(heights, self.isa.lanes)
         tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
         biases = [self.vector(f"{name}.bias") for name in names] if spec.bias else None
+        factors = [self.factor(name) for name in names] if spec.factor else None
         self.emit(
             label,
             spec,
@@ -129,6 +130,7 @@ class Steps:
             tokens=tokens,
             w=[self.weight(f"{name}.weight") for name in names],
             bias=biases,
+            factor=factors,
             rows=heights,
             column=columns,
         )
@@ -173,6 +175,16 @@ class Steps:
         """A matrix as it is in the file: a constant for each of its arrays."""
         self.plan.tensors_used.add(whole(name))
         return self.weights[name]
+
+    def has_factor(self, name: str) -> bool:
+        """Whether the products of the matrix ``name`` are multiplied by something."""
+        return factor_of(name) in self.config.factors
+
+    def factor(self, name: str) -> Const:
+        """What the products of the matrix ``name`` are multiplied by, of each expert if it has
+        some; of rows of a matrix that of the whole.
+        """
+        return self.vector(factor_of(name))
 
     def vector(self, name: str, scale: float = 1.0, *, turned: bool = False) -> Const:
         """A vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""

@@ -31,6 +31,13 @@ def whole(name: str) -> str:
     return match["stem"] + match["kind"] if match else name
 
 
+def factor_of(name: str) -> str:
+    """The tensor of the file with what the products of the matrix ``name`` are multiplied by.
+    llama.cpp's converter writes one beside each matrix of NVFP4.
+    """
+    return f"{whole(f'{name}.weight').removesuffix('.weight')}.scale"
+
+
 @dataclass
 class Weights:
     """A model's tensors, and rows of them, as constants of a plan; shared by all of its plans."""

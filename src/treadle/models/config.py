@@ -126,6 +126,7 @@ class Config:
     alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
     scores: bool = False  # its head makes a number of a text, and it writes none
     optional: frozenset[str] = frozenset()  # names, "blk.N." cut off, of those the file has
+    factors: frozenset[str] = frozenset()  # tensors that the products of a matrix are multiplied by
     ignored: tuple[str, ...] = ()  # tensors that the graph does not use, none of them a layer's own
     stage: range | None = None  # the layers that are computed here; None: all
 

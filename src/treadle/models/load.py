@@ -16,7 +16,7 @@ from treadle.models.dense import DENSE
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import NEXTN, Keys
 from treadle.models.left_out import LEFT_OUT
-from treadle.models.structure import check_tensors, layer_of
+from treadle.models.structure import check_tensors, find_factors, layer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # What scores pairs (rerank.py), and what is behind pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
-FACTOR = ".scale"  # behind the stem of a matrix
 CLAMP = "attention.clamp_kqv"  # OLMo's and DBRX's
 ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
 
@@ -49,10 +48,10 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
         keys.refuse(CLAMP, "treadle clamps no queries, keys and values")
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
-    _refuse_factors(gguf, ignored)
+    factors, ignored = find_factors(gguf, config, ignored)
     _refuse_surplus_layers(keys, ignored, keys.integer("block_count", lo=1))
     _refuse_too_few_layers(keys, ignored, config.n_layer)
-    config = replace(config, optional=optional, ignored=ignored)
+    config = replace(config, optional=optional, factors=factors, ignored=ignored)
     if warn and (unread := _unread(config)):
         _warn(gguf.path, unread)
     return config
@@ -91,17 +90,6 @@ def renamed(key: str, theirs: str, name: str) -> str:
     """What the graph calls ``key``, "blk.N." in front or not."""
     is_it = key == theirs or key.endswith(f".{theirs}")
     return key.removesuffix(theirs) + name if is_it else key
-
-
-def _refuse_factors(gguf: GGUF, ignored: Sequence[str]) -> None:
-    """llama.cpp multiplies what a matrix gives by the number beside it, which its converter writes
-    for NVFP4 checkpoints.
-    """
-    for name in ignored:
-        stem = name.removesuffix(FACTOR)
-        if stem != name and f"{stem}.weight" in gguf.tensors:
-            what = f"a factor of {stem}.weight, by which treadle does not multiply"
-            raise UnsupportedError(f"{gguf.path}: {name}: {what}")
 
 
 def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:

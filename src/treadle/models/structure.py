@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
-from treadle.errors import FileError
+from treadle.errors import FileError, UnsupportedError
 from treadle.models.pools import PoolSpec, StateSpec
 from treadle.record import dataclass
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Layer
     from treadle.models.keys import Keys
     from treadle.models.ops import Ops, Rows
+
+UNSCALED = ("token_embd", "attn_k_b", "attn_v_b")  # matrices that are met by row or by head
 
 Sizes = Mapping[str, int]
 Made = TypeVar("Made")
@@ -216,6 +219,32 @@ def check_tensors(
     ignored = tuple(name for name in gguf.tensors if name not in known)
     _refuse_other_kinds(gguf, graph, config, ignored)
     return frozenset(optional), ignored
+
+
+def find_factors(
+    gguf: GGUF, config: Config, ignored: Sequence[str]
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Of tensors that no row names, the numbers beside matrices by which their products are
+    multiplied, of experts one for each: llama.cpp's converter writes them for NVFP4 checkpoints.
+
+    Returns ``(Config.factors, Config.ignored)``. Raises FileError for one of another shape, and
+    UnsupportedError for one of a matrix that is met by row or by head.
+    """
+    found = set()
+    for name in ignored:
+        stem = name.removesuffix(".scale")
+        matrix = gguf.tensors.get(f"{stem}.weight")
+        if stem == name or matrix is None or f"{stem}.weight" in ignored:
+            continue
+        if stem.endswith(UNSCALED) or not (matrix.format and matrix.format.codes):
+            what = f"a factor of {stem}.weight, by which treadle does not multiply"
+            raise UnsupportedError(f"{gguf.path}: {name}: {what}")
+        experts = config.layers[max(0, layer_of(name)[0])].experts
+        n = experts.n if experts is not None and len(matrix.shape) > 2 else 1
+        if prod(shape := gguf.tensors[name].shape) != n:
+            raise FileError(f"shape {list(shape)}", path=gguf.path, where=name, expected=f"[{n}]")
+        found.add(name)
+    return frozenset(found), tuple(name for name in ignored if name not in found)
 
 
 def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Sequence[str]) -> None:

@@ -102,8 +102,15 @@ def plan_shards(
 
 
 def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
-    """What adapters are added to is written anew, in its own format where no other is asked for."""
+    """What adapters are added to is written anew, in its own format where no other is asked for.
+    Raises UnsupportedError where its products have a factor.
+    """
     names = {name for adapter, _ in merged for name in adapter.ranks}
+    for entry in recipe.targets:
+        stem = entry.tensor.name.removesuffix(".scale")
+        if stem != entry.tensor.name and f"{stem}.weight" in names:
+            what = f"what {stem}.weight gives is multiplied by it, and that of an adapter is not"
+            raise UnsupportedError(f"{entry.tensor.origin}: {what}")
 
     def anew(entry: Entry) -> Entry:
         if entry.encode is not None or entry.tensor.name not in names:

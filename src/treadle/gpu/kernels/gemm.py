@@ -94,6 +94,8 @@ class SimtGemm(PerBlock, Gemm):
                     row, token = here.first + r, first + t
                     with k.if_((row < here.m) & (token < share.stop)):
                         at = token * (frame.stride * 4) + (seg.column + row) * 4
+                        if seg.factor is not None:
+                            y = y * seg.factor
                         if seg.bias is not None:
                             y = y + k.load(seg.bias, f32, offset=row * 4)
                         if self.residual:

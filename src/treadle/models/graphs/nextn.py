@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from treadle.models.graphs.decoder import DECODER, halves_of
 from treadle.models.keys import NEXTN as N_NEXTN
 from treadle.models.layer import build_layer
-from treadle.models.structure import TensorRow, check_tensors
+from treadle.models.structure import TensorRow, check_tensors, find_factors
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -98,4 +98,5 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
         layers=(replace(like, kv_from=0),),
     )
     optional, ignored = check_tensors(made, NEXTN, alone)
-    return made, replace(alone, optional=optional, ignored=ignored)
+    factors, ignored = find_factors(made, alone, ignored)
+    return made, replace(alone, optional=optional, factors=factors, ignored=ignored)
