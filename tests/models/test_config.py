@@ -421,15 +421,16 @@ def test_unknown_tensors_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-@pytest.mark.parametrize("stem", ["blk.0.attn_q", "blk.6.ffn_down"])
-def test_a_factor_of_a_matrix_is_refused(stem: str) -> None:
+@pytest.mark.parametrize("stem", ["blk.0.attn_q", "blk.5.ffn_down"])
+def test_a_factor_of_a_matrix(stem: str) -> None:
     """llama.cpp's converter writes them for NVFP4. What quantises activations changes no sum."""
     gguf = fake()
     gguf.tensors[f"{stem}.input_scale"] = tensor(f"{stem}.input_scale", (1,), [0.5])
-    load_config(gguf)
+    assert not load_config(gguf).factors
     gguf.tensors[f"{stem}.scale"] = tensor(f"{stem}.scale", (1,), [0.5])
-    with pytest.raises(UnsupportedError, match=rf"{stem}\.scale: a factor of {stem}\.weight"):
-        load_config(gguf)
+    config = load_config(gguf)
+    assert config.factors == {f"{stem}.scale"}
+    assert config.ignored == (f"{stem}.input_scale",)
 
 
 def test_nothing_is_said_of_what_sound_files_have(caplog: pytest.LogCaptureFixture) -> None:

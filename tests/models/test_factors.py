@@ -80,6 +80,19 @@ def test_products_are_multiplied(arch: str, data: Path, tmp_path: Path) -> None:
         assert np.abs(own - plain).max() <= 2e-5 * np.abs(plain).max()
 
 
+def test_factors_beside_floats(data: Path, tmp_path: Path) -> None:
+    """What ``quantize`` makes of such a file has them, too."""
+    made = []
+    for factors in (False, True):
+        path = write(data / "arch" / "mixtral.gguf", tmp_path / f"{factors}.gguf", factors)
+        whole = tmp_path / f"{factors}-F32.gguf"
+        assert main(["quantize", str(path), str(whole), "F32", "--allow-requantize"]) == 0
+        with treadle.load(whole, threads=2) as model:
+            assert bool(model.config.factors) is factors
+            made.append(np.concatenate([model.logits(ids) for ids in ([3], [4, 5], [*range(40)])]))
+    assert np.abs(made[1] - made[0]).max() <= 2e-5 * np.abs(made[0]).max()
+
+
 def test_factors_in_parts_and_deterministic(data: Path, tmp_path: Path) -> None:
     path = write(data / "arch" / "mixtral.gguf", tmp_path / "x.gguf", True)
     ids = list(range(3, 43))

@@ -219,9 +219,8 @@ class Making:
         of, names = gate.of, gate.of.names
         spec = steps.matmul(names[0], of.x.width)
         formats = {steps.weights.format(f"{name}.weight").name for name in names}
-        biased = any(steps.has(f"{name}.bias") for name in names)
-        biased = biased or any(map(steps.has_factor, names))
-        alike = len(formats) == 1 and not biased and not self._adapted(names)
+        more = any(steps.has(f"{name}.bias") or steps.has_factor(name) for name in names)
+        alike = len(formats) == 1 and not more and not self._adapted(names)
         if of.y is None and alike and isinstance(spec, Gemm):
             fmt, alone = steps.weights.format(f"{names[0]}.weight"), steps.deterministic
             shape, n = (of.x.width, x.width, x.fn, act), steps.plan.n_tokens

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from treadle.models.keys import Keys
     from treadle.models.ops import Ops, Rows
 
-UNSCALED = ("token_embd", "attn_k_b", "attn_v_b")  # matrices that are met by row or by head
+# Matrices that are read by row, met by head, or no product's at all.
+UNSCALED = (
+    *("token_embd", "per_layer_token_embd", "position_embd", "token_types"),
+    *("attn_k_b", "attn_v_b", "ssm_conv1d", "shortconv.conv"),
+)
 
 Sizes = Mapping[str, int]
 Made = TypeVar("Made")
@@ -228,7 +232,7 @@ def find_factors(
     multiplied, of experts one for each: llama.cpp's converter writes them for NVFP4 checkpoints.
 
     Returns ``(Config.factors, Config.ignored)``. Raises FileError for one of another shape, and
-    UnsupportedError for one of a matrix that is met by row or by head.
+    UnsupportedError for one of what is no matrix of a product.
     """
     found = set()
     for name in ignored:
@@ -236,7 +240,7 @@ def find_factors(
         matrix = gguf.tensors.get(f"{stem}.weight")
         if stem == name or matrix is None or f"{stem}.weight" in ignored:
             continue
-        if stem.endswith(UNSCALED) or not (matrix.format and matrix.format.codes):
+        if stem.endswith(UNSCALED) or len(matrix.shape) < 2:
             what = f"a factor of {stem}.weight, by which treadle does not multiply"
             raise UnsupportedError(f"{gguf.path}: {name}: {what}")
         experts = config.layers[max(0, layer_of(name)[0])].experts
