@@ -91,7 +91,7 @@ def check_truth(path: Path, truth: np.ndarray) -> None:
     for threads in (1, 2, 3):
         with treadle.load(path, threads=threads, kv="f32") as model:
             assert model.config.ignored == ()
-            for n in (1, 512):
+            for n in (1, model.engine.max_tokens):
                 model.plan(n).check()
             allowed = rounding(model.config)
             exact = forward(model.gguf, model.config, ids)
@@ -184,7 +184,7 @@ def test_gate_and_up_of_experts_in_one_matrix(name: str, data: Path, tmp_path: P
     found = []
     for path in (source, fused):
         with treadle.load(path, threads=2, kv="f32") as model:
-            for n in (1, 512):
+            for n in (1, model.engine.max_tokens):
                 model.plan(n).check()
             session = model.session()
             found.append([model.logits(ids), *(session.logits([i]) for i in ids[:3])])
