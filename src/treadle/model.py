@@ -264,8 +264,8 @@ class Model:
         answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
         own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
-        own |= {"lora": lora_scales(lora, self.engine, session)}
-        own |= {"reuse": flag("cache_prompt", cache_prompt)}
+        own["lora"] = lora_scales(lora, self.engine, session)
+        own["reuse"] = flag("cache_prompt", cache_prompt)
         return Generation(Request(ids, sampler, answer, **own), self._turns)
 
     def generate_many(

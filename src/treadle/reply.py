@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.errors import GrammarError, TemplateError, TreadleError
-from treadle.forked import free_lock
 from treadle.generation import Generation
-from treadle.speech import Manner, Said, Told, ToolCall, find_manner
+from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
 from treadle.speech.messages import in_another_form, shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
@@ -45,8 +43,6 @@ class Model(Protocol):
 
 
 Tool = Mapping[str, Any] | Function
-_LOCK = free_lock()
-_MANNERS: weakref.WeakKeyDictionary[ChatTemplate, Manner] = weakref.WeakKeyDictionary()
 
 
 class Reply(Generation):
@@ -103,15 +99,6 @@ class Reply(Generation):
         return made
 
 
-def manner_of(template: ChatTemplate) -> Manner:
-    """What a template has, found out once."""
-    with _LOCK:
-        found = _MANNERS.get(template)
-        if found is None:
-            found = _MANNERS[template] = find_manner(template)
-        return found
-
-
 def retold(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, error: TemplateError
 ) -> list[dict[str, Any]]:
@@ -120,7 +107,7 @@ def retold(
     """
     if tools is not None:
         raise error
-    return in_another_form(messages, lambda: manner_of(template), error)
+    return in_another_form(messages, template, error)
 
 
 def reply(

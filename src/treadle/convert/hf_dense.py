@@ -28,7 +28,7 @@ def read_dense(
     for name, module in zip(DENSE, modules, strict=False):
         path = folder / module
         said = read_json(path / "config.json")
-        check_in_and_out(path / "config.json")
+        check_in_and_out(said, path / "config.json")
         if said.get("use_residual"):
             what = "use_residual is true: treadle adds nothing behind the pooling"
             raise UnsupportedError(f"{path}: {what}")

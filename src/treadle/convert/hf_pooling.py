@@ -87,13 +87,13 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
         if kind == "Transformer" and place:
             raise UnsupportedError(f"{path}: the model is in {place!r:.60}: name that folder")
         if kind == "Normalize":
-            check_in_and_out(folder / place / "config.json")
+            own = folder / place / "config.json"
+            check_in_and_out(read_json(own) if os.path.lexists(own) else {}, own)
     return list(zip(kinds, places, strict=True))
 
 
-def check_in_and_out(path: Path) -> None:
+def check_in_and_out(said: Mapping[str, Any], path: Path) -> None:
     """Refuse a module that reads or makes something else than the vector of a text."""
-    said = read_json(path) if os.path.lexists(path) else {}
     for key in ("module_input_name", "module_output_name"):
         if said.get(key) not in (None, _VECTOR):
             what = f"is {said[key]!r:.60}: treadle has modules of {_VECTOR!r}"

@@ -25,7 +25,7 @@ from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.gemv_spans import kind_of
-from treadle.kernels.matmul import Matmul, Segment, n_strips, pick_segment
+from treadle.kernels.matmul import Matmul, Segment, finish, n_strips, pick_segment
 from treadle.kernels.spec import Frame, parts
 from treadle.record import dataclass
 
@@ -159,10 +159,7 @@ class Gemv(Matmul):
         for row, made in zip(rows, sums, strict=True):
             at = (seg.column + row) * 4
             for t, total in enumerate(made):
-                if seg.factor is not None:
-                    total = total * seg.factor
-                if seg.bias is not None:
-                    total = total + k.load(seg.bias, f32, offset=row * 4)
+                total = finish(k, seg, total, row)
                 if self.residual:
                     total = total + k.load(frame.residual + stride * t, f32, offset=at)
                 k.store(y + stride * t, total, offset=at)

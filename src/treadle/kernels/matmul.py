@@ -230,8 +230,12 @@ def pick_segment(
     return Segment(rows_of, by, bias if spec.bias else None, column)
 
 
-def add_bias(k: Builder, seg: Segment, row: Val, lanes: int) -> Val | None:
-    """The bias of ``lanes`` rows from ``row`` on; bias vectors are padded, so whole vectors may be
-    read.
+def finish(k: Builder, seg: Segment, y: Val, row: Val, *, biased: bool = True) -> Val:
+    """``y``, what rows from ``row`` on gave, times the factor, plus their bias where it is
+    ``biased``. Bias vectors are padded, so whole vectors may be read.
     """
-    return k.load(seg.bias, f32 * lanes, offset=row * 4) if seg.bias is not None else None
+    if seg.factor is not None:
+        y = y * (seg.factor if y.ty == f32 else k.splat(seg.factor, y.ty))
+    if seg.bias is not None and biased:
+        y = y + k.load(seg.bias, y.ty, offset=row * 4)
+    return y

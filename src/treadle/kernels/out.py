@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import f32
-from treadle.kernels.matmul import Matmul, Segment, add_bias
+from treadle.kernels.matmul import Matmul, Segment, finish
 from treadle.kernels.spec import Frame
 from treadle.record import dataclass
 
@@ -55,11 +55,7 @@ class Out:
         for row_in_tile, t, y in sums:
             row = above + row_in_tile
             place, ty = self._place(row, t), y.ty
-            if self.seg.factor is not None:
-                y = y * k.splat(self.seg.factor, ty)
-            bias = add_bias(k, self.seg, self.seg.rows.first + row, ty.lanes)
-            if bias is not None and not again:
-                y = y + bias
+            y = finish(k, self.seg, y, self.seg.rows.first + row, biased=not again)
             if self.spec.residual and not again:
                 y = y + k.load(self.frame.residual + place, ty, align=4)
             if add:

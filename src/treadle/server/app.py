@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import json
 import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -41,6 +39,7 @@ from treadle.server import (
     static,
 )
 from treadle.server.call import Call, GoneError
+from treadle.server.log import log
 from treadle.server.openai_answer import counter, reuse
 from treadle.server.problems import ApiError, not_yet, problem_of
 from treadle.server.service import Service
@@ -227,7 +226,7 @@ class Guard:
                 line = log_line(scope, name, status, time.perf_counter() - began)
                 if self._service.settings.log_text and "treadle.call" in scope:
                     line |= said(scope["treadle.call"], self._service.model)
-                print(json.dumps(line), file=sys.stderr, flush=True)
+                log(**line)
 
     def refusal(self, path: str, headers: Headers) -> ApiError | None:
         """Why a call is not let in, if it is not."""
@@ -310,7 +309,6 @@ def request_id(given: str) -> str:
 def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, Any]:
     """What the log has of a call: nothing of what was said. Seconds count from the call on."""
     line: dict[str, Any] = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "id": name,
         "method": scope["method"],
         "path": scope["path"][:200],

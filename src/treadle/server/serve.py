@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,6 +17,7 @@ import uvicorn
 from treadle.errors import TreadleError
 from treadle.server.app import build_app
 from treadle.server.connection import Connection, most_open
+from treadle.server.log import log
 from treadle.server.service import Service, Settings
 
 if TYPE_CHECKING:
@@ -33,12 +32,7 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one, with the traceback that it may have."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "message": self.format(record),
-        }
-        print(json.dumps(line), file=sys.stderr, flush=True)
+        log(level=record.levelname.lower(), message=self.format(record))
 
 
 class _Server(uvicorn.Server):

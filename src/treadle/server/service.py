@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +18,11 @@ from treadle.record import dataclass
 from treadle.server.asked import Asked
 from treadle.server.call import Call, Text, late
 from treadle.server.engine_thread import EngineThread
+from treadle.server.log import log
 from treadle.server.problems import ApiError, busy
 from treadle.server.talks import Talks
 from treadle.server.tally import Tally
-from treadle.speech import Manner, find_manner
+from treadle.speech import Manner, manner_of
 from treadle.version import __version__
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class Service:
     @cached_property
     def manner(self) -> Manner:
         """How the model's template has reasoning and calls; renders it a few times."""
-        return find_manner(self.model.template)
+        return manner_of(self.model.template)
 
     def card(self) -> dict[str, str]:
         """What the model is, in words."""
@@ -169,8 +168,7 @@ class Service:
         if not self.settings.log or message in self._warned or len(self._warned) >= MAX_WARNED:
             return
         self._warned.add(message)
-        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "level": "warning"}
-        print(json.dumps({**line, "message": message}), file=sys.stderr, flush=True)
+        log(level="warning", message=message)
 
     def check_room(self, n: int) -> None:
         """Raise ApiError where ``n`` texts more are too many."""

@@ -16,7 +16,7 @@ the command line read answers by it.
 Calls end where their JSON ends, whatever a string in it says.
 """
 
-from treadle.speech.manner import Manner, find_manner, find_thought
+from treadle.speech.manner import Manner, find_manner, find_thought, manner_of
 from treadle.speech.rows import ROWS, Row, Thought
 from treadle.speech.said import Said, Told, ToolCall
 from treadle.speech.scanner import Scanner, Speech
@@ -33,4 +33,5 @@ __all__ = [
     "ToolCall",
     "find_manner",
     "find_thought",
+    "manner_of",
 ]

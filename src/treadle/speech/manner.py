@@ -8,8 +8,10 @@ import json
 from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from treadle.errors import TemplateError, UnsupportedError
+from treadle.forked import free_lock
 from treadle.record import dataclass
 from treadle.speech.rows import GENERIC, ROWS, THOUGHTS, Channels, Row, Thought
 from treadle.speech.said import Told
@@ -18,6 +20,8 @@ from treadle.speech.scanner import Speech
 if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate
 
+_LOCK = free_lock()
+_MANNERS: WeakKeyDictionary[ChatTemplate, Manner] = WeakKeyDictionary()
 MAX_TRIED = 64  # places in a template's text where a call may begin
 _NAME, _WORD, _SYSTEM = "treadle_try", "treadle_word", "treadle says so"
 _ARGUMENTS = {_WORD: "}</tool_call>{", "n": 3}
@@ -76,6 +80,15 @@ class Manner:
             begun=bool(row and row.open and prompt.endswith(row.open)),
             **more,
         )
+
+
+def manner_of(template: ChatTemplate) -> Manner:
+    """What a template has, found out once."""
+    with _LOCK:
+        found = _MANNERS.get(template)
+        if found is None:
+            found = _MANNERS[template] = find_manner(template)
+        return found
 
 
 def find_manner(template: ChatTemplate) -> Manner:

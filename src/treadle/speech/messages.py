@@ -7,15 +7,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
-from treadle.speech.manner import Manner
+from treadle.speech.manner import Manner, manner_of
 from treadle.speech.schemas import plainly
 from treadle.text.messages import check_messages, joined
 from treadle.text.renderer import LimitError
+
+if TYPE_CHECKING:
+    from treadle.text.template import ChatTemplate
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _PROMPT = """\
@@ -60,16 +63,16 @@ def shaped(
 
 
 def in_another_form(
-    messages: Sequence[Mapping[str, Any]], find: Callable[[], Manner], error: TemplateError
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate, error: TemplateError
 ) -> list[dict[str, Any]]:
-    """Messages on which a template raises ``error``, without tools, as it may take them; raises it
-    where that is nothing else. ``find`` finds the template's manner.
+    """Messages on which ``template`` raises ``error``, without tools, as it may take them; raises
+    it where that is nothing else.
     """
     check_messages(messages)
     if isinstance(error, LimitError):
         raise error
     try:
-        made, _ = shaped(messages, [], find())
+        made, _ = shaped(messages, [], manner_of(template))
     except (AttributeError, LookupError, TypeError):  # its calls are none
         raise error from None
     if made == list(messages):

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.errors import GrammarError
-from treadle.text.schema_keys import MAPS
+from treadle.text.schema_keys import MAPS, VALUES
 from treadle.text.schema_limits import Parts
 
 MAX_WAYS = 64  # alternatives of one object
 _SEVERAL = ("anyOf", "oneOf")
 _SCHEMAS = (*_SEVERAL, "allOf", "items", "prefixItems", "additionalProperties", "not")
 _VALUE = ("const", "default")  # keywords of a value, which may be null
-_VALUES = (*_VALUE, "enum", "examples")
 
 
 def ways(schema: Mapping[str, Any], parts: Parts | None = None) -> list[Mapping[str, Any]]:
@@ -88,7 +87,7 @@ def without_nulls(schema: Any) -> Any:
     """A schema without keywords that are null: clients in Go write their empty lists so."""
     if isinstance(schema, Mapping):
         kept = {k: v for k, v in schema.items() if v is not None or k in _VALUE}
-        return {k: v if k in _VALUES else without_nulls(v) for k, v in kept.items()}
+        return {k: v if k in VALUES else without_nulls(v) for k, v in kept.items()}
     return [without_nulls(each) for each in schema] if isinstance(schema, list) else schema
 
 

@@ -173,11 +173,8 @@ class _Enforced:
             }
             if len(fine) < len(patterns):  # it would refuse the names that are left out
                 kept.pop("additionalProperties", None)
-        kind = kept.get("type")
         found = {
-            key: value
-            if key in VALUES
-            else self.schema(within(key, value, kind), is_map=key in MAPS)
+            key: value if key in VALUES else self._part(key, value, kept.get("type"))
             for key, value in kept.items()
         }
         if isinstance(found.get("pattern"), str):
@@ -193,6 +190,10 @@ class _Enforced:
                 raise GrammarError(f"JSON schema: allOf is a list of schemas, not {others!r:.80}")
             found["allOf"] = [*others, *({"pattern": pattern} for pattern in FORMATS[name])]
         return found
+
+    def _part(self, key: str, value: Any, kind: Any) -> Any:
+        """What a keyword says of values of type ``kind``."""
+        return self.schema(within(key, value, kind), is_map=key in MAPS)
 
     def _keeps(self, key: str, value: Any, shown: str = "") -> bool:
         """Whether a keyword can be enforced, where it is one of those that are looked at here."""

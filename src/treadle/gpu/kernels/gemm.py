@@ -14,7 +14,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import Act
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.matmul import Matmul, Share, n_strips, pick_segment, shares
+from treadle.kernels.matmul import Matmul, Share, finish, n_strips, pick_segment, shares
 from treadle.kernels.spec import Frame
 from treadle.record import dataclass
 
@@ -94,10 +94,7 @@ class SimtGemm(PerBlock, Gemm):
                     row, token = here.first + r, first + t
                     with k.if_((row < here.m) & (token < share.stop)):
                         at = token * (frame.stride * 4) + (seg.column + row) * 4
-                        if seg.factor is not None:
-                            y = y * seg.factor
-                        if seg.bias is not None:
-                            y = y + k.load(seg.bias, f32, offset=row * 4)
+                        y = finish(k, seg, y, row)
                         if self.residual:
                             y = y + k.load(frame.residual, f32, offset=at)
                         k.store(frame.y, y, offset=at)

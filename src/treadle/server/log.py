@@ -1,0 +1,14 @@
+"""The server's log: objects of JSON on standard error, one a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def log(**line: Any) -> None:
+    """Write a line, with the time."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    print(json.dumps({"time": now, **line}), file=sys.stderr, flush=True)
