@@ -130,9 +130,11 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
     row, rng, seed = ARCHS[arch], np.random.default_rng(0), 0
     for tensor, places in tensors_of(arch, keys, path):
         asked = tensor.name in (*row.needs, "output.weight") or not tensor.optional
-        asked = asked or ("shexp" in tensor.name and "expert_shared_feed_forward_length" in own)
-        # gpt-oss has a bias everywhere.
-        asked = asked or (arch == "gpt-oss" and tensor.name.endswith("bias"))
+        shared, bias = "shexp" in tensor.name, tensor.name.endswith("bias")
+        asked = asked or (shared and not bias and "expert_shared_feed_forward_length" in own)
+        # gpt-oss has a bias beside all its matrices but the output's.
+        foreign = shared or tensor.name.startswith("output.")
+        asked = asked or (arch == "gpt-oss" and bias and not foreign)
         norms = "norm" in tensor.name and tensor.name.endswith("bias")
         asked = asked and "probs" not in tensor.name and not norms
         if not asked or tensor.name in row.lacks:
