@@ -636,7 +636,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "jamba"}, "model_type 'jamba'"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     ({"hidden_act": "gelu"}, "hidden_act"),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    ({"quantization_config": {"quant_method": "hqq", "nbits": 4}}, "hqq"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
     ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from treadle.convert.hf_tensors import (
 )
 from treadle.convert.hf_tokenizer import read_tokenizer
 from treadle.convert.mlx import Packed
+from treadle.convert.quantised import find_settings, unquantised
 from treadle.convert.source import (
     FILE_TYPES,
     Bytes,
@@ -48,8 +50,10 @@ from treadle.convert.source import (
     f32_bytes,
     f32_tensor,
 )
+from treadle.convert.unpacked import Unpacked
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
+from treadle.files.keys import Keys
 from treadle.files.safetensors import (
     SafeTensor,
     SafeTensors,
@@ -66,6 +70,7 @@ from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 from treadle.sampling.recommended import read_generation
+from treadle.system import SYSTEM
 
 _F32 = GGML_TYPE["F32"]
 
@@ -102,6 +107,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     hyper = read_config(config, folder / CONFIG)
     weights = open_safetensors(given if given != folder else _weights_of(folder))
     try:
+        if settings := find_settings(Keys(config, folder / CONFIG), folder):
+            weights.tensors = unquantised(weights.tensors, settings)
         tensors = name_tensors(weights, hyper)
         metadata = {**hyper.metadata, "general.name": folder.resolve().name}
         metadata |= {"general.type": "model"}
@@ -161,8 +168,8 @@ def _weights_of(folder: Path) -> Path:
 class HFModel(GGUF):
     """A directory as the engine sees a GGUF file: the same keys, and tensors in the mapped files.
 
-    In memory are only norms that GGUF has one larger, factors of the rope, and what GPT-2 and
-    GPT-NeoX have in another order.
+    In memory are only norms that GGUF has one larger, factors of the rope, what GPT-2 and GPT-NeoX
+    have in another order, and what is made of several tensors (``hf_made``, ``quantised``).
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -177,18 +184,30 @@ class HFModel(GGUF):
             self.metadata[ROPE_KEY] = IN_PLACE
         self.types = {}
         self.tensors = {}
+        made = _made_rows(checkpoint.tensors)
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
                 data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
                 self.tensors[name] = _in_memory(name, named.shape, _F32, data, path)
             elif named.layout is not None or isinstance(named.tensor, Made):
                 kind, path = named.ggml_type, named.tensor.path
-                self.tensors[name] = _in_memory(name, named.shape, kind, named.rows(), path)
+                self.tensors[name] = _in_memory(name, named.shape, kind, made[name], path)
             else:
                 self.tensors[name] = _in_place(named)
         for name, values in hyper.factors.items():
             self.tensors[name] = _of_config(name, values, checkpoint)
         self._maps = weights.maps
+
+
+def _made_rows(tensors: Mapping[str, Named]) -> dict[str, Bytes]:
+    """What does not stand in a file as it is used, put together by as many threads as there are
+    processors: numpy lets go of Python's lock.
+    """
+    names = [
+        name for name, named in tensors.items() if named.layout or isinstance(named.tensor, Made)
+    ]
+    with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
+        return dict(zip(names, pool.map(lambda name: tensors[name].rows(), names), strict=True))
 
 
 class _Outline(GGUF):
@@ -254,7 +273,8 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     tensors = {name: _source(each, hyper) for name, each in named.items()}
     for name, values in hyper.factors.items():
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
-    notes = _notes(named.values()) + [checkpoint.lost] * bool(checkpoint.lost)
+    notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
+    notes += [checkpoint.lost] * bool(checkpoint.lost)
     if DYNAMIC in checkpoint.metadata:
         notes.append(
             "rope_type is 'dynamic': the file is right for texts that fit the model's context; "
@@ -270,6 +290,17 @@ def _notes(tensors: Iterable[Named]) -> list[str]:
         f"weights in {name}, which GGUF does not have, are unpacked and written as {kind}, the "
         "type of their scales, unless --type names another"
         for name, kind in sorted(kinds)
+    ]
+
+
+def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
+    """The same of quantised checkpoints, whose numbers no blocks of GGUF's hold."""
+    found = [each for each in tensors if isinstance(each, Unpacked) and each.dtype != "F32"]
+    kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in GGML_TYPE}
+    return [
+        f"quantised weights ({what}) are multiplied out and written as {kind}, unless --type names "
+        "another"
+        for what, kind in sorted(kinds)
     ]
 
 

@@ -122,24 +122,48 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
 
 
 def _made(name: str, sources: tuple[SafeTensor, ...], make: Make, rule: Rule) -> Made:
+    as_stored = not (rule.floats or rule.dtype)
+    if as_stored and len({each.dtype for each in sources}) > 1:
+        sources = tuple(map(multiplied_out, sources))
     first = sources[0]
+    for other in sources if as_stored else ():
+        if other.dtype != first.dtype:
+            raise other.error(f"is in {other.dtype}", f"{first.dtype}, as {first.name}")
     dtype = "F32" if rule.floats else rule.dtype or first.dtype
+    in_blocks = as_stored and block_of(first.dtype)[0] > 1
     try:
         shape = _shape_of(make, sources, rule.floats)
+        if in_blocks and shape[-1:] != elements_of(first)[-1:]:
+            raise IndexError("a block would be taken apart")
     except (ValueError, IndexError) as error:
+        if in_blocks:
+            return _made(name, tuple(map(multiplied_out, sources)), make, rule)
         shapes = ", ".join(str(list(each.shape)) for each in sources)
         raise first.error(f"shape {shapes}: nothing that {name} can be made of") from error
-    n_bytes = math.prod(shape) * DTYPES.get(dtype, 8) // 8
-    if dtype == MXFP4:
-        shape = (*shape[:-1], shape[-1] // 17 * 32)  # weights of its blocks
+    block, block_bytes = block_of(dtype)
+    if rule.dtype:  # what is made are bytes
+        n_bytes, shape = math.prod(shape), (*shape[:-1], shape[-1] // block_bytes)
+    else:
+        n_bytes = math.prod(shape) * block_bytes
+    shape = (*shape[:-1], shape[-1] * block) if block > 1 else shape
     at = first.path, first.offset, first.file
     return Made(name, dtype, shape, n_bytes, *at, sources, make, rule.floats)
+
+
+def multiplied_out(tensor: SafeTensor) -> SafeTensor:
+    """A matrix in blocks as one in BF16, whose weights can go to other places."""
+    if block_of(tensor.dtype)[0] == 1:
+        return tensor
+    kind, size = "BF16", 2 * math.prod(tensor.shape)
+    at = tensor.path, tensor.offset, tensor.file
+    make = by_name(kind).quantize_rows
+    return Made(tensor.name, kind, tensor.shape, size, *at, (tensor,), make, floats=True)
 
 
 def _shape_of(make: Make, sources: Sequence[SafeTensor], floats: bool) -> tuple[int, ...]:
     """What ``make`` would give; of many matrices one is tried, for they are alike."""
     kind = np.dtype(np.float32 if floats else np.uint8)
-    shapes = [each.shape for each in sources]
+    shapes = [each.shape if floats else elements_of(each) for each in sources]
     if many := len(shapes[0]) > 2:
         shapes = [(1, *shape[1:]) for shape in shapes]
     made = make(*(np.broadcast_to(np.zeros((), kind), shape) for shape in shapes))
@@ -151,10 +175,30 @@ def _array(tensor: SafeTensor, floats: bool) -> Rows:
     if floats:
         values: Rows = by_name(tensor.dtype).dequantize_rows(tensor.data)
         return values.reshape(tensor.shape)
-    size = tensor.n_bytes // max(1, math.prod(tensor.shape))
+    return elements(tensor)
+
+
+def elements(tensor: SafeTensor) -> Rows:
+    """[*shape], as they are stored and without a meaning; of blocks [.., K / block]."""
+    shape = elements_of(tensor)
+    size = tensor.n_bytes // max(1, math.prod(shape))
     kind: Any = np.uint8 if size == 1 else f"V{size}"
-    elements: Rows = tensor.data.view(kind)
-    return elements.reshape(tensor.shape)
+    found: Rows = tensor.data.view(kind)
+    return found.reshape(shape)
+
+
+def elements_of(tensor: SafeTensor) -> tuple[int, ...]:
+    """Their shape."""
+    block, _ = block_of(tensor.dtype)
+    return (*tensor.shape[:-1], tensor.shape[-1] // block) if block > 1 else tensor.shape
+
+
+def block_of(dtype: str) -> tuple[int, int]:
+    """Weights and bytes of a block; one of a type of safetensors'."""
+    if dtype in DTYPES:
+        return 1, DTYPES[dtype] // 8
+    fmt = by_name(dtype)
+    return fmt.block, fmt.dtype.itemsize
 
 
 # -- what rules make --------------------------------------------------------------------------

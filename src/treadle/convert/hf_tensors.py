@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_layout import Layout, layout_of
-from treadle.convert.hf_made import MXFP4, make_tensors
+from treadle.convert.hf_made import elements, make_tensors, multiplied_out
 from treadle.convert.hf_names import (
     FURTHER,
     HEADS,
@@ -51,12 +51,13 @@ SMALL = {
 }
 BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without "weight" behind them
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
-_TYPES = {**GGML_TYPE, MXFP4: 39}
+_TYPES = {**GGML_TYPE, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "MXFP4": 39, "NVFP4": 40}
 
 _SUBLAYERS = (*MIXERS.every(), *FFNS.every())
 _WIDTHS = {  # the word of a row's length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
+FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
 SCORING = ("cls.",)  # of no plan: what scores pairs
 EMBEDDINGS, OUTPUT, OUTPUT_BIAS = "token_embd.weight", "output.weight", "output.bias"
 _PIECE = 1 << 22  # bytes that are compared at a time
@@ -98,12 +99,9 @@ class Named:
 
     def rows(self) -> npt.NDArray[np.uint8]:
         """All of it as stored, in GGUF's order: a view, or with a layout a copy."""
-        data = self.tensor.data
         if self.layout is None:
-            return data
-        size = len(data) // max(1, math.prod(self.tensor.shape))
-        moved = self.layout(data.view(f"V{size}").reshape(self.tensor.shape))
-        return moved.reshape(-1).view(np.uint8)
+            return self.tensor.data
+        return self.layout(elements(self.tensor)).reshape(-1).view(np.uint8)
 
 
 def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
@@ -165,11 +163,14 @@ def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
 def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:
     """A tensor under GGUF's ``name``. UnsupportedError for a type that treadle does not read."""
     layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper)
+    if name.endswith(FACTOR):
+        shape = (math.prod(shape),)
     if packed is not None:
         if layout is not None:
             what = "packed weights that would have to change places"
             raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
         return Named(name, tensor, NO_GGML, packed.shape, packed)
+    tensor = multiplied_out(tensor) if layout is not None else tensor
     if tensor.dtype not in _TYPES:
         raise UnsupportedError(
             f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
@@ -198,13 +199,15 @@ def check_named(
     arch = ARCHS[hyper.family.arch]
     graph = GRAPHS[arch.graph]
     config = graph.read(Keys(model, arch.name, arch.keys), arch)
-    order: dict[str, tuple[int, int]] = {}
+    order: dict[str, tuple[int, ...]] = {}
     for i, (row, name, shape) in enumerate(needed_tensors(graph, config, found)):
         _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
         order[name] = layer_of(name)[0], i
     for name, named in found.items():
         if name.startswith(SCORING):
             order[name] = -1, len(order)
+        elif name.endswith(FACTOR) and (at := order.get(name.removesuffix(FACTOR) + ".weight")):
+            order[name] = *at, 1
         if name not in order:
             raise named.tensor.error(f"is no tensor of {_model(hyper)}")
     ordered = sorted(found.items(), key=lambda item: order[item[0]])

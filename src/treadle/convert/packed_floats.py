@@ -1,0 +1,159 @@
+"""Matrices of quantised checkpoints in floats of eight and of four bits, and by a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+
+import numpy as np
+
+from treadle.convert.hf_made import Make
+from treadle.convert.unpack import (
+    FLOAT8,
+    MX_GROUP,
+    NV_BLOCK,
+    NV_GROUP,
+    float8,
+    from_float8,
+    from_mxfp4,
+    from_nvfp4,
+    from_table,
+    split_bytes,
+    to_bytes,
+)
+from treadle.convert.unpacked import Array, Found, matrix, one_number, take, unpacked
+from treadle.files.keys import Keys
+from treadle.files.safetensors import SafeTensor
+from treadle.formats.fp4 import VALUES
+
+Sizes = tuple[int | None, int | None]  # of weights that share a scale; None: nothing says so
+
+_MOST = 1e9  # of a number that is finite
+
+
+def is_float8(tensor: SafeTensor) -> bool:
+    """Whether it is in a type of eight bits that holds weights."""
+    return tensor.dtype in FLOAT8
+
+
+def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> None:
+    """Multiply by ``name``_scale or ``name``_scale_inv (which is the scale all the same): one
+    number, one a row, one a block, or one for each of several matrices; BF16 comes of it.
+    """
+    end = "_scale_inv" if f"{name}_scale_inv" in found else "_scale"
+    scale, shape = take(found, tensor, name + end), matrix(tensor)
+    grid = _grid(scale.shape, shape)
+    m, k = (_shared(shape[at], grid[at], said[at]) for at in (-2, -1))
+    if not m or not k:
+        raise scale.error(f"shape {list(scale.shape)} for weights of shape {list(shape)}")
+
+    def make(codes: Array, scales: Array) -> Array:
+        each = np.broadcast_to(scales.reshape(grid), (*shape[:-2], *grid[-2:]))
+        return from_float8(codes, each, (m, k), tensor.dtype)
+
+    found[name] = unpacked(name, "BF16", shape, (tensor, scale), make)
+
+
+def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Their shape with as many dimensions as the weights have; zeros if it is none."""
+    if math.prod(scales) == 1:
+        return (1,) * len(shape)
+    if scales == shape[:-1]:  # one a row
+        return *scales, 1
+    if scales == shape[:-2]:  # one a matrix
+        return *scales, 1, 1
+    if len(scales) == len(shape) and scales[:-2] in (shape[:-2], (1,) * (len(shape) - 2)):
+        return scales
+    return (0,) * len(shape)
+
+
+def _shared(n: int, parts: int, said: int | None) -> int:
+    """Of ``n`` rows or columns with so many scales, how many share one; 0: they do not fit."""
+    for size in (n if parts == 1 else 0, said or (n // parts if parts else 0)):
+        if size > 0 and -(-n // size) == parts:
+            return size
+    return 0
+
+
+def read_float4(
+    found: Found, name: str, tensor: SafeTensor, whole: str, *, divides: bool = False
+) -> None:
+    """Pairs of E2M1 with scales ``name``_scale: powers of two are MXFP4; those in E4M3 are NVFP4,
+    and ``whole`` is a number by which all is multiplied, or which divides it.
+    """
+    scale = take(found, tensor, f"{name}_scale")
+    *others, half = matrix(tensor)
+    shape = (*others, 2 * half)
+    group = NV_GROUP if scale.dtype == "F8_E4M3" else MX_GROUP
+    if scale.dtype not in ("F8_E4M3", "F8_E8M0", "U8"):
+        raise scale.error(f"is in {scale.dtype}", "F8_E4M3, or exponents in U8")
+    if scale.shape != (*others, shape[-1] // group) or shape[-1] % group:
+        said = f"one for every {group} of {list(shape)} weights"
+        raise scale.error(f"shape {list(scale.shape)}", said)
+    if group == MX_GROUP:
+        found[name] = unpacked(name, "MXFP4", shape, (tensor, scale), from_mxfp4)
+        return
+    factor = one_number(take(found, tensor, whole))
+    if shape[-1] % NV_BLOCK:
+        make: Make = partial(_multiplied, divides=divides)
+        found[name] = unpacked(name, "BF16", shape, (tensor, scale, factor), make)
+        return
+    found[name] = unpacked(name, "NVFP4", shape, (tensor, scale), from_nvfp4)
+    beside = f"{name.removesuffix('.weight')}.scale"
+    found[beside] = unpacked(beside, "F32", (1,), (factor,), partial(_factor, divides=divides))
+
+
+def _factor(number: Array, divides: bool) -> Array:
+    value = number.reshape(1).astype(np.float32)
+    return 1 / value if divides else value
+
+
+def _multiplied(pairs: Array, scales: Array, number: Array, divides: bool) -> Array:
+    """NVFP4 in rows that are no whole blocks."""
+    each = float8(scales, "F8_E4M3") * (_factor(number, divides) / 2)  # VALUES are doubled
+    return to_bytes(VALUES[split_bytes(pairs, 4)] * np.repeat(each, NV_GROUP, -1), "BF16")
+
+
+def read_table(found: Found, name: str, state: SafeTensor) -> None:
+    """bitsandbytes' four bits: a table of 16 values, and ``absmax`` by which every ``blocksize``
+    of them are multiplied, which may be looked up itself. ``state``: JSON that says which.
+    """
+    if name not in found:
+        raise state.error(f"is there without {name}")
+    tensor = found[name]
+    try:
+        said = json.loads(bytes(state.data))
+    except ValueError as error:
+        raise state.error(f"is no JSON: {error}") from error
+    keys = Keys(said if isinstance(said, dict) else {}, state.path, prefix=f"{state.name}: ")
+    shape, block = keys.get("shape"), keys.integer("blocksize", 64)
+    if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int for n in shape)):
+        keys.fail("shape", f"is {shape!r:.60}", "rows and columns")
+    m, k = shape
+    scale, table = (take(found, tensor, f"{name}.{part}") for part in ("absmax", "quant_map"))
+    if tensor.n_bytes * 2 != m * k or math.prod(scale.shape) * block != m * k:
+        what = f"{tensor.n_bytes} bytes, and {math.prod(scale.shape)} scales beside it"
+        raise tensor.error(what, f"{[m, k]} weights of four bits, with a scale for every {block}")
+    if table.shape != (16,):
+        raise table.error(f"shape {list(table.shape)}", "[16]")
+    sources = [tensor, table, scale]
+    offset, a_scale = 0.0, 1
+    if scale.dtype == "U8":
+        parts = (f"{name}.nested_{part}" for part in ("quant_map", "absmax"))
+        sources += [take(found, tensor, part) for part in parts]
+        offset = keys.number("nested_offset", 0.0, lo=-_MOST, hi=_MOST)
+        a_scale = keys.integer("nested_blocksize", 256)
+        if sources[-2].shape != (256,) or math.prod(sources[-1].shape) * a_scale < scale.n_bytes:
+            raise sources[-1].error(f"shape {list(sources[-1].shape)} for {scale.n_bytes} scales")
+    dtype = "F16" if keys.text("dtype", "bfloat16") == "float16" else "BF16"
+
+    def make(pairs: Array, values: Array, scales: Array, *nested: Array) -> Array:
+        scales = scales.reshape(-1)
+        if nested:
+            values_of, each = nested
+            each = np.repeat(each.reshape(-1), a_scale)[: scales.size]
+            scales = values_of[scales] * each + np.float32(offset)
+        return from_table(pairs.reshape(-1), values, scales, k, dtype)
+
+    found[name] = unpacked(name, dtype, (m, k), tuple(sources), make)

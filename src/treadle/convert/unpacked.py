@@ -1,0 +1,76 @@
+"""A matrix of a quantised checkpoint, made of its parts when it is asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.hf_made import Made, Make, block_of
+from treadle.files.safetensors import SafeTensor
+from treadle.formats import by_name
+from treadle.record import dataclass
+
+Array = npt.NDArray[Any]
+Found = dict[str, SafeTensor]
+
+_WHOLE = {"I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
+_CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
+
+
+@dataclass(frozen=True, eq=False)
+class Unpacked(Made):
+    """What ``make`` gives of its sources as numbers: bytes in ``dtype``, of ggml's names."""
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """uint8 [n_bytes], in memory. FileError for numbers that ``dtype`` does not have."""
+        try:
+            made = self.make(*map(numbers, self.sources))
+        except OverflowError as error:
+            raise self.error(f"{error}", f"{self.name} in {self.dtype}") from error
+        return np.ascontiguousarray(made).reshape(-1).view(np.uint8)
+
+
+def unpacked(
+    name: str, dtype: str, shape: tuple[int, ...], sources: tuple[SafeTensor, ...], make: Make
+) -> Unpacked:
+    """``name``, weights [*shape] that will be in ``dtype``."""
+    first, (block, block_bytes) = sources[0], block_of(dtype)
+    size = math.prod(shape) // block * block_bytes
+    return Unpacked(name, dtype, shape, size, first.path, first.offset, first.file, sources, make)
+
+
+def numbers(tensor: SafeTensor) -> Array:
+    """[*shape], as its type says: whole numbers, or float32; floats of eight bits as bytes."""
+    if tensor.dtype in _CODES:
+        return tensor.data.reshape(tensor.shape)
+    if kind := _WHOLE.get(tensor.dtype):
+        found: Array = tensor.data.view(kind).reshape(tensor.shape)
+        return found
+    if tensor.dtype not in ("F32", "F16", "BF16"):
+        raise tensor.error(f"is in {tensor.dtype}", "F32, F16 or BF16")
+    return by_name(tensor.dtype).dequantize_rows(tensor.data).reshape(tensor.shape)
+
+
+def take(found: Found, first: SafeTensor, name: str) -> SafeTensor:
+    """The part of this name, taken out. FileError where ``first`` is without it."""
+    if name not in found:
+        raise first.error("is quantised", f"{name} beside it")
+    return found.pop(name)
+
+
+def matrix(tensor: SafeTensor) -> tuple[int, ...]:
+    """Its shape. FileError for a vector, or one of nothing."""
+    if len(tensor.shape) < 2 or 0 in tensor.shape:
+        raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
+    return tensor.shape
+
+
+def one_number(tensor: SafeTensor) -> SafeTensor:
+    """Itself. FileError for one of several numbers."""
+    if math.prod(tensor.shape) != 1:
+        raise tensor.error(f"shape {list(tensor.shape)}", "one number")
+    return tensor
