@@ -10,7 +10,9 @@ and says in ``treadle.rope`` how they turn.
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +52,7 @@ from treadle.convert.source import (
     f32_bytes,
     f32_tensor,
 )
-from treadle.convert.unpacked import Unpacked
+from treadle.convert.unpacked import MULTIPLIED_OUT, Unpacked
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
 from treadle.files.keys import Keys
@@ -62,7 +64,7 @@ from treadle.files.safetensors import (
     read_json,
 )
 from treadle.files.splits import CONFIG
-from treadle.files.tensor import PartedTensor, Tensor
+from treadle.files.tensor import MadeTensor, PartedTensor, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
@@ -184,14 +186,13 @@ class HFModel(GGUF):
             self.metadata[ROPE_KEY] = IN_PLACE
         self.types = {}
         self.tensors = {}
-        made = _made_rows(checkpoint.tensors)
+        workshop = _Workshop(checkpoint.tensors)
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
                 data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
                 self.tensors[name] = _in_memory(name, named.shape, _F32, data, path)
-            elif named.layout is not None or isinstance(named.tensor, Made):
-                kind, path = named.ggml_type, named.tensor.path
-                self.tensors[name] = _in_memory(name, named.shape, kind, made[name], path)
+            elif name in workshop.tensors:
+                self.tensors[name] = workshop.tensor(named)
             else:
                 self.tensors[name] = _in_place(named)
         for name, values in hyper.factors.items():
@@ -199,15 +200,38 @@ class HFModel(GGUF):
         self._maps = weights.maps
 
 
-def _made_rows(tensors: Mapping[str, Named]) -> dict[str, Bytes]:
-    """What does not stand in a file as it is used, put together by as many threads as there are
-    processors: numpy lets go of Python's lock.
+class _Workshop:
+    """Tensors that do not stand in a file as they are used. They are put together when the first
+    of them is read, all at once, by as many threads as there are processors: numpy lets go of
+    Python's lock. What looks at names and shapes alone waits for nothing.
     """
-    names = [
-        name for name, named in tensors.items() if named.layout or isinstance(named.tensor, Made)
-    ]
-    with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
-        return dict(zip(names, pool.map(lambda name: tensors[name].rows(), names), strict=True))
+
+    def __init__(self, tensors: Mapping[str, Named]) -> None:
+        self.tensors = {
+            name: named
+            for name, named in tensors.items()
+            if named.layout is not None or isinstance(named.tensor, Made)
+        }
+        self._rows: dict[str, Bytes] = {}
+        self._lock = threading.Lock()
+
+    def tensor(self, named: Named) -> MadeTensor:
+        """One of them, as the engine reads it."""
+        fmt = FORMATS[named.ggml_type]
+        n_bytes = math.prod(named.shape) // fmt.block * fmt.dtype.itemsize
+        at = named.tensor.path, named.tensor.offset, named.tensor.file
+        of = named.name, named.shape, named.ggml_type, fmt, n_bytes
+        return MadeTensor(*of, *at, partial(self._read, named.name))
+
+    def _read(self, name: str) -> Bytes:
+        with self._lock:
+            if not self._rows:
+                with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
+                    made = pool.map(lambda named: named.rows(), self.tensors.values())
+                    self._rows = dict(zip(self.tensors, made, strict=True))
+                for rows in self._rows.values():
+                    rows.flags.writeable = False
+        return self._rows[name]
 
 
 class _Outline(GGUF):
@@ -295,8 +319,8 @@ def _notes(tensors: Iterable[Named]) -> list[str]:
 
 def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
     """The same of quantised checkpoints, whose numbers no blocks of GGUF's hold."""
-    found = [each for each in tensors if isinstance(each, Unpacked) and each.dtype != "F32"]
-    kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in GGML_TYPE}
+    found = [each for each in tensors if isinstance(each, Unpacked)]
+    kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in MULTIPLIED_OUT}
     return [
         f"quantised weights ({what}) are multiplied out and written as {kind}, unless --type names "
         "another"

@@ -9,7 +9,17 @@ from functools import partial
 import numpy as np
 
 from treadle.convert.unpack import BLOCK, WORD, split_awq, split_words, whole_numbers
-from treadle.convert.unpacked import Array, Found, matrix, take, unpacked
+from treadle.convert.unpacked import (
+    INT8,
+    INT32,
+    MULTIPLIED_OUT,
+    Array,
+    Found,
+    matrix,
+    numbers,
+    take,
+    unpacked,
+)
 from treadle.errors import UnsupportedError
 from treadle.files.safetensors import SafeTensor
 
@@ -33,7 +43,7 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor) -> None:
 def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
     """bitsandbytes' I8: the largest magnitude of a row became 127."""
     tensor = found.get(name)
-    if tensor is None or tensor.dtype != "I8":
+    if tensor is None or tensor.dtype != INT8:
         raise scale.error(f"is there without {name} in I8")
     m, k = matrix(tensor)
     if scale.shape != (m,):
@@ -54,10 +64,10 @@ def read_rows(found: Found, name: str, tensor: SafeTensor, said: Sequence[int]) 
     scale, size = take(found, tensor, f"{name}_scale"), found.pop(f"{name}_shape", None)
     zero, order = (found.pop(f"{name}_{part}", None) for part in ("zero_point", "g_idx"))
     m, n_words = matrix(tensor)
-    k = int(size.data.view("<i8" if size.dtype == "I64" else "<i4")[-1]) if size else 0
+    k = int(numbers(size).reshape(-1)[-1]) if size else 0
     a_word = {WORD // n for n in said if n in (2, 4, 8)}  # codes
     fits = [n for n in a_word if -(-k // n) == n_words or not k]
-    if tensor.dtype != "I32" or len(fits) != 1:
+    if tensor.dtype != INT32 or len(fits) != 1:
         told = " or ".join(str(n) for n in sorted(set(said))) or "no"
         what = f"shape {list(tensor.shape)} in {tensor.dtype}, for {k} weights a row of {told} bits"
         raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
@@ -91,7 +101,7 @@ def read_columns(
         raise tensor.error(f"shape {list(tensor.shape)} for rows of {k} weights")
     if scale.shape != (n_scales, m) or k % n_scales:
         raise scale.error(f"shape {list(scale.shape)} for weights of shape {[m, k]}")
-    if zero.shape != (n_scales, m * bits // WORD) or zero.dtype != "I32":
+    if zero.shape != (n_scales, m * bits // WORD) or zero.dtype != INT32:
         raise zero.error(f"shape {list(zero.shape)}", f"{[n_scales, m * bits // WORD]} in I32")
     groups = _order(order, k, n_scales)
 
@@ -150,7 +160,7 @@ def _order(order: SafeTensor | None, k: int, n_scales: int) -> Array | None:
     if order is None:
         return None
     groups = order.data.view("<i4").astype(np.int64)
-    if order.dtype != "I32" or groups.shape != (k,) or groups.max() >= n_scales:
+    if order.dtype != INT32 or groups.shape != (k,) or groups.max() >= n_scales:
         raise order.error(f"shape {list(order.shape)} in {order.dtype}", f"{k} numbers in I32")
     in_order = (groups < 0).all() or np.array_equal(groups, np.arange(k) // (k // n_scales))
     if not in_order and groups.min() < 0:
@@ -169,4 +179,4 @@ def _dtype_of(bits: int, group: int, middle: bool, groups: Array | None, scale: 
 
 def _floats_of(scale: SafeTensor) -> str:
     """What products with these scales are kept in."""
-    return "F16" if scale.dtype == "F16" else "BF16"
+    return scale.dtype if scale.dtype in MULTIPLIED_OUT else "BF16"

@@ -39,7 +39,7 @@ from treadle.convert.packed_integers import (
     read_rows,
     read_scaled_rows,
 )
-from treadle.convert.unpacked import Found
+from treadle.convert.unpacked import INT8, Found
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import SafeTensor, read_json
@@ -98,7 +98,7 @@ def _compressed(found: Found, settings: Keys) -> None:
                 read_rows(found, base, tensor, said)
         elif is_float8(tensor) and name.endswith("weight"):
             read_float8(found, name, tensor, sizes)
-        elif tensor.dtype == "I8" and f"{name}_scale" in found:
+        elif tensor.dtype == INT8 and f"{name}_scale" in found:
             read_bytes(found, name, tensor)
 
 

@@ -108,25 +108,25 @@ def whole_numbers(
     that are not finite in blocks.
     """
     m, k = codes.shape
-    if dtype in ("F16", "BF16"):
+    fmt = by_name(dtype)
+    if fmt.block == 1:
         which = np.arange(k) // (k // scales.shape[1]) if groups is None else groups
         out = np.empty((m, 2 * k), np.uint8)
         for rows in _pieces(m, k):
             floats = codes[rows].astype(np.float32) - zeros[rows][:, which]
             out[rows] = to_bytes(floats * scales[rows][:, which], dtype)
         return out
-    fmt = by_name(dtype)
     out = np.empty((m, k // BLOCK), fmt.dtype)
     a_group = k // BLOCK // scales.shape[1]  # blocks
     with np.errstate(over="ignore"):
         out["d"] = np.repeat(scales, a_group, 1)
     if not np.isfinite(out["d"]).all():
         raise OverflowError("scales that are no numbers of f16")
-    if dtype == "Q8_0":
+    if fmt.dtype["qs"].base.kind == "i":
         steps = codes.astype(np.int16).reshape(m, scales.shape[1], -1) - zeros[..., None]
         out["qs"] = steps.reshape(out["qs"].shape)
     else:
-        if dtype == "Q4_1":
+        if "m" in out.dtype.names:
             out["m"] = np.repeat(-scales * zeros, a_group, 1)
         else:
             codes = codes + (8 - zeros.flat[0]).astype(np.uint8)

@@ -16,6 +16,9 @@ from treadle.record import dataclass
 Array = npt.NDArray[Any]
 Found = dict[str, SafeTensor]
 
+MULTIPLIED_OUT = frozenset(("F16", "BF16"))  # what weights become that no blocks hold
+INT8, INT32 = "I8", "I32"
+_FLOATS = frozenset(("F32", "F16", "BF16"))
 _WHOLE = {"I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 
@@ -50,7 +53,7 @@ def numbers(tensor: SafeTensor) -> Array:
     if kind := _WHOLE.get(tensor.dtype):
         found: Array = tensor.data.view(kind).reshape(tensor.shape)
         return found
-    if tensor.dtype not in ("F32", "F16", "BF16"):
+    if tensor.dtype not in _FLOATS:
         raise tensor.error(f"is in {tensor.dtype}", "F32, F16 or BF16")
     return by_name(tensor.dtype).dequantize_rows(tensor.data).reshape(tensor.shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,15 @@ class PartedTensor(Tensor):
     def arrays(self) -> list[Bytes]:
         """Views of the mapped files, read-only."""
         return list(self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class MadeTensor(Tensor):
+    """A tensor that ``make`` puts together in memory; its place is that of what it is made of."""
+
+    make: Callable[[], Bytes] = field(repr=False)
+
+    @property
+    def data(self) -> Bytes:
+        """uint8 [n_bytes], read-only. FileError for what cannot be made of damaged parts."""
+        return self.make()
