@@ -33,10 +33,12 @@ def float8(codes: Array, dtype: str) -> F32Array:
     what the exponents' biases differ by. Neither type's NaN or infinity is told from numbers.
     """
     shift, bias = FLOAT8[dtype]
-    bits = codes.astype(np.uint32)
-    signs = (bits & 128) << np.uint32(24)
-    values = ((bits & 127) << np.uint32(shift)).view(np.float32) * np.float32(2.0**bias)
-    return (values.view(np.uint32) | signs).view(np.float32)
+    bits = codes.view(np.int8).astype(np.int32)  # the sign is where it stays
+    bits <<= np.int32(shift)
+    bits &= np.int32(127 << shift | -1 << 31)
+    values = bits.view(np.float32)
+    values *= np.float32(2.0**bias)
+    return values
 
 
 def to_bytes(values: F32Array, dtype: str) -> Array:
@@ -54,7 +56,8 @@ def from_float8(codes: Array, scales: F32Array, block: tuple[int, int], dtype: s
     for at in np.ndindex(*codes.shape[:-2]):
         each = np.repeat(scales[at], k, 1)[:, :n_columns] if scales.shape[-1] > 1 else scales[at]
         for rows in _pieces(n_rows, n_columns):
-            values = float8(codes[at][rows], dtype) * each[np.arange(rows.start, rows.stop) // m]
+            values = float8(codes[at][rows], dtype)
+            values *= each[np.arange(rows.start, rows.stop) // m]
             out[at][rows] = to_bytes(values, "BF16")
     return out
 
