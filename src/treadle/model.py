@@ -127,7 +127,7 @@ class Model:
         check_choices(deterministic, speculate, kv, isa)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
-        self.gguf = open_model(self.path)
+        self.gguf = open_model(self.path, progress)
         self.config = load_config(self.gguf)
         self.sampling = recommended(self.gguf.metadata)  # where a call says nothing
         self.n_threads = threads or usable_threads()[0]

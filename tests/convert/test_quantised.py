@@ -20,6 +20,8 @@ from tests.convert.test_mlx import WIDE, rms
 from tests.models.hf_cases import ALL_CASES, Case
 from treadle.convert.hf import open_hf, open_hf_source
 from treadle.convert.hf_made import Rule, make_tensors, stacked, turned, upper
+from treadle.convert.hf_tensors import Named
+from treadle.convert.open import open_model
 from treadle.convert.quantised import unquantised
 from treadle.convert.unpack import float8 as float8_values
 from treadle.convert.unpack import split_words
@@ -179,6 +181,31 @@ def test_a_converter_says_what_it_multiplied_out(plain: Plain, tmp_path: Path) -
             [True] if told else []
         )
         source.close()
+
+
+def test_made_when_first_read(
+    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looks at names and shapes does not wait; what loads to run is told how far it is."""
+    quantise(plain("llama"), tmp_path / "q", WRITTEN["gptq"], tmp_path / "f32")
+    made: list[str] = []
+    rows = Named.rows
+
+    def told_rows(self: Named) -> np.ndarray:
+        made.append(self.name)
+        return rows(self)
+
+    monkeypatch.setattr(Named, "rows", told_rows)
+    with open_model(tmp_path / "q") as model:
+        assert sum(tensor.n_bytes for tensor in model.tensors.values()) > 0
+        assert not made
+        first = model.tensors["blk.0.attn_q.weight"].data
+        assert len(made) == 7
+        assert model.tensors["blk.0.attn_q.weight"].data is first
+        assert len(made) == 7
+    told: list[tuple[str, int, int]] = []
+    with open_model(tmp_path / "q", lambda *said: told.append(said)):
+        assert told == [("unpack", i + 1, 7) for i in range(7)]
 
 
 # -- bad input --------------------------------------------------------------------------------

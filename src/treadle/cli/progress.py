@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 NAMES = {
     "compile": "compiling kernels",
+    "unpack": "unpacking weights",
     "measure": "measuring this machine",
 }  # what a stage is called on the screen; else as it is
 PATIENCE_S = 0.25  # shorter work shows no bar, and then rich (50 ms) is never imported

@@ -64,7 +64,7 @@ from treadle.files.safetensors import (
     read_json,
 )
 from treadle.files.splits import CONFIG
-from treadle.files.tensor import MadeTensor, PartedTensor, Tensor
+from treadle.files.tensor import MadeTensor, PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
@@ -186,7 +186,7 @@ class HFModel(GGUF):
             self.metadata[ROPE_KEY] = IN_PLACE
         self.types = {}
         self.tensors = {}
-        workshop = _Workshop(checkpoint.tensors)
+        self._made = workshop = _Workshop(checkpoint.tensors)
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
                 data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
@@ -198,6 +198,10 @@ class HFModel(GGUF):
         for name, values in hyper.factors.items():
             self.tensors[name] = _of_config(name, values, checkpoint)
         self._maps = weights.maps
+
+    def make(self, progress: Progress) -> None:
+        """Put together now what no file has as it is used. FileError for damaged parts."""
+        self._made.make(progress)
 
 
 class _Workshop:
@@ -224,14 +228,20 @@ class _Workshop:
         return MadeTensor(*of, *at, partial(self._read, named.name))
 
     def _read(self, name: str) -> Bytes:
-        with self._lock:
-            if not self._rows:
-                with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
-                    made = pool.map(lambda named: named.rows(), self.tensors.values())
-                    self._rows = dict(zip(self.tensors, made, strict=True))
-                for rows in self._rows.values():
-                    rows.flags.writeable = False
+        self.make()
         return self._rows[name]
+
+    def make(self, progress: Progress = lambda *_: None) -> None:
+        """All of them, once."""
+        with self._lock:
+            if len(self._rows) == len(self.tensors):
+                return
+            with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
+                made = pool.map(lambda named: named.rows(), self.tensors.values())
+                for i, (name, rows) in enumerate(zip(self.tensors, made, strict=True)):
+                    rows.flags.writeable = False
+                    self._rows[name] = rows
+                    progress("unpack", i + 1, len(self.tensors))
 
 
 class _Outline(GGUF):

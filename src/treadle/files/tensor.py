@@ -15,6 +15,7 @@ from treadle.formats import Format, type_of
 from treadle.record import dataclass
 
 Bytes = npt.NDArray[np.uint8]
+Progress = Callable[[str, int, int], None]  # of long work: its stage, how much is done, of how much
 
 
 class Stored:
