@@ -91,6 +91,7 @@ MAY_IMPORT = {
     "study": "errors formats isa jit kernels runtime.machine",
     # other files -> tensors, and back
     "convert": "errors version words formats files text models runtime.sigbus runtime.quantizer"
+    " runtime.memory"
     " sampling.recommended",
     "imatrix": "errors files formats kernels plan batch runtime.interrupts engine",
     "quantize": "errors words files formats imatrix convert runtime.sigbus runtime.quantizer",

@@ -30,6 +30,7 @@ from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.keys import Keys
 from treadle.files.safetensors import open_safetensors
 from treadle.formats import by_name
+from treadle.runtime.memory import MemoryBound
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 MODELS = {
@@ -206,6 +207,20 @@ def test_made_when_first_read(
     told: list[tuple[str, int, int]] = []
     with open_model(tmp_path / "q", lambda *said: told.append(said)):
         assert told == [("unpack", i + 1, 7) for i in range(7)]
+
+
+def test_more_than_memory_holds(
+    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told before anything is unpacked, and what to do instead."""
+    quantise(plain("llama"), tmp_path / "q", WRITTEN["gptq"], tmp_path / "f32")
+    bound = MemoryBound(1 << 10, 1 << 20, "the machine's free memory", "stop other programs")
+    monkeypatch.setattr("treadle.convert.workshop.usable_memory", lambda: bound)
+    with (
+        open_model(tmp_path / "q") as model,
+        pytest.raises(FileError, match=r"leaves 1\.0 KiB.*treadle convert"),
+    ):
+        model.tensors["blk.0.attn_q.weight"].dequantize()
 
 
 # -- bad input --------------------------------------------------------------------------------

@@ -10,12 +10,9 @@ and says in ``treadle.rope`` how they turn.
 
 from __future__ import annotations
 
-import math
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +24,7 @@ import numpy.typing as npt
 from treadle.convert.hf_config import Hyper, read_config
 from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
-from treadle.convert.hf_made import Made, stored
+from treadle.convert.hf_made import stored
 from treadle.convert.hf_pooling import read_pooling
 from treadle.convert.hf_sentences import read_query, read_sentences
 from treadle.convert.hf_special import GENERATION, read_optional
@@ -53,6 +50,7 @@ from treadle.convert.source import (
     f32_tensor,
 )
 from treadle.convert.unpacked import MULTIPLIED_OUT, Unpacked
+from treadle.convert.workshop import Workshop
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
 from treadle.files.keys import Keys
@@ -64,7 +62,7 @@ from treadle.files.safetensors import (
     read_json,
 )
 from treadle.files.splits import CONFIG
-from treadle.files.tensor import MadeTensor, PartedTensor, Progress, Tensor
+from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY
@@ -72,7 +70,6 @@ from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 from treadle.sampling.recommended import read_generation
-from treadle.system import SYSTEM
 
 _F32 = GGML_TYPE["F32"]
 
@@ -186,7 +183,7 @@ class HFModel(GGUF):
             self.metadata[ROPE_KEY] = IN_PLACE
         self.types = {}
         self.tensors = {}
-        self._made = workshop = _Workshop(checkpoint.tensors)
+        self._made = workshop = Workshop(checkpoint.path, checkpoint.tensors)
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
                 data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
@@ -202,46 +199,6 @@ class HFModel(GGUF):
     def make(self, progress: Progress) -> None:
         """Put together now what no file has as it is used. FileError for damaged parts."""
         self._made.make(progress)
-
-
-class _Workshop:
-    """Tensors that do not stand in a file as they are used. They are put together when the first
-    of them is read, all at once, by as many threads as there are processors: numpy lets go of
-    Python's lock. What looks at names and shapes alone waits for nothing.
-    """
-
-    def __init__(self, tensors: Mapping[str, Named]) -> None:
-        self.tensors = {
-            name: named
-            for name, named in tensors.items()
-            if named.layout is not None or isinstance(named.tensor, Made)
-        }
-        self._rows: dict[str, Bytes] = {}
-        self._lock = threading.Lock()
-
-    def tensor(self, named: Named) -> MadeTensor:
-        """One of them, as the engine reads it."""
-        fmt = FORMATS[named.ggml_type]
-        n_bytes = math.prod(named.shape) // fmt.block * fmt.dtype.itemsize
-        at = named.tensor.path, named.tensor.offset, named.tensor.file
-        of = named.name, named.shape, named.ggml_type, fmt, n_bytes
-        return MadeTensor(*of, *at, partial(self._read, named.name))
-
-    def _read(self, name: str) -> Bytes:
-        self.make()
-        return self._rows[name]
-
-    def make(self, progress: Progress = lambda *_: None) -> None:
-        """All of them, once."""
-        with self._lock:
-            if len(self._rows) == len(self.tensors):
-                return
-            with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
-                made = pool.map(lambda named: named.rows(), self.tensors.values())
-                for i, (name, rows) in enumerate(zip(self.tensors, made, strict=True)):
-                    rows.flags.writeable = False
-                    self._rows[name] = rows
-                    progress("unpack", i + 1, len(self.tensors))
 
 
 class _Outline(GGUF):
