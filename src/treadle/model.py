@@ -124,7 +124,7 @@ class Model:
         began = time.perf_counter()
         sizes = read_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
         threads, context, kv_bytes, n_sequences, cache_bytes = sizes
-        check_choices(deterministic, speculate, kv, isa)
+        check_choices(deterministic, speculate, draft, kv, isa)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path)
