@@ -256,6 +256,12 @@ def test_layers_with_a_state_are_refused(tiny: WriteTiny) -> None:
         treadle.load(tiny(), threads=1, context=128, draft=tiny("lfm2"))
 
 
+@pytest.mark.parametrize("off", [False, 0])
+def test_a_second_model_that_is_to_draft_nothing(off: Any, tiny: WriteTiny) -> None:
+    with pytest.raises(TreadleError, match="draft= and speculate=False"):
+        treadle.load(tiny(), draft=tiny(), speculate=off)
+
+
 def test_closing_while_it_writes(tiny: WriteTiny) -> None:
     """Another thread's step ends first; then its text ends with the reason."""
     model = treadle.load(tiny(), draft=tiny(), threads=1, context=256)

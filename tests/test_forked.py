@@ -1,9 +1,11 @@
 """Forks while another thread uses a model: the child says so at once, and never hangs."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -89,6 +91,38 @@ def test_a_lost_lock() -> None:
     assert not lock.acquire(blocking=False)
     with pytest.raises(ForkedError, match="while another thread slept: wake it"), lock:
         pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
+def test_a_signal_leaves_no_lock_taken() -> None:
+    """What a handler raises comes in the block, or where the lock is free: of a ``with`` that is
+    Python's every second time left it taken.
+    """
+
+    class Now(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Now
+
+    def free() -> None:
+        found.append(not is_held(lock))
+
+    lock, found = UseLock(), list[bool]()
+    usual = signal.signal(signal.SIGALRM, ring)
+    try:
+        for i in range(100):
+            with suppress(Now):
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + 1e-6 * i)
+                while True:
+                    with lock:
+                        pass
+            thread = threading.Thread(target=free)
+            thread.start()
+            thread.join()
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    assert found == [True] * 100
 
 
 def test_the_own_thread_may_hold_a_lock() -> None:

@@ -383,6 +383,28 @@ def test_a_prompt_that_is_read_anew(tiny: WriteTiny) -> None:
     assert uses == [(False, "new"), (True, "end"), (False, "off")]
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba2"])
+def test_a_sessions_prompt_that_is_read_anew(arch: str, tiny: WriteTiny) -> None:
+    """Neither what the session holds nor the cache is used; afterwards both have it."""
+    settings: dict[str, Any] = {"threads": 1, "n_sequences": 2, "deterministic": True}
+    with treadle.load(tiny(arch, window=16), context=128, **settings) as model:
+        ids, made = [i % 90 for i in range(70)], []
+        with model.session() as session:
+            for anew in (False, True, True, False):
+                made.append(model.generate(
+                    ids, session=session, max_tokens=3, temperature=0, cache_prompt=not anew
+                ))  # fmt: skip
+                made[-1].finish()
+                assert session.ids[:70] == ids
+                check_pages(model.engine.cache, [session.seq])
+            assert len({tuple(each.ids) for each in made}) == 1
+            last, cached = ("state", False) if arch == "mamba2" else ("end", True)
+            assert [each.timings.cache.why for each in made] == ["new", "off", "off", last]
+            assert [each.timings.n_cached > 0 for each in made] == [False, False, False, cached]
+        with model.session() as other:
+            assert other.match(ids) == 64
+
+
 def test_no_limit_but_the_context(tiny: WriteTiny) -> None:
     with treadle.load(tiny(), threads=1, context=50) as model:
         for limit in (-1, None):

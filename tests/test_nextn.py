@@ -178,8 +178,9 @@ def test_a_session_that_is_cut_and_forked(foreseen: Path) -> None:
     assert made[0] == made[1]
 
 
-def test_off_where_it_is_not_wanted(path: Path) -> None:
-    with treadle.load(path, threads=1, context=64, speculate=False) as model:
+@pytest.mark.parametrize("off", [False, 0, np.False_])
+def test_off_where_it_is_not_wanted(off: Any, path: Path) -> None:
+    with treadle.load(path, threads=1, context=64, speculate=off) as model:
         assert model._turns.scheduler.drafting.drafter is None
         assert model.engine.sampled == "logits"
         assert not model.speculate

@@ -237,6 +237,29 @@ def test_the_loop_forces_its_first_answer_alone(model: treadle.Model) -> None:
     assert [message["role"] for message in added] == ["assistant", "tool", "assistant"]
 
 
+@pytest.mark.parametrize("tools", [None, [sky]])
+@pytest.mark.parametrize(
+    "content", [5, {"x": 1}, [{"type": "text"}], [5], b"hi"], ids=lambda content: repr(content)
+)
+def test_contents_that_are_no_text(model: treadle.Model, content: Any, tools: Any) -> None:
+    for role in ("user", "assistant"):
+        with pytest.raises(TemplateError):
+            model.chat([*HI, {"role": role, "content": content}], tools=tools)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [5, True, {"name": "f"}, [None], [{}], [{"function": 5}], [{"function": {"arguments": {}}}],
+     [{"function": {"name": "f", "arguments": 5}}]],
+    ids=lambda calls: repr(calls),
+)  # fmt: skip
+def test_calls_that_are_none(model: treadle.Model, calls: Any) -> None:
+    talk = [*HI, {"role": "assistant", "content": None, "tool_calls": calls}]
+    for use in (model.chat, functools.partial(treadle.run_tools, model)):
+        with pytest.raises(TemplateError, match="message 1"):
+            use(talk, tools=[sky])
+
+
 def test_rules_that_exclude_each_other(model: treadle.Model) -> None:
     class Free:
         def mask(self, logits: Any) -> None: ...

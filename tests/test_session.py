@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -611,6 +612,24 @@ def test_ctrl_c_that_a_handler_swallows_costs_no_run(tiny: WriteTiny) -> None:
         assert (alarms[0] != 0, alarms[1:]) == (True, [0])  # nothing stops it the second time
         assert (found == expected).all()
         assert session.ids == ids
+
+
+def test_a_session_whose_end_is_interrupted_gives_its_room_back(
+    tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while it waits for the lock: another thread may be in a long run."""
+    with treadle.load(tiny("llama"), threads=1, context=64) as model:
+        session = model.session()
+        session.feed(text(60))
+        with monkeypatch.context() as patch:
+            patch.setattr("treadle.session.interrupts_held", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                session.close()
+        assert session.closed
+        del session
+        assert model.session().feed(text(60, seed=2)) is not None
+        model.engine.cache.left.close()
+        check_pages(model.engine.cache, [])
 
 
 def test_an_exception_in_a_run_leaves_nothing_of_it(tiny: WriteTiny) -> None:

@@ -72,7 +72,7 @@ class Admission:
         cache, answer = self.engine.cache, request.answer
         if request.session is None:
             return cache.retire(seq)
-        cache.reserve(seq, 0)
+        cache.let_go(seq)
         if request.cancelled and answer.pieces and seq.n_changes == request.seen:
             # Of what was written ahead nobody knows.
             n = len(request.ids) - len(answer.ids) + answer.n_taken - 1
@@ -146,6 +146,8 @@ class Admission:
                 request.seq = None
                 if session is None:
                     seq.close()
+                else:
+                    self.engine.cache.let_go(seq)
                 return False
         self.waiting.remove(request)
         request.place, request.started = 0, request.started or self.clock()
@@ -154,12 +156,13 @@ class Admission:
 
     def _place(self, request: Request) -> Sequence:
         """The sequence that it is to be written in."""
-        if request.session is not None:
-            return request.session.seq
-        if request.reuse:
-            return self.engine.cache.revive(request.lora)
-        seq = self.engine.cache.sequence((), request.lora)
-        seq.alone = True
+        session, cache = request.session, self.engine.cache
+        if session is None and request.reuse:
+            return cache.revive(request.lora)
+        seq = cache.sequence((), request.lora) if session is None else session.seq
+        if not request.reuse:
+            cache.truncate(seq, 0)
+            seq.alone = True
         return seq
 
     def resume(self, request: Request) -> int:

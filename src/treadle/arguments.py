@@ -49,11 +49,15 @@ def read_sizes(
     )
 
 
-def check_choices(deterministic: bool, speculate: bool | None, kv: str, isa: str | None) -> None:
-    """Raise TreadleError for a setting of ``load`` that is no flag, or no name."""
+def check_choices(
+    deterministic: bool, speculate: bool | None, draft: Any, kv: str, isa: str | None
+) -> None:
+    """Raise TreadleError for a setting of ``load`` that is no flag, or no name, and for a ``draft``
+    that is to write no drafts.
+    """
     flag("deterministic", deterministic)
-    if speculate is not None:
-        flag("speculate", speculate)
+    if speculate is not None and not flag("speculate", speculate) and draft is not None:
+        raise TreadleError("draft= and speculate=False, which drafts nothing: choose one")
     for name, value in (("kv", kv), ("isa", "" if isa is None else isa)):
         if not isinstance(value, str):
             raise TreadleError(f"{name}={value!r:.40}: expected a name")

@@ -46,7 +46,8 @@ class Drafting:
         Raises FileError, UnsupportedError.
         """
         if path is None:
-            return self._open_own(engine, speculate)
+            own = (speculate is None or bool(speculate)) and self._open_own(engine)
+            return own or bool(speculate)
         from treadle.convert.open import open_model  # few have a second model
         from treadle.drafter import open_drafter
         from treadle.files.target import file_name
@@ -59,8 +60,8 @@ class Drafting:
             raise
         return True
 
-    def _open_own(self, engine: Engine, speculate: bool | None) -> bool:
-        if speculate is not False and engine.config.arch.nextn and engine.has_states:
+    def _open_own(self, engine: Engine) -> bool:
+        if engine.config.arch.nextn and engine.has_states:
             from treadle.models.graphs.nextn import has_nextn
 
             if has_nextn(engine.gguf, engine.config):
@@ -70,7 +71,7 @@ class Drafting:
                     self.drafter = self._opened = open_nextn(engine)
                 except FileError as error:
                     warnings.warn(f"no drafts by the file's own layer: {error}", stacklevel=4)
-        return bool(speculate) or self.drafter is not None
+        return self.drafter is not None
 
     def close(self) -> None:
         """Let go of the second model. The caller holds the engine's lock."""

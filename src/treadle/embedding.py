@@ -10,8 +10,7 @@ each text, and the longest text (``models/sentence.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -48,7 +47,7 @@ class Model(Protocol):
 
     def _read(self, text: str) -> list[int]: ...
 
-    def _room_for(self, n_tokens: int) -> AbstractContextManager[Any]: ...
+    def _make_room(self, n_tokens: int) -> None: ...
 
 
 class Embedder:
@@ -116,7 +115,8 @@ class Embedder:
     def run(self, batch: Sequence[Sequence[int]]) -> Floats:
         """The same of texts of one run. Texts in hand give way where there is no room."""
         engine, pooled = self._model.engine, self._whole and not self._dense
-        with self._model._room_for(max(map(len, batch))):
+        with engine.lock:
+            self._model._make_room(max(map(len, batch)))
             made = engine.embed(batch, unit=self._normalize and pooled, lora=self._lora)
         for matrix in self._dense:  # of a row alone the bits are the same in every batch
             each = (matrix @ row for row in made)

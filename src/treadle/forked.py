@@ -4,6 +4,7 @@ held is never given back, and what it guards may be half done.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from typing import Protocol
 from weakref import WeakSet
@@ -35,41 +36,44 @@ def free_lock() -> threading.Lock:
     return made
 
 
-class UseLock:
+class UseLock(_thread.RLock):  # type: ignore[misc]  # final to typeshed alone
     """An RLock. In a forked child, if another thread held it at the fork, waiting for it raises
     ForkedError. ``use`` and ``advice`` are for the message.
+
+    ``with`` is RLock's own, in C: between taking the lock and the block, or the block and giving it
+    back, no signal's handler runs. In a Python ``__enter__`` one may, and what it raises there
+    leaves the lock taken for ever.
     """
+
+    def __new__(cls, *_: str) -> UseLock:
+        return super().__new__(cls)
 
     def __init__(
         self,
         use: str = "used the model",
         advice: str = "load the model in the child, or start the child by spawn and not by fork",
     ) -> None:
-        self._lock, self._lost = threading.RLock(), False
         self._why = f"this process was forked while another thread {use}: {advice}"
         tell(self)
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._lost and blocking:
-            raise ForkedError(self._why)
-        return not self._lost and self._lock.acquire(blocking, timeout)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
     def lose(self) -> None:
         """For an ``after_fork``: another thread was in the middle of something."""
-        self._lost = True
+        self.__class__ = _LostLock
 
     def after_fork(self) -> None:
-        if is_held(self._lock):
+        if is_held(self):
             self.lose()
+
+
+class _LostLock(UseLock):  # type: ignore[misc]
+    """One that nobody gets any more. Who holds it may give it back."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if blocking:
+            raise ForkedError(self._why)
+        return False
+
+    __enter__ = acquire
 
 
 def is_held(lock: threading.Lock | threading.RLock) -> bool:

@@ -40,15 +40,9 @@ class KVCache:
     """
 
     def __init__(
-        self,
-        specs: Ids[PoolSpec | StateSpec],
-        device: Storage,
-        n_ctx: int,
-        kv: str = "f16",
-        n_sequences: int = 1,
-        kv_bytes: int | None = None,
-        n_batch: int = N_BATCH,
-    ) -> None:
+        self, specs: Ids[PoolSpec | StateSpec], device: Storage, n_ctx: int, kv: str = "f16",
+        n_sequences: int = 1, kv_bytes: int | None = None, n_batch: int = N_BATCH,
+    ) -> None:  # fmt: skip
         self.kv, self.n_ctx, self.n_sequences, self.n_batch = kv, n_ctx, n_sequences, n_batch
         pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
         if all(spec.window for spec in pools):
@@ -117,13 +111,17 @@ class KVCache:
         """Nobody goes on with ``seq``. What it holds stays, the last page too, for a text that
         begins alike: until another one retires, or there is need of the room.
         """
+        self.let_go(seq)
+        if self._retired is not None:
+            self._retired.close()
+        self._retired = seq
+
+    def let_go(self, seq: Sequence) -> None:
+        """Nobody writes in ``seq`` for now: keep no pages for it, and let others find its own."""
         self.reserve(seq, 0)
         if seq.alone:
             seq.alone = False
             self._enter(seq, len(seq.ids))
-        if self._retired is not None:
-            self._retired.close()
-        self._retired = seq
 
     def revive(self, lora: Lora | None = None) -> Sequence:
         """The sequence that has retired, or a new one; one with these adapters, where given."""

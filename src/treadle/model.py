@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
 
@@ -124,7 +124,7 @@ class Model:
         began = time.perf_counter()
         sizes = read_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
         threads, context, kv_bytes, n_sequences, cache_bytes = sizes
-        check_choices(deterministic, speculate, kv, isa)
+        check_choices(deterministic, speculate, draft, kv, isa)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path, progress)
@@ -330,12 +330,17 @@ class Model:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. ContextFullError."""
-        with self._room_for(len(ids := token_ids(ids))) as session:
-            return session.logits(ids)
+        ids = token_ids(ids)
+        with self.engine.lock:
+            self._make_room(len(ids))
+            with self.session() as session:
+                return session.logits(ids)
 
     def states(self, ids: Sequence[int]) -> np.ndarray:
         """The last layer's normed states, float32 ``[n_tokens, n_embd]``. ContextFullError."""
-        with self._room_for(len(ids := token_ids(ids))):
+        ids = token_ids(ids)
+        with self.engine.lock:
+            self._make_room(len(ids))
             return self.engine.states(ids)
 
     def embed(
@@ -358,16 +363,9 @@ class Model:
             raise TreadleError("the text is empty, and this model has no token to begin one with")
         return ids
 
-    @contextmanager
-    def _room_for(self, n_tokens: int) -> Iterator[Session]:
-        """A session for ``n_tokens``; texts that are being written give way, and are read again."""
-        with self.engine.lock:
-            self._turns.scheduler.make_room(n_tokens)
-            session = self.session()
-            try:
-                yield session
-            finally:
-                session.close()
+    def _make_room(self, n_tokens: int) -> None:
+        """Texts that are being written give way, and are read again; see ``make_room``."""
+        self._turns.scheduler.make_room(n_tokens)
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The steps that a batch of ``n_tokens`` runs, with logits of ``n_outputs`` of them."""
@@ -379,10 +377,12 @@ class Model:
         """Seconds of each step, by label, of one run of ``n_tokens`` behind ``depth`` others."""
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         depth = ranged("depth", depth, 0)
-        with self._room_for(depth + n_tokens) as session:
-            if depth:
-                session.feed([0] * depth)
-            return self.engine.run_timed([Part(session.seq, [0] * n_tokens)])
+        with self.engine.lock:
+            self._make_room(depth + n_tokens)
+            with self.session() as session:
+                if depth:
+                    session.feed([0] * depth)
+                return self.engine.run_timed([Part(session.seq, [0] * n_tokens)])
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""

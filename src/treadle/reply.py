@@ -9,11 +9,11 @@ from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.generation import Generation
 from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
-from treadle.speech.messages import in_another_form, shaped
+from treadle.speech.messages import check_calls, in_another_form, shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
-from treadle.text.messages import check_messages
+from treadle.text.messages import check_messages, read_messages
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ def reply(
         ranged("reasoning_budget", reasoning_budget, 0)
     parallel = flag("parallel", parallel)
     check_messages(messages)
+    messages = read_messages(messages)
+    check_calls(messages)
     by_name = described(() if tools is None else tools)
     forced = _forced(tool_choice, by_name)
     if tool_choice == "none":

@@ -27,7 +27,7 @@ MEASURED = Look(total=True)  # for log-probabilities
 class Request:
     """One text to be written. ``priority``: lower ones first; requests of one ``client`` share its
     turn, None is a client of its own; with a ``session`` the text is written in its sequence.
-    Without ``reuse`` its prompt is read anew, whatever the cache and page files have of it.
+    Without ``reuse`` its prompt is read anew, whatever session, cache and page files have of it.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Request:
         self.priority, self.client = priority, self if client is None else client
         self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
         self.lora = lora if session is None else session.seq.lora  # adapters it is read with
-        self.reuse = reuse or session is not None
+        self.reuse = reuse
         self.lookup = Lookup() if speculate else None
         self.tracks: dict[str, Track] = {}  # by source of its drafts
         self.n_accepted = 0  # of its last draft

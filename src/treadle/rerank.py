@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,7 +51,7 @@ class Model(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The file's."""
 
-    def _room_for(self, n_tokens: int) -> AbstractContextManager[Any]: ...
+    def _make_room(self, n_tokens: int) -> None: ...
 
 
 class Reranker:
@@ -144,7 +143,8 @@ class Reranker:
     def run(self, pairs: Sequence[Pair]) -> Floats:
         """Scores of pairs of one run. Texts in hand give way where there is no room."""
         texts, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
-        with self._model._room_for(max(map(len, texts))):
+        with self._model.engine.lock:
+            self._model._make_room(max(map(len, texts)))
             pooled = self._model.engine.embed(texts, seconds, unit=False, lora=self._lora)
             return self.head(pooled)
 

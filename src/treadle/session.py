@@ -33,6 +33,7 @@ class Session:
         self.engine = engine
         self.seq = engine.cache.sequence((), lora)
         self._closed = False
+        self._holds = True  # pages, or may come to: a signal may end ``close`` before they are back
 
     def __enter__(self) -> Session:
         return self
@@ -41,7 +42,7 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):  # the lock may be in use by this very thread
+        if getattr(self, "_holds", False):  # the lock may be in use by this very thread
             self.engine.cache.left.append(self.seq)
 
     def __reduce__(self) -> NoReturn:  # a copy's end would free the pages that both name
@@ -144,12 +145,14 @@ class Session:
         self._closed = True
         with suppress(ForkedError), self.engine.lock, interrupts_held():
             self.seq.close()
+            self._holds = False
 
     def retire(self) -> None:
         """The same, but what it holds stays for a text that begins alike, while there is room."""
         with self.engine.lock, interrupts_held():
             self._closed = True
             self.engine.cache.retire(self.seq)
+            self._holds = False
 
     def _check_open(self) -> None:
         if self._closed:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import gc
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -128,6 +131,38 @@ def test_handlers_are_given_back_whatever_they_raise(
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGALRM, usual)
+
+
+def test_what_is_raised_keeps_nothing_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of an interrupted call has pages: they are free when nobody refers to it."""
+
+    class Held:
+        pass
+
+    alive: list[weakref.ref[Held]] = []
+    change = _signal.signal
+
+    def changing(number: int, handler: Any) -> Any:
+        made = change(number, handler)
+        if handler is signal.default_int_handler:  # given back
+            signal.raise_signal(signal.SIGINT)
+        return made
+
+    def work() -> None:
+        held = Held()
+        alive.append(weakref.ref(held))
+        with monkeypatch.context() as patch:
+            patch.setattr("_signal.signal", changing)
+            with interrupts_held():
+                pass
+
+    gc.disable()
+    try:
+        with suppress(KeyboardInterrupt):
+            work()
+        assert alive[0]() is None
+    finally:
+        gc.enable()
 
 
 SUBINTERPRETER = """

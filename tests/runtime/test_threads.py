@@ -221,6 +221,28 @@ def test_an_alarm_ends_a_run_at_once(n_threads: int, isa: Isa) -> None:
     team.close()
 
 
+@pytest.mark.parametrize("left", [-1, -(2**62), 2**24, 2**40 + 7, 2**63 - 1])
+def test_an_alarm_ends_a_run_whose_items_were_not_counted(left: int, isa: Isa) -> None:
+    """What counts them is an earlier step, which is not done: something else is left there."""
+    team, alarm, state = Team(3, isa, 64), np.ones(1, np.int64), np.zeros(1, RUN_STATE)
+    kernel = load_kernels([Held()], isa)[Held().name]
+    args = np.array(Held.args.slots({"word": alarm.ctypes.data}), np.int64)
+    count, steps = np.array([left]), np.zeros(4, STEP)
+    steps[:] = [
+        (kernel, args.ctypes.data, base, count.ctypes.data, per, whole)
+        for base, per, whole in ((1, 1, 1), (1, 1, 8), (5, 3, 1), (1, 4, 1))
+    ]
+    given = (steps.ctypes.data, len(steps), state.ctypes.data, 0, alarm.ctypes.data)
+    run = threading.Thread(target=team.run, args=given, daemon=True)
+    run.start()
+    run.join(PATIENCE_S)
+    assert not run.is_alive()
+    again = Chain(isa, SIZES)
+    again.run(team)
+    again.check()
+    team.close()
+
+
 @pytest.fixture
 def workers() -> Callable[[], int]:
     """How many there are that were not there before: teams of other tests may come to their end

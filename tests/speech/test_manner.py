@@ -17,9 +17,10 @@ from tests.speech.families import (
     F,
     row,
 )
+from treadle.errors import TemplateError
 from treadle.speech import Speech, Told, find_manner
 from treadle.speech.manner import Manner
-from treadle.speech.messages import shaped, short_id
+from treadle.speech.messages import in_another_form, shaped, short_id
 from treadle.speech.rows import BARE, GENERIC, HERMES, Channels
 from treadle.speech.schemas import plainly
 from treadle.text.template import ChatTemplate
@@ -109,6 +110,32 @@ def test_templates_without_tools_are_told_by_the_prompt(name: str, data: Path) -
     assert HERMES.write("f", ARGUMENTS) in rendered
     assert HERMES.write("NAME", {"ARGUMENT": "VALUE"}) in rendered
     assert "<tool_response>\n[2]\n</tool_response>" in rendered
+
+
+RESULTS = [{"x": [None, "é"]}, [{"x": 1}], [1, 2], 3, True]
+
+
+@pytest.mark.parametrize("name", [*REAL, *WITHOUT])
+def test_results_that_are_no_text(name: str, data: Path) -> None:
+    """Are JSON where templates raise on them, or write them as Python does."""
+    template = real(data, name)
+    for result in RESULTS:
+        said = [*calling()[:2], {**calling()[2], "content": result}]
+        messages, tools = shaped(said, [F], find_manner(template))
+        expected = json.dumps(result, ensure_ascii=False)
+        assert expected in template.render(messages, tools=tools)
+        if "DeepSeek" in name or "functionary" in name:
+            with pytest.raises(TemplateError) as raised:
+                template.render(said)
+            assert expected in template.render(in_another_form(said, template, raised.value))
+
+
+def test_a_template_that_writes_objects_itself_is_given_them(data: Path) -> None:
+    """A text is quoted there."""
+    template = real(data, "meta-llama-Llama-3.1-8B-Instruct")
+    said = [*calling()[:2], {**calling()[2], "content": {"x": 1}}]
+    messages, tools = shaped(said, [F], find_manner(template))
+    assert '\n\n{"x": 1}' in template.render(messages, tools=tools)
 
 
 def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:

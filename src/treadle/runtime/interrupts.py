@@ -77,6 +77,7 @@ class interrupts_held:  # read as what a block says of itself
             if raised is not None:
                 raise raised
         finally:
+            raised = None  # or error and frame would hold each other, and what callers' frames hold
             if self._arrived:
                 self.let()
 

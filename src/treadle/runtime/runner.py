@@ -28,6 +28,7 @@ from treadle.kernels.spec import LINE, Frame, Spec
 from treadle.record import dataclass
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
+MOST_ITEMS = (1 << ITEM_BITS) - 1
 # ``base`` items, or with ``count``, an address: base * ceil(what is there / per); ``whole`` of them
 # are not parted, if that is not 0.
 STEP_FIELDS = ("kernel", "args", "base", "count", "per", "whole")
@@ -210,7 +211,10 @@ class _Loop:
         self.total.v = self._step("base")
         with k.if_(self._step("count") > 0):
             count, per = k.load(self._step("count", ptr), i64, align=8), self._step("per")
-            self.total.v = self.total.v * ((count + (per - 1)) // per)
+            total = self.total.v * ((count + (per - 1)) // per)
+            # Where an alarm kept an earlier step from counting, anything may stand there: no thread
+            # could come to the end of it, and what is above ITEM_BITS would change the epoch.
+            self.total.v = k.min(k.max(total, 0), MOST_ITEMS)
         k.branch(self.total.v.eq(0), at["empty"], at["poll"])
         k.at(at["empty"])
         # One thread alone takes the item that is not there, and passes on: a second one could be so

@@ -68,6 +68,7 @@ class Manner:
     alternates: bool = False  # it raises on two messages of one role in a row
     gap: str | None = None  # what the assistant must say between a result and the user
     plain_schemas: bool = False  # it raises on what only some schemas have
+    results_as_text: bool = True  # it does not write an object that a tool gives as JSON
 
     def speech(self, prompt: str, **more: Any) -> Speech:
         """What may be found in an answer to ``prompt``."""
@@ -113,6 +114,7 @@ def find_manner(template: ChatTemplate) -> Manner:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
                 own["one_call"] = not _has_several(template, as_text, none, tools=shows)
                 own["gap"] = _gap(template, as_text, none, tools=shows)
+                own["results_as_text"] = not _has_objects(template, as_text, none, tools=shows)
                 return Manner(row=row, writes_calls=True, **own)
     return Manner(**{**own, "shows_tools": False})
 
@@ -152,6 +154,15 @@ def _has_several(template: ChatTemplate, as_text: bool, none: bool, *, tools: bo
     said = _calling([{_WORD: mark} for mark in marks], as_text, none)
     text = _rendered(template, [said], tools=tools)
     return all(mark in text for mark in marks)
+
+
+def _has_objects(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> bool:
+    """Whether it writes an object that a tool gives as JSON: Llama 3's does, others raise on one or
+    write it as Python does.
+    """
+    result = {**_RESULT, "content": {f"{_WORD}_1": None}}
+    said = [_calling([_ARGUMENTS], as_text, none), result]
+    return f'"{_WORD}_1": null' in _rendered(template, said, tools=tools)
 
 
 def _gap(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> str | None:

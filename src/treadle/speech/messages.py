@@ -14,7 +14,7 @@ from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
 from treadle.speech.schemas import plainly
-from treadle.text.messages import check_messages, joined
+from treadle.text.messages import SPEAKERS, check_messages, is_parts, joined, plain
 from treadle.text.renderer import LimitError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def shaped(
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
     if not calls:
         return made, None
+    made = [_with_text(message, manner) for message in made]
     if manner.writes_calls:
         made = _one_by_one(made) if manner.one_call else made
         made = _text_apart(made) if manner.content_is_none else made
@@ -60,6 +61,23 @@ def shaped(
     if manner.shows_tools:
         return made, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
     return _with_prompt(made, tools, manner), None
+
+
+def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise TemplateError where a message has calls that are none, as OpenAI's API has them."""
+    for i, message in enumerate(messages):
+        if not isinstance(calls := message.get("tool_calls") or [], list):
+            found = type(calls).__name__
+            raise TemplateError(f"message {i}: tool_calls are {found}: expected a list of calls")
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+                raise TemplateError(
+                    f"message {i}: a call is a dict with a function and its name, not {call!r:.80}"
+                )
+            if not isinstance(arguments := function.get("arguments"), str | Mapping | None):
+                found = type(arguments).__name__
+                raise TemplateError(f"message {i}: arguments are {found}: expected JSON or a dict")
 
 
 def in_another_form(
@@ -94,6 +112,18 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
             {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
         ]
     return made
+
+
+def _with_text(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
+    """A tool's result as text: as JSON, where it is neither that nor parts, nor an object or a list
+    that the template itself writes so.
+    """
+    content = message.get("content")
+    text = content is None or isinstance(content, str) or (is_parts(content) and content)
+    written = isinstance(content, Mapping | Sequence) and not manner.results_as_text
+    if text or written or message["role"] in SPEAKERS:
+        return message
+    return {**message, "content": json.dumps(plain(content), ensure_ascii=False)}
 
 
 def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from treadle.errors import TemplateError, UnsupportedError
 Message = Mapping[str, Any]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_SPEAKERS = ("system", "developer", "user", "assistant")
+SPEAKERS = ("system", "developer", "user", "assistant")
 _TRIED = ("user", "assistant", "user")  # in ``form_of``
 _MARKS = ("treadleone", "treadletwo", "treadlethree")  # no template says these
 
@@ -34,13 +34,13 @@ class Form(Enum):
         content = message.get("content")
         if self is Form.PARTS and content is None:
             return {**message, "content": []}
-        if self is Form.ONE_PART and (content is None or _is_parts(content)):
+        if self is Form.ONE_PART and (content is None or is_parts(content)):
             content = joined(content)
         if self in (Form.PARTS, Form.ONE_PART) and isinstance(content, str):
             return {**message, "content": [_part(content)]}
         # A template that reads both may still read no more than a system message's first part.
         kept = self is Form.PARTS or (self is Form.BOTH and message["role"] in _TRIED)
-        if _is_parts(content) and not kept:
+        if is_parts(content) and not kept:
             return {**message, "content": joined(content)}
         return message
 
@@ -89,7 +89,10 @@ def _read(i: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or "role" not in message:
         raise TemplateError(f"a message is a dict with a role, not {message!r:.80}")
     content = message.get("content")
-    if isinstance(content, list) and (_is_parts(content) or message["role"] in _SPEAKERS):
+    if message["role"] in SPEAKERS and not isinstance(content, str | list | None):
+        kind = type(content).__name__
+        raise TemplateError(f"message {i}: its content is {kind}: expected a text or a list")
+    if isinstance(content, list) and (is_parts(content) or message["role"] in SPEAKERS):
         for part in content:
             _check_part(f"message {i}", part)
     found = [message[name] for name in _REASONING if message.get(name) is not None]
@@ -108,7 +111,7 @@ def _check_part(where: str, part: Any) -> None:
         raise TemplateError(f"{where} has a part without a text")
 
 
-def _is_parts(content: Any) -> bool:
+def is_parts(content: Any) -> bool:
     """Whether a content is a list of parts; a tool's answer may be a list of anything."""
     return isinstance(content, list) and all(isinstance(p, dict) and "type" in p for p in content)
 
