@@ -130,7 +130,7 @@ class CpuOps(Making, Ops):
             w=steps.weight(f"{weight}.weight"),
             x=x,
             stride=x.row_bytes // 4,
-            n_bytes=fmt.row_bytes(width),
+            **steps.row_of(f"{weight}.weight"),
             shape=(width,),
         )
         return Floats(label, width, x)
