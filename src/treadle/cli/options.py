@@ -276,11 +276,12 @@ DEVICE = click.option(
     "--device", metavar="NAME", type=device,
     help="Where it runs: cpu, the default; experimental: cuda (NVIDIA), wgpu.",
 )  # fmt: skip
+THREADS = click.option(
+    "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
+    help="Threads; by default what `treadle doctor` says.",
+)  # fmt: skip
 LOAD = (
-    click.option(
-        "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
-        help="Threads; by default what `treadle doctor` says.",
-    ),
+    THREADS,
     click.option(
         "-c", "--context", type=click.IntRange(1), metavar="N",
         help="Tokens that the context can hold.",

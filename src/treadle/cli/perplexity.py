@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model, read_text
-from treadle.cli.options import DEVICE, KV, LORA
+from treadle.cli.options import DEVICE, KV, LORA, THREADS
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import heading, print_table, show
 from treadle.errors import TreadleError
@@ -45,7 +45,7 @@ STAGE = "perplexity"
     help="Keep the predictions, for --kl-from.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
-@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@THREADS
 @KV
 @LORA
 @DEVICE
