@@ -158,6 +158,17 @@ def test_labels_are_found_by_pattern(tiny: WriteTiny) -> None:
     assert plan.match("L9.*") == []
 
 
+def test_embeddings_are_read_a_row_for_each_token(tiny: WriteTiny) -> None:
+    """Expected, of tokens that are equally likely: never more than the whole matrix."""
+    plan = plan_of(tiny("llama", "Q8_0"), 512, 1)
+    (step,) = plan.match("token_embd")
+    (width,), n_vocab = step.shape, plan.match("output")[0].shape[0]
+    row = width // 32 * 34
+    assert step.work([(0, 1)]) == (row, 0)
+    assert row * 7 < step.work([(100, 8)])[0] < row * 8
+    assert row * n_vocab // 2 < step.work([(0, 512)])[0] < row * n_vocab
+
+
 def listing(plan: Plan) -> str:
     """What ``treadle plan`` tells; tiles are a matter of tuning, so they are left out."""
     lines = [

@@ -118,7 +118,7 @@ class Step:
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
     serves: range = ANY_PART  # the sizes of parts, in tokens, whose history it reads
-    used: float = 1.0  # the share of n_bytes that one token needs: of several experts, a few
+    used: float = 1.0  # the share of n_bytes that one token needs: some experts, one embedding
 
     @property
     def kernel(self) -> str:

@@ -160,7 +160,7 @@ def test_what_pex_says_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_shells_lines_name_the_pythons(tmp_path: Path) -> None:
     targets = [wheels.Target("x86_64", (3, 10)), wheels.Target("aarch64", (3, 9))]
-    lines = build.script("abc", targets)
+    lines = build.script("abc", targets, 100)
     assert b"for p in python3 python3.10 python3.9; do" in lines
     assert b"n=abc-$(uname -m)" in lines
     (tmp_path / "s").write_bytes(b"#!/bin/sh\n" + lines + bytes(100))
@@ -170,3 +170,4 @@ def test_the_shells_lines_name_the_pythons(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert "there is no python3 here" in done.stderr
+    assert "wc" not in done.stderr

@@ -55,6 +55,19 @@ def test_it_says_what_an_environment_says(bundle: Path, text: Any) -> None:
     assert [made["text"] for made in (first, again, piped, by_python)] == [text] * 4
 
 
+def test_one_that_was_cut_short_says_so(bundle: Path, tmp_path: Path) -> None:
+    n_bytes = bundle.stat().st_size
+    for n in (n_bytes - 1, 1 << 16):
+        cut = tmp_path / "a talk"
+        with bundle.open("rb") as file:
+            cut.write_bytes(file.read(n))
+        cut.chmod(0o755)
+        env = environment(PEX_ROOT=str(tmp_path / "pex"))
+        done = subprocess.run([cut, "hi"], env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"treadle: error: {cut}: cut short (expected {n_bytes} bytes)\n"
+
+
 def test_its_second_start_goes_by_the_note_of_the_first(bundle: Path) -> None:
     assert "treadle" in started(str(bundle), "--version")
     done = subprocess.run(

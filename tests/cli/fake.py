@@ -210,6 +210,7 @@ class FakeModel:
         return FakeEngine(self.calls)
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> FakePlan:
+        assert n_tokens <= self.engine.max_tokens, "the real one raises"
         outputs = SimpleNamespace(count="n_outputs")
         return FakePlan(
             [

@@ -127,6 +127,22 @@ def test_ctrl_c_ends_it_between_two_lines(one_go: tuple[Path, list[Any]], tmp_pa
     assert lines[:60] == expected[: len(lines)]
 
 
+def test_what_a_line_says_with_null_it_does_not_say(tmp_path: Path) -> None:
+    """Clients write null for what was not set: the command's options hold for it."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    limits: list[Any] = [
+        {},
+        {"max_tokens": None},
+        {"max_completion_tokens": None},
+        {"n_predict": 5},
+    ]
+    source.write_text("".join(json.dumps({"prompt": "def f(", **one}) + "\n" for one in limits))
+    done = ran(source, target, "-n", "3")
+    assert done.returncode == 0, done.stderr
+    assert [line["usage"]["completion_tokens"] for line in told(target)] == [3, 3, 3, 5]
+    assert "has all 4 lines already" in ran(source, target, "-n", "3").stderr
+
+
 def test_from_one_pipe_to_another(one_go: tuple[Path, list[Any]], tmp_path: Path) -> None:
     source, expected = one_go
     first = "".join(source.read_text().splitlines(keepends=True)[:6])

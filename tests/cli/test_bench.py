@@ -295,6 +295,20 @@ def test_prompts_longer_than_a_batch_are_runs_of_their_own() -> None:
     assert list(test.runs(512)) == [([(50, 512)], 0), ([(562, 512)], 0), ([(1074, 76)], 1)]
 
 
+def test_a_prompt_longer_than_a_batch(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("bench", gguf, "-p", "1100", "-n", "0", "-r", "3", "--json")
+    (result,) = json.loads(ran.out)
+    n_seen = 512 * 1 + 512 * 513 + 76 * 1025  # the fake's count
+    assert result["bytes_s"] == pytest.approx((3 * (32 + 216 + 144) + 288 + 2 * n_seen) / 0.002)
+
+
+def test_more_sequences_than_a_run_has_outputs(run: Run, model: FakeModel, gguf: str) -> None:
+    ran = run("bench", gguf, "-p", "0", "-n", "4", "-s", "1,129")
+    assert (ran.code, ran.out) == (2, "")
+    assert "-s 129: at most 128 write together" in ran.err
+    assert not [call for call in model.calls if call[0] == "run"]
+
+
 # -- the other program ----------------------------------------------------------------------------
 
 

@@ -48,6 +48,13 @@ def test_a_command_takes_the_bundle_as_its_model() -> None:
     assert made("inspect --json") == ["inspect", OWN, "--json"]
 
 
+def test_a_file_of_requests_is_answered_by_the_bundles_model() -> None:
+    own = ["batch", "--model", OWN, "--alias", "story"]
+    assert made("batch in out --max-tokens 5") == [*own, "in", "out", "--max-tokens", "5"]
+    for other in ("-m a", "-ma", "--model a", "--model=a"):
+        assert made(f"batch {other} in out") == ["batch", *other.split(), "in", "out"]
+
+
 def test_llamafiles_modes() -> None:
     assert made("--server --port 7") == ["serve", OWN, "--alias", "story", "--port", "7"]
     assert made("--cli hello") == ["run", OWN, "hello"]

@@ -137,3 +137,21 @@ def test_an_option_that_would_do_nothing_is_wrong_usage(run: Run, args: str, mes
     ran = run(*args.split())
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"treadle: error: {message}\n")
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "-1e7"])
+@pytest.mark.parametrize("args", ["run a b", "quantize a b F16", "perplexity a b", "plan a"])
+def test_a_scale_that_no_adapter_has(run: Run, args: str, scale: str) -> None:
+    ran = run(*args.split(), "--lora", f"lo=ra={scale}")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"'--lora': 'lo=ra': the scale {float(scale)!r}: expected a number" in ran.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    ["run a b", "quantize a b F16", "imatrix a b", "perplexity a b", "embed a b", "rerank a b c"],
+)
+def test_more_threads_than_there_may_be(run: Run, args: str) -> None:
+    ran = run(*args.split(), "-t", "1025")
+    assert (ran.code, ran.out) == (2, "")
+    assert "1025 is not in the range 1<=x<=1024" in ran.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
@@ -196,6 +197,21 @@ def test_a_picture_that_cannot_be_written(
         ran = run("tune", *study, "--plot", str(tmp_path / "notes"))
         assert (ran.code, (tmp_path / "notes").read_text()) == (1, "notes")
         assert "is no picture" in ran.err
+
+
+def test_a_folder_that_takes_no_files_costs_no_measurement(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "measure", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder / "tuned")
+    ran = run("tune", "gemm", "--format", "F32", *SMALL)
+    assert (ran.code, ran.out) == (1, "")
+    assert "takes no new files" in ran.err
+    folder.rename(folder.with_name("elsewhere"))
+    folder.touch()
+    ran = run("tune", "gemm", "--format", "F32", *SMALL)
+    assert (ran.code, ran.out) == (1, "")
+    assert "cannot be used as the kernel cache" in ran.err
 
 
 def test_a_wrong_kernel_is_named_and_left_alone(

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from treadle import cluster
 from treadle.cluster.plan import Plan
+from treadle.errors import TreadleError
 
 
 @pytest.mark.parametrize(
@@ -16,3 +18,9 @@ from treadle.cluster.plan import Plan
 )
 def test_processors_are_those_of_all_actors(plan: Plan, n: float) -> None:
     assert plan.n_cpus == pytest.approx(n)
+
+
+def test_without_ray_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.cluster.find_spec", lambda name: None)
+    with pytest.raises(TreadleError, match=r"needs ray: pip install 'treadle\[cluster\]'"):
+        cluster.load(stages=2)

@@ -27,7 +27,6 @@ from treadle.convert.recipe import Options, nearest_format
 from treadle.convert.source import FILE_TYPES, Source, SourceTensor
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.files.gguf_writer import part_of
 from treadle.files.mapping import resident_pages
 from treadle.files.tensor import Stored
 from treadle.formats import FORMATS, by_name
@@ -650,8 +649,42 @@ def test_what_a_source_promises_is_checked(tmp_path: Path) -> None:
     only(tmp_path, "src")
 
 
-def test_part_names(tmp_path: Path) -> None:
-    assert part_of(tmp_path / "x.gguf") == tmp_path / ".x.gguf.part"
+@pytest.mark.parametrize("letter", ["x", "\N{LATIN SMALL LETTER O WITH DIAERESIS}"])
+@pytest.mark.parametrize("n_bytes", [222, 223, 224, 241, 242, 255, 256])
+def test_long_names(tmp_path: Path, letter: str, n_bytes: int) -> None:
+    """As long as a name may be; what is longer is refused before the work."""
+    source, n = write_model(tmp_path / "a.gguf"), len(letter.encode())
+    target = tmp_path / (letter * (n_bytes // n) + "x" * (n_bytes % n))
+    if n_bytes > 255:
+        with pytest.raises(FileError, match="name too long"):
+            run(source, target)
+        only(tmp_path, "a.gguf")
+        return
+    interrupted(source, target, KeyboardInterrupt())
+    said: list[str] = []
+    run(source, target, said.append)
+    assert said == ["continues: 6 of 12 tensors are there already"]
+    assert target.read_bytes() == source.read_bytes()
+    only(tmp_path, "a.gguf", target.name)
+
+
+def test_a_disk_without_room_for_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to resume: no part stays."""
+    source = write_model(tmp_path / "a.gguf")
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **more: Any) -> Any:
+        if "x" in args:
+            path.touch()
+            raise OSError(errno.ENOSPC, "no space")
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(FileError, match="the disk is full"):
+        run(source, tmp_path / "b.gguf")
+    only(tmp_path, "a.gguf")
 
 
 def test_many_files_at_once(tmp_path: Path) -> None:

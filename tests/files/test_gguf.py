@@ -219,12 +219,13 @@ DATA = bytes(32)
         (gb.gguf([gb.kv(b"\xff", gb.U32, bytes(4))]), FileError, "UTF-8"),
         (gb.gguf([gb.kv(b"a", 99, bytes(4))]), FileError, "value type 99"),
         (gb.gguf([gb.kv(b"a", gb.U32, bytes(4))] * 2), FileError, "appears twice"),
+        (gb.gguf()[:-8], FileError, "metadata count: cut short"),
         (gb.gguf([gb.kv(b"a", gb.U32, b"")]), FileError, "a: cut short"),
-        (gb.gguf([gb.kv(b"a", gb.STRING, struct.pack("<Q", 9) + b"x")]), FileError, "at most 1"),
+        (gb.gguf([gb.kv(b"a", gb.STRING, struct.pack("<Q", 9) + b"x")]), FileError, "9, and 1 "),
         (
             gb.gguf([gb.kv(b"a", gb.ARRAY, struct.pack("<IQ", 10, 1 << 61) + bytes(16))]),
             FileError,
-            "at most 2",
+            "and 16 bytes left",
         ),
         (
             gb.gguf([gb.kv(b"a", gb.ARRAY, struct.pack("<IQQ", 8, 1, 1 << 63))]),

@@ -10,7 +10,7 @@ import pytest
 
 from treadle.errors import FileError
 from treadle.files.gguf_writer import GGUFWriter
-from treadle.files.target import check_not_read, check_target, files_of
+from treadle.files.target import check_not_read, check_target, files_of, new_file, part_of
 
 
 @pytest.fixture
@@ -59,6 +59,23 @@ def test_a_folder_that_takes_no_files(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may all
     with pytest.raises(FileError, match="takes no new files"):
         check_target(tmp_path / "x")
+
+
+@pytest.mark.parametrize("n_bytes", [1, 223, 224, 255])
+def test_a_part_has_a_name_whatever_its_files(tmp_path: Path, n_bytes: int) -> None:
+    path = tmp_path / ("x" * n_bytes)
+    assert part_of(path) != part_of(path.with_name("y" * n_bytes))
+    with new_file(path) as file:
+        (part,) = tmp_path.iterdir()
+        assert part.name.startswith(".")
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_name_that_is_too_long_is_told_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot be written: File name too long"):
+        check_target(tmp_path / ("x" * 256))
 
 
 def test_every_file_of_a_model_is_a_source(tmp_path: Path) -> None:

@@ -90,8 +90,6 @@ class Local:
             await asyncio.sleep(PATIENCE_S)  # the others end, and make room
 
     def _with_defaults(self, body: dict[str, Any]) -> dict[str, Any]:
-        limits = {"max_tokens", *(name for name, own in SYNONYMS.items() if own == "max_tokens")}
-        made = {**self.defaults, **body}
-        if limits & body.keys() and "max_tokens" not in body:
-            made.pop("max_tokens", None)
-        return made
+        given = {name for name, value in body.items() if value is not None}
+        own = {SYNONYMS.get(name, name) for name in given}
+        return body | {name: value for name, value in self.defaults.items() if name not in own}

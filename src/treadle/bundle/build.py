@@ -36,6 +36,10 @@ if [ -O "$b" ] && [ -O "$b/$n" ] && read -r p < "$b/$n" && [ -x "$p" ]; then
     export PEX="$0" TREADLE_BUNDLE="$n" TREADLE_BUNDLES="$b"
     exec "$p" -I -m treadle.cli.bundled "$@"
 fi
+if { [ "$(wc -c < "$0")" -lt BYTES ]; } 2> /dev/null; then
+    echo "treadle: error: $0: cut short (expected BYTES bytes)" >&2
+    exit 1
+fi
 for p in python3 PYTHONS; do
     command -v $p > /dev/null && exec $p "$0" "$@"
 done
@@ -104,7 +108,8 @@ def make_bundle(
         need = bundled.start + bundled.n_bytes + START + n_program
         check_room(out, need)
         with new_file(out, need) as file:
-            file.write(bundled.head(script(own_id, runs_on)))
+            whole = -(-(bundled.start + bundled.n_bytes) // START) * START + n_program
+            file.write(bundled.head(script(own_id, runs_on, whole)))
             write(file, model, bundled, archive)
             os.chmod(file.fileno(), 0o755)
             n_bytes = file.tell()
@@ -212,11 +217,12 @@ def digest(path: Path) -> str:
     return state.hexdigest()[:32]
 
 
-def script(name: str, targets: Sequence[Target]) -> bytes:
-    """What the shell reads of the bundle ``name``."""
+def script(name: str, targets: Sequence[Target], n_bytes: int) -> bytes:
+    """What the shell reads of the bundle ``name``, a file of ``n_bytes``."""
     versions = sorted({target.python for target in targets}, reverse=True)
     pythons = " ".join("python{}.{}".format(*version) for version in versions)
-    return SCRIPT.replace("ID", name).replace("PYTHONS", pythons).encode()
+    values = {"ID": name, "PYTHONS": pythons, "BYTES": str(n_bytes)}
+    return re.sub("|".join(values), lambda found: values[found[0]], SCRIPT).encode()
 
 
 def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> None:

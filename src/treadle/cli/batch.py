@@ -126,10 +126,11 @@ def command(
     try:
         lines = read_lines(file)
         output.skip(lines)
+        if total and output.n_earlier == total:
+            remark(f"{target} has all {total} lines already")
+            return
         if output.n_earlier:
             remark(f"{target} has {output.n_earlier} lines already: going on behind them")
-        if total and output.n_earlier == total:
-            return
         with ProgressBar(metered="lines", unit="lines") as progress:
             told = Told(total, output.n_earlier, progress)
 

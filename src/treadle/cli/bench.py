@@ -181,6 +181,8 @@ def time_model(
     path: Path, name: str, n_threads: int | None, schedule: Schedule, progress: ProgressBar
 ) -> list[Result]:
     """Run every test of ``schedule`` on one file with one number of threads."""
+    from treadle.model import OUTPUTS  # type: ignore[attr-defined]
+
     settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv, "device": schedule.device}
     if schedule.n_sequences > 1:
         settings["n_sequences"] = schedule.n_sequences
@@ -191,6 +193,9 @@ def time_model(
         if main_output(model.config) != "logits":
             how = "`treadle plan MODEL -p 128 --profile` times its steps"
             raise TreadleError(f"{path}: it writes no text: {how}")
+        most = min(model.engine.max_tokens, OUTPUTS)
+        if schedule.n_sequences > most:
+            raise click.UsageError(f"-s {schedule.n_sequences}: at most {most} write together")
         ids: Streams = streams(schedule.n_sequences, schedule.context, model.config.n_vocab)
         engines.append(Treadle(model, ids))
         if schedule.against:
@@ -265,7 +270,7 @@ def evaluate(
     A share is the median of those that each repetition has of the peaks right after it.
     """
     n_rows = test.n if test.kind == "pp" else test.sequences
-    steps = model.plan(n_rows, test.sequences)
+    steps = model.plan(min(n_rows, model.engine.max_tokens), test.sequences)
     runs, peaks = list(test.runs(steps.n_tokens)), alike(timed.peaks)
     works = [Cost.of(steps, runs, rates) for rates in peaks]
     usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}

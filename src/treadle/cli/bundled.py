@@ -35,10 +35,12 @@ def arguments(
         command, rest = bundled.command, [*bundled.args, *typed]
         if command == "chat" and (typed or not talks):
             command = "run"  # a prompt, or one from a pipe
+    name = ["--alias", bundled.name.removesuffix(".gguf")]
+    if command == "batch" and not any(word.startswith(("-m", "--model")) for word in rest):
+        return [command, "--model", own, *name, *rest]  # else the package's own model
     if command not in OF_MODELS:
         return [command, *rest]
-    name = ["--alias", bundled.name.removesuffix(".gguf")] if command == "serve" else []
-    return [command, own, *name, *rest]
+    return [command, own, *(name if command == "serve" else []), *rest]
 
 
 def own_file() -> Path:

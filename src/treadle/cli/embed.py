@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from treadle.cli.load import counted, load_model, read_lines
-from treadle.cli.options import DEVICE
+from treadle.cli.options import DEVICE, THREADS
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json
 
@@ -27,7 +27,7 @@ from treadle.cli.table import print_json
 @click.option(
     "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
 )
-@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@THREADS
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
 def command(

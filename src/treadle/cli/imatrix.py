@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model, read_text
-from treadle.cli.options import DEVICE
+from treadle.cli.options import DEVICE, THREADS
 from treadle.cli.perplexity import DEFAULT_CONTEXT, bos_of
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import printable, show
@@ -42,7 +42,7 @@ STAGE = "imatrix"
     "--process-output", is_flag=True, help="The output matrix too (more slowly)."
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@THREADS
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from treadle.cli.usage import as_usage
-from treadle.errors import SamplingError, UnsupportedError
+from treadle.errors import SamplingError, TreadleError, UnsupportedError
 from treadle.record import dataclass
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
@@ -231,12 +231,23 @@ def _mib(context: click.Context, option: click.Parameter, n: int | None) -> int 
 
 
 def adapter(text: str) -> tuple[str, float]:
-    """``FILE=SCALE``, or FILE alone for a scale of 1. A name may have a ``=`` in it."""
-    path, equals, scale = text.rpartition("=")
+    """``FILE=SCALE``, or FILE alone for a scale of 1. A name may have a ``=`` in it. Raises
+    click.BadParameter for a scale that is out of range.
+    """
+    path, _, word = text.rpartition("=")
     try:
-        return (path, float(scale)) if equals and path else (text, 1.0)
+        scale = float(word)
     except ValueError:
         return text, 1.0
+    if not path:
+        return text, 1.0
+    from treadle.models.lora import lora_scale
+
+    try:
+        lora_scale(f"'{path}'", scale)
+    except TreadleError as error:
+        raise click.BadParameter(str(error)) from None
+    return path, scale
 
 
 LORA = click.option(
@@ -265,11 +276,12 @@ DEVICE = click.option(
     "--device", metavar="NAME", type=device,
     help="Where it runs: cpu, the default; experimental: cuda (NVIDIA), wgpu.",
 )  # fmt: skip
+THREADS = click.option(
+    "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
+    help="Threads; by default what `treadle doctor` says.",
+)  # fmt: skip
 LOAD = (
-    click.option(
-        "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
-        help="Threads; by default what `treadle doctor` says.",
-    ),
+    THREADS,
     click.option(
         "-c", "--context", type=click.IntRange(1), metavar="N",
         help="Tokens that the context can hold.",

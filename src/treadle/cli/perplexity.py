@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model, read_text
-from treadle.cli.options import DEVICE, KV, LORA
+from treadle.cli.options import DEVICE, KV, LORA, THREADS
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import heading, print_table, show
 from treadle.errors import TreadleError
@@ -45,7 +45,7 @@ STAGE = "perplexity"
     help="Keep the predictions, for --kl-from.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
-@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@THREADS
 @KV
 @LORA
 @DEVICE
@@ -64,7 +64,7 @@ def command(
     from treadle.perplexity import SavedLogits, is_saved
 
     saved = SavedLogits(reference) if reference and is_saved(reference) else None
-    check_usage(file, saved is not None, stride, save, context)
+    check_usage(file, reference, saved is not None, stride, save, context)
     if force and save is None:
         raise click.UsageError("--force: is for --save-logits, which is missing")
     if save is not None:
@@ -87,11 +87,13 @@ def command(
 
 
 def check_usage(
-    file: str | None, saved: bool, stride: int | None, save: str | None, context: int | None
-) -> None:
+    file: str | None, reference: str | None, saved: bool, stride: int | None, save: str | None,
+    context: int | None,
+) -> None:  # fmt: skip
     """Options that exclude each other are wrong usage."""
     if file is None and not saved:
-        raise click.UsageError("Missing argument 'FILE'")
+        why = f": {reference} holds no saved predictions, nor so a text" if reference else ""
+        raise click.UsageError(f"Missing argument 'FILE'{why}")
     if saved and (stride or context or file):
         raise click.UsageError(
             "saved predictions contain their text and windows: leave out FILE, -c and --stride"

@@ -15,6 +15,7 @@ from treadle.cli.speed import Peaks, explain_caches, measured_peaks
 from treadle.cli.table import heading, n_bytes, print_json, print_table, say, scaled
 from treadle.errors import TreadleError
 from treadle.models.graphs import main_output
+from treadle.words import counted
 
 ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
 AGREES = 0.03  # of the whole: what the steps' sum may differ by before it is explained
@@ -89,7 +90,7 @@ def row_of(
 def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
     """Print the rows, and their sum."""
     headers = ["label", "kernel", "shape", "bytes ", "operations "]
-    total = [f"{len(rows)} steps", "", ""]
+    total = [counted(len(rows), "step"), "", ""]
     total += [n_bytes(sum(row["n_bytes"] for row in rows))]
     total += [scaled(sum(row["n_flops"] for row in rows))]
     if profile:

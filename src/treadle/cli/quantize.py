@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import find_model
-from treadle.cli.options import adapter
+from treadle.cli.options import THREADS, adapter
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, print_table, printable, remark, scaled, show
 from treadle.cli.usage import as_usage
@@ -49,7 +49,7 @@ SHOWN = 6  # names of tensors in a remark
 @click.option("--allow-requantize", is_flag=True, help="Take weights that were quantized before.")
 @click.option("--dry-run", is_flag=True, help="Print what would become of every tensor, no more.")
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
-@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     src: str, dst: str, mix: str, rules: tuple[str, ...], output_type: str | None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import FileError
+from treadle.files.target import part_of
 
 Message = dict[str, str]  # role: "user" or "assistant"; content
 
@@ -33,7 +34,7 @@ def write_record(path: Path, system: str, messages: list[Message]) -> None:
         octets = text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot
         octets = (json.dumps(record, indent=1) + "\n").encode()
-    part = path.with_name(f".{path.name}.part")
+    part = part_of(path)
     try:
         part.write_bytes(octets)
         os.replace(part, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from treadle.cli.load import counted, load_model, read_lines
-from treadle.cli.options import DEVICE
+from treadle.cli.options import DEVICE, THREADS
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, print_table
 
@@ -15,7 +15,7 @@ from treadle.cli.table import print_json, print_table
 @click.argument("query")
 @click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
 @click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
-@click.option("-t", "--threads", type=click.IntRange(1), metavar="N", help="Threads.")
+@THREADS
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, score, document.")
 def command(

@@ -115,6 +115,8 @@ def command(
         from treadle.cli.svg import check_place
 
         check_place(plot)
+    if not dry_run:
+        tuned.check_place(isa)  # minutes of measuring would be lost
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
     shape, kernels = Shape(k, m, n), [kernel] if kernel else list(KERNELS)

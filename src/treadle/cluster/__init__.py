@@ -6,7 +6,10 @@ several models behind one address; ``treadle batch --cluster`` spreads a file of
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
     from treadle.cluster.model import StagedModel
@@ -19,8 +22,10 @@ def load(path: Any = None, *, stages: int, **settings: Any) -> StagedModel:
     are those of ``treadle.load``. ``ray.init`` comes first, else Ray starts on this machine.
 
     Every machine needs the file under the same path; it is mapped, and each reads its own layers.
-    Raises what ``treadle.load`` does, and TreadleError for more stages than layers.
+    Raises what ``treadle.load`` does, and TreadleError for more stages than layers, or without Ray.
     """
+    if find_spec("ray") is None:
+        raise TreadleError("a cluster needs ray: pip install 'treadle[cluster]'")
     from treadle.cluster.model import StagedModel
 
     return StagedModel(path, stages=stages, **settings)

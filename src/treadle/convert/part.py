@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import FileError
-from treadle.files.gguf_writer import part_of
+from treadle.files.target import part_of
 from treadle.system import SYSTEM
 
 HOLE = 4096  # bytes: a page of zeros is left out
@@ -145,11 +145,11 @@ class Journal:
         try:
             for part in self.parts:
                 part.clear()
-        except OSError:  # a limit on the size of files
+            with self.path.open("x", encoding="ascii") as f:
+                f.write(f"{JOURNAL} {job}\n")
+        except OSError:  # a limit on the size of files, no room for a line: nothing to resume
             self._unlink()
             raise
-        with self.path.open("x", encoding="ascii") as f:
-            f.write(f"{JOURNAL} {job}\n")
 
     def add(self, index: int, n_bytes: int) -> None:
         """Tensor ``index`` has been written; it is noted when it is on the disk."""

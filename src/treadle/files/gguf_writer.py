@@ -154,11 +154,6 @@ class GGUFWriter:
         return FileError(message, path=self.path, where=where, expected=expected)
 
 
-def part_of(target: Path) -> Path:
-    """Where a file that takes long to write grows until it is complete: hidden, beside it."""
-    return target.with_name(f".{target.name}.part")
-
-
 def _ggml_type(fmt: Format | str | int) -> int:
     """The ggml number of a format, known to treadle or not; -1 for a name that ggml lacks."""
     if isinstance(fmt, Format):

@@ -89,9 +89,10 @@ class Reader(Mapped):
     def count(self, where: str, item_bytes: int, n_bytes: int) -> int:
         """A count, ``n_bytes`` wide, of things of at least ``item_bytes`` each that follow."""
         at, n = self.at, self.uint(where, n_bytes)
-        most = (len(self.file) - self.at) // item_bytes
-        if n > most:
-            raise self.error(f"a count of {n}", at, where, f"at most {most}")
+        left, need = len(self.file) - self.at, n * item_bytes
+        if need > left:
+            what = f"cut short, or damaged: a count of {n}, and {left} bytes left"
+            raise self.error(what, at, where, f"{need} bytes or more")
         return n
 
     def text(self, n: int, where: str, at: int) -> str:

@@ -16,6 +16,10 @@ from treadle.words import n_bytes, why
 
 Name: TypeAlias = str | os.PathLike[str]
 
+ABSENT = (errno.ENOENT, errno.ENOTDIR)  # no such file
+LONGEST = 255  # bytes of a file's name, where systems set a limit
+ADDED = 32  # at most so many are added to a name until its file is complete
+
 
 def file_name(path: Name | bytes, of: str = "path") -> Path:
     """``path``, which must name something: ``Path("")`` is the current folder. Bytes are names as
@@ -36,7 +40,7 @@ def file_name(path: Name | bytes, of: str = "path") -> Path:
     except UnicodeEncodeError:
         raise FileError("its name has no bytes in this system's encoding", path=text) from None
     except OSError as error:  # pathlib's own questions raise what is none of these two
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+        if error.errno not in ABSENT:
             raise FileError(why(error), path=text) from error
     return Path(text)
 
@@ -51,8 +55,10 @@ def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = Fals
     check_not_read(path, sources)
     try:
         mode = path.stat().st_mode
-    except OSError:  # no such file; what else may be wrong, the folder tells
-        mode = stat.S_IFREG
+    except OSError as error:
+        if error.errno not in ABSENT:  # a name that is too long is no name for the part's rename
+            raise FileError(f"cannot be written: {why(error)}", path=path) from error
+        mode = stat.S_IFREG  # what else may be wrong, the folder tells
     if stat.S_ISDIR(mode):
         raise FileError("is a folder", path=path, expected="a name for the new file")
     if not stat.S_ISREG(mode):
@@ -92,6 +98,16 @@ def room(path: Name, need: int) -> str:
     return f"{n_bytes(need)} needed, {n_bytes(shutil.disk_usage(Path(path).parent).free)} free"
 
 
+def part_of(path: Path, mark: str = "") -> Path:
+    """Where a file grows until it is complete: hidden, beside it. ``mark``: one part of several."""
+    name = path.name
+    if len(os.fsencode(name)) > LONGEST - ADDED:
+        import hashlib  # brings OpenSSL along
+
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+    return path.with_name(f".{name}{mark}.part")
+
+
 @contextmanager
 def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file that takes the place of ``path`` when ``with`` ends: whole, or not at all.
@@ -102,7 +118,7 @@ def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]
     import secrets  # brings OpenSSL along, and readers of files need none of it
 
     path = Path(path)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = part_of(path, f".{secrets.token_hex(4)}")
     try:
         with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file

@@ -30,7 +30,7 @@ def embedded_beside(
         w=steps.weight(name),
         x=rows,
         stride=stride,
-        n_bytes=fmt.row_bytes(width),
+        **steps.row_of(name),
         shape=(width,),
     )
     for i, norm in enumerate(norms):

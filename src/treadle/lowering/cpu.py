@@ -70,8 +70,11 @@ def build_plan(
     steps.scarce = scarce
     ops = CpuOps(steps)
     if output not in graph.outputs:
-        have = f"a model of the graph {config.arch.graph!r} has {', '.join(graph.outputs)}"
-        raise UnsupportedError(f"no {output}: {have}")
+        name, has = config.arch.name, ", ".join(graph.outputs)
+        if output == "logits":
+            why = f"{name} writes no text, but has {has} (Model.embed, treadle embed)"
+            raise UnsupportedError(f"no logits: {why}")
+        raise UnsupportedError(f"no {output}: {name} has {has}")
     graph.outputs[output](ops, graph.build(ops))
     plan = steps.plan
     if output != next(iter(graph.outputs)):  # tensors of the first output alone
@@ -130,7 +133,7 @@ class CpuOps(Making, Ops):
             w=steps.weight(f"{weight}.weight"),
             x=x,
             stride=x.row_bytes // 4,
-            n_bytes=fmt.row_bytes(width),
+            **steps.row_of(f"{weight}.weight"),
             shape=(width,),
         )
         return Floats(label, width, x)

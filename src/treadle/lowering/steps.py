@@ -150,6 +150,10 @@ class Steps:
         """A step; ``args`` by the names that the kernel declares."""
         self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used))
 
+    def row_of(self, name: str) -> dict[str, Any]:
+        """Of a step: that each token reads one row of a matrix."""
+        return {"n_bytes": self.weights.n_bytes(name), "used": 1 / self.weights.n_rows(name)}
+
     # -- memory -----------------------------------------------------------------------------------
 
     def floats(self, name: str, width: int, *, outputs: bool = False) -> Buffer:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from treadle.errors import TreadleError
 from treadle.record import dataclass
+from treadle.words import counted
 
 MIN_CONTEXT = 4
 
@@ -69,7 +70,7 @@ def cut(
         raise TreadleError(f"a stride of {stride}: expected 1 to {n_ctx - 1}")
     if len(ids) < n_ctx:
         raise TreadleError(
-            f"the text is {len(ids)} tokens, less than one context of {n_ctx}: "
+            f"the text is {counted(len(ids), 'token')}, less than one context of {n_ctx}: "
             "lower the context, or take a longer text"
         )
     step = stride or n_ctx

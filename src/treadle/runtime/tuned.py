@@ -86,14 +86,21 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = machine.PROC) -> TunedRow:
     return TunedRow(isa.name, str(path), table, made)
 
 
+def check_place(isa: Isa, *, proc: Path = machine.PROC) -> Path:
+    """The file that ``save`` writes. Raises CacheError where its folder cannot be used."""
+    cache.checked_folder()
+    path = path_of(isa, proc)
+    if not os.access(cache.checked_folder(path.parent), os.W_OK | os.X_OK):
+        raise CacheError(f"{path}: cannot be written to: its folder takes no new files")
+    return path
+
+
 def save(isa: Isa, *tables: Table, proc: Path = machine.PROC) -> Path:
     """Keep ``tables``, each put over those before and what a sound row already has; gives the file.
 
     Raises CacheError for a folder that is refused or cannot be written to.
     """
-    cache.checked_folder()
-    path = path_of(isa, proc)
-    cache.checked_folder(path.parent)
+    path = check_place(isa, proc=proc)
     table = SHIPPED
     with suppress(_RefusedError, OSError):  # a row that is not in force is replaced
         table = _read(path, isa, proc)[0]
