@@ -11,44 +11,46 @@ from typing import Any
 from treadle.record import dataclass
 
 Message = dict[str, Any]
+Item = dict[str, Any]
 MOST = 256  # conversations
 MOST_CHARACTERS = 16 << 20  # of all
 
 
 @dataclass
 class Kept:
-    """One response: what was said up to its end, its own items by their ids, and its object."""
+    """One response: what was said up to its end as messages of a chat, the items that it was asked
+    with, those of responses before it among them, and its object.
+    """
 
     talk: list[Message]
-    items: dict[str, Message]
+    inputs: list[Item]
     whole: dict[str, Any]
+
+    @property
+    def items(self) -> list[Item]:
+        """All of the conversation."""
+        return [*self.inputs, *self.whole["output"]]
 
     @cached_property
     def n(self) -> int:
         """Characters, of which there may be so many."""
-        return sum(len(str(each)) for each in (*self.talk, self.whole))
+        return sum(len(str(each)) for each in (*self.talk, *self.inputs, self.whole))
 
 
 class Talks:
-    """The last conversations, by the id of their last response; and the items of those responses,
-    by their own.
-    """
+    """The last conversations, by the id of their last response; and their items, by their own."""
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
         self._most, self._most_characters = most, most_characters
         self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._of_item: dict[str, str] = {}  # the response that each item is of
+        self._of_item: dict[str, dict[str, None]] = {}  # the responses that have each item
         self._n = 0  # characters
 
-    def keep(
-        self, name: str, talk: list[Message], items: dict[str, Message], whole: dict[str, Any]
-    ) -> None:
-        """Keep a response, ``whole``, what was said before it, and its ``items``. Those that
-        nobody asked for for the longest time go.
-        """
-        kept = Kept([*talk, *items.values()], items, whole)
+    def keep(self, name: str, kept: Kept) -> None:
+        """Keep a response. Those that nobody asked for for the longest time go."""
         self._kept[name] = kept
-        self._of_item |= dict.fromkeys(items, name)
+        for item in kept.items:
+            self._of_item.setdefault(item["id"], {})[name] = None
         self._n += kept.n
         while len(self._kept) > self._most or self._n > self._most_characters:
             self.drop(next(iter(self._kept)))
@@ -66,14 +68,16 @@ class Talks:
         if gone is None:
             return False
         self._n -= gone.n
-        for item in gone.items:
-            del self._of_item[item]
+        for item in {item["id"] for item in gone.items}:
+            del self._of_item[item][name]
+            if not self._of_item[item]:
+                del self._of_item[item]
         return True
 
-    def item(self, name: str) -> Message | None:
-        """One item of a response, if that is still here."""
-        of = self._of_item.get(name)
-        if of is None:
+    def item(self, name: str) -> Item | None:
+        """One item of a conversation, if a response of that is still here."""
+        if name not in self._of_item:
             return None
+        of = next(reversed(self._of_item[name]))
         self._kept.move_to_end(of)
-        return self._kept[of].items[name]
+        return next(item for item in self._kept[of].items if item["id"] == name)
