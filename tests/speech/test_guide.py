@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.speech.families import FAMILIES, JSON, TOOLS, row
-from treadle.answer import Answer, Quiet
+from tests.speech.families import ARGUMENTS, FAMILIES, JSON, TOOLS, row
+from treadle.answer import Answer
 from treadle.errors import GrammarError
-from treadle.speech import Manner, Said, Thought, Told
+from treadle.speech import Manner, Said, Speech, Thought, Told
 from treadle.speech.guide import Guide
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.rows import HERMES, ROWS, THOUGHTS, Channels
@@ -328,16 +328,21 @@ def test_without_anything_wanted_nothing_is_computed(grammars: Grammars) -> None
     assert planned(Manner(), grammars, tools={}).guide() is None
 
 
+def stopped(tokenizer: Tokenizer, speech: Speech, said: str, *stop: str) -> str:
+    """What an answer gives of all that was said."""
+    answer = Answer(tokenizer, [1], n_ctx=2000, stop=stop)
+    Planned(speech).dress(answer)
+    for id in tokenizer.encode_plain(said, start=False):
+        if not answer.done:
+            answer.push(id)
+    if not answer.done:
+        answer.push(None)
+    return "".join(piece for piece, _ in answer.pieces)
+
+
 def test_stop_strings_do_not_count_within_reasoning(tokenizer: Tokenizer) -> None:
     def text(said: str, opened: bool) -> str:
-        answer = Answer(tokenizer, [1], n_ctx=500, stop=["stop", "<th"])
-        answer.quiet = Quiet("<think>", "</think>", opened=opened)
-        for id in tokenizer.encode_plain(said, start=False):
-            if not answer.done:
-                answer.push(id)
-        if not answer.done:
-            answer.push(None)
-        return "".join(piece for piece, _ in answer.pieces)
+        return stopped(tokenizer, Speech(thought=THINK, opened=opened), said, "stop", "<th")
 
     assert text("a stop b</think>so stop c", True) == "a stop b</think>so "
     assert text("<think>a stop b</think>so stop c", False) == "<think>a stop b</think>so "
@@ -345,6 +350,36 @@ def test_stop_strings_do_not_count_within_reasoning(tokenizer: Tokenizer) -> Non
     assert text("a <th b", False) == "a "
     assert text("<thi", False) == ""
     assert text("never stop", True) == "never stop"
+    gap = "<think>a</think>\n\nso\nb"
+    assert stopped(tokenizer, Speech(thought=THINK), gap, "\n") == gap[:-2]
+
+
+@pytest.mark.parametrize("sure", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stop_strings_do_not_count_within_calls(
+    name: str, sure: bool, tokenizer: Tokenizer
+) -> None:
+    """Nor in their marks; they do in what is said beside them."""
+    own = row(name)
+    speech = Speech(row=own, channels=own.channels, tools=TOOLS, sure=sure, streams=sure)
+    said = FAMILIES[name].several or FAMILIES[name].f
+    head = Channels.final if own.channels else ""
+    if name in ("recipient", "json"):
+        before = behind = ""
+    elif own.channels:
+        before, behind = f"{head}Look:{Channels.end}{Channels.start}", f"{Channels.start}{head}"
+    else:
+        before, behind = "Look:\n", "\nso"
+    for stop in ('"', "}", "text", "<", "[", "f", "\n", "a", own.trigger or "{", own.close or "}"):
+        found = stopped(tokenizer, speech, f"{before}{said}{behind}", stop)
+        calls = Told.of(speech.scanner().feed(found, last=True)).calls
+        assert [call.name for call in calls] == (["f", "g"] if FAMILIES[name].several else ["f"])
+        assert json.loads(calls[0].arguments) == ARGUMENTS
+    if behind:
+        whole = f"{before}{said}{behind} STOP it"
+        assert stopped(tokenizer, speech, whole, "STOP") == whole.removesuffix("STOP it")
+        begun = whole.replace("Look:", "Look: STOP")
+        assert stopped(tokenizer, speech, begun, "STOP") == f"{head}Look: "
 
 
 # -- schemas -----------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from treadle.answer import Answer, Quiet
+from treadle.answer import Answer
 from treadle.errors import GrammarError, of_setting
 from treadle.record import dataclass
 from treadle.speech.constraint import calls_behind, recipients, whole_answer, whole_json
 from treadle.speech.guide import Guide, Plan
+from treadle.speech.heard import Heard
 from treadle.speech.manner import Manner
 from treadle.speech.rows import Channels, Row
 from treadle.speech.scanner import Speech
@@ -55,14 +56,12 @@ class Planned:
         return None if self.plan is None else self.plan.guide()
 
     def dress(self, answer: Answer) -> None:
-        """Have an answer spell what the scanner reads, and stop at no text within reasoning, or
-        within calls where there is nothing else: their grammar ends it.
+        """Have an answer spell what the scanner reads, and stop at no text within reasoning or
+        calls: these end by their marks and their grammar.
         """
-        answer.shown, thought = self.shown, self.speech.thought
-        if self.speech.forced:
-            answer.stop = []
-        if thought is not None:
-            answer.quiet = Quiet(thought.open, thought.close, opened=self.speech.opened)
+        answer.shown, speech = self.shown, self.speech
+        if answer.stop and (speech.thought or speech.row or speech.channels):
+            answer.ear = Heard(speech, answer.stop)
 
 
 def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars) -> Planned:

@@ -93,6 +93,16 @@ class Scanner:
         """Whether what was fed ends within reasoning."""
         return "reasoning" in (self._state, self._next if self._state == "gap" else "")
 
+    @property
+    def says(self) -> tuple[bool, int | None]:
+        """Whether what was fed, up to its last so many characters, is content; of those it is not
+        known yet. None: of nothing since the mark of a call.
+        """
+        if self._state in ("content", "rest", "start"):
+            return True, len(self._held)
+        call = ("head", "between", *(() if self._speech.sure else ("arguments", "tail", "close")))
+        return False, None if self._state in call else 0
+
     # -- beside calls ---------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[Said]:
