@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +11,13 @@ from treadle.speech.own import Own
 from treadle.speech.rows import Channels, Row
 from treadle.speech.rules import ANY_TEXT, Rules
 from treadle.speech.schemas import (
+    Texts,
     choices,
     is_never,
     is_plain,
-    is_text,
     properties_of,
     required_of,
+    texts_of,
     ways,
 )
 from treadle.speech.texts import limits
@@ -166,12 +168,9 @@ def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any])
             if key in required:
                 raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
             continue
-        said = rules.literal(f"<parameter={key}>\n")
-        if is_text(value) and not (isinstance(value, Mapping) and choices(value)):
-            body = rules.text_within(limits(value), "\n", "</parameter>")
-        elif is_text(value):
-            words = " | ".join(rules.literal(word) for word in choices(value))
-            body = f"({words}) {rules.literal(chr(10) + '</parameter>')}"
+        said, texts = rules.literal(f"<parameter={key}>\n"), texts_of(value)
+        if texts is not None:
+            body = _text(rules, texts)
         else:
             own = rules.add(inline_schema(_alone(value, schema), lenient=True))
             body = f"{own} {rules.literal(chr(10) + '</parameter>')}"
@@ -180,9 +179,25 @@ def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any])
     return " ".join(parts) or '""'
 
 
+def _text(rules: Rules, texts: Texts) -> str:
+    """The value of a parameter that is a text, or perhaps null, and the mark behind it."""
+    words = [word for each in texts.schemas for word in choices(each)]
+    words += ["null"] if texts.null else []
+    others = [each for each in texts.schemas if not choices(each)]
+    if not others:
+        said = " | ".join(map(rules.literal, words))
+        return f"({said}) {rules.literal(chr(10) + '</parameter>')}"
+    several = [limits(each) for each in others]
+    if not all(several):  # any text will do
+        return rules.text_within([], "\n", "</parameter>")
+    ways = [f"({' & '.join(each)})" for each in several]
+    ways += [json.dumps(word, ensure_ascii=False) for word in words]
+    return rules.text_within([f"({' | '.join(ways)})"], "\n", "</parameter>")
+
+
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a parameter can have a value at all, as far as is known."""
-    if is_never(value) or is_text(value) or is_plain(value):
+    if is_never(value) or texts_of(value) is not None or is_plain(value):
         return not is_never(value)
     return is_possible(_alone(value, schema))
 
