@@ -398,6 +398,56 @@ def test_calls_or_json(tokenizer: Tokenizer, grammars: Grammars) -> None:
             assert found.calls or json.loads(found.content) in ([1], [1, 1])
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["hermes", "tags", "gemma"])
+def test_objects_are_closed_in_every_notation(
+    name: str, strict: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    inner = {"type": "object", "properties": {}}
+    tools: Any = {"f": {"type": "object", "properties": {"a": inner}, "required": ["a"]}}
+    own = {"tools": tools, "forced": ("f",), "strict": frozenset({"f"} if strict else ())}
+    plan = planned(own_manner(name), grammars, **own)
+    for seed in range(4):
+        (call,) = told(plan, written(guide_of(plan), tokenizer, seed)).calls[:1]
+        assert json.loads(call.arguments) == {"a": {}}
+
+
+NOTHING: list[Any] = [
+    False,
+    {"enum": []},
+    {"type": "integer", "minimum": 3, "maximum": 2},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/M"}}, "required": ["a"]},
+    {"anyOf": [{"$ref": "#/$defs/M"}, {"type": "string", "minLength": 2, "maxLength": 1}]},
+    {"allOf": [{"type": "integer"}, {"$ref": "#/$defs/M"}]},
+]
+
+
+@pytest.mark.parametrize("strict", [frozenset({"f"}), frozenset()])
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_a_property_that_leads_to_nothing_is_left_out(
+    nothing: Any, strict: frozenset[str], tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    to: dict[str, Any] = {"$ref": "#/$defs/N"}
+    schema = {
+        "type": "object",
+        "properties": {"a": to, "b": {"enum": [1]}, "c": {"anyOf": [to, {"enum": [2]}]}},
+        "required": ["b", "c"],
+        "$defs": {"N": nothing, "M": False},
+    }
+    for name in ("hermes", "tags", "gemma"):
+        own = {"tools": {"f": schema}, "forced": ("f",), "strict": strict}
+        plan = planned(own_manner(name), grammars, **own)
+        assert plan.warnings == ()
+        (call,) = told(plan, written(guide_of(plan), tokenizer, 0)).calls[:1]
+        assert json.loads(call.arguments) == {"b": 1, "c": 2}
+    plan = planned(Manner(), grammars, tools={}, schema=schema)
+    put(guide_of(plan), tokenizer, '{"b": 1, "c": 2}')
+    for broken in ({**schema, "required": ["a"]}, {"$ref": "#/$defs/N", "$defs": schema["$defs"]}):
+        with pytest.raises(GrammarError):
+            planned(own_manner("hermes"), grammars, tools={"f": broken}, strict=frozenset({"f"}))
+        assert planned(own_manner("hermes"), grammars, tools={"f": broken}).warnings
+
+
 def test_what_cannot_be_enforced(grammars: Grammars) -> None:
     odd: Any = {"f": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}}
     lenient = planned(own_manner("hermes"), grammars, tools=odd)

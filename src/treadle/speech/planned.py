@@ -17,7 +17,7 @@ from treadle.speech.rows import Channels, Row
 from treadle.speech.scanner import Speech
 from treadle.text.grammar import Grammar
 from treadle.text.grammars import Grammars
-from treadle.text.json_schema import Schema, kept_schema
+from treadle.text.json_schema import Schema, enforced_schema, kept_schema
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
@@ -142,9 +142,13 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
     warnings = []
     for name, schema in wanted.tools.items():
         try:
-            if name not in wanted.strict:
+            if name in wanted.strict:
+                schema = enforced_schema(schema)
+            else:
                 schema, left_out = kept_schema(schema)
                 warnings += [f"tool {name!r:.80}: {each}" for each in left_out]
+            if schema is False:
+                raise GrammarError("nothing fulfils its schema")
             made[name] = schema
             grammars.schema({"type": "object", **schema}, lenient=name not in wanted.strict)
         except GrammarError as error:

@@ -22,6 +22,7 @@ from treadle.text.schema_limits import (
     within,
     without_nul,
 )
+from treadle.text.schema_never import Never
 
 WHITESPACE = r" |\n[ \t]{0,20}"
 
@@ -104,6 +105,11 @@ def schema_text(schema: Schema) -> str:
     return json.dumps(_value(schema))
 
 
+def enforced_schema(schema: Schema) -> Any:
+    """A schema as it is enforced. Raises GrammarError for what cannot be."""
+    return _enforced(_value(schema))
+
+
 def kept_schema(schema: Schema) -> tuple[Any, tuple[str, ...]]:
     """A schema without the patterns, references and formats that nothing can enforce, and what
     those were. Raises GrammarError for what is no schema.
@@ -153,7 +159,7 @@ class _Enforced:
                 f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
                 f"{MAX_DEPTH})"
             )
-        self._closed = ClosedObjects(root, self._parts)
+        self._closed, self._never = ClosedObjects(root, self._parts), Never(self._parts)
 
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
         """A part of it; ``is_map``: its keys are names."""
@@ -163,6 +169,8 @@ class _Enforced:
             return schema
         if is_map:
             return {name: self.schema(item) for name, item in schema.items()}
+        if isinstance(schema.get("$ref"), str) and self._never.at(schema["$ref"]):
+            return False
         kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
         patterns = kept.get("patternProperties")
         if isinstance(patterns, Mapping):
