@@ -135,6 +135,7 @@ def test_auto_binds_behind_the_mark(name: str, tokenizer: Tokenizer, grammars: G
     plan = planned(own_manner(name), grammars)
     guide = guide_of(plan)
     begun = {"json": '{"name": "', "harmony": "<|channel|>commentary to=functions."}
+    begun["actions"] = f"{own.trigger}{own.before}f"  # another name begins an answer in words
     before = "" if not own.trigger or own.channels else "so: "
     begin = before + begun.get(name, own.trigger)
     if not own.channels and own.trigger:
@@ -162,6 +163,38 @@ def test_what_models_write_is_allowed(name: str, tokenizer: Tokenizer, grammars:
         plan = planned(own_manner(name), grammars, tools=TOOLS, forced=forced)
         for text in filter(None, family):
             put(guide_of(plan), tokenizer, text)
+
+
+@pytest.mark.parametrize("sure", [True, False])
+@pytest.mark.parametrize("begin", row("actions").triggers)
+def test_a_call_of_no_tool_is_an_answer_in_words(
+    begin: str, sure: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """Command R+ says so that it needs no tool."""
+    own = row("actions")
+    plan = planned(own_manner("actions"), grammars)
+    none = f"{begin}{own.before}{own.content}{own.after}{{}}{own.behind}{own.wrap[1]}"
+    guide = guide_of(plan)
+    put(guide, tokenizer, none)
+    assert not guide.accepting  # nothing is said yet
+    put(guide, tokenizer, " 3 it is.")
+    assert guide.accepting
+    speech = replace(plan.speech, sure=sure)
+    for text in (f"{none}\n 3 it is.", f"{none[:-9]}"):
+        scanner, said = speech.scanner(), list[Said]()
+        for char in text:
+            said += scanner.feed(char)
+        found = Told.of([*said, *scanner.feed("", last=True)])
+        assert found.calls == []
+        if text.endswith("."):
+            assert found.content == " 3 it is."
+        elif sure:
+            assert found.content == ""
+    call = FAMILIES["actions"].f.replace(own.trigger, begin).replace(JSON, '{"text": "b", "n": 1}')
+    put(guide_of(plan), tokenizer, call)
+    assert told(plan, call).calls[0].name == "f"
+    with pytest.raises(AssertionError):  # where a call must be
+        put(guide_of(planned(own_manner("actions"), grammars, forced=("f",))), tokenizer, none)
 
 
 def test_after_a_call_text_is_free_unless_one_is_the_most(

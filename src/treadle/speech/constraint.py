@@ -9,7 +9,7 @@ from typing import Any
 from treadle.errors import GrammarError
 from treadle.speech.own import Own
 from treadle.speech.rows import Channels, Row
-from treadle.speech.rules import ANY_TEXT, Rules
+from treadle.speech.rules import ANY_TEXT, SOME_TEXT, Rules
 from treadle.speech.schemas import (
     Texts,
     choices,
@@ -34,7 +34,8 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
     rules = Rules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
-        return rules.source(_wrapped(rules, row, one))
+        answer = f" | {_in_words(rules, row)}" if row.content else ""
+        return rules.source(f"{_wrapped(rules, row, one)}{answer}")
     if row.channels:  # the trigger is within the header: its end may be written otherwise
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
@@ -61,7 +62,7 @@ def whole_answer(
     one = _one(rules, row, tools)
     if row.wrap[0]:
         own = _wrapped(rules, row, one, parallel=parallel)
-        answer = f"{rules.literal(row.wrap[0])} {own}"
+        answer = f"({' | '.join(map(rules.literal, row.triggers))}) {own}"
     else:
         call = f"{rules.literal(row.open)} {one}"
         several = parallel and row.trigger and not row.channels
@@ -114,6 +115,12 @@ def analysis(rules: Rules) -> str:
 def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:
     call = f"{rules.literal(row.open)} {one}"
     return f"{call} {_more(rules, row, call) if parallel else ''} {rules.literal(row.wrap[1])}"
+
+
+def _in_words(rules: Rules, row: Row) -> str:
+    """A call of no tool, and behind it the answer: else there would be none at all."""
+    call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
+    return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"
 
 
 def _more(rules: Rules, row: Row, call: str) -> str:

@@ -48,6 +48,12 @@ _ODD: dict[str, Any] = {
     "b": {"type": "array", "items": True},
     "c": {"oneOf": [True, {"type": "null"}]},
 }
+# What a schema may leave out: macros of Command R+ raise without it.
+_BARE: dict[str, Any] = {
+    "a": {"type": "string"},
+    "b": {"type": "array"},
+    "c": {"type": "object", "properties": {"d": {}}, "additionalProperties": False},
+}
 _GAPS = ("", "Done.")  # some raise on an assistant's message without text
 
 
@@ -68,6 +74,7 @@ class Manner:
     alternates: bool = False  # it raises on two messages of one role in a row
     gap: str | None = None  # what the assistant must say between a result and the user
     plain_schemas: bool = False  # it raises on what only some schemas have
+    full_schemas: bool = False  # it raises where they lack what most have
 
     def speech(self, prompt: str, **more: Any) -> Speech:
         """What may be found in an answer to ``prompt``."""
@@ -105,6 +112,7 @@ def find_manner(template: ChatTemplate) -> Manner:
         "channels": channels, "shows_tools": shows, "has_system": _SYSTEM in system,
         "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
         "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
+        "full_schemas": shows and not _rendered(template, [], properties=_BARE),
     }  # fmt: skip
     for as_text in (False, True):
         for none in (False, True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
-from treadle.speech.schemas import plainly
+from treadle.speech.schemas import fully, plainly
 from treadle.text.messages import check_messages, joined
 from treadle.text.renderer import LimitError
 
@@ -173,6 +173,8 @@ def _whole(function: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
     made.setdefault("parameters", {"type": "object", "properties": {}})
     if manner.plain_schemas:
         made["parameters"] = plainly(made["parameters"])
+    if manner.full_schemas:
+        made["parameters"] = fully(made["parameters"])
     return made
 
 

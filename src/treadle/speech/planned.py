@@ -97,7 +97,7 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             wanted.budget,
             bound,
             lazy,
-            trigger=_trigger(row),
+            triggers=_triggers(row),
             heads=tuple(head.encode() for head in _heads(row, tools)),
             once=not wanted.parallel,
         )
@@ -159,8 +159,8 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
     return made, warnings
 
 
-def _trigger(row: Row) -> bytes:
-    return b"to=functions." if row.channels else row.trigger.encode()
+def _triggers(row: Row) -> tuple[bytes, ...]:
+    return (b"to=functions.",) if row.channels else tuple(each.encode() for each in row.triggers)
 
 
 def _heads(row: Row, tools: Schemas) -> list[str]:

@@ -128,6 +128,20 @@ def _part_plainly(key: str, value: Any) -> Any:
     return plainly(value, is_map=True) if key in MAPS else value
 
 
+def fully(schema: Any) -> Any:
+    """The same schema with what it may leave out: descriptions of properties, and what an array and
+    an object have within them.
+    """
+    if not isinstance(schema, Mapping):
+        return {}
+    made = dict(schema)
+    if "properties" in made:
+        told = {name: {"description": "", **fully(v)} for name, v in properties_of(made).items()}
+        made["properties"] = told
+    within = {"array": "items", "object": "additionalProperties"}.get(str(made.get("type")))
+    return {**made, within: fully(made.get(within))} if within else made
+
+
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
     """The names of what must be there. Raises GrammarError where it is no list of names."""
     found = schema.get("required", ())
