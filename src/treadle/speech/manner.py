@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -75,6 +76,11 @@ class Manner:
     gap: str | None = None  # what the assistant must say between a result and the user
     plain_schemas: bool = False  # it raises on what only some schemas have
     full_schemas: bool = False  # it raises where they lack what most have
+
+    def begun(self) -> Manner:
+        """Of an answer whose content the prompt has begun: neither reasoning nor a header comes."""
+        row = GENERIC if self.channels else self.row
+        return replace(self, thought=None, channels=False, row=row)
 
     def speech(self, prompt: str, **more: Any) -> Speech:
         """What may be found in an answer to ``prompt``."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
+from treadle.speech.rows import Channels
 from treadle.speech.schemas import fully, plainly
-from treadle.text.messages import check_messages, joined
+from treadle.text.messages import check_messages, goes_on, joined
 from treadle.text.renderer import LimitError
 
 if TYPE_CHECKING:
@@ -60,6 +61,39 @@ def shaped(
     if manner.shows_tools:
         return made, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
     return _with_prompt(made, tools, manner), None
+
+
+def begun(messages: Sequence[Mapping[str, Any]], manner: Manner) -> Manner:
+    """The manner of an answer, where the last of some messages is perhaps its beginning."""
+    said = joined(messages[-1].get("content")) if goes_on(messages) else ""
+    if manner.thought is not None and said.rstrip().endswith(manner.thought.open.rstrip()):
+        return manner  # words that open reasoning
+    begins = said or (goes_on(messages) and messages[-1].get("reasoning_content"))
+    return manner.begun() if begins else manner
+
+
+def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:
+    """The prompt ``asked`` with what the assistant's last message says: its reasoning between its
+    marks, also where the prompt opens it, and its content where the family has contents.
+    """
+    manner, content = manner_of(template), joined(last.get("content"))
+    row, thought, reasoning = manner.row, manner.thought, str(last.get("reasoning_content") or "")
+    if not content and not reasoning:
+        return asked
+    if manner.channels:
+        said = reasoning and f"{Channels.thought.open}{reasoning}{Channels.end}{Channels.start}"
+        return f"{asked}{said}{Channels.final}{content}"
+    if row.content and row.open and asked.endswith(row.open):
+        return f"{asked}{row.content}{row.after}{content}"
+    ends = asked.rstrip()
+    if thought is not None and content.lstrip().startswith(thought.open.rstrip()):
+        opened = ends.endswith(thought.open.rstrip())
+        return f"{ends.removesuffix(thought.open.rstrip()) if opened else asked}{content}"
+    if thought is not None and ends.endswith(thought.open.rstrip()):
+        return f"{asked}{reasoning}\n{thought.close}\n\n{content}"
+    if thought is not None and reasoning and not ends.endswith(thought.close):
+        return f"{asked}{thought.open.rstrip()}\n{reasoning}\n{thought.close}\n\n{content}"
+    return f"{asked}{content}"
 
 
 def in_another_form(
