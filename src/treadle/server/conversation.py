@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import check_length, check_text
-from treadle.server.fields import Table, array, flag, mapping, read_fields, text, wrong
+from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, wrong
 from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
 from treadle.speech.messages import begun, shaped
@@ -38,6 +38,9 @@ FIELDS: Table = {
     "continue_final_message": flag,
     "add_generation_prompt": flag,
 }
+
+
+MESSAGE: Table = {"function_call": refused("use tool_calls")}
 
 
 def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -> None:
@@ -121,6 +124,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
             system.append(content)
             continue
         kept = {key: value for key, value in message.items() if value is not None}
+        read_fields(kept, MESSAGE, f"{where}.")
         if "tool_calls" in kept:
             calls = array(f"{where}.tool_calls", kept["tool_calls"])
             kept["tool_calls"] = [_call(f"{where}.tool_calls", call) for call in calls]

@@ -176,7 +176,8 @@ class _Reply:
     def __init__(self, service: Service, call: Call, body: Mapping[str, Any]) -> None:
         self.service, self.call = service, call
         self.id = f"resp_{secrets.token_hex(24)}"
-        form = mapping("text", body.get("text") or {}).get("format") or {"type": "text"}
+        own = mapping("text", body.get("text") or {})
+        form = own.get("format") or {"type": "text"}
         self._shared = {
             "id": self.id,
             "object": "response",
@@ -187,7 +188,7 @@ class _Reply:
             "previous_response_id": body.get("previous_response_id"),
             "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
             "store": body.get("store") is not False,
-            "text": {"format": form},
+            "text": {**own, "format": form},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
             "truncation": "disabled",
