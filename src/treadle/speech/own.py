@@ -112,8 +112,9 @@ class Own:
         behind = ""
         if most is None or most > len(first):
             item, n = self.value(other), max(len(first), 1)
-            some = counts(max(least - n, 0), None if most is None else int(most) - n)
-            behind = f'("," {item}){some}'
+            if most is None or most > n:
+                some = counts(max(least - n, 0), None if most is None else int(most) - n)
+                behind = f'("," {item}){some}'
             first = first or [item]
         for i in reversed(range(len(first))):
             behind = f"{first[i]} {behind}" if not i else f'"," {first[i]} {behind}'

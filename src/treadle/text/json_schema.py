@@ -40,6 +40,9 @@ _TIME = (
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
     "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
+_N = "[0-9]{1,6}"  # not a model's digits for ever
+_SPAN = f"(?:{_N}D|{_N}M(?:{_N}D)?|[0-9]{{1,4}}Y(?:{_N}M(?:{_N}D)?)?)"  # RFC 3339's appendix
+_HOURS = f"T(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 
@@ -48,6 +51,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "date": (f"^{_DATE}$",),
     "time": (f"^{_TIME}$",),
     "date-time": (f"^{_DATE}[Tt]{_TIME}$",),
+    "duration": (f"^P(?:{_SPAN}(?:{_HOURS})?|{_HOURS}|{_N}W)$",),
     "email": (f"^{_ATOM}(?:\\.{_ATOM})*@{_LABEL}(?:\\.{_LABEL})*$", "^[^@]{1,64}@.{1,253}$"),
     "hostname": (f"^{_LABEL}(?:\\.{_LABEL})*$", "^.{1,253}$"),
 }
