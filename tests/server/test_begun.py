@@ -74,7 +74,7 @@ def test_answers_go_on_where_they_were_begun(begun: tuple[str, TestClient]) -> N
     _, client = begun
     talk = [*HI, {"role": "assistant", "content": "A list:"}]
     for said in ("\n1. a", "<|channel|>"):
-        body = {"messages": talk, "grammar": f"root ::= {json.dumps(said)}"}
+        body: dict[str, Any] = {"messages": talk, "grammar": f"root ::= {json.dumps(said)}"}
         assert post(client, CHAT, **body)["choices"][0]["message"]["content"] == said
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [5]}}}
     made = post(client, CHAT, messages=talk, response_format=form, reasoning_budget=5)

@@ -468,7 +468,7 @@ def test_a_property_that_leads_to_nothing_is_left_out(
         "$defs": {"N": nothing, "M": False},
     }
     for name in ("hermes", "tags", "gemma"):
-        own = {"tools": {"f": schema}, "forced": ("f",), "strict": strict}
+        own: dict[str, Any] = {"tools": {"f": schema}, "forced": ("f",), "strict": strict}
         plan = planned(own_manner(name), grammars, **own)
         assert plan.warnings == ()
         (call,) = told(plan, written(guide_of(plan), tokenizer, 0)).calls[:1]
