@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -306,6 +309,33 @@ def test_items_stay_while_one_response_has_them() -> None:
     assert talks.drop("a")
     assert talks.item("x") is None
     assert (talks._n, talks._of_item) == (0, {})
+
+
+def test_talks_of_several_threads() -> None:
+    """The event loop keeps responses while threads of the pool look for older ones."""
+    talks, over = Talks(most=3), threading.Event()
+
+    def look() -> int:
+        n = 0
+        while not over.is_set():
+            for name in list(map(str, range(max(at[0] - 4, 0), at[0] + 1))):
+                n += talks.get(name) is not None
+                n += talks.item(f"of {name}") is not None
+        return n
+
+    at, before = [0], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(look)
+            for at[0] in range(3000):
+                talks.keep(str(at[0]), Kept([], [], {"output": [{"id": f"of {at[0]}"}]}))
+            over.set()
+            assert looking.result() >= 0
+    finally:
+        over.set()
+        sys.setswitchinterval(before)
+    assert len(talks._of_item) == 3
 
 
 def test_the_items_that_a_response_was_asked_with(client: TestClient) -> None:

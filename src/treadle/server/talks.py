@@ -8,6 +8,7 @@ from collections import OrderedDict
 from functools import cached_property
 from typing import Any
 
+from treadle.forked import free_lock
 from treadle.record import dataclass
 
 Message = dict[str, Any]
@@ -38,32 +39,42 @@ class Kept:
 
 
 class Talks:
-    """The last conversations, by the id of their last response; and their items, by their own."""
+    """The last conversations, by the id of their last response; and their items, by their own. The
+    event loop keeps them, threads of the pool look for them.
+    """
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
         self._most, self._most_characters = most, most_characters
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._of_item: dict[str, dict[str, None]] = {}  # the responses that have each item
         self._n = 0  # characters
+        self._lock = free_lock()
 
     def keep(self, name: str, kept: Kept) -> None:
         """Keep a response. Those that nobody asked for for the longest time go."""
-        self._kept[name] = kept
-        for item in kept.items:
-            self._of_item.setdefault(item["id"], {})[name] = None
-        self._n += kept.n
-        while len(self._kept) > self._most or self._n > self._most_characters:
-            self.drop(next(iter(self._kept)))
+        n = kept.n  # takes long for a long one
+        with self._lock:
+            self._kept[name] = kept
+            for item in kept.items:
+                self._of_item.setdefault(item["id"], {})[name] = None
+            self._n += n
+            while len(self._kept) > self._most or self._n > self._most_characters:
+                self._drop(next(iter(self._kept)))
 
     def get(self, name: str) -> Kept | None:
         """A response, if it is still here."""
-        found = self._kept.get(name)
-        if found is not None:
-            self._kept.move_to_end(name)
-        return found
+        with self._lock:
+            found = self._kept.get(name)
+            if found is not None:
+                self._kept.move_to_end(name)
+            return found
 
     def drop(self, name: str) -> bool:
         """Forget a response; whether it was here. Others that went on from it stay as they are."""
+        with self._lock:
+            return self._drop(name)
+
+    def _drop(self, name: str) -> bool:
         gone = self._kept.pop(name, None)
         if gone is None:
             return False
@@ -76,8 +87,10 @@ class Talks:
 
     def item(self, name: str) -> Item | None:
         """One item of a conversation, if a response of that is still here."""
-        if name not in self._of_item:
-            return None
-        of = next(reversed(self._of_item[name]))
-        self._kept.move_to_end(of)
-        return next(item for item in self._kept[of].items if item["id"] == name)
+        with self._lock:
+            if name not in self._of_item:
+                return None
+            of = next(reversed(self._of_item[name]))
+            self._kept.move_to_end(of)
+            found = self._kept[of]
+        return next(item for item in found.items if item["id"] == name)
