@@ -273,7 +273,10 @@ def test_ids_of_a_file_without_a_vocabulary(
 
 def test_chat(tiny: WriteTiny) -> None:
     with treadle.load(tiny(), threads=1) as model:
-        vars(model)["template"] = Template()
+        vars(model)["template"] = ChatTemplate(
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}[assistant]{% endif %}"
+        )
         talk: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
         assert model.chat_prompt(talk) == "[user]hi[assistant]"
         made = model.chat(talk, max_tokens=3, sampling=GREEDY)

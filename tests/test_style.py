@@ -100,7 +100,7 @@ MAY_IMPORT = {
     " engine session sampling answer request scheduler turns generation reply rerank embedding text"
     " convert arguments card",
     "speech": "errors answer text",
-    "reply": "errors values arguments generation speech text.grammars text.messages",
+    "reply": "errors values arguments generation speech text.grammars text.messages text.prompt",
     "server": "errors arguments logprobs version answer card engine sampling text speech"
     " kernels.choice model models.graphs rerank embedding session kvfile",
     "batchfile": "errors server",

@@ -80,10 +80,11 @@ class Answer:
         self._n_given = 0  # characters of all pieces
         self.tokenizer, self._prompt_ids = tokenizer, prompt_ids
         self._decoder: StreamDecoder | None = None
-        self.stop, self._held = stop_strings(stop), ""
+        self.stop = stop_strings(stop)
+        self._held = self._heard = ""  # text that is held back; and as stop strings are looked for
         self.stopped_by = ""  # the stop string that ended the text, if one did
         self.shown: Container[int] = ()  # control tokens that the text spells
-        self.quiet: Quiet | None = None  # where stop strings do not count
+        self.ear: Ear | None = None  # for what stop strings are looked for in; else all
         self.lines: Lines | None = None  # where its lines end it
         room = n_ctx + 1 - len(prompt_ids)  # the last id is only said: nothing follows it
         self._most, self._at_most = room, "context"
@@ -167,21 +168,26 @@ class Answer:
     def _give(self, new: str, *, last: bool = False) -> bool:
         """Show what of the held and new text may be shown; whether a stop string ended it."""
         text, stopped, keep = self._held + new, False, 0
-        start = self.quiet.end(text, last) if self.quiet is not None else 0
-        if start is None:  # whether it is quiet is not known yet
-            keep = len(text)
-        elif self.stop and start < len(text):
-            found = [(at, stop) for stop in self.stop if (at := text.find(stop, start)) >= 0]
-            if found:
-                at, self.stopped_by = min(found)
-                text, stopped = text[:at], True
-            elif not last:
-                keep = max(overlap(text[start:], stop) for stop in self.stop)
-        self._held = text[len(text) - keep :]
+        heard = self._heard + (new if self.ear is None else self.ear.feed(new, last=last))
+        found = [(at, stop) for stop in self.stop if (at := heard.find(stop)) >= 0]
+        if found:
+            at, self.stopped_by = min(found)
+            text, stopped = text[:at], True
+        elif not last:
+            keep = max((overlap(heard, stop) for stop in self.stop), default=0)
+            keep += len(text) - len(heard)
+        self._held, self._heard = text[len(text) - keep :], heard[len(text) - keep :]
         if piece := text[: len(text) - keep]:
             self._n_given += len(piece)
             self.pieces.append((piece, self._n_begun()))
         return stopped
+
+
+class Ear(Protocol):
+    """Knows what of a text is said."""
+
+    def feed(self, text: str, *, last: bool) -> str:
+        """As many characters as are known of, those that are not said as others."""
 
 
 class Lines:
@@ -215,40 +221,6 @@ class Lines:
                     return at + 1
                 self._blanks = 0
         return None
-
-
-class Quiet:
-    """Where stop strings do not count: between two marks at a text's beginning, the first of which
-    the prompt has perhaps ``opened``.
-    """
-
-    def __init__(self, open: str, close: str, *, opened: bool = False) -> None:
-        self._open, self._close = open, close
-        self._state = "in" if opened else "start"
-        self._tail = ""  # of the quiet text before
-
-    def end(self, text: str, last: bool) -> int | None:
-        """Of what was not given out yet, where stop strings begin to count; None where more text
-        must come to tell.
-        """
-        at = 0
-        if self._state == "start":
-            said = text.lstrip()
-            if said.startswith(self._open):
-                self._state, at = "in", len(text) - len(said) + len(self._open)
-            elif self._open.startswith(said) and not last:
-                return None
-            else:
-                self._state = "over"
-        if self._state == "over":
-            return at
-        before = self._tail + text[at:]
-        found = before.find(self._close)
-        if found < 0:
-            self._tail = before[1 - len(self._close) :]
-            return len(text)
-        self._state = "over"
-        return at + max(0, found + len(self._close) - len(self._tail))
 
 
 class Model(Protocol):

@@ -30,7 +30,7 @@ from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.named import open_device
 from treadle.engine import OUTPUTS, Engine
-from treadle.errors import ForkedError, TemplateError, TreadleError
+from treadle.errors import ForkedError, TreadleError
 from treadle.files.target import file_name
 from treadle.generation import Generation, in_order
 from treadle.models.load import load_config
@@ -316,15 +316,9 @@ class Model:
         template: Mapping[str, Any] | None = None, **variables: Any,
     ) -> str:  # fmt: skip
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
-        from treadle.text.prompt import chat_prompt
+        from treadle.reply import prompt_of
 
-        given, own = (tools, template, variables, SETTINGS), self.template
-        try:
-            return chat_prompt(own, messages, *given)
-        except TemplateError as error:
-            from treadle.reply import retold
-
-            return chat_prompt(own, retold(own, messages, tools, error), *given)
+        return prompt_of(self.template, messages, tools, template, variables, SETTINGS)
 
     # -- numbers --------------------------------------------------------------------------------
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.generation import Generation
 from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
-from treadle.speech.messages import check_calls, in_another_form, shaped
+from treadle.speech.messages import begun, check_calls, gone_on, in_another_form, shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
 from treadle.text.messages import check_messages, read_messages
+from treadle.text.prompt import chat_prompt
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
@@ -99,15 +101,22 @@ class Reply(Generation):
         return made
 
 
-def retold(
-    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, error: TemplateError
-) -> list[dict[str, Any]]:
-    """A conversation on which a template raises, as it may take it. Raises ``error`` where that is
-    no other, and for one with tools, which ``reply`` has put in its form.
+def prompt_of(
+    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
+) -> str:
+    """``chat_prompt`` of a conversation; one on which the template raises as it may take it, but
+    with tools, for which ``reply`` has put it in its form.
     """
-    if tools is not None:
-        raise error
-    return in_another_form(messages, template, error)
+
+    def made(messages: Sequence[dict[str, Any]]) -> str:
+        return chat_prompt(template, messages, tools, *given, go_on=partial(gone_on, template))
+
+    try:
+        return made(messages)
+    except TemplateError as error:
+        if tools is not None:
+            raise
+        return made(in_another_form(messages, template, error))
 
 
 def reply(
@@ -155,7 +164,7 @@ def reply(
         budget=reasoning_budget,
     )
     grammars = model.grammars
-    planned = plan_answer(wanted, manner, text, grammars)
+    planned = plan_answer(wanted, begun(messages, manner), text, grammars)
     made = model.generate(
         grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
     )

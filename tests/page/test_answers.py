@@ -63,6 +63,24 @@ def test_stop_ends_the_stream_and_keeps_what_there_is(script: Scripted, visit: O
     assert script.bodies[1]["messages"][-1] == {"role": "assistant", "content": "Half of "}
 
 
+def test_what_was_thought_is_told_where_an_answer_is_gone_on_with(
+    script: Scripted, visit: Opened
+) -> None:
+    script.answers.append([says(reasoning_content="hm"), says("Half of "), threading.Event()])
+    page = visit(script.url)
+    ask(page, "Go")
+    expect(page.get_by_role("log")).to_contain_text("Half of")
+    page.click("#stop")
+    script.answers.append([says("it."), end()])
+    page.click('[data-does="resume"]')
+    expect(page.locator(".stats").last).to_contain_text("tokens/s")
+    assert script.bodies[1]["messages"][-1] == {
+        "role": "assistant",
+        "content": "Half of ",
+        "reasoning_content": "hm",
+    }
+
+
 def test_escape_stops_too(script: Scripted, visit: Opened) -> None:
     script.answers.append([says("On"), threading.Event()])
     page = visit(script.url)

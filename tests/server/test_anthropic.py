@@ -132,6 +132,19 @@ def test_neighbours_of_one_role_are_one_turn(
     ("block", "said"),
     [
         ({"type": "document", "source": {"type": "text", "data": "x y"}}, "x y"),
+        (
+            {
+                "type": "document",
+                "title": "T",
+                "context": "C",
+                "source": {
+                    "type": "content",
+                    "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}],
+                },
+            },
+            "T\nC\nx\ny",
+        ),
+        ({"type": "document", "title": None, "source": {"type": "content", "content": "x"}}, "x"),
         ({"type": "search_result", "content": [{"type": "text", "text": "x y"}]}, "x y"),
         ({"type": "tool_reference", "tool_name": "f"}, "f"),
     ],

@@ -14,6 +14,7 @@ import treadle
 from tests.server.conftest import N_CTX
 from tests.server.test_openai import post
 from treadle.server.embeddings import _ids as texts_ids
+from treadle.server.ollama import _thinking
 
 HI = [{"role": "user", "content": "hi"}]
 OPTIONS = {"temperature": 0, "num_predict": 8}
@@ -120,6 +121,22 @@ def test_no_limit(no_limit: int, client: TestClient) -> None:
     body: dict[str, Any] = {"messages": HI, "stream": False, "options": options}
     found = post(client, "/api/chat", **body)
     assert (found["message"]["content"], found["done_reason"]) == ("abc", "stop")
+
+
+@pytest.mark.parametrize(
+    ("think", "on", "effort"),
+    [
+        (True, True, None), (False, False, None), ("true", True, None), ("false", False, None),
+        ("high", True, "high"),
+    ],
+)  # fmt: skip
+def test_think(think: Any, on: bool, effort: str | None, client: TestClient) -> None:
+    own = {} if effort is None else {"reasoning_effort": effort}
+    assert _thinking({"think": think}) == {"chat_template_kwargs": {"enable_thinking": on}, **own}
+    assert _thinking({"think": None}) == _thinking({"think": ""}) == {}
+    for wrong in (5, "much", [True]):
+        error = post(client, "/api/chat", 400, messages=HI, think=wrong)["error"]
+        assert error.startswith("think: expected one of true, false, low")
 
 
 def test_nothing_to_say_loads_the_model(client: TestClient) -> None:

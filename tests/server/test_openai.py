@@ -229,6 +229,10 @@ def test_what_asks_for_nothing_changes_nothing(more: dict[str, Any], client: Tes
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
             "messages[0].tool_calls.function.name",
         ),
+        (
+            {"messages": [*HI, {"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages[1].function_call: use tool_calls",
+        ),
         ({"messages": HI, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),

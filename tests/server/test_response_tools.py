@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from tests.server.test_openai import post
 from tests.server.test_responses import named
 from tests.server.test_tools import PARAMETERS, gbnf
-from treadle.server.openai_items import in_turns, read_items
+from treadle.server.openai_items import given_items, in_turns, read_items
 from treadle.server.openai_tools import chat_choice, flat_name, read_response_tools
 from treadle.server.problems import ApiError
 from treadle.server.talks import Talks
@@ -93,8 +93,8 @@ def test_reasoning_that_comes_back_as_it_was_sealed(agent: TestClient) -> None:
             "summary": [],
             "encrypted_content": thought["encrypted_content"],
         }
-        made = in_turns(read_items([user, bare, said, user], Talks()))
-        assert made == in_turns(read_items([user, *plain, user], Talks()))
+        made = in_turns(read_items(given_items([user, bare, said, user], Talks())))
+        assert made == in_turns(read_items(given_items([user, *plain, user], Talks())))
         assert made[1]["reasoning_content"] == "hm é"
 
 
@@ -102,7 +102,7 @@ def test_reasoning_that_comes_back_as_it_was_sealed(agent: TestClient) -> None:
 def test_reasoning_that_nobody_can_read(value: Any) -> None:
     user = {"role": "user", "content": "x"}
     thought = {"type": "reasoning", "summary": [], "encrypted_content": value}
-    assert read_items([user, thought], Talks()) == [user]
+    assert read_items(given_items([user, thought], Talks())) == [user]
 
 
 def test_a_custom_call_that_is_cut(agent: TestClient) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -14,9 +17,9 @@ import treadle
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from treadle.server.call import Piece
-from treadle.server.openai_items import in_turns, read_items
+from treadle.server.openai_items import given_items, in_turns, read_items
 from treadle.server.service import Service
-from treadle.server.talks import Talks
+from treadle.server.talks import Kept, Talks
 
 PATH = "/v1/responses"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 8}
@@ -149,7 +152,7 @@ def test_reasoning_goes_with_the_turn_behind_it() -> None:
     user = {"role": "user", "content": "x"}
     said = {"role": "assistant", "content": "y"}
     items = [user, thought, call, thought, said, call, none, user, thought, user, thought]
-    made = in_turns(read_items(items, Talks()))
+    made = in_turns(read_items(given_items(items, Talks())))
     calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     assert made == [
         user,
@@ -276,28 +279,108 @@ def test_refused(body: dict[str, Any], client: TestClient) -> None:
 
 
 def test_talks_are_bounded() -> None:
-    talks = Talks(most=2, most_characters=150)
+    talks = Talks(most=2, most_characters=300)
+    none: dict[str, Any] = {"output": []}
     for name in "abc":
-        items = {f"of {name}": {"content": name}}
-        talks.keep(name, [{"role": "user", "content": name}], items, {"id": name})
+        item = {"id": f"of {name}", "content": name}
+        talks.keep(name, Kept([{"role": "user", "content": name}], [], {"output": [item]}))
     assert talks.get("a") is None
     assert talks.item("of a") is None
-    found = talks.get("b")
-    assert found is not None
-    assert found.talk == [{"role": "user", "content": "b"}, {"content": "b"}]
-    talks.keep("d", [], {}, {})
+    assert talks.get("b") is not None
+    talks.keep("d", Kept([], [], none))
     assert talks.get("c") is None  # b was asked for later
-    assert talks.item("of b") == {"content": "b"}
-    talks.keep("e", [], {}, {})
+    assert talks.item("of b") == {"id": "of b", "content": "b"}
+    talks.keep("e", Kept([], [], none))
     assert talks.get("d") is None  # an item of b was
-    talks.keep("f", [{"content": "x" * 200}], {}, {})
-    talks.keep("g", [], {}, {"output": "x" * 200})
-    assert [talks.get(name) for name in "fgb"] == [None, None, None]
+    talks.keep("f", Kept([{"content": "x" * 400}], [], none))
+    talks.keep("g", Kept([], [], {**none, "text": "x" * 400}))
+    talks.keep("h", Kept([], [{"id": "of h", "content": "x" * 400}], none))
+    assert [talks.get(name) for name in "fghb"] == [None, None, None, None]
     assert (talks._n, talks._of_item) == (0, {})
-    talks.keep("h", [], {"of h": {}}, {})
-    assert talks.drop("h")
-    assert not talks.drop("h")
+
+
+def test_items_stay_while_one_response_has_them() -> None:
+    talks, item = Talks(), {"id": "x"}
+    talks.keep("a", Kept([], [item, item], {"output": []}))
+    talks.keep("b", Kept([], [], {"output": [item]}))
+    assert talks.drop("b")
+    assert not talks.drop("b")
+    assert talks.item("x") == item
+    assert talks.drop("a")
+    assert talks.item("x") is None
     assert (talks._n, talks._of_item) == (0, {})
+
+
+def test_talks_of_several_threads() -> None:
+    """The event loop keeps responses while threads of the pool look for older ones."""
+    talks, over = Talks(most=3), threading.Event()
+
+    def look() -> int:
+        n = 0
+        while not over.is_set():
+            for name in list(map(str, range(max(at[0] - 4, 0), at[0] + 1))):
+                n += talks.get(name) is not None
+                n += talks.item(f"of {name}") is not None
+        return n
+
+    at, before = [0], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(look)
+            for at[0] in range(3000):
+                talks.keep(str(at[0]), Kept([], [], {"output": [{"id": f"of {at[0]}"}]}))
+            over.set()
+            assert looking.result() >= 0
+    finally:
+        over.set()
+        sys.setswitchinterval(before)
+    assert len(talks._of_item) == 3
+
+
+def test_the_items_that_a_response_was_asked_with(client: TestClient) -> None:
+    """Those of responses before it, too; the last comes first, unless that is asked otherwise."""
+    people = openai.OpenAI(
+        api_key="none", base_url="http://localhost/v1", http_client=client, max_retries=0
+    )
+    first = post(client, PATH, input="hi", instructions="be brief", **GREEDY)
+    own = {"id": "msg_mine", "role": "user", "content": [{"type": "input_text", "text": "and?"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "3"}
+    items = [{"type": "item_reference", "id": first["output"][0]["id"]}, own, call, output]
+    second = post(client, PATH, input=items, previous_response_id=first["id"], **GREEDY)
+    (said,) = people.responses.input_items.list(first["id"])
+    assert said.to_dict() == {
+        "id": said.id,
+        "type": "message",
+        "role": "user",
+        "status": "completed",
+        "content": [{"type": "input_text", "text": "hi"}],
+    }
+    whole = [
+        each.to_dict() for each in people.responses.input_items.list(second["id"], order="asc")
+    ]
+    kinds = ["message"] * 4 + ["function_call", "function_call_output"]
+    assert [each["type"] for each in whole] == kinds
+    assert [each["id"] for each in whole][:4] == [
+        said.id, first["output"][0]["id"], first["output"][0]["id"], "msg_mine"
+    ]  # fmt: skip
+    assert whole[1] == first["output"][0]
+    pages = people.responses.input_items.list(second["id"], limit=4)
+    assert [each.to_dict() for each in pages] == whole[:1:-1] + whole[:1]
+    path = f"{PATH}/{second['id']}/input_items"
+    page = client.get(path, params={"limit": 2}).json()
+    assert (page["first_id"], page["last_id"]) == (whole[-1]["id"], whole[-2]["id"])
+    assert (page["object"], page["has_more"]) == ("list", True)
+    end = client.get(path, params={"after": said.id}).json()
+    assert (end["data"], end["first_id"], end["has_more"]) == ([], None, False)
+    reference = {"type": "item_reference", "id": "msg_mine"}
+    assert post(client, f"{PATH}/input_tokens", input=[reference]) == post(
+        client, f"{PATH}/input_tokens", input="and?"
+    )
+    for wrong in ({"limit": 0}, {"limit": "x"}, {"order": "up"}, {"after": "5"}):
+        assert client.get(path, params=wrong).json()["error"]["param"] in wrong
+    assert client.get(f"{PATH}/resp_none/input_items").status_code == 404
 
 
 def test_a_response_by_its_id(client: TestClient) -> None:

@@ -285,6 +285,21 @@ def test_stop_strings_cut_no_call_that_is_forced(stop: str, agent: TestClient) -
     assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
 
 
+@pytest.mark.parametrize("stop", ['"', "}", "f", "<tool_call>"])
+def test_stop_strings_cut_no_call_that_the_model_chose(stop: str, agent: TestClient) -> None:
+    """They hold for what is said beside it."""
+    body: dict[str, Any] = {"messages": HI, "tools": [F, G], "stop": stop}
+    choice = post(agent, CHAT, **body, grammar=TWO)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "so:"
+    calls = choice["message"]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [ARGUMENTS, {}]
+    assert post(agent, CHAT, **{**body, "stop": "o:"}, grammar=TWO)["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "s",
+    }
+
+
 def test_several_calls_may_be_required(agent: TestClient) -> None:
     """As many as the context has room for, up to 16; the last one is perhaps cut."""
     tools = [{"type": "function", "function": {"name": "g", "parameters": PARAMETERS}}]

@@ -92,6 +92,10 @@ FAMILIES = {
         '<|tool_call>call:f{list:[<|"|>a<|"|>,<|"|>b<|"|>],n:-3,text:<|"|>é}\n"<<|"|>}<tool_call|>',
         "<|tool_call>call:g{}<tool_call|>",
     ),
+    "actions": wrapped(
+        "Action:\n```json\n[",
+        '\n    {{\n        "tool_name": "{}",\n        "parameters": {}\n    }}', ",", "\n]```",
+    ),
     "action": wrapped(
         "<|START_ACTION|>[", '\n    {{"tool_name": "{}", "parameters": {}}}', ",",
         "\n]<|END_ACTION|>",

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.speech.families import FAMILIES, JSON, TOOLS, row
-from treadle.answer import Answer, Quiet
+from tests.speech.families import ARGUMENTS, FAMILIES, JSON, TOOLS, row
+from treadle.answer import Answer
 from treadle.errors import GrammarError
-from treadle.speech import Manner, Said, Thought, Told
+from treadle.speech import Manner, Said, Speech, Thought, Told
 from treadle.speech.guide import Guide
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.rows import HERMES, ROWS, THOUGHTS, Channels
@@ -135,6 +135,7 @@ def test_auto_binds_behind_the_mark(name: str, tokenizer: Tokenizer, grammars: G
     plan = planned(own_manner(name), grammars)
     guide = guide_of(plan)
     begun = {"json": '{"name": "', "harmony": "<|channel|>commentary to=functions."}
+    begun["actions"] = f"{own.trigger}{own.before}f"  # another name begins an answer in words
     before = "" if not own.trigger or own.channels else "so: "
     begin = before + begun.get(name, own.trigger)
     if not own.channels and own.trigger:
@@ -162,6 +163,38 @@ def test_what_models_write_is_allowed(name: str, tokenizer: Tokenizer, grammars:
         plan = planned(own_manner(name), grammars, tools=TOOLS, forced=forced)
         for text in filter(None, family):
             put(guide_of(plan), tokenizer, text)
+
+
+@pytest.mark.parametrize("sure", [True, False])
+@pytest.mark.parametrize("begin", row("actions").triggers)
+def test_a_call_of_no_tool_is_an_answer_in_words(
+    begin: str, sure: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """Command R+ says so that it needs no tool."""
+    own = row("actions")
+    plan = planned(own_manner("actions"), grammars)
+    none = f"{begin}{own.before}{own.content}{own.after}{{}}{own.behind}{own.wrap[1]}"
+    guide = guide_of(plan)
+    put(guide, tokenizer, none)
+    assert not guide.accepting  # nothing is said yet
+    put(guide, tokenizer, " 3 it is.")
+    assert guide.accepting
+    speech = replace(plan.speech, sure=sure)
+    for text in (f"{none}\n 3 it is.", f"{none[:-9]}"):
+        scanner, said = speech.scanner(), list[Said]()
+        for char in text:
+            said += scanner.feed(char)
+        found = Told.of([*said, *scanner.feed("", last=True)])
+        assert found.calls == []
+        if text.endswith("."):
+            assert found.content == " 3 it is."
+        elif sure:
+            assert found.content == ""
+    call = FAMILIES["actions"].f.replace(own.trigger, begin).replace(JSON, '{"text": "b", "n": 1}')
+    put(guide_of(plan), tokenizer, call)
+    assert told(plan, call).calls[0].name == "f"
+    with pytest.raises(AssertionError):  # where a call must be
+        put(guide_of(planned(own_manner("actions"), grammars, forced=("f",))), tokenizer, none)
 
 
 def test_after_a_call_text_is_free_unless_one_is_the_most(
@@ -328,16 +361,21 @@ def test_without_anything_wanted_nothing_is_computed(grammars: Grammars) -> None
     assert planned(Manner(), grammars, tools={}).guide() is None
 
 
+def stopped(tokenizer: Tokenizer, speech: Speech, said: str, *stop: str) -> str:
+    """What an answer gives of all that was said."""
+    answer = Answer(tokenizer, [1], n_ctx=2000, stop=stop)
+    Planned(speech).dress(answer)
+    for id in tokenizer.encode_plain(said, start=False):
+        if not answer.done:
+            answer.push(id)
+    if not answer.done:
+        answer.push(None)
+    return "".join(piece for piece, _ in answer.pieces)
+
+
 def test_stop_strings_do_not_count_within_reasoning(tokenizer: Tokenizer) -> None:
     def text(said: str, opened: bool) -> str:
-        answer = Answer(tokenizer, [1], n_ctx=500, stop=["stop", "<th"])
-        answer.quiet = Quiet("<think>", "</think>", opened=opened)
-        for id in tokenizer.encode_plain(said, start=False):
-            if not answer.done:
-                answer.push(id)
-        if not answer.done:
-            answer.push(None)
-        return "".join(piece for piece, _ in answer.pieces)
+        return stopped(tokenizer, Speech(thought=THINK, opened=opened), said, "stop", "<th")
 
     assert text("a stop b</think>so stop c", True) == "a stop b</think>so "
     assert text("<think>a stop b</think>so stop c", False) == "<think>a stop b</think>so "
@@ -345,6 +383,36 @@ def test_stop_strings_do_not_count_within_reasoning(tokenizer: Tokenizer) -> Non
     assert text("a <th b", False) == "a "
     assert text("<thi", False) == ""
     assert text("never stop", True) == "never stop"
+    gap = "<think>a</think>\n\nso\nb"
+    assert stopped(tokenizer, Speech(thought=THINK), gap, "\n") == gap[:-2]
+
+
+@pytest.mark.parametrize("sure", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stop_strings_do_not_count_within_calls(
+    name: str, sure: bool, tokenizer: Tokenizer
+) -> None:
+    """Nor in their marks; they do in what is said beside them."""
+    own = row(name)
+    speech = Speech(row=own, channels=own.channels, tools=TOOLS, sure=sure, streams=sure)
+    said = FAMILIES[name].several or FAMILIES[name].f
+    head = Channels.final if own.channels else ""
+    if name in ("recipient", "json"):
+        before = behind = ""
+    elif own.channels:
+        before, behind = f"{head}Look:{Channels.end}{Channels.start}", f"{Channels.start}{head}"
+    else:
+        before, behind = "Look:\n", "\nso"
+    for stop in ('"', "}", "text", "<", "[", "f", "\n", "a", own.trigger or "{", own.close or "}"):
+        found = stopped(tokenizer, speech, f"{before}{said}{behind}", stop)
+        calls = Told.of(speech.scanner().feed(found, last=True)).calls
+        assert [call.name for call in calls] == (["f", "g"] if FAMILIES[name].several else ["f"])
+        assert json.loads(calls[0].arguments) == ARGUMENTS
+    if behind:
+        whole = f"{before}{said}{behind} STOP it"
+        assert stopped(tokenizer, speech, whole, "STOP") == whole.removesuffix("STOP it")
+        begun = whole.replace("Look:", "Look: STOP")
+        assert stopped(tokenizer, speech, begun, "STOP") == f"{head}Look: "
 
 
 # -- schemas -----------------------------------------------------------------------------------
@@ -361,6 +429,56 @@ def test_calls_or_json(tokenizer: Tokenizer, grammars: Grammars) -> None:
             found = told(plan, written(guide_of(plan), tokenizer, seed))
             check(found.calls)
             assert found.calls or json.loads(found.content) in ([1], [1, 1])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["hermes", "tags", "gemma"])
+def test_objects_are_closed_in_every_notation(
+    name: str, strict: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    inner = {"type": "object", "properties": {}}
+    tools: Any = {"f": {"type": "object", "properties": {"a": inner}, "required": ["a"]}}
+    own = {"tools": tools, "forced": ("f",), "strict": frozenset({"f"} if strict else ())}
+    plan = planned(own_manner(name), grammars, **own)
+    for seed in range(4):
+        (call,) = told(plan, written(guide_of(plan), tokenizer, seed)).calls[:1]
+        assert json.loads(call.arguments) == {"a": {}}
+
+
+NOTHING: list[Any] = [
+    False,
+    {"enum": []},
+    {"type": "integer", "minimum": 3, "maximum": 2},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/M"}}, "required": ["a"]},
+    {"anyOf": [{"$ref": "#/$defs/M"}, {"type": "string", "minLength": 2, "maxLength": 1}]},
+    {"allOf": [{"type": "integer"}, {"$ref": "#/$defs/M"}]},
+]
+
+
+@pytest.mark.parametrize("strict", [frozenset({"f"}), frozenset()])
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_a_property_that_leads_to_nothing_is_left_out(
+    nothing: Any, strict: frozenset[str], tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    to: dict[str, Any] = {"$ref": "#/$defs/N"}
+    schema = {
+        "type": "object",
+        "properties": {"a": to, "b": {"enum": [1]}, "c": {"anyOf": [to, {"enum": [2]}]}},
+        "required": ["b", "c"],
+        "$defs": {"N": nothing, "M": False},
+    }
+    for name in ("hermes", "tags", "gemma"):
+        own: dict[str, Any] = {"tools": {"f": schema}, "forced": ("f",), "strict": strict}
+        plan = planned(own_manner(name), grammars, **own)
+        assert plan.warnings == ()
+        (call,) = told(plan, written(guide_of(plan), tokenizer, 0)).calls[:1]
+        assert json.loads(call.arguments) == {"b": 1, "c": 2}
+    plan = planned(Manner(), grammars, tools={}, schema=schema)
+    put(guide_of(plan), tokenizer, '{"b": 1, "c": 2}')
+    for broken in ({**schema, "required": ["a"]}, {"$ref": "#/$defs/N", "$defs": schema["$defs"]}):
+        with pytest.raises(GrammarError):
+            planned(own_manner("hermes"), grammars, tools={"f": broken}, strict=frozenset({"f"}))
+        assert planned(own_manner("hermes"), grammars, tools={"f": broken}).warnings
 
 
 def test_what_cannot_be_enforced(grammars: Grammars) -> None:

@@ -109,6 +109,55 @@ def test_texts_by_reference_are_read_as_texts() -> None:
     assert TagReader(BY_REFERENCE).take(written, True) == ('{"a": "red", "b": "1"}', "")
 
 
+WORDS = {"$defs": {"C": {"enum": ["red", "None"], "type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("value", "texts", "nulls", "refused"),
+    [
+        ({"anyOf": [TEXT, {"type": "null"}], "default": None}, ["x", '"x"', "5", "nul", "nullify",
+         "null\n", "[1]", ""], ["null", "None"], []),
+        ({"type": ["string", "null"]}, ["x", "null "], ["null"], []),
+        ({"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, ["x", "nul"], ["null"],
+         ["abcd", "nulls"]),
+        ({"type": ["string", "null"], "pattern": "^[a-z]{6,9}$"}, ["abcdef"], ["null"], ["x"]),
+        ({"enum": ["red", None]}, ["red"], ["null"], ["nul", "blue", '"red"']),
+        ({"anyOf": [{"$ref": "#/$defs/C"}, {"type": "null"}]}, ["red", "None"], ["null"], ["x"]),
+        ({"anyOf": [{"$ref": "#/$defs/C"}, {"type": "string", "maxLength": 1}]}, ["red", "x"], [],
+         ["rex", "null"]),
+    ],
+)  # fmt: skip
+def test_texts_and_null(value: Any, texts: list[str], nulls: list[str], refused: list[str]) -> None:
+    """As pydantic has ``Optional[str]``: without quotes, as models learnt it; null is a word."""
+    schema = {"properties": {"a": value}, "required": ["a"], **WORDS}
+    for text in (*texts, *nulls):
+        whole = tag("a", text) + END
+        assert allows("tags", schema, whole) or text == "None"
+        expected = json.dumps({"a": None if text in nulls else text})
+        assert TagReader(schema).take(whole, True)[0] == expected
+        reader, told, held = TagReader(schema), "", ""
+        for char in whole:
+            made, held = reader.take(held + char, False)
+            told += made
+        assert told + reader.take(held, True)[0] == expected
+    for text in refused:
+        assert not allows("tags", schema, tag("a", text) + END)
+
+
+def test_a_text_that_may_be_null_comes_in_pieces() -> None:
+    reader = TagReader({"properties": {"a": {"type": ["string", "null"]}}})
+    assert reader.take("<parameter=a>\nnul", False) == ('{"a": ', "nul")
+    assert reader.take("nulls and", False) == ('"nulls and', "")
+    assert reader.take(" so", False) == (" so", "")
+
+
+@pytest.mark.parametrize("other", [TEXT | {"enum": [1]}, {"type": ["string", "integer"]}, {}])
+def test_what_may_be_something_else_is_json(other: Any) -> None:
+    schema = {"properties": {"a": {"anyOf": [TEXT, other]}}, "required": ["a"]}
+    assert allows("tags", schema, tag("a", '"x"') + END)
+    assert not allows("tags", schema, tag("a", "x") + END)
+
+
 def test_values_of_alternatives_are_read_by_their_schemas() -> None:
     reader = TagReader({"oneOf": [A_NUMBER, {"properties": {"b": TEXT}}]})
     text, _ = reader.take(tag("a", "1") + tag("b", "2") + END, True)
@@ -196,6 +245,9 @@ def test_a_mark_that_is_a_control_token() -> None:
         ({"type": "array", "items": NUMBER}, ["[]", "[1]", "[1,2,3]"], ["[1,]", "[,1]"]),
         ({"type": "array", "items": NUMBER, "minItems": 1}, ["[1]", "[1,2]"], ["[]"]),
         ({"type": "array", "items": NUMBER, "maxItems": 0}, ["[]"], ["[1]"]),
+        ({"type": "array", "items": NUMBER, "maxItems": 1}, ["[]", "[1]"], ["[1,2]"]),
+        ({"type": "array", "items": NUMBER, "minItems": 1, "maxItems": 1}, ["[1]"], ["[]"]),
+        ({"type": "array", "prefixItems": [NUMBER], "maxItems": 1}, ["[]", "[1]"], ["[1,2]"]),
         ({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 3}, ["[1,2]", "[1,2,3]"],
          ["[]", "[1]", "[1,2,3,4]"]),
         ({"type": "array", "prefixItems": [NUMBER, {"type": "null"}], "items": NUMBER},

@@ -73,6 +73,8 @@ def test_grammars_made_from_schemas_parse(data: Path, bytes_tokenizer: Tokenizer
         ('root ::= "a"* "a"{2} "a"?', ["aa", "aaaaa"], ["a"]),
         ('root ::= ("a" | "b"){2,3}', ["ab", "bbb"], ["a", "abab"]),
         ('root ::= "a"{2,}', ["aa", "aaaa"], ["a"]),
+        ('root ::= "a"{0} ("b" "c"){0,0} "d"', ["d"], ["ad", "bcd"]),
+        ('root ::= x{0} "d"\nx ::= "y" x?', ["d"], ["yd"]),
         ('root ::= "a"{0,1} ("b")?', ["", "a", "ab"], ["aa"]),
         ("root ::= .", ["a", "\n", "🦙"], ["", "aa"]),
         ("root ::= [^a-c\\n]", ["d", "🦙", "\0"], ["b", "\n"]),

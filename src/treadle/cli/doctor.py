@@ -123,7 +123,7 @@ def chat_of(gguf: GGUF) -> dict[str, str | None] | None:
     if manner.thought:
         told["reasoning"] = f"{manner.thought.open.strip()} ... {manner.thought.close.strip()}"
     told["tools"] = "by the template" if manner.shows_tools else "by a sentence in the prompt"
-    told["calls"] = f"{manner.row.name}: {manner.row.trigger or 'JSON'}"
+    told["calls"] = f"{manner.row.name}: {' '.join(manner.row.trigger.split()) or 'JSON'}"
     if not manner.writes_calls and re.search(r"\btools\b", template.source):
         told["problem"] = (
             "the chat template speaks of tools, but a call it writes is not found again: tools "

@@ -217,8 +217,17 @@ def _read(name: str, block: Any) -> str:
         return "\n".join(_text(name, part) for part in array(f"{name}.content", own.get("content")))
     if kind == "tool_reference":  # all tools are shown from the start
         return text(f"{name}.tool_name", own.get("tool_name"))
-    if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return text(f"{name}.source.data", source.get("data"))
+    if (
+        kind == "document"
+        and isinstance(source, dict)
+        and source.get("type") in ("text", "content")
+    ):
+        where = f"{name}.source"
+        told = source.get("data" if source["type"] == "text" else "content")
+        if isinstance(told, list) and source["type"] == "content":
+            told = "\n".join(_read(f"{where}.content[{i}]", part) for i, part in enumerate(told))
+        said = (own.get("title"), own.get("context"), text(f"{where}.{source['type']}", told))
+        return "\n".join(text(name, each) for each in said if each)
     raise ApiError(
         400, f"{name}: a block of type {kind!r:.40}: treadle reads text alone", param=name
     )

@@ -90,6 +90,7 @@ GET: dict[str, Handler] = {
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.one_model,
     "/v1/responses/{id}": openai_kept.show,
+    "/v1/responses/{id}/input_items": openai_kept.input_items,
 }
 DELETE: dict[str, Handler] = {"/v1/responses/{id}": openai_kept.delete}
 NOT_YET = (  # known to clients, and not built

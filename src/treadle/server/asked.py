@@ -91,6 +91,7 @@ SYNONYMS = {
 }
 
 _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
+_PROMPT: Table = {"multimodal_data": refused("treadle reads text alone", [])}
 
 
 def adapters(name: str, value: Any) -> dict[int, float]:
@@ -367,7 +368,7 @@ def several(value: Any) -> list[Any]:
 def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
     """A text, ids, or both mixed, as ids. Raises ApiError."""
     if isinstance(value, dict) and "prompt_string" in value:
-        value = value["prompt_string"]
+        value = read_fields(value, {**_PROMPT, "prompt_string": text}, f"{name}.")["prompt_string"]
     if isinstance(value, str):
         check_text(value, model)
         return check_length(model.tokenize(value), model)

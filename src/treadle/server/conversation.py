@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import check_length, check_text
-from treadle.server.fields import Table, array, flag, mapping, read_fields, text, wrong
+from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, wrong
 from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
-from treadle.speech.messages import shaped
+from treadle.speech.messages import begun, shaped
 from treadle.text.variables import check_own
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ FIELDS: Table = {
 }
 
 
+MESSAGE: Table = {"function_call": refused("use tool_calls")}
+
+
 def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -> None:
     """Put the prompt into ``asked``, the texts that end an answer, and what may be found in it.
     Raises ApiError, TreadleError.
@@ -63,7 +66,9 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
         parallel=tools.parallel,
         budget=_budget(given, service) if wanted.budget is None else wanted.budget,
     )
-    asked.plan(model, service.manner, prompt)
+    continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
+    own = service.manner
+    asked.plan(model, begun(read_messages(given["messages"]), own) if continued else own, prompt)
 
 
 def _budget(given: Mapping[str, Any], service: Service) -> int | None:
@@ -89,12 +94,9 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
         if given["reasoning_effort"] == "none":
             variables.setdefault("enable_thinking", False)
-    continued = given.get("continue_final_message", True)
-    if given.get("add_generation_prompt", True) and continued:
-        return model.chat_prompt(messages, tools=shown, template=variables)
-    if continued and "continue_final_message" in given:
-        return model.chat_prompt(messages, tools=shown, template=variables)
     prompt = given.get("add_generation_prompt", True)
+    if given.get("continue_final_message", prompt):
+        return model.chat_prompt(messages, tools=shown, template=variables)
     return model.template.render(
         messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
     )
@@ -122,6 +124,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
             system.append(content)
             continue
         kept = {key: value for key, value in message.items() if value is not None}
+        read_fields(kept, MESSAGE, f"{where}.")
         if "tool_calls" in kept:
             calls = array(f"{where}.tool_calls", kept["tool_calls"])
             kept["tool_calls"] = [_call(f"{where}.tool_calls", call) for call in calls]

@@ -15,7 +15,7 @@ from treadle.server.asked import Asked, read_asked, read_prompt, room
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import CUT, embed, embedder_of
-from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text
+from treadle.server.fields import Table, array, flag, mapping, one_of, read_fields, refused, text
 from treadle.server.openai_chat import read_logprobs
 from treadle.server.openai_completions import read_prompts
 from treadle.server.problems import ApiError, named
@@ -27,6 +27,7 @@ from treadle.version import __version__
 
 Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
+EFFORTS = ("low", "medium", "high", "max")
 NOTHING = Told("", "", [])
 
 FIELDS: Table = {
@@ -100,10 +101,13 @@ def read_generate(service: Service, body: dict[str, Any]) -> Asked:
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     """``think``: a variable that templates of models which reason read."""
     think = body.get("think")
-    if think is None:
+    if think is None or think == "":
         return {}
-    effort = {"reasoning_effort": think} if isinstance(think, str) else {}
-    return {"chat_template_kwargs": {"enable_thinking": bool(think)}, **effort}
+    if not isinstance(think, bool):
+        one_of("true", "false", *EFFORTS)("think", think)
+    effort = {"reasoning_effort": think} if think in EFFORTS else {}
+    on = think not in (False, "false")
+    return {"chat_template_kwargs": {"enable_thinking": on}, **effort}
 
 
 async def chat(request: Request) -> Response:

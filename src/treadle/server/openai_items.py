@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.conversation import content_text
@@ -13,23 +14,46 @@ from treadle.server.problems import ApiError
 if TYPE_CHECKING:
     from treadle.server.talks import Talks
 
+PREFIXES = {  # of items' ids, by their types
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
+    "function_call_output": "fco", "custom_tool_call_output": "ctco",
+}  # fmt: skip
 SKIPPED = ("web_search_call", "file_search_call")  # items that say nothing to the model
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where they have them
 SEAL = "treadle:"  # before reasoning that a client cannot read
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-def read_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
-    """``input``, a text or items, as messages of a chat."""
+def given_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
+    """``input``, a text or items, as items that each have a ``type`` and an ``id``; references are
+    replaced by what they lead to. Raises ApiError.
+    """
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        value = [{"role": "user", "content": value}]
     made: list[dict[str, Any]] = []
     for i, item in enumerate(array("input", value)):
         where = f"input[{i}]"
         kind = mapping(where, item).get("type")
         if kind is None:  # a reference is known by having an id and nothing else
             kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
-        kind = text(f"{where}.type", kind)
+        kind, name = text(f"{where}.type", kind), item.get("id")
+        if kind == "item_reference":
+            name = text(f"{where}.id", name)
+            found = talks.item(name)
+            if found is None:
+                raise gone(where, name, "item_not_found")
+            made.append(found)
+        else:
+            name = name if isinstance(name, str) and name else new_id(kind)
+            made.append({**item, "type": kind, "id": name})
+    return made
+
+
+def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items of an ``input`` as messages of a chat. Raises ApiError."""
+    made: list[dict[str, Any]] = []
+    for i, item in enumerate(items):
+        where, kind = f"input[{i}]", item["type"]
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
             content_text(f"{where}.content", item.get("content"))  # said where it stands here
@@ -48,15 +72,24 @@ def read_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
             said = item.get("output")
             content_text(f"{where}.output", said)
             made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
-        elif kind == "item_reference":
-            name = text(f"{where}.id", item.get("id"))
-            found = talks.item(name)
-            if found is None:
-                raise gone(where, name, "item_not_found")
-            made.append(found)
         elif kind not in SKIPPED:
             raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
     return made
+
+
+def listed(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as ``input_items`` lists it: the content of a message is parts."""
+    said = item.get("content")
+    if item["type"] == "message" and isinstance(said, str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        part: dict[str, Any] = {"type": kind, "text": said}
+        item = {**item, "content": [part | ({"annotations": []} if kind == "output_text" else {})]}
+    return {"status": "completed", **item}
+
+
+def new_id(kind: str) -> str:
+    """An id for an item of a type."""
+    return f"{PREFIXES.get(kind, 'item')}_{secrets.token_hex(24)}"
 
 
 def gone(where: str, name: str, code: str) -> ApiError:

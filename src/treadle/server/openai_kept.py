@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treadle.server.fields import Table, one_of, read_fields, text, whole
+from treadle.server.openai_items import listed
 from treadle.server.problems import ApiError
 from treadle.server.service import service_of
 from treadle.server.wire import Json, Response
@@ -14,11 +16,43 @@ if TYPE_CHECKING:
     from treadle.server.talks import Kept
 
 
+def _limit(name: str, value: str) -> int:
+    """Queries have numbers as text."""
+    number = value.isascii() and value.isdecimal() and len(value) < 10
+    return whole(1, 100)(name, int(value) if number else value)
+
+
+PAGE: Table = {"order": one_of("asc", "desc"), "limit": _limit, "after": text}
+
+
 async def show(request: Request) -> Response:
     """``GET /v1/responses/ID``."""
     if request.query_params.get("stream", "false") != "false":
         raise ApiError(400, "stream: a response is streamed once, when it is made", param="stream")
     return Json(_kept(request).whole)
+
+
+async def input_items(request: Request) -> Response:
+    """``GET /v1/responses/ID/input_items``: a page of the items that it was asked with, those of
+    responses before it among them.
+    """
+    items, given = _kept(request).inputs, read_fields(request.query_params, PAGE)
+    if given.get("order", "desc") == "desc":
+        items = items[::-1]
+    names, after = [item["id"] for item in items], given.get("after")
+    if after is not None and after not in names:
+        raise ApiError(400, f"after: there is no item {after[:80]!r}", param="after")
+    begin = len(names) - names[::-1].index(after) if after is not None else 0
+    page = [listed(item) for item in items[begin : begin + given.get("limit", 20)]]
+    return Json(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": begin + len(page) < len(items),
+        }
+    )
 
 
 async def delete(request: Request) -> Response:

@@ -18,15 +18,24 @@ from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
 from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
-from treadle.server.openai_items import calling, gone, in_turns, read_items, sealed, thinking
+from treadle.server.openai_items import (
+    calling,
+    given_items,
+    gone,
+    in_turns,
+    new_id,
+    read_items,
+    sealed,
+    thinking,
+)
 from treadle.server.openai_tools import Known, chat_choice, read_response_tools, unserved
 from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
+from treadle.server.talks import Kept
 from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
 from treadle.speech import Said
 from treadle.speech.arguments import arguments_of
 
-PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc", "custom": "ctc"}  # of items' ids
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
 
 FIELDS: Table = {
@@ -64,7 +73,10 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     include = given.get("include", [])
     if "message.output_text.logprobs" in include:
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
-    talk = in_turns(_earlier(service, given) + read_items(body.get("input"), service.talks))
+    before = _before(service, given)
+    items = given_items(body.get("input"), service.talks)
+    earlier = list(before.talk) if before is not None else []
+    talk = in_turns(earlier + read_items(items))
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
@@ -83,6 +95,7 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
         service.warn_once(unserved(kind))
     asked.more = {
         "talk": talk,
+        "inputs": [*(before.items if before is not None else []), *items],
         "keep": given.get("store", True),
         "known": offered.known,
         "seal": "reasoning.encrypted_content" in include,
@@ -90,15 +103,15 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     return asked
 
 
-def _earlier(service: Service, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was said up to the response that this one goes on from; not its instructions."""
+def _before(service: Service, given: Mapping[str, Any]) -> Kept | None:
+    """The response that this one goes on from, if one is named."""
     name = given.get("previous_response_id")
     if name is None:
-        return []
+        return None
     found = service.talks.get(name)
     if found is None:
         raise gone("previous_response_id", name, "previous_response_not_found")
-    return list(found.talk)
+    return found
 
 
 class _Item:
@@ -111,8 +124,9 @@ class _Item:
         self.known: Known = Known("") if part.call is None else more["known"][part.call.name]
         self.seal: bool = more["seal"]
         self.logprobs: list[dict[str, Any]] = []
-        kind = "custom" if self.known.custom else part.kind
-        self.id = f"{PREFIXES[kind]}_{secrets.token_hex(24)}"
+        types = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
+        self.type = "custom_tool_call" if self.known.custom else types[part.kind]
+        self.id = new_id(self.type)
 
     def part(self, text: str | None = None) -> dict[str, Any]:
         """The one part of its content; with another text, as it begins."""
@@ -124,20 +138,20 @@ class _Item:
 
     def as_dict(self, status: str, *, begins: bool = False) -> dict[str, Any]:
         """The item; of one that ``begins`` nothing is told yet."""
-        head = {"id": self.id, "status": status}
+        head = {"id": self.id, "status": status, "type": self.type}
         if self.call is not None:
             said = "" if begins else self.said
             own = {"call_id": self.call.id, "name": self.known.name}
             if self.known.namespace is not None:
                 own["namespace"] = self.known.namespace
             if self.known.custom:
-                return {**head, "type": "custom_tool_call", **own, "input": said}
-            return {**head, "type": "function_call", **own, "arguments": said}
+                return {**head, **own, "input": said}
+            return {**head, **own, "arguments": said}
         content = [] if begins else [self.part()]
         if self.kind == "reasoning":
             own = {"encrypted_content": sealed(self.text)} if self.seal and not begins else {}
-            return {**head, "type": "reasoning", "summary": [], "content": content, **own}
-        return {**head, "type": "message", "role": "assistant", "content": content}
+            return {**head, "summary": [], "content": content, **own}
+        return {**head, "role": "assistant", "content": content}
 
     @property
     def said(self) -> str:
@@ -162,7 +176,8 @@ class _Reply:
     def __init__(self, service: Service, call: Call, body: Mapping[str, Any]) -> None:
         self.service, self.call = service, call
         self.id = f"resp_{secrets.token_hex(24)}"
-        form = mapping("text", body.get("text") or {}).get("format") or {"type": "text"}
+        own = mapping("text", body.get("text") or {})
+        form = own.get("format") or {"type": "text"}
         self._shared = {
             "id": self.id,
             "object": "response",
@@ -173,7 +188,7 @@ class _Reply:
             "previous_response_id": body.get("previous_response_id"),
             "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
             "store": body.get("store") is not False,
-            "text": {"format": form},
+            "text": {**own, "format": form},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
             "truncation": "disabled",
@@ -210,8 +225,8 @@ class _Reply:
             },
         }
         if more["keep"]:
-            said = {item.id: item.message() for item in items}
-            self.service.talks.keep(self.id, more["talk"], said, whole)
+            talk = [*more["talk"], *(item.message() for item in items)]
+            self.service.talks.keep(self.id, Kept(talk, more["inputs"], whole))
         return whole
 
 

@@ -7,6 +7,7 @@ the command line read answers by it.
     arguments.py  arguments in their notations to JSON, while they come
     said.py       an answer's parts, and all of them
     scanner.py    the parts, while it comes
+    heard.py      where stop strings are looked for
     manner.py     which row a chat template has
     messages.py   conversations with calls, as a template renders them
     constraint.py grammars of calls: of their rules (rules.py), of texts without quotes (texts.py)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from treadle.answer import overlap
 from treadle.speech.rows import QUOTE
-from treadle.speech.schemas import by_name, is_text
+from treadle.speech.schemas import by_name, choices, texts_of
 
 NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call's object
 
@@ -58,12 +58,14 @@ class TagReader(Reader):
     """
 
     _OPEN, _CLOSE, _END = "<parameter=", "</parameter>", "</function>"
+    _NULLS = ("null", "None")  # as templates print it, too
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schemas = by_name(schema)
         self._n = 0
         self._key: str | None = None  # of the value that is being read
         self._text = self._begun = False  # it is a text; its beginning was read
+        self._nulls: list[str] = []  # that a text may turn out to be, whose quote is not told yet
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
         """See Reader."""
@@ -82,10 +84,14 @@ class TagReader(Reader):
         if text.startswith(self._OPEN) and ">" in text:
             key, _, rest = text[len(self._OPEN) :].partition(">")
             self._key, self._begun = key, False
-            self._text = is_text(self._schemas.get(key))
+            texts = texts_of(self._schemas.get(key))
+            self._text, self._nulls = texts is not None, []
+            if texts is not None and texts.null:
+                words = [word for each in texts.schemas for word in choices(each)]
+                self._nulls = [word for word in self._NULLS if word not in words]
             self._n += 1
             opening = "{" if self._n == 1 else ", "
-            quote = '"' if self._text else ""
+            quote = '"' if self._text and not self._nulls else ""
             return f"{opening}{json.dumps(key, ensure_ascii=False)}: {quote}", rest
         wanted = text.startswith(self._OPEN) or self._OPEN.startswith(text)
         if not last and (wanted or self._END.startswith(text)):
@@ -102,17 +108,25 @@ class TagReader(Reader):
         if not found and not last:
             keep = max(overlap(text, f"\n{self._CLOSE}"), overlap(text, self._CLOSE))
             keep = max(keep, int(text.endswith("\n")))
-            if not self._text or keep == len(text):
+            said = text[: len(text) - keep]
+            if not self._text or not said or any(word.startswith(said) for word in self._nulls):
                 return "", text
-            return _escaped(text[: len(text) - keep]), text[len(text) - keep :]
+            return self._quoted(said), text[len(said) :]
         self._key, value = None, value.removesuffix("\n")
+        if value in self._nulls:
+            return "null", rest
         if self._text:
-            return _escaped(value) + '"', rest
+            return self._quoted(value) + '"', rest
         try:
             made = json.loads(value)
         except (ValueError, RecursionError):
             made = value
         return json.dumps(made, ensure_ascii=False), rest
+
+    def _quoted(self, said: str) -> str:
+        """A part of a text, its quote before it where that is not told yet."""
+        quote, self._nulls = '"' if self._nulls else "", []
+        return quote + _escaped(said)
 
 
 class OwnReader(Reader):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from treadle.errors import GrammarError
 from treadle.speech.own import Own
 from treadle.speech.rows import Channels, Row
-from treadle.speech.rules import ANY_TEXT, Rules
+from treadle.speech.rules import ANY_TEXT, SOME_TEXT, Rules
 from treadle.speech.schemas import (
+    Texts,
     choices,
     is_never,
     is_plain,
-    is_text,
     properties_of,
     required_of,
+    texts_of,
     ways,
 )
 from treadle.speech.texts import limits
@@ -32,7 +34,8 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
     rules = Rules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
-        return rules.source(_wrapped(rules, row, one))
+        answer = f" | {_in_words(rules, row)}" if row.content else ""
+        return rules.source(f"{_wrapped(rules, row, one)}{answer}")
     if row.channels:  # the trigger is within the header: its end may be written otherwise
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
@@ -59,7 +62,7 @@ def whole_answer(
     one = _one(rules, row, tools)
     if row.wrap[0]:
         own = _wrapped(rules, row, one, parallel=parallel)
-        answer = f"{rules.literal(row.wrap[0])} {own}"
+        answer = f"({' | '.join(map(rules.literal, row.triggers))}) {own}"
     else:
         call = f"{rules.literal(row.open)} {one}"
         several = parallel and row.trigger and not row.channels
@@ -114,6 +117,12 @@ def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:
     return f"{call} {_more(rules, row, call) if parallel else ''} {rules.literal(row.wrap[1])}"
 
 
+def _in_words(rules: Rules, row: Row) -> str:
+    """A call of no tool, and behind it the answer: else there would be none at all."""
+    call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
+    return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"
+
+
 def _more(rules: Rules, row: Row, call: str) -> str:
     """Calls behind the first."""
     return f"({rules.literal(row.between)} {call}){{0,{MAX_MORE}}}"
@@ -166,12 +175,9 @@ def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any])
             if key in required:
                 raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
             continue
-        said = rules.literal(f"<parameter={key}>\n")
-        if is_text(value) and not (isinstance(value, Mapping) and choices(value)):
-            body = rules.text_within(limits(value), "\n", "</parameter>")
-        elif is_text(value):
-            words = " | ".join(rules.literal(word) for word in choices(value))
-            body = f"({words}) {rules.literal(chr(10) + '</parameter>')}"
+        said, texts = rules.literal(f"<parameter={key}>\n"), texts_of(value)
+        if texts is not None:
+            body = _text(rules, texts)
         else:
             own = rules.add(inline_schema(_alone(value, schema), lenient=True))
             body = f"{own} {rules.literal(chr(10) + '</parameter>')}"
@@ -180,9 +186,25 @@ def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any])
     return " ".join(parts) or '""'
 
 
+def _text(rules: Rules, texts: Texts) -> str:
+    """The value of a parameter that is a text, or perhaps null, and the mark behind it."""
+    words = [word for each in texts.schemas for word in choices(each)]
+    words += ["null"] if texts.null else []
+    others = [each for each in texts.schemas if not choices(each)]
+    if not others:
+        said = " | ".join(map(rules.literal, words))
+        return f"({said}) {rules.literal(chr(10) + '</parameter>')}"
+    several = [limits(each) for each in others]
+    if not all(several):  # any text will do
+        return rules.text_within([], "\n", "</parameter>")
+    ways = [f"({' & '.join(each)})" for each in several]
+    ways += [json.dumps(word, ensure_ascii=False) for word in words]
+    return rules.text_within([f"({' | '.join(ways)})"], "\n", "</parameter>")
+
+
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a parameter can have a value at all, as far as is known."""
-    if is_never(value) or is_text(value) or is_plain(value):
+    if is_never(value) or texts_of(value) is not None or is_plain(value):
         return not is_never(value)
     return is_possible(_alone(value, schema))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,9 @@ _GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
 class Plan:
     """What holds for an answer; a ``guide`` of it for each text.
 
-    ``bound``: all of the answer, but for its reasoning. ``lazy``: what follows ``trigger``, which
-    the model may write where it will; without a trigger, an answer that begins as a call does.
-    ``heads``: what may follow the trigger in the same token. ``once``: the first call is the
+    ``bound``: all of the answer, but for its reasoning. ``lazy``: what follows one of ``triggers``,
+    which the model may write where it will; without any, an answer that begins as a call does.
+    ``heads``: what may follow a trigger in the same token. ``once``: the first call is the
     answer's end.
     """
 
@@ -47,7 +47,7 @@ class Plan:
     budget: int | None = None  # tokens of reasoning
     bound: Grammar | None = None
     lazy: Grammar | None = None
-    trigger: bytes = b""
+    triggers: tuple[bytes, ...] = ()
     heads: tuple[bytes, ...] = ()
     once: bool = False
 
@@ -296,10 +296,11 @@ class Guide:
         return plan.bits_unopened(self._said)
 
     def _bits_free(self) -> bytes | None:
-        missing = _missing(self._text, self._plan.trigger)
-        own = self._plan.bits_without(missing, self._plan.heads) if missing else None
-        unopened = self._bits_plain()
-        return _both(own, unopened) if own and unopened else own or unopened
+        plan = self._plan
+        missing = {_missing(self._text, trigger) for trigger in plan.triggers} - {b""}
+        own = [plan.bits_without(each, plan.heads) for each in missing]
+        masks = [mask for mask in (*own, self._bits_plain()) if mask is not None]
+        return reduce(_both, masks) if masks else None
 
     def _accept_plain(self, token: int) -> None:
         self._say(self._plan.tokenizer.token_bytes(token))
@@ -315,18 +316,18 @@ class Guide:
         if self._state != "free" or plan.lazy is None:
             return
         self._text += said
-        if not plan.trigger:
+        if not plan.triggers:
             found = _BARE.match(self._text)
             if found:
                 self._enter(self._text[found.end() :])
             elif not _MAY_BE_BARE.fullmatch(self._text):
                 self._state = "plain"
             return
-        at = self._text.find(plan.trigger)
-        if at >= 0:
-            self._enter(self._text[at + len(plan.trigger) :])
+        ends = [self._text.find(each) + len(each) for each in plan.triggers if each in self._text]
+        if ends:
+            self._enter(self._text[min(ends) :])
         else:
-            self._text = self._text[-len(plan.trigger) :]
+            self._text = self._text[-max(map(len, plan.triggers)) :]
 
     def _enter(self, rest: bytes) -> None:
         """A call has begun; ``rest`` of it was written in the same token."""
@@ -337,7 +338,7 @@ class Guide:
             for id in self._plan.tokenizer.encode_plain(rest.decode(), start=False) if rest else ():
                 matcher.accept(id)
         except (GrammarError, UnicodeDecodeError):  # it is no call after all
-            if not self._plan.trigger:
+            if not self._plan.triggers:
                 self._state = "plain"
             return
         self._matcher, self._state = matcher, "call"
@@ -351,7 +352,7 @@ class Guide:
         self._matcher.accept(token)
         if self._plan.bound is None and self._matcher.done:
             self._matcher, self._said = None, b""
-            once = self._plan.once or not self._plan.trigger
+            once = self._plan.once or not self._plan.triggers
             self._state = "over" if once and self._plan.tokenizer.eog else "free"
 
     def _bits_over(self) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -48,6 +49,12 @@ _ODD: dict[str, Any] = {
     "b": {"type": "array", "items": True},
     "c": {"oneOf": [True, {"type": "null"}]},
 }
+# What a schema may leave out: macros of Command R+ raise without it.
+_BARE: dict[str, Any] = {
+    "a": {"type": "string"},
+    "b": {"type": "array"},
+    "c": {"type": "object", "properties": {"d": {}}, "additionalProperties": False},
+}
 _GAPS = ("", "Done.")  # some raise on an assistant's message without text
 
 
@@ -69,6 +76,12 @@ class Manner:
     gap: str | None = None  # what the assistant must say between a result and the user
     plain_schemas: bool = False  # it raises on what only some schemas have
     results_as_text: bool = True  # it does not write an object that a tool gives as JSON
+    full_schemas: bool = False  # it raises where they lack what most have
+
+    def begun(self) -> Manner:
+        """Of an answer whose content the prompt has begun: neither reasoning nor a header comes."""
+        row = GENERIC if self.channels else self.row
+        return replace(self, thought=None, channels=False, row=row)
 
     def speech(self, prompt: str, **more: Any) -> Speech:
         """What may be found in an answer to ``prompt``."""
@@ -106,6 +119,7 @@ def find_manner(template: ChatTemplate) -> Manner:
         "channels": channels, "shows_tools": shows, "has_system": _SYSTEM in system,
         "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
         "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
+        "full_schemas": shows and not _rendered(template, [], properties=_BARE),
     }  # fmt: skip
     for as_text in (False, True):
         for none in (False, True):

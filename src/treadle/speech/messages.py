@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
-from treadle.speech.schemas import plainly
-from treadle.text.messages import SPEAKERS, check_messages, is_parts, joined, plain
+from treadle.speech.rows import Channels
+from treadle.speech.schemas import fully, plainly
+from treadle.text.messages import SPEAKERS, check_messages, goes_on, is_parts, joined, plain
 from treadle.text.renderer import LimitError
 
 if TYPE_CHECKING:
@@ -78,6 +79,39 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
             if not isinstance(arguments := function.get("arguments"), str | Mapping | None):
                 found = type(arguments).__name__
                 raise TemplateError(f"message {i}: arguments are {found}: expected JSON or a dict")
+
+
+def begun(messages: Sequence[Mapping[str, Any]], manner: Manner) -> Manner:
+    """The manner of an answer, where the last of some messages is perhaps its beginning."""
+    said = joined(messages[-1].get("content")) if goes_on(messages) else ""
+    if manner.thought is not None and said.rstrip().endswith(manner.thought.open.rstrip()):
+        return manner  # words that open reasoning
+    begins = said or (goes_on(messages) and messages[-1].get("reasoning_content"))
+    return manner.begun() if begins else manner
+
+
+def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:
+    """The prompt ``asked`` with what the assistant's last message says: its reasoning between its
+    marks, also where the prompt opens it, and its content where the family has contents.
+    """
+    manner, content = manner_of(template), joined(last.get("content"))
+    row, thought, reasoning = manner.row, manner.thought, str(last.get("reasoning_content") or "")
+    if not content and not reasoning:
+        return asked
+    if manner.channels:
+        said = reasoning and f"{Channels.thought.open}{reasoning}{Channels.end}{Channels.start}"
+        return f"{asked}{said}{Channels.final}{content}"
+    if row.content and row.open and asked.endswith(row.open):
+        return f"{asked}{row.content}{row.after}{content}"
+    ends = asked.rstrip()
+    if thought is not None and content.lstrip().startswith(thought.open.rstrip()):
+        opened = ends.endswith(thought.open.rstrip())
+        return f"{ends.removesuffix(thought.open.rstrip()) if opened else asked}{content}"
+    if thought is not None and ends.endswith(thought.open.rstrip()):
+        return f"{asked}{reasoning}\n{thought.close}\n\n{content}"
+    if thought is not None and reasoning and not ends.endswith(thought.close):
+        return f"{asked}{thought.open.rstrip()}\n{reasoning}\n{thought.close}\n\n{content}"
+    return f"{asked}{content}"
 
 
 def in_another_form(
@@ -203,6 +237,8 @@ def _whole(function: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
     made.setdefault("parameters", {"type": "object", "properties": {}})
     if manner.plain_schemas:
         made["parameters"] = plainly(made["parameters"])
+    if manner.full_schemas:
+        made["parameters"] = fully(made["parameters"])
     return made
 
 

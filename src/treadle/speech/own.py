@@ -59,7 +59,7 @@ class Own:
         if isinstance(several, Sequence):
             base = {k: v for k, v in schema.items() if k not in ("anyOf", "oneOf")}
             each = [joined(base, one) if base and isinstance(one, Mapping) else one
-                    for one in several]  # fmt: skip
+                    for one in several if not is_never(one)]  # fmt: skip
             return self._rules.add(" | ".join(map(self.value, each)))
         if not schema.get("type"):
             return self._once("", lambda: self._kinds({}, _KINDS))
@@ -112,8 +112,9 @@ class Own:
         behind = ""
         if most is None or most > len(first):
             item, n = self.value(other), max(len(first), 1)
-            some = counts(max(least - n, 0), None if most is None else int(most) - n)
-            behind = f'("," {item}){some}'
+            if most is None or most > n:
+                some = counts(max(least - n, 0), None if most is None else int(most) - n)
+                behind = f'("," {item}){some}'
             first = first or [item]
         for i in reversed(range(len(first))):
             behind = f"{first[i]} {behind}" if not i else f'"," {first[i]} {behind}'

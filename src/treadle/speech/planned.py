@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from treadle.answer import Answer, Quiet
+from treadle.answer import Answer
 from treadle.errors import GrammarError, of_setting
 from treadle.record import dataclass
 from treadle.speech.constraint import calls_behind, recipients, whole_answer, whole_json
 from treadle.speech.guide import Guide, Plan
+from treadle.speech.heard import Heard
 from treadle.speech.manner import Manner
 from treadle.speech.rows import Channels, Row
 from treadle.speech.scanner import Speech
 from treadle.text.grammar import Grammar
 from treadle.text.grammars import Grammars
-from treadle.text.json_schema import Schema, kept_schema
+from treadle.text.json_schema import Schema, enforced_schema, kept_schema
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
@@ -55,14 +56,12 @@ class Planned:
         return None if self.plan is None else self.plan.guide()
 
     def dress(self, answer: Answer) -> None:
-        """Have an answer spell what the scanner reads, and stop at no text within reasoning, or
-        within calls where there is nothing else: their grammar ends it.
+        """Have an answer spell what the scanner reads, and stop at no text within reasoning or
+        calls: these end by their marks and their grammar.
         """
-        answer.shown, thought = self.shown, self.speech.thought
-        if self.speech.forced:
-            answer.stop = []
-        if thought is not None:
-            answer.quiet = Quiet(thought.open, thought.close, opened=self.speech.opened)
+        answer.shown, speech = self.shown, self.speech
+        if answer.stop and (speech.thought or speech.row or speech.channels):
+            answer.ear = Heard(speech, answer.stop)
 
 
 def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars) -> Planned:
@@ -98,7 +97,7 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             wanted.budget,
             bound,
             lazy,
-            trigger=_trigger(row),
+            triggers=_triggers(row),
             heads=tuple(head.encode() for head in _heads(row, tools)),
             once=not wanted.parallel,
         )
@@ -143,9 +142,13 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
     warnings = []
     for name, schema in wanted.tools.items():
         try:
-            if name not in wanted.strict:
+            if name in wanted.strict:
+                schema = enforced_schema(schema)
+            else:
                 schema, left_out = kept_schema(schema)
                 warnings += [f"tool {name!r:.80}: {each}" for each in left_out]
+            if schema is False:
+                raise GrammarError("nothing fulfils its schema")
             made[name] = schema
             grammars.schema({"type": "object", **schema}, lenient=name not in wanted.strict)
         except GrammarError as error:
@@ -156,8 +159,8 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
     return made, warnings
 
 
-def _trigger(row: Row) -> bytes:
-    return b"to=functions." if row.channels else row.trigger.encode()
+def _triggers(row: Row) -> tuple[bytes, ...]:
+    return (b"to=functions.",) if row.channels else tuple(each.encode() for each in row.triggers)
 
 
 def _heads(row: Row, tools: Schemas) -> list[str]:

@@ -69,12 +69,18 @@ class Row:
     id_mark: str = ""  # an id stands between the name and ``after``, behind this
     short_ids: bool = False  # its template wants ids of nine letters and digits
     content: str = ""  # the name of no tool: what follows is content
+    also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: bool = False
 
     @property
     def trigger(self) -> str:
         """What comes first of a call; nothing where any answer may be one."""
         return self.wrap[0] or self.open
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """The trigger, in each of its spellings; none where any answer may be a call."""
+        return (self.trigger, *self.also) if self.trigger else ()
 
     @property
     def sign(self) -> str:
@@ -91,7 +97,7 @@ class Row:
     @property
     def close(self) -> str:
         """The mark behind a call, without what belongs to its JSON."""
-        return self.behind.lstrip("}" if self.style == "object" else "").strip()
+        return self.behind.lstrip("}\n " if self.style == "object" else "").strip()
 
     def new_id(self) -> str:
         """An id for a call."""
@@ -163,6 +169,12 @@ ROWS = (
         "action",
         before='\n    {"tool_name": "', after='", "parameters": ', behind="}", between=",",
         wrap=("<|START_ACTION|>[", "\n]<|END_ACTION|>"), style="object",
+    ),
+    Row(  # Command R+, which calls a tool that is none to answer in words
+        "actions",
+        before='\n    {\n        "tool_name": "', after='",\n        "parameters": ',
+        behind="\n    }", between=",", wrap=("Action:\n```json\n[", "\n]```"), style="object",
+        content="directly-answer", also=("Action: ```json\n[", "Action:```json\n["),
     ),
     BARE,
 )  # fmt: skip

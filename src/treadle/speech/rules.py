@@ -9,6 +9,7 @@ from treadle.speech.texts import fits, without
 from treadle.text.tokenizer import Tokenizer
 
 ANY_TEXT = "/(?s:.*)/"
+SOME_TEXT = r"/(?s:.*)[^ \n](?s:.*)/"
 
 
 class Rules:

@@ -93,6 +93,16 @@ class Scanner:
         """Whether what was fed ends within reasoning."""
         return "reasoning" in (self._state, self._next if self._state == "gap" else "")
 
+    @property
+    def says(self) -> tuple[bool, int | None]:
+        """Whether what was fed, up to its last so many characters, is content; of those it is not
+        known yet. None: of nothing since the mark of a call.
+        """
+        if self._state in ("content", "rest", "start"):
+            return True, len(self._held)
+        call = ("head", "between", *(() if self._speech.sure else ("arguments", "tail", "close")))
+        return False, None if self._state in call else 0
+
     # -- beside calls ---------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[Said]:
@@ -134,7 +144,7 @@ class Scanner:
         row = self._row
         marks = [Channels.end] if self._speech.channels else []
         if row is not None and row.trigger and not row.channels:
-            marks += [row.trigger, row.open] if row.open else [row.trigger]
+            marks += [*row.triggers, row.open] if row.open else row.triggers
         if not marks:
             return self._in_rest(last)
         text, found = self._until(marks, last)
@@ -206,6 +216,7 @@ class Scanner:
         its end.
         """
         held, object = self._held.lstrip(), self._object
+        assert self._row is not None
         if held and not held.startswith("{"):
             return self._no_call()
         if not held and not last:
@@ -218,6 +229,9 @@ class Scanner:
             at = len(held) if at is None else at
             self._raw, self._held = self._raw + held[:at], held[at:]
             self._begin(str(name), JsonReader())
+        elif object.end is not None and name and name == self._row.content:
+            self._raw, self._held, self._object = "", held[object.end :], CallObject()
+            self._state = "between"
         elif object.end is not None:
             found = read_call(held[: object.end], self._speech.tools, at)
             if found is None:
@@ -225,7 +239,8 @@ class Scanner:
             self._begin(found[0], Reader())
             self._written, self._held, self._state = found[1], held[object.end :], "close"
         elif last:
-            return self._cut() if name is None else self._no_call()
+            known = name is None or name == (self._row.content or None)
+            return self._cut() if known else self._no_call()
         return []
 
     def _named(self, head: str) -> str:

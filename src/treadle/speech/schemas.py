@@ -5,7 +5,7 @@ must be there, and what each may be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.errors import GrammarError
 from treadle.text.schema_keys import MAPS, VALUES
@@ -43,9 +43,16 @@ def _with_texts(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
     """With the texts that references of its properties lead to (pydantic's enums) in their place:
     in a notation without JSON they are written as other texts are.
     """
-    told = {name: _flat(value, parts) for name, value in properties_of(schema).items()}
-    texts = {name: flat for name, flat in told.items() if is_text(flat)}
+    told = {name: _followed(value, parts) for name, value in properties_of(schema).items()}
+    texts = {name: flat for name, flat in told.items() if texts_of(flat) is not None}
     return {**schema, "properties": {**properties_of(schema), **texts}} if texts else schema
+
+
+def _followed(schema: Any, parts: Parts) -> Mapping[str, Any]:
+    """A schema with what references add to it and to its alternatives."""
+    made = _flat(schema, parts)
+    several = {key: made[key] for key in _SEVERAL if isinstance(made.get(key), list)}
+    return {**made, **{k: [_followed(each, parts) for each in v] for k, v in several.items()}}
 
 
 def _flat(schema: Any, parts: Parts) -> Mapping[str, Any]:
@@ -121,6 +128,20 @@ def _part_plainly(key: str, value: Any) -> Any:
     return plainly(value, is_map=True) if key in MAPS else value
 
 
+def fully(schema: Any) -> Any:
+    """The same schema with what it may leave out: descriptions of properties, and what an array and
+    an object have within them.
+    """
+    if not isinstance(schema, Mapping):
+        return {}
+    made = dict(schema)
+    if "properties" in made:
+        told = {name: {"description": "", **fully(v)} for name, v in properties_of(made).items()}
+        made["properties"] = told
+    within = {"array": "items", "object": "additionalProperties"}.get(str(made.get("type")))
+    return {**made, within: fully(made.get(within))} if within else made
+
+
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
     """The names of what must be there. Raises GrammarError where it is no list of names."""
     found = schema.get("required", ())
@@ -145,9 +166,51 @@ def is_text(schema: Any) -> bool:
     return schema.get("type") == "string"
 
 
+class Texts(NamedTuple):
+    """What texts a value may be, a schema for each alternative; and whether it may be null."""
+
+    schemas: list[Any]
+    null: bool = False
+
+
+def texts_of(schema: Any) -> Texts | None:
+    """The texts that a schema allows; None where it allows something that is no text, nor null, or
+    null alone.
+    """
+    found = _texts_or_null(schema)
+    return found if found is not None and found.schemas else None
+
+
+def _texts_or_null(schema: Any) -> Texts | None:
+    if is_text(schema):
+        return Texts([schema])
+    kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
+    if "enum" in schema or "const" in schema:
+        words = [each for each in choices(schema) if each is not None]
+        texts = [{"enum": words}] if words else []
+        return Texts(texts, null=True) if all(isinstance(word, str) for word in words) else None
+    if isinstance(several, list):
+        base = {key: value for key, value in schema.items() if key not in _SEVERAL}
+        ways = [joined(base, each) if isinstance(each, Mapping) else {} for each in several]
+    elif isinstance(kind, list):
+        ways = [{**schema, "type": each} for each in kind]
+    else:
+        return Texts([], null=True) if kind == "null" else None
+    found = [_texts_or_null(way) for way in ways]
+    texts = [each for part in found if part is not None for each in part.schemas]
+    return (
+        None
+        if None in found
+        else Texts(texts, any(part is not None and part.null for part in found))
+    )
+
+
 def is_never(schema: Any) -> bool:
     """Whether a schema says outright that nothing fulfils it."""
-    return schema is False or (isinstance(schema, Mapping) and schema.get("enum") == [])
+    if not isinstance(schema, Mapping):
+        return schema is False
+    several = [schema[key] for key in _SEVERAL if isinstance(schema.get(key), list) and schema[key]]
+    return schema.get("enum") == [] or any(all(map(is_never, each)) for each in several)
 
 
 def is_plain(schema: Any) -> bool:

@@ -22,6 +22,7 @@ from treadle.text.schema_limits import (
     within,
     without_nul,
 )
+from treadle.text.schema_never import Never
 
 WHITESPACE = r" |\n[ \t]{0,20}"
 
@@ -39,6 +40,9 @@ _TIME = (
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
     "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
+_N = "[0-9]{1,6}"  # not a model's digits for ever
+_SPAN = f"(?:{_N}D|{_N}M(?:{_N}D)?|[0-9]{{1,4}}Y(?:{_N}M(?:{_N}D)?)?)"  # RFC 3339's appendix
+_HOURS = f"T(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 
@@ -47,6 +51,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "date": (f"^{_DATE}$",),
     "time": (f"^{_TIME}$",),
     "date-time": (f"^{_DATE}[Tt]{_TIME}$",),
+    "duration": (f"^P(?:{_SPAN}(?:{_HOURS})?|{_HOURS}|{_N}W)$",),
     "email": (f"^{_ATOM}(?:\\.{_ATOM})*@{_LABEL}(?:\\.{_LABEL})*$", "^[^@]{1,64}@.{1,253}$"),
     "hostname": (f"^{_LABEL}(?:\\.{_LABEL})*$", "^.{1,253}$"),
 }
@@ -104,6 +109,11 @@ def schema_text(schema: Schema) -> str:
     return json.dumps(_value(schema))
 
 
+def enforced_schema(schema: Schema) -> Any:
+    """A schema as it is enforced. Raises GrammarError for what cannot be."""
+    return _enforced(_value(schema))
+
+
 def kept_schema(schema: Schema) -> tuple[Any, tuple[str, ...]]:
     """A schema without the patterns, references and formats that nothing can enforce, and what
     those were. Raises GrammarError for what is no schema.
@@ -153,7 +163,7 @@ class _Enforced:
                 f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
                 f"{MAX_DEPTH})"
             )
-        self._closed = ClosedObjects(root, self._parts)
+        self._closed, self._never = ClosedObjects(root, self._parts), Never(self._parts)
 
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
         """A part of it; ``is_map``: its keys are names."""
@@ -163,6 +173,8 @@ class _Enforced:
             return schema
         if is_map:
             return {name: self.schema(item) for name, item in schema.items()}
+        if isinstance(schema.get("$ref"), str) and self._never.at(schema["$ref"]):
+            return False
         kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
         patterns = kept.get("patternProperties")
         if isinstance(patterns, Mapping):

@@ -91,6 +91,8 @@ class _Plain:
                 return text, 0
             case Ref(name):
                 return self._names[name], 0
+            case Repeat(_, _, 0):
+                return '""', 0
             case Repeat(item, least, most):
                 text, depth = self._text(item)
                 text = f"({text})" if isinstance(item, Repeat) else text

@@ -123,15 +123,29 @@ def joined(content: Any) -> str:
     return content or ""
 
 
-def render_prompt(render: Callable[..., str], messages: Sequence[Message], **given: Any) -> str:
+GoOn = Callable[[str, Message], str]
+
+
+def render_prompt(
+    render: Callable[..., str],
+    messages: Sequence[Message],
+    go_on: GoOn | None = None,
+    **given: Any,
+) -> str:
     """The text to be gone on with: of an answer to ``messages``, or of their last one where that
-    is the assistant's.
+    is the assistant's. ``go_on`` puts what that says behind the prompt before it.
     """
-    *earlier, last = messages
-    if last["role"] != "assistant" or not earlier:
+    if not goes_on(messages):
         return render(list(messages), add_generation_prompt=True, **given)
-    asked = render(earlier, add_generation_prompt=True, **given)
-    return f"{asked}{joined(read_messages(messages)[-1].get('content'))}"
+    asked = render(list(messages[:-1]), add_generation_prompt=True, **given)
+    last = read_messages(messages)[-1]
+    return go_on(asked, last) if go_on else f"{asked}{joined(last.get('content'))}"
+
+
+def goes_on(messages: Sequence[Message]) -> bool:
+    """Whether the last of some messages is to be gone on with: a call is whole."""
+    last = messages[-1]
+    return len(messages) > 1 and last["role"] == "assistant" and not last.get("tool_calls")
 
 
 def plain(value: Any) -> Any:

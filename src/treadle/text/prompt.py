@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TreadleError
-from treadle.text.messages import check_messages, render_prompt
+from treadle.text.messages import GoOn, check_messages, render_prompt
 from treadle.text.variables import check_own, check_variables
 from treadle.values import listed
 
@@ -21,9 +21,12 @@ def chat_prompt(
     own: Mapping[str, Any] | None,
     variables: Mapping[str, Any],
     settings: Sequence[str],
+    *,
+    go_on: GoOn | None = None,
 ) -> str:
     """What ``template`` makes of ``messages``, the last of which is gone on with where it is the
-    assistant's. ``own``: variables that it need not read; ``settings``: names that are none.
+    assistant's. ``own``: variables that it need not read; ``settings``: names that are none;
+    ``go_on``: see ``render_prompt``.
     """
     check_messages(messages)
     if tools is not None and not all(isinstance(tool, Mapping) for tool in listed("tools", tools)):
@@ -31,4 +34,4 @@ def chat_prompt(
     if variables:
         check_variables(template, variables, settings)
     given = {"tools": tools, **check_own(own), **variables}
-    return render_prompt(template.render, messages, **given)
+    return render_prompt(template.render, messages, go_on, **given)

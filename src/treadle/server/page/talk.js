@@ -89,6 +89,8 @@ export function messages(talk, leaf) {
         function: { name, arguments: given },
       }));
     }
+    if (node.id === leaf && node.role === "assistant" && node.reasoning)
+      message.reasoning_content = node.reasoning; // it is gone on with
     if (node.role === "tool") message.tool_call_id = node.callId;
     if (node.role !== "assistant" || message.content || message.tool_calls) said.push(message);
   }
