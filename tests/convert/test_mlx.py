@@ -18,7 +18,7 @@ import pytest
 
 import treadle
 from tests.convert.mlx_files import save, set_config, write_mlx
-from tests.mlx_package import import_mlx
+from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_cases import CASES, Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.reference import forward
@@ -161,6 +161,97 @@ def test_weights_stay_in_the_files(name: str, saved: Saved) -> None:
         assert packed >= 7
     if name == "llama":  # shards are so small that codes and scales lie in several
         assert len(maps) > 8
+
+
+FLOATS = {"mxfp4": (32, 4, "MXFP4"), "nvfp4": (16, 4, "NVFP4"), "mxfp8": (32, 8, "BF16")}
+
+
+def write_floats(model: Any, folder: Path, mode: str, affine: tuple[str, ...] = ()) -> None:
+    """``model`` in one of MLX's modes of floats, but for the modules of ``affine``; its weights are
+    those that mlx unpacks then.
+    """
+    import torch
+
+    mx = import_mlx()
+    group, bits, _ = FLOATS[mode]
+    arrays: dict[str, Any] = {}
+    for name, parameter in dict(model.named_parameters()).items():
+        values = mx.array(parameter.detach().numpy().astype(np.float32))
+        module = name.removesuffix(".weight")
+        own = (64, 8, "affine") if module in affine else (group, bits, mode)
+        if values.ndim == 2:
+            parts = mx.quantize(values, own[0], own[1], mode=own[2])
+            for end, part in zip(("weight", "scales", "biases"), parts, strict=False):
+                arrays[f"{module}.{end}"] = part
+            values = mx.dequantize(*parts, group_size=own[0], bits=own[1], mode=own[2])
+        else:
+            arrays[name] = values
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(to_numpy(values).astype(np.float64)))
+    save(arrays, folder, 1 << 30)
+    model.config.save_pretrained(folder)
+    each = {module: {"group_size": 64, "bits": 8, "mode": "affine"} for module in affine}
+    set_config(folder, quantization={"group_size": group, "bits": bits, "mode": mode, **each})
+
+
+@pytest.mark.parametrize("mode", FLOATS)
+def test_modes_of_floats(mode: str, tmp_path: Path) -> None:
+    """Weights are blocks with the same numbers, or in BF16, which holds them."""
+    require_transformers()
+    import_mlx()
+    model = wide("llama")
+    write_floats(model, tmp_path / "q", mode, ("model.embed_tokens",))
+    ids, expected = prompt(), compute_logits(model, prompt())
+    with treadle.load(tmp_path / "q", threads=2, kv="f32") as loaded:
+        kinds = {name: t.type_name for name, t in loaded.gguf.tensors.items()}
+        assert kinds["token_embd.weight"] == "MLX8_G64_F32"
+        assert kinds["blk.0.attn_q.weight"] == kinds["output.weight"] == FLOATS[mode][2]
+        exact = forward(loaded.gguf, loaded.config, ids)
+        assert worst(exact, expected) <= rounding(loaded.config)
+        assert rms(loaded.logits(ids), expected) < 2 * 0.005 * np.sqrt(
+            4 * loaded.config.n_layer + 1
+        )
+
+
+def test_nvfp4_in_rows_of_no_whole_blocks(tmp_path: Path) -> None:
+    """96 weights are no blocks of 64: they are multiplied out, to BF16."""
+    require_transformers()
+    import_mlx()
+    options = {**CASES["llama"].options, "hidden_size": 96, "head_dim": 32}
+    model = build(Case("Llama", "llama", {**options, "num_hidden_layers": 1}))
+    write_floats(model, tmp_path / "q", "nvfp4")
+    with open_hf(tmp_path / "q") as gguf:
+        tensor = gguf.tensors["blk.0.attn_q.weight"]
+        assert tensor.type_name == "BF16"
+        truth = model.model.layers[0].self_attn.q_proj.weight.detach().numpy()
+        assert np.abs(tensor.dequantize() - truth).max() <= 2.0**-8 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda q: q.pop("weight"), "scales: is there without"),
+        (lambda q: q.update(scales=q["scales"][:, :1]), "scales: shape"),
+        (lambda q: q.update(scales=q["scales"].astype("float16")), "U32 and U8"),
+    ],
+)
+def test_damaged_modules_of_floats(change: Any, where: str, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    require_transformers()
+    import_mlx()
+    write_floats(wide("llama"), tmp_path / "q", "mxfp4")
+    file = next((tmp_path / "q").glob("*.safetensors"))
+    arrays, at = load_file(file), "model.layers.0.self_attn.q_proj."
+    module = {end: arrays.pop(at + end) for end in ("weight", "scales")}
+    change(module)
+    arrays |= {at + end: np.ascontiguousarray(array) for end, array in module.items()}
+    for other in (tmp_path / "q").glob("*safetensors*"):
+        other.unlink()
+    save_file(arrays, tmp_path / "q/model.safetensors")
+    with pytest.raises(FileError) as caught:
+        open_hf(tmp_path / "q").close()
+    assert where in str(caught.value)
 
 
 def test_settings_of_single_modules(saved: Saved) -> None:
@@ -456,11 +547,12 @@ SETTINGS: list[tuple[dict[str, Any], type[TreadleError], str]] = [
     ({"bits": 4}, FileError, "quantization.group_size: is missing"),
     ({"group_size": 64}, FileError, "quantization.bits: is missing"),
     ({"group_size": 128, "bits": "8"}, FileError, "quantization.bits: is '8'"),
-    ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, UnsupportedError, "mode 'mxfp4'"),
+    ({"group_size": 32, "bits": 4, "mode": "mxint4"}, UnsupportedError, "mode 'mxint4'"),
+    ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, FileError, r"U32 and U8 \(mxfp4\)"),
     (
         {"group_size": 128, "bits": 8, UP: {"group_size": 16, "bits": 4, "mode": "nvfp4"}},
-        UnsupportedError,
-        rf"{UP}.mode.*'nvfp4'",
+        FileError,
+        rf"{UP}.*U32 and U8 \(nvfp4\)",
     ),
     (
         {"group_size": 128, "bits": 8, UP: {"group_size": 128, "bits": 7}},

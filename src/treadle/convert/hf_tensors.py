@@ -24,7 +24,7 @@ from treadle.convert.hf_names import (
     Names,
     spelt_as,
 )
-from treadle.convert.mlx import Packed, find_packed
+from treadle.convert.mlx import Packed, find_packed, unpack_floats
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS
 from treadle.formats.format import NO_GGML
@@ -120,6 +120,7 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
         # that ties it to the embeddings; mlx-lm uses it.
         if any(n.endswith(tuple(f"{stem}.weight" for stem in HEADS)) for n in tensors):
             hyper = replace(hyper, tied=False)
+        tensors = unpack_floats(tensors, packing)
         packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
         for tensor in (t for p in packed.values() for t in p.arrays[1:]):
             del tensors[tensor.name]

@@ -10,6 +10,9 @@ A packed module has three tensors instead of its ``weight``: ``weight`` u32 [M, 
 own, and no part of this.) A module is packed if its scales are there, and config.json is held to
 it. What the settings of a module by name say must fit its shapes; to the others, as mlx-lm has it,
 the shapes say the bits and the group.
+
+In the modes ``mxfp4``, ``nvfp4`` and ``mxfp8`` codes are floats, scales are a byte each, and there
+are no ``biases``: such a module becomes blocks of ggml's, or BF16, in memory.
 """
 
 from __future__ import annotations
@@ -17,6 +20,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from treadle.convert.unpack import (
+    E4M3,
+    NV_BLOCK,
+    NV_GROUP,
+    float4,
+    float8,
+    from_float8,
+    from_mxfp4,
+    from_nvfp4,
+    to_bytes,
+)
+from treadle.convert.unpacked import Array, Found, Unpacked, matrix, unpacked
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
 from treadle.formats import Format, mlx
@@ -27,8 +44,9 @@ if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
 KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, alike
-CODES, WORD = "U32", 32
-AFFINE = "affine"  # the only mode of old; others scale by powers of two or in fp8
+CODES, WORD, BYTES = "U32", 32, "U8"
+AFFINE = "affine"  # the only mode of old
+FLOATS = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}  # their groups and bits
 _SETTINGS = ("group_size", "bits", "mode")
 
 
@@ -39,13 +57,20 @@ class Quantization:
     keys: Keys
     modules: Mapping[str, Any]  # those that have settings of their own, or are left as they are
 
+    def mode(self, module: str) -> str:
+        """How its codes are to be read. UnsupportedError for what treadle does not know."""
+        own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
+        keys = own or self.keys
+        mode = keys.text("mode", AFFINE)
+        if mode != AFFINE and mode not in FLOATS:
+            keys.refuse("mode", f"treadle has no reader for weights in MLX's mode {mode!r:.40}")
+        return mode
+
     def settings(self, module: str) -> tuple[int, int, str]:
         """Group size, bits, and where config.json says so."""
         own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
         keys = own or self.keys
-        mode = keys.text("mode", AFFINE)
-        if mode != AFFINE:
-            keys.refuse("mode", f"treadle has no reader for weights in MLX's mode {mode!r:.40}")
+        self.mode(module)
         # What a module's own settings leave out is MLX's default, not the model's.
         group = keys.integer("group_size", 64 if own else None)
         bits = keys.integer("bits", 4 if own else None)
@@ -89,6 +114,29 @@ class Packed:
         return sum(tensor.n_bytes for tensor in self.arrays)
 
 
+def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
+    """The tensors with each module of FLOATS as one. FileError for parts that do not fit."""
+    made = dict(tensors)
+    for name, scales in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if kind != "scales" or (mode := found.mode(module)) not in FLOATS:
+            continue
+        (group, bits), weight = FLOATS[mode], f"{module}.weight"
+        del made[name]
+        if weight not in made:
+            raise scales.error(f"is there without {weight}")
+        codes = made[weight]
+        if codes.dtype != CODES or scales.dtype != BYTES:
+            what = f"is in {codes.dtype}, with scales in {scales.dtype}"
+            raise codes.error(what, f"{CODES} and {BYTES} ({mode})")
+        m, k = matrix(codes)[0], codes.shape[-1] * WORD // bits
+        if scales.shape != (m, k // group) or len(codes.shape) != 2 or k % group:
+            raise scales.error(f"shape {list(scales.shape)}", f"{[m, k // group]} ({mode})")
+        dtype, make = _MAKES[mode] if k % NV_BLOCK == 0 or mode != "nvfp4" else _NO_BLOCKS
+        made[weight] = unpacked(weight, dtype, (m, k), (codes, scales), make)
+    return made
+
+
 def find_packed(
     tensors: Mapping[str, SafeTensor],
     found: Quantization,
@@ -107,6 +155,8 @@ def find_packed(
         scales, biases = (tensors.get(f"{module}.{part}") for part in ("scales", "biases"))
         said = found.modules.get(module)
         if scales is None and biases is None:
+            if isinstance(tensor, Unpacked):
+                continue
             if tensor.dtype == CODES:
                 what = "holds packed codes, and has no scales"
             elif said not in (None, False):
@@ -162,3 +212,26 @@ def _pack(
     if biases.shape != scales.shape:
         raise biases.error(f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
     return Packed(weight, scales, biases, fmt, (m, k))
+
+
+def _mxfp4(words: Array, scales: Array) -> Array:
+    return from_mxfp4(words.view(np.uint8), scales)
+
+
+def _nvfp4(words: Array, scales: Array) -> Array:
+    return from_nvfp4(words.view(np.uint8), scales)
+
+
+def _multiplied(words: Array, scales: Array) -> Array:
+    """NVFP4 in rows that are no whole blocks."""
+    each = np.repeat(float8(scales, E4M3), NV_GROUP, -1)
+    return to_bytes(float4(words.view(np.uint8)) * each, "BF16")
+
+
+def _mxfp8(words: Array, scales: Array) -> Array:
+    each = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+    return from_float8(words.view(np.uint8), each, (1, FLOATS["mxfp8"][0]), E4M3)
+
+
+_MAKES = {"mxfp4": ("MXFP4", _mxfp4), "nvfp4": ("NVFP4", _nvfp4), "mxfp8": ("BF16", _mxfp8)}
+_NO_BLOCKS = "BF16", _multiplied

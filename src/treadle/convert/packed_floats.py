@@ -10,22 +10,22 @@ import numpy as np
 
 from treadle.convert.hf_made import Make
 from treadle.convert.unpack import (
+    E4M3,
     FLOAT8,
     MX_GROUP,
     NV_BLOCK,
     NV_GROUP,
+    float4,
     float8,
     from_float8,
     from_mxfp4,
     from_nvfp4,
     from_table,
-    split_bytes,
     to_bytes,
 )
 from treadle.convert.unpacked import Array, Found, matrix, one_number, take, unpacked
 from treadle.files.keys import Keys
 from treadle.files.safetensors import SafeTensor
-from treadle.formats.fp4 import VALUES
 
 Sizes = tuple[int | None, int | None]  # of weights that share a scale; None: nothing says so
 
@@ -85,9 +85,9 @@ def read_float4(
     scale = take(found, tensor, f"{name}_scale")
     *others, half = matrix(tensor)
     shape = (*others, 2 * half)
-    group = NV_GROUP if scale.dtype == "F8_E4M3" else MX_GROUP
-    if scale.dtype not in ("F8_E4M3", "F8_E8M0", "U8"):
-        raise scale.error(f"is in {scale.dtype}", "F8_E4M3, or exponents in U8")
+    group = NV_GROUP if scale.dtype == E4M3 else MX_GROUP
+    if scale.dtype not in (E4M3, "F8_E8M0", "U8"):
+        raise scale.error(f"is in {scale.dtype}", f"{E4M3}, or exponents in U8")
     if scale.shape != (*others, shape[-1] // group) or shape[-1] % group:
         said = f"one for every {group} of {list(shape)} weights"
         raise scale.error(f"shape {list(scale.shape)}", said)
@@ -111,8 +111,8 @@ def _factor(number: Array, divides: bool) -> Array:
 
 def _multiplied(pairs: Array, scales: Array, number: Array, divides: bool) -> Array:
     """NVFP4 in rows that are no whole blocks."""
-    each = float8(scales, "F8_E4M3") * (_factor(number, divides) / 2)  # VALUES are doubled
-    return to_bytes(VALUES[split_bytes(pairs, 4)] * np.repeat(each, NV_GROUP, -1), "BF16")
+    each = float8(scales, E4M3) * _factor(number, divides)
+    return to_bytes(float4(pairs) * np.repeat(each, NV_GROUP, -1), "BF16")
 
 
 def read_table(found: Found, name: str, state: SafeTensor) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from treadle.convert.hf_made import mxfp4_blocks
 from treadle.formats import by_name
+from treadle.formats.fp4 import VALUES
 
 Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]
@@ -25,7 +26,8 @@ NV_BLOCK, NV_GROUP, MX_GROUP = 64, 16, 32  # weights of a block of NVFP4, and of
 _AT_ONCE = 1 << 16  # weights that are floats at a time: they stay in cache
 
 
-FLOAT8 = {"F8_E4M3": (20, 120), "F8_E5M2": (21, 112)}  # bits left of a float32's, and its bias
+E4M3 = "F8_E4M3"
+FLOAT8 = {E4M3: (20, 120), "F8_E5M2": (21, 112)}  # bits left of a float32's, and its bias
 
 
 def float8(codes: Array, dtype: str) -> F32Array:
@@ -60,6 +62,11 @@ def from_float8(codes: Array, scales: F32Array, block: tuple[int, int], dtype: s
             values *= each[np.arange(rows.start, rows.stop) // m]
             out[at][rows] = to_bytes(values, "BF16")
     return out
+
+
+def float4(pairs: Array) -> F32Array:
+    """Pairs of E2M1, uint8 [.., K / 2], as float32 [.., K]."""
+    return VALUES[split_bytes(pairs, 4)] * np.float32(0.5)  # VALUES are doubled
 
 
 # -- whole numbers ----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ Found = dict[str, SafeTensor]
 MULTIPLIED_OUT = frozenset(("F16", "BF16"))  # what weights become that no blocks hold
 INT8, INT32 = "I8", "I32"
 _FLOATS = frozenset(("F32", "F16", "BF16"))
-_WHOLE = {"I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
+_WHOLE = {"U32": "<u4", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 
 
