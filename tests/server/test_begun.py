@@ -76,6 +76,9 @@ def test_answers_go_on_where_they_were_begun(begun: tuple[str, TestClient]) -> N
     for said in ("\n1. a", "<|channel|>"):
         body: dict[str, Any] = {"messages": talk, "grammar": f"root ::= {json.dumps(said)}"}
         assert post(client, CHAT, **body)["choices"][0]["message"]["content"] == said
+    thought = [*HI, {"role": "assistant", "content": None, "reasoning": "hm"}]
+    body = {"messages": thought, "grammar": 'root ::= "so"'}
+    assert post(client, CHAT, **body)["choices"][0]["message"]["content"] == "so"
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [5]}}}
     made = post(client, CHAT, messages=talk, response_format=form, reasoning_budget=5)
     assert made["choices"][0]["message"] == {"role": "assistant", "content": "5"}

@@ -158,6 +158,14 @@ def test_what_may_be_something_else_is_json(other: Any) -> None:
     assert not allows("tags", schema, tag("a", "x") + END)
 
 
+def test_a_parameter_that_is_perhaps_itself() -> None:
+    """It is written as JSON, as before its alternatives were looked at."""
+    own = {"anyOf": [{"$ref": "#/$defs/A"}, NUMBER, TEXT]}
+    schema = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": own}}
+    assert by_name(schema) == schema["properties"]
+    assert TagReader(schema).take(tag("a", "5") + END, True)[0] == '{"a": 5}'
+
+
 def test_values_of_alternatives_are_read_by_their_schemas() -> None:
     reader = TagReader({"oneOf": [A_NUMBER, {"properties": {"b": TEXT}}]})
     text, _ = reader.take(tag("a", "1") + tag("b", "2") + END, True)

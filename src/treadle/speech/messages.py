@@ -15,7 +15,15 @@ from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
 from treadle.speech.rows import Channels
 from treadle.speech.schemas import fully, plainly
-from treadle.text.messages import SPEAKERS, check_messages, goes_on, is_parts, joined, plain
+from treadle.text.messages import (
+    SPEAKERS,
+    check_messages,
+    goes_on,
+    is_parts,
+    joined,
+    plain,
+    read_messages,
+)
 from treadle.text.renderer import LimitError
 
 if TYPE_CHECKING:
@@ -83,11 +91,13 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
 
 def begun(messages: Sequence[Mapping[str, Any]], manner: Manner) -> Manner:
     """The manner of an answer, where the last of some messages is perhaps its beginning."""
-    said = joined(messages[-1].get("content")) if goes_on(messages) else ""
+    if not goes_on(messages):
+        return manner
+    last = read_messages([dict(messages[-1])])[0]
+    said = joined(last.get("content"))
     if manner.thought is not None and said.rstrip().endswith(manner.thought.open.rstrip()):
         return manner  # words that open reasoning
-    begins = said or (goes_on(messages) and messages[-1].get("reasoning_content"))
-    return manner.begun() if begins else manner
+    return manner.begun() if said or last.get("reasoning_content") else manner
 
 
 def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ must be there, and what each may be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from treadle.errors import GrammarError
@@ -43,7 +44,10 @@ def _with_texts(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
     """With the texts that references of its properties lead to (pydantic's enums) in their place:
     in a notation without JSON they are written as other texts are.
     """
-    told = {name: _followed(value, parts) for name, value in properties_of(schema).items()}
+    told: dict[str, Mapping[str, Any]] = {}
+    for name, value in properties_of(schema).items():
+        with suppress(RecursionError):  # of one that leads back to itself
+            told[name] = _followed(value, parts)
     texts = {name: flat for name, flat in told.items() if texts_of(flat) is not None}
     return {**schema, "properties": {**properties_of(schema), **texts}} if texts else schema
 
