@@ -178,6 +178,17 @@ def test_a_session_that_is_cut_and_forked(foreseen: Path) -> None:
     assert made[0] == made[1]
 
 
+def test_a_session_that_was_drafted_for_is_forgotten(foreseen: Path) -> None:
+    """Neither the drafter nor its text keeps it alive: its room is there for the next text."""
+    with load(foreseen, context=64, n_sequences=1) as model:
+        ids = ids_of(40)
+        made = model.generate(ids, max_tokens=9, temperature=0, session=model.session())
+        made.finish()
+        assert made.timings.n_drafted
+        assert model.generate(ids[::-1], max_tokens=9).finish() is not None
+        assert model.embed(["as long as the context, or nearly so: fifty"]) is not None
+
+
 @pytest.mark.parametrize("off", [False, 0, np.False_])
 def test_off_where_it_is_not_wanted(off: Any, path: Path) -> None:
     with treadle.load(path, threads=1, context=64, speculate=off) as model:

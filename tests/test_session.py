@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from treadle.devices.cpu import Cpu
 from treadle.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.kv import PAGE
+from treadle.runtime.interrupts import interrupts_held
 
 Array = np.ndarray
 
@@ -630,6 +631,40 @@ def test_a_session_whose_end_is_interrupted_gives_its_room_back(
         assert model.session().feed(text(60, seed=2)) is not None
         model.engine.cache.left.close()
         check_pages(model.engine.cache, [])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_vectors_whose_making_is_interrupted_hold_no_pages(
+    n: int, tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C just before signals are held, wherever that is."""
+    held = interrupts_held
+
+    def pressed(at: int) -> Callable[[], interrupts_held]:
+        def hold() -> interrupts_held:
+            calls.append(at)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return held()
+
+        calls: list[int] = []
+        return hold
+
+    path = tiny("gemma3", window=16, n_layer=6)
+    with treadle.load(path, threads=1, context=128, n_sequences=4) as model:
+        uses: list[Callable[[], object]] = [
+            lambda: model.engine.embed([text(40, seed) for seed in range(n)]),
+            lambda: model.engine.states(text(40)),
+        ]
+        for use in uses:
+            n_done = 0
+            for at in range(1, 9):
+                with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+                    patch.setattr("treadle.engine.interrupts_held", pressed(at))
+                    use()
+                    n_done += 1
+                check_pages(model.engine.cache, [])
+            assert 0 < n_done < 7
 
 
 def test_an_exception_in_a_run_leaves_nothing_of_it(tiny: WriteTiny) -> None:

@@ -67,10 +67,12 @@ class Admission:
             if request in queue:
                 queue.remove(request)
         seq, request.seq = request.seq, None
+        # Whoever keeps the request, its caller or a drafter, is not to keep the session alive.
+        session, request.session = request.session, None
         if seq is None:
             return
         cache, answer = self.engine.cache, request.answer
-        if request.session is None:
+        if session is None:
             return cache.retire(seq)
         cache.let_go(seq)
         if request.cancelled and answer.pieces and seq.n_changes == request.seen:

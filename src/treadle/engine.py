@@ -52,17 +52,9 @@ class Engine:
     has_states: ClassVar[bool] = True  # a run leaves its tokens' states where they can be read
 
     def __init__(
-        self,
-        gguf: GGUF,
-        config: Config,
-        device: Device,
-        *,
-        n_ctx: int,
-        kv: str = "f16",
-        n_sequences: int = 1,
-        kv_bytes: int | None = None,
-        deterministic: bool = False,
-    ) -> None:
+        self, gguf: GGUF, config: Config, device: Device, *, n_ctx: int, kv: str = "f16",
+        n_sequences: int = 1, kv_bytes: int | None = None, deterministic: bool = False,
+    ) -> None:  # fmt: skip
         if config.n_positions and n_ctx > config.n_positions:
             have = f"the model has learned positions for {config.n_positions}"
             raise TreadleError(f"a context of {n_ctx} tokens: {have}")
@@ -188,23 +180,21 @@ class Engine:
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
         seconds = seconds or [NEVER] * len(texts)
+
+        def run(seqs: Ids[Sequence]) -> np.ndarray:
+            each = zip(seqs, texts, seconds, strict=True)
+            parts = [Part(seq, ids, 0, (), second) for seq, ids, second in each]
+            read = partial(self._read, "embedding" if unit else "pooled", "n_parts")
+            return self._run(parts, read, None, "embedding")
+
         with self.lock:
             if len(texts) == 1 and len(texts[0]) > self.max_tokens:
                 return self._embed_long(texts[0], unit, lora)
-            seqs: list[Sequence] = []
             try:
-                seqs += (self.cache.sequence(lora=lora) for _ in texts)
-                each = zip(seqs, texts, seconds, strict=True)
-                parts = [Part(seq, ids, 0, (), second) for seq, ids, second in each]
-                read = partial(self._read, "embedding" if unit else "pooled", "n_parts")
-                return self._run(parts, read, None, "embedding")
+                return self._of_new(len(texts), lora, run)
             except ContextFullError:
                 if len(texts) == 1:
                     raise
-            finally:
-                with interrupts_held():
-                    for seq in seqs:
-                        seq.close()
             alone = zip(texts, seconds, strict=True)  # not all at once, then
             rows = [self.embed([ids], [at], unit=unit, lora=lora) for ids, at in alone]
             return np.concatenate(rows)
@@ -231,15 +221,25 @@ class Engine:
     ) -> list[np.ndarray]:  # fmt: skip
         """Read a text in as many runs as it takes, in a sequence of its own: what each gives."""
         n, step = len(ids), self.max_tokens
-        seq = self.cache.sequence(lora=lora)
-        try:
+
+        def run(seqs: Ids[Sequence]) -> list[np.ndarray]:
             with interrupts_held():
-                self.cache.check_room(seq, n)
-            parts = [Part(seq, ids[at : at + step], 0) for at in range(0, n, step)]
+                self.cache.check_room(seqs[0], n)
+            parts = [Part(seqs[0], ids[at : at + step], 0) for at in range(0, n, step)]
             return [self._run([part], read, None, output) for part in parts]
-        finally:
-            with interrupts_held():
-                seq.close()
+
+        return self._of_new(1, lora, run)
+
+    def _of_new(self, n: int, lora: Lora | None, use: Callable[[Ids[Sequence]], T]) -> T:
+        """What ``use`` makes of ``n`` new sequences, which are closed then, whatever it raises."""
+        with interrupts_held() as held:  # around all: behind ``use`` a signal would leave them open
+            seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
+            try:
+                with held.allow():
+                    return use(seqs)
+            finally:
+                for seq in seqs:
+                    seq.close()
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
         """Make ``seq`` hold the longest beginning of ``ids`` that the cache and its files have; its
@@ -270,12 +270,9 @@ class Engine:
                 self.run([Part(seq, again[at : at + self.max_tokens], n_outputs=0)])
 
     def _run(
-        self,
-        parts: Ids[Part],
-        read: Callable[[Ready], T],
-        times: list[float] | None = None,
+        self, parts: Ids[Part], read: Callable[[Ready], T], times: list[float] | None = None,
         output: str = "logits",
-    ) -> T:
+    ) -> T:  # fmt: skip
         with self.lock:
             ready = self._plan_of(parts, output)  # compiling takes seconds, and may be interrupted
             with interrupts_held() as held:
