@@ -305,8 +305,12 @@ WRITTEN: dict[str, Written] = {
     ),
     "ct-int8": Written(int8(False), "Q8_0", _compressed("int-quantized", num_bits=8)),
     "ct-int8-zeros": Written(int8(True), "BF16", _compressed("int-quantized", num_bits=8)),
-    "ct-w4": Written(packed(4, 32, symmetric=True), "Q4_0", _compressed("pack", num_bits=4)),
-    "ct-w4-zeros": Written(packed(4, 64, symmetric=False), "Q4_1", _compressed("p", num_bits=4)),
+    "ct-w4": Written(
+        packed(4, 32, symmetric=True), "Q4_0", _compressed("pack", num_bits=4, group_size=32)
+    ),
+    "ct-w4-zeros": Written(
+        packed(4, 64, symmetric=False), "Q4_1", _compressed("p", num_bits=4, group_size=64)
+    ),
     "ct-w8": Written(packed(8, 0, symmetric=True), "Q8_0", _compressed("pack", num_bits=8)),
     "ct-nvfp4": Written(
         nvfp4("weight_scale", "weight_global_scale", True),

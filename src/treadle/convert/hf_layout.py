@@ -24,14 +24,14 @@ _FUSED = ("attn_qkv.weight", "attn_qkv.bias")
 
 
 def layout_of(
-    name: str, shape: tuple[int, ...], hyper: Hyper
+    name: str, shape: tuple[int, ...], hyper: Hyper, *, linear: bool = False
 ) -> tuple[Layout | None, tuple[int, ...]]:
     """What makes GGUF's rows of a tensor's, and their shape; None where they are that already.
-    ``name``: GGUF's, without the layer.
+    ``name``: GGUF's, without the layer; ``linear``: it is [out, in] in every family.
     """
     if hyper.family.by_head and name in _FUSED and shape[0] == 3 * hyper.sizes["n_q"]:
         return partial(by_matrix, n_head=hyper.n_head), shape
-    if hyper.family.transposed and len(shape) == 2 and name.startswith(_IN_LAYERS):
+    if hyper.family.transposed and not linear and len(shape) == 2 and name.startswith(_IN_LAYERS):
         return _transposed, shape[::-1]
     if hyper.n_skipped and name == "position_embd.weight":
         return partial(_behind, n=hyper.n_skipped), (shape[0] - hyper.n_skipped, *shape[1:])

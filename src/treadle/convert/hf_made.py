@@ -28,6 +28,7 @@ Make = Callable[..., Rows]  # of the arrays of its sources
 Side = Literal["", "A", "B"]  # of an adapter's pair
 
 MXFP4 = "MXFP4"
+FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
 _IN_LAYER = re.compile(r"(?P<layer>.*\blayers?\.(?P<i>\d+)\.)(?P<rest>.+)")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
 _EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
@@ -87,9 +88,10 @@ def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> di
             continue
         sources = []
         for rest in rule.of:
-            if match["layer"] + rest not in made:
-                raise first.error(f"is there without {match['layer']}{rest}")
-            sources.append(made.pop(match["layer"] + rest))
+            if (at := match["layer"] + rest) not in made:
+                raise first.error(f"is there without {at}")
+            factor = made.pop(at.removesuffix(".weight") + FACTOR, None)
+            sources.append(multiplied_out(made.pop(at), factor) if factor else made.pop(at))
         for rest, make in rule.gives.items():
             made[match["layer"] + rest] = _made(match["layer"] + rest, tuple(sources), make, rule)
     return made
@@ -105,6 +107,8 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
         else:
             made[name] = tensor
     for name, found in experts.items():
+        if len({each.dtype for each in found.values()}) > 1:
+            found = {i: multiplied_out(each) for i, each in found.items()}
         first = found[min(found)]
         missing = next((i for i in range(len(found)) if i not in found), None)
         if missing is not None:
@@ -150,14 +154,22 @@ def _made(name: str, sources: tuple[SafeTensor, ...], make: Make, rule: Rule) ->
     return Made(name, dtype, shape, n_bytes, *at, sources, make, rule.floats)
 
 
-def multiplied_out(tensor: SafeTensor) -> SafeTensor:
-    """A matrix in blocks as one in BF16, whose weights can go to other places."""
+def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> SafeTensor:
+    """A matrix in blocks as one in BF16, whose weights can go to other places; ``factor``: by which
+    all of it is multiplied, of experts one for each.
+    """
     if block_of(tensor.dtype)[0] == 1:
         return tensor
     kind, size = "BF16", 2 * math.prod(tensor.shape)
     at = tensor.path, tensor.offset, tensor.file
-    make = by_name(kind).quantize_rows
-    return Made(tensor.name, kind, tensor.shape, size, *at, (tensor,), make, floats=True)
+
+    def make(rows: Rows, *factors: Rows) -> Rows:
+        for each in factors:
+            rows = rows * each.reshape(-1, *[1] * (rows.ndim - 1))
+        return by_name(kind).quantize_rows(rows)
+
+    sources = (tensor, factor) if factor else (tensor,)
+    return Made(tensor.name, kind, tensor.shape, size, *at, sources, make, floats=True)
 
 
 def _shape_of(make: Make, sources: Sequence[SafeTensor], floats: bool) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_layout import Layout, layout_of
-from treadle.convert.hf_made import elements, make_tensors, multiplied_out
+from treadle.convert.hf_made import FACTOR, elements, make_tensors, multiplied_out
 from treadle.convert.hf_names import (
     FURTHER,
     HEADS,
@@ -25,6 +25,7 @@ from treadle.convert.hf_names import (
     spelt_as,
 )
 from treadle.convert.mlx import Packed, find_packed, unpack_floats
+from treadle.convert.unpacked import Unpacked
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS
 from treadle.formats.format import NO_GGML
@@ -57,7 +58,6 @@ _SUBLAYERS = (*MIXERS.every(), *FFNS.every())
 _WIDTHS = {  # the word of a row's length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
-FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
 SCORING = ("cls.",)  # of no plan: what scores pairs
 EMBEDDINGS, OUTPUT, OUTPUT_BIAS = "token_embd.weight", "output.weight", "output.bias"
 _PIECE = 1 << 22  # bytes that are compared at a time
@@ -163,7 +163,8 @@ def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
 
 def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:
     """A tensor under GGUF's ``name``. UnsupportedError for a type that treadle does not read."""
-    layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper)
+    linear = isinstance(tensor, Unpacked)  # whatever the model's own layer was
+    layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper, linear=linear)
     if name.endswith(FACTOR):
         shape = (math.prod(shape),)
     if packed is not None:

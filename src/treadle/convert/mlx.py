@@ -31,6 +31,7 @@ from treadle.convert.unpack import (
     from_float8,
     from_mxfp4,
     from_nvfp4,
+    powers,
     to_bytes,
 )
 from treadle.convert.unpacked import Array, Found, Unpacked, matrix, unpacked
@@ -129,8 +130,9 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
         if codes.dtype != CODES or scales.dtype != BYTES:
             what = f"is in {codes.dtype}, with scales in {scales.dtype}"
             raise codes.error(what, f"{CODES} and {BYTES} ({mode})")
-        m, k = matrix(codes)[0], codes.shape[-1] * WORD // bits
-        if scales.shape != (m, k // group) or len(codes.shape) != 2 or k % group:
+        m, n_words = matrix(codes)
+        k = n_words * WORD // bits
+        if scales.shape != (m, k // group) or k % group:
             raise scales.error(f"shape {list(scales.shape)}", f"{[m, k // group]} ({mode})")
         dtype, make = _MAKES[mode] if k % NV_BLOCK == 0 or mode != "nvfp4" else _NO_BLOCKS
         made[weight] = unpacked(weight, dtype, (m, k), (codes, scales), make)
@@ -229,8 +231,7 @@ def _multiplied(words: Array, scales: Array) -> Array:
 
 
 def _mxfp8(words: Array, scales: Array) -> Array:
-    each = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-    return from_float8(words.view(np.uint8), each, (1, FLOATS["mxfp8"][0]), E4M3)
+    return from_float8(words.view(np.uint8), powers(scales), (1, FLOATS["mxfp8"][0]), E4M3)
 
 
 _MAKES = {"mxfp4": ("MXFP4", _mxfp4), "nvfp4": ("NVFP4", _nvfp4), "mxfp8": ("BF16", _mxfp8)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,13 +23,24 @@ from treadle.convert.unpack import (
     from_mxfp4,
     from_nvfp4,
     from_table,
+    powers,
     to_bytes,
 )
-from treadle.convert.unpacked import Array, Found, matrix, one_number, take, unpacked
+from treadle.convert.unpacked import (
+    EXPONENTS,
+    FLOATS,
+    Array,
+    Found,
+    matrices,
+    one_number,
+    shared,
+    take,
+    unpacked,
+)
 from treadle.files.keys import Keys
 from treadle.files.safetensors import SafeTensor
 
-Sizes = tuple[int | None, int | None]  # of weights that share a scale; None: nothing says so
+Sizes = tuple[Sequence[int], Sequence[int]]  # rows and columns that may share a scale; (): unsaid
 
 _MOST = 1e9  # of a number that is finite
 
@@ -39,16 +52,23 @@ def is_float8(tensor: SafeTensor) -> bool:
 
 def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> None:
     """Multiply by ``name``_scale or ``name``_scale_inv (which is the scale all the same): one
-    number, one a row, one a block, or one for each of several matrices; BF16 comes of it.
+    number, one a row, one a block, or one for each of several matrices, or the exponents of powers
+    of two; BF16 comes of it.
     """
     end = "_scale_inv" if f"{name}_scale_inv" in found else "_scale"
-    scale, shape = take(found, tensor, name + end), matrix(tensor)
+    scale, shape = take(found, tensor, name + end, (*FLOATS, *EXPONENTS)), matrices(tensor)
     grid = _grid(scale.shape, shape)
-    m, k = (_shared(shape[at], grid[at], said[at]) for at in (-2, -1))
+    (n, k), (rows, columns) = shape[-2:], grid[-2:]
+    if (rows, columns) in ((1, 1), (n, 1)):
+        m = n // rows
+    else:
+        m, k = shared(n, rows, *said[0], 1), shared(k, columns, *said[1])
     if not m or not k:
         raise scale.error(f"shape {list(scale.shape)} for weights of shape {list(shape)}")
 
     def make(codes: Array, scales: Array) -> Array:
+        if scale.dtype in EXPONENTS:
+            scales = powers(scales)
         each = np.broadcast_to(scales.reshape(grid), (*shape[:-2], *grid[-2:]))
         return from_float8(codes, each, (m, k), tensor.dtype)
 
@@ -68,26 +88,16 @@ def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) * len(shape)
 
 
-def _shared(n: int, parts: int, said: int | None) -> int:
-    """Of ``n`` rows or columns with so many scales, how many share one; 0: they do not fit."""
-    for size in (n if parts == 1 else 0, said or (n // parts if parts else 0)):
-        if size > 0 and -(-n // size) == parts:
-            return size
-    return 0
-
-
 def read_float4(
     found: Found, name: str, tensor: SafeTensor, whole: str, *, divides: bool = False
 ) -> None:
     """Pairs of E2M1 with scales ``name``_scale: powers of two are MXFP4; those in E4M3 are NVFP4,
     and ``whole`` is a number by which all is multiplied, or which divides it.
     """
-    scale = take(found, tensor, f"{name}_scale")
-    *others, half = matrix(tensor)
+    scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
+    *others, half = matrices(tensor)
     shape = (*others, 2 * half)
     group = NV_GROUP if scale.dtype == E4M3 else MX_GROUP
-    if scale.dtype not in (E4M3, "F8_E8M0", "U8"):
-        raise scale.error(f"is in {scale.dtype}", f"{E4M3}, or exponents in U8")
     if scale.shape != (*others, shape[-1] // group) or shape[-1] % group:
         said = f"one for every {group} of {list(shape)} weights"
         raise scale.error(f"shape {list(scale.shape)}", said)
@@ -124,29 +134,33 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     tensor = found[name]
     try:
         said = json.loads(bytes(state.data))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise state.error(f"is no JSON: {error}") from error
     keys = Keys(said if isinstance(said, dict) else {}, state.path, prefix=f"{state.name}: ")
-    shape, block = keys.get("shape"), keys.integer("blocksize", 64)
-    if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int for n in shape)):
+    shape, block = keys.get("shape"), keys.integer("blocksize")
+    if not (isinstance(shape, list) and [type(n) for n in shape] == [int, int] and min(shape) > 0):
         keys.fail("shape", f"is {shape!r:.60}", "rows and columns")
     m, k = shape
-    scale, table = (take(found, tensor, f"{name}.{part}") for part in ("absmax", "quant_map"))
-    if tensor.n_bytes * 2 != m * k or math.prod(scale.shape) * block != m * k:
+    scale = take(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
+    table = take(found, tensor, f"{name}.quant_map")
+    n_scales, n_bytes = -(-m * k // block), -(-m * k // 2)  # the last ones may be cut
+    if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
         what = f"{tensor.n_bytes} bytes, and {math.prod(scale.shape)} scales beside it"
         raise tensor.error(what, f"{[m, k]} weights of four bits, with a scale for every {block}")
     if table.shape != (16,):
         raise table.error(f"shape {list(table.shape)}", "[16]")
-    sources = [tensor, table, scale]
+    # Whatever type they are kept in, they are bytes.
+    sources = [replace(tensor, dtype="U8", shape=(n_bytes,)), table, scale]
     offset, a_scale = 0.0, 1
     if scale.dtype == "U8":
         parts = (f"{name}.nested_{part}" for part in ("quant_map", "absmax"))
         sources += [take(found, tensor, part) for part in parts]
-        offset = keys.number("nested_offset", 0.0, lo=-_MOST, hi=_MOST)
-        a_scale = keys.integer("nested_blocksize", 256)
-        if sources[-2].shape != (256,) or math.prod(sources[-1].shape) * a_scale < scale.n_bytes:
+        offset = keys.number("nested_offset", lo=-_MOST, hi=_MOST)
+        a_scale = keys.integer("nested_blocksize")
+        if (sources[-2].shape, sources[-1].shape) != ((256,), (-(-n_scales // a_scale),)):
             raise sources[-1].error(f"shape {list(sources[-1].shape)} for {scale.n_bytes} scales")
     dtype = "F16" if keys.text("dtype", "bfloat16") == "float16" else "BF16"
+    missing = n_scales * block // 2 - n_bytes
 
     def make(pairs: Array, values: Array, scales: Array, *nested: Array) -> Array:
         scales = scales.reshape(-1)
@@ -154,6 +168,7 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
             values_of, each = nested
             each = np.repeat(each.reshape(-1), a_scale)[: scales.size]
             scales = values_of[scales] * each + np.float32(offset)
-        return from_table(pairs.reshape(-1), values, scales, k, dtype)
+        pairs = np.pad(pairs, (0, missing)) if missing else pairs
+        return from_table(pairs, values, scales, dtype)[: 2 * m * k]
 
     found[name] = unpacked(name, dtype, (m, k), tuple(sources), make)

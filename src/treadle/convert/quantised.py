@@ -39,7 +39,7 @@ from treadle.convert.packed_integers import (
     read_rows,
     read_scaled_rows,
 )
-from treadle.convert.unpacked import INT8, Found
+from treadle.convert.unpacked import INT8, INT32, Found, numbers
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import SafeTensor, read_json
@@ -47,7 +47,7 @@ from treadle.files.safetensors import SafeTensor, read_json
 CONFIG = "quantization_config"
 MODELOPT = "hf_quant_config.json"  # where ModelOpt's first versions say so
 _OF_ACTIVATIONS = re.compile(
-    r".*[._](?:(?:input|output|activation|[qkv]|prob)_(?:global_)?scale(?:_ub)?"
+    r".*[._](?:(?:input|output|activation|[qkv]|kv|prob)_(?:global_)?scale(?:_ub)?"
     r"|(?:input|output|[qkv])_zero_point|weight_format)"
 )
 _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(?:nf4|fp4)")
@@ -87,40 +87,52 @@ def _compressed(found: Found, settings: Keys) -> None:
         sparse.refuse("format", "treadle does not read sparse weights")
     weights = _weights(settings)
     said = [keys.integer("num_bits", hi=32) for keys in weights]
-    sizes = next((_sizes(keys) for keys in weights if keys.get("block_structure")), (None, None))
+    sizes = _sizes(*weights)
+    shifted = bool(weights) and all(keys.get("symmetric") is False for keys in weights)
     for name, tensor in list(found.items()):
+        base = name.removesuffix("_packed")
+        whole = tensor.dtype in (INT8, INT32) and f"{base}_scale" in found
+        if whole and shifted and f"{base}_zero_point" not in found:
+            raise tensor.error("is quantised", f"{base}_zero_point beside it")
         if name.endswith("weight_packed"):
-            base = name.removesuffix("_packed")
             del found[name]
             if tensor.dtype == "U8":
                 read_float4(found, base, tensor, f"{base}_global_scale", divides=True)
             else:
-                read_rows(found, base, tensor, said)
+                read_rows(found, base, tensor, said, sizes[1])
         elif is_float8(tensor) and name.endswith("weight"):
             read_float8(found, name, tensor, sizes)
         elif tensor.dtype == INT8 and f"{name}_scale" in found:
-            read_bytes(found, name, tensor)
+            read_bytes(found, name, tensor, sizes[1])
 
 
 def _modelopt(found: Found, settings: Keys) -> None:
+    sizes = _sizes(settings, *_weights(settings))
     for name, tensor in list(found.items()):
         if name.endswith(".pre_quant_scale"):
             raise UnsupportedError(f"{tensor.path}: {name}: treadle scales no activations")
         if tensor.dtype == "U8" and f"{name}_scale" in found:
             read_float4(found, name, tensor, f"{name}_scale_2")
         elif is_float8(tensor) and name.endswith("weight"):
-            read_float8(found, name, tensor, _sizes(settings))
+            read_float8(found, name, tensor, sizes)
 
 
 def _gptq(found: Found, settings: Keys) -> None:
-    _read_gptq(found, settings, settings.text("checkpoint_format", "gptq") != "gptq_v2")
+    if (kind := settings.text("checkpoint_format", "gptq")) not in ("gptq", "gptq_v2"):
+        settings.refuse("checkpoint_format", f"treadle does not unpack {kind!r:.60}")
+    _read_gptq(found, settings, kind == "gptq")
 
 
 def _read_gptq(found: Found, settings: Keys, first: bool) -> None:
     """``first``: of the first version, whose zero points are less by one."""
-    said = settings.integer("bits", hi=32)
+    said, size = settings.integer("bits", hi=32), settings.integer("group_size", -1, lo=-1)
+    meta = settings.within("meta")
+    words = first and "gptqmodel" in str(meta.get("quantizer") if meta else None)
+    codes, ordered = int(first and not words), settings.flag("desc_act", False)
     for name, tensor in _words(found).items():
-        read_columns(found, name, tensor, said, zeros_lack=int(first))
+        read_columns(
+            found, name, tensor, said, size, zeros_lack=codes, words_lack=words, ordered=ordered
+        )
 
 
 def _awq(found: Found, settings: Keys) -> None:
@@ -148,6 +160,9 @@ def _bitsandbytes(found: Found, settings: Keys) -> None:
             read_table(found, match[1], found.pop(name))
         elif name.endswith(".SCB"):
             read_scaled_rows(found, name.removesuffix("SCB") + "weight", found.pop(name))
+        elif name.endswith(".weight_format") and numbers(found[name]).any():
+            what = "rows that lie as a GPU wanted them: save them anew"
+            raise UnsupportedError(f"{found[name].path}: {name}: {what}")
 
 
 def _words(found: Found) -> Found:
@@ -163,13 +178,17 @@ def _weights(settings: Keys) -> list[Keys]:
     return [weights for keys in each if keys and (weights := keys.within("weights"))]
 
 
-def _sizes(settings: Keys) -> Sizes:
-    """Rows and columns of a block that shares a scale, where that is said."""
-    for key in ("weight_block_size", "block_structure"):
-        sizes = settings.get(key)
-        if isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int for n in sizes):
-            return sizes[0], sizes[1]
-    return None, None
+def _sizes(*settings: Keys) -> Sizes:
+    """Rows and columns of a block that shares a scale, where they are said."""
+    rows, columns = list[int](), list[int]()
+    for keys in settings:
+        for key in ("weight_block_size", "block_structure"):
+            sizes = keys.get(key)
+            if isinstance(sizes, list) and [type(n) for n in sizes] == [int, int]:
+                rows, columns = [*rows, sizes[0]], [*columns, sizes[1]]
+        if keys.get("group_size") is not None:
+            columns.append(keys.integer("group_size", lo=-1))
+    return rows, columns
 
 
 METHODS: dict[str, Callable[[Found, Keys], None]] = {

@@ -43,6 +43,11 @@ def float8(codes: Array, dtype: str) -> F32Array:
     return values
 
 
+def powers(exponents: Array) -> F32Array:
+    """Of two, float32: uint8, larger by 127."""
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+
+
 def to_bytes(values: F32Array, dtype: str) -> Array:
     """float32 [.., K] in F16 or BF16, uint8 [.., 2 K]."""
     return by_name(dtype).quantize_rows(np.ascontiguousarray(values, np.float32))
@@ -166,9 +171,9 @@ def from_nvfp4(pairs: Array, scales: Array) -> Array:
 # -- bitsandbytes -----------------------------------------------------------------------------
 
 
-def from_table(pairs: Array, table: F32Array, scales: F32Array, k: int, dtype: str) -> Array:
-    """uint8 [M * K / 2], the even weight in the upper half, one scale for each of N neighbours
-    whatever their row; F16 or BF16, uint8 [M, 2 K].
+def from_table(pairs: Array, table: F32Array, scales: F32Array, dtype: str) -> Array:
+    """uint8 [n / 2], the even weight in the upper half, one scale for each of N neighbours whatever
+    their row; F16 or BF16, uint8 [2 n].
     """
     a_block = 2 * pairs.size // scales.size
     byte = np.arange(256)
@@ -178,7 +183,7 @@ def from_table(pairs: Array, table: F32Array, scales: F32Array, k: int, dtype: s
     for part in _pieces(scales.size, a_block):
         values = np.take(both, pairs[part]).view(np.float32) * scales[part, None]
         out[part] = to_bytes(values, dtype)
-    return out.reshape(-1, 2 * k)
+    return out.reshape(-1)
 
 
 def _pieces(m: int, k: int) -> list[slice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ Found = dict[str, SafeTensor]
 
 MULTIPLIED_OUT = frozenset(("F16", "BF16"))  # what weights become that no blocks hold
 INT8, INT32 = "I8", "I32"
-_FLOATS = frozenset(("F32", "F16", "BF16"))
+FLOATS = ("F32", "F16", "BF16")
+EXPONENTS = ("U8", "F8_E8M0")  # of powers of two
 _WHOLE = {"U32": "<u4", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 
@@ -53,23 +55,51 @@ def numbers(tensor: SafeTensor) -> Array:
     if kind := _WHOLE.get(tensor.dtype):
         found: Array = tensor.data.view(kind).reshape(tensor.shape)
         return found
-    if tensor.dtype not in _FLOATS:
-        raise tensor.error(f"is in {tensor.dtype}", "F32, F16 or BF16")
     return by_name(tensor.dtype).dequantize_rows(tensor.data).reshape(tensor.shape)
 
 
-def take(found: Found, first: SafeTensor, name: str) -> SafeTensor:
-    """The part of this name, taken out. FileError where ``first`` is without it."""
-    if name not in found:
+def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOATS) -> SafeTensor:
+    """The part of this name, taken out. FileError where ``first`` is without it, or it is in a type
+    that is none of ``kinds``.
+    """
+    if (part := take_if(found, name, kinds)) is None:
         raise first.error("is quantised", f"{name} beside it")
-    return found.pop(name)
+    return part
 
 
-def matrix(tensor: SafeTensor) -> tuple[int, ...]:
-    """Its shape. FileError for a vector, or one of nothing."""
+def take_if(found: Found, name: str, kinds: Sequence[str]) -> SafeTensor | None:
+    """The same of a part that may be left out."""
+    part = found.pop(name, None)
+    return part and typed(part, kinds)
+
+
+def typed(tensor: SafeTensor, kinds: Sequence[str]) -> SafeTensor:
+    """Itself. FileError for one in another type."""
+    if tensor.dtype not in kinds:
+        raise tensor.error(f"is in {tensor.dtype}", ", ".join(kinds))
+    return tensor
+
+
+def matrix(tensor: SafeTensor) -> tuple[int, int]:
+    """Its rows and columns. FileError for what is no matrix, or one of nothing."""
+    if len(tensor.shape) != 2:
+        raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
+    m, k = matrices(tensor)
+    return m, k
+
+
+def matrices(tensor: SafeTensor) -> tuple[int, ...]:
+    """Its shape [.., M, K]. FileError for a vector, or for nothing."""
     if len(tensor.shape) < 2 or 0 in tensor.shape:
         raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
     return tensor.shape
+
+
+def shared(n: int, parts: int, *said: int) -> int:
+    """Of ``n`` neighbours with so many scales, how many share one, of what is said; the last may
+    have fewer. 0: they do not fit.
+    """
+    return next((size for size in said if size > 0 and -(-n // size) == parts), 0)
 
 
 def one_number(tensor: SafeTensor) -> SafeTensor:
