@@ -474,7 +474,9 @@ def test_a_folder_needs_its_base(
     folder = write_peft(tmp_path / "folder", peft_names(draw_pairs(base, 4, 9)))
     for words, why in (
         ([str(folder), "x.gguf"], "--base MODEL says what it is for"),
-        ([str(folder), "x.gguf", "--base", str(base), "--set", "a=b"], "no --tokenizer"),
+        ([str(folder), "x.gguf", "--base", str(base), "--set", "a=b"], "--set is not for adapters"),
+        ([str(folder), "x.gguf", "--base", str(base), "--align", "32"], "--align is not for"),
+        ([str(folder), "x.gguf", "--base", str(base), "--no-resume"], "--resume is not for"),
         ([str(base), "x.gguf", "--base", str(base)], "is no folder with adapter_config.json"),
     ):
         assert main(["convert", *words]) == 2

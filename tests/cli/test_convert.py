@@ -104,12 +104,14 @@ def test_wrong_usage(
 def test_what_is_no_checkpoint(run: Run, data: Path, tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("hello")
+    (nothing := tmp_path / "nothing.bin").touch()
     loop = tmp_path / "loop.gguf"
     loop.symlink_to(loop)
     (tmp_path / "empty").mkdir()
     out = str(tmp_path / "x.gguf")
     for source, what in (
         (text, "notes.txt: starts with b'hello'"),
+        (nothing, "nothing.bin: an empty file"),
         (tmp_path / "gone", "gone: no such file"),
         (loop, "loop.gguf: "),
         (tmp_path / "empty", "empty: is a folder without a model"),
@@ -122,7 +124,8 @@ def test_what_is_no_checkpoint(run: Run, data: Path, tmp_path: Path) -> None:
         assert what in ran.err
     ran = run("convert", str(data / "models" / "stories260K.gguf"), str(tmp_path / "no" / "x.gguf"))
     assert "no: there is no such folder" in ran.err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "loop.gguf", "notes.txt"]
+    there = ["empty", "loop.gguf", "notes.txt", "nothing.bin"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == there
 
 
 def test_every_malformed_file_is_an_error_or_a_file(run: Run, data: Path, tmp_path: Path) -> None:

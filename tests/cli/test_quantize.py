@@ -67,6 +67,16 @@ def test_importances_that_lack_are_noticed(run: Run, tiny: WriteTiny, tmp_path: 
     assert "the importance matrix has nothing for blk.0.attn_k.weight" in ran.err
 
 
+def test_a_dry_run_refuses_importances_of_another_model(
+    run: Run, source: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "imatrix.gguf"
+    ImportanceMatrix({"blk.0.attn_q.weight": Entry(np.ones((1, 64)), np.ones(1))}).write(path)
+    ran = run("quantize", source, "a.gguf", "Q8_0", "--dry-run", "--imatrix", str(path))
+    assert (ran.code, ran.out) == (1, "")
+    assert "has importances of shape [1, 64] (expected [1, 128]" in ran.err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [

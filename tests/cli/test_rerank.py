@@ -31,3 +31,6 @@ def test_the_best_come_first(run: Run, tmp_path: Path) -> None:
     ran = run("rerank", model, QUERY, stdin=f"one\n{'word ' * 600}\n")
     assert ran.code == 1
     assert "line 2: " in ran.err
+    ran = run("rerank", model, QUERY, "one", "-c", "3")
+    assert ran.code == 1
+    assert "do not fit the context of 3: raise it with -c" in ran.err

@@ -262,3 +262,11 @@ def test_a_version_of_tomorrow(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Ii", 0x616B3432, 9).ljust(300, b"\0"))
     with pytest.raises(UnsupportedError, match="version 9"):
         Llama2c(path)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 3, 24, 100])
+def test_a_tokenizer_that_was_cut_short(data: Path, tmp_path: Path, n_bytes: int) -> None:
+    path = tmp_path / "tokenizer.bin"
+    path.write_bytes((data / "models" / "tok512.bin").read_bytes()[:n_bytes])
+    with pytest.raises(FileError, match=r"is no tokenizer of 512 pieces: (cut short at|piece)"):
+        read_tokenizer(path, 512)

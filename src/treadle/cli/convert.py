@@ -13,7 +13,7 @@ import click
 from treadle.cli.load import find_model
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, print_json, printable, remark
-from treadle.cli.usage import as_usage
+from treadle.cli.usage import as_usage, refuse_options
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.target import check_not_read, files_of
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from treadle.convert.recipe import Options as OptionsOf
 
 ADAPTER = "adapter_config.json"  # of PEFT's folders
+OF_MODELS = ("align", "split_max_size", "tokenizer", "settings", "resume", "allow_nonfinite")
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # what a model of text has
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
 
@@ -126,8 +127,7 @@ def command(
     if (path / ADAPTER).is_file():
         if base is None:
             raise click.UsageError(f"{path} is an adapter: --base MODEL says what it is for")
-        if tokenizer or settings or split_max_size:
-            raise click.UsageError("an adapter: no --tokenizer, --set, --split-max-size")
+        refuse_options(click.get_current_context(), OF_MODELS, "is not for adapters")
         return show_written(
             path, "an adapter of PEFT's", [adapted(path, base, target, options)], as_json
         )

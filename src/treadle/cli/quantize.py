@@ -63,7 +63,7 @@ def command(
     from treadle.files.gguf import open_gguf
     from treadle.imatrix.matrix import read
     from treadle.quantize.plan import find_mix, format_by_name, make_recipe, parse_rule
-    from treadle.quantize.write import STAGE, check_target, plan_shards, write
+    from treadle.quantize.write import STAGE, check_importances, check_target, plan_shards, write
     from treadle.runtime.machine import usable_threads
 
     with as_usage(TreadleError):
@@ -80,6 +80,8 @@ def command(
                 gguf, wanted, rules=asked, output_type=output_type, embd_type=embd_type,
                 pure=pure, imatrix=matrix,
             )  # fmt: skip
+            if matrix is not None:
+                check_importances(gguf, recipe, matrix)  # in a dry run, too
             merged = adapters_of(gguf.path, lora)
             began = time.perf_counter()
             if not dry_run:

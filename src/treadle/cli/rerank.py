@@ -15,12 +15,16 @@ from treadle.cli.table import print_json, print_table
 @click.argument("query")
 @click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
 @click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
+@click.option(
+    "-c", "--context", type=click.IntRange(1), metavar="N",
+    help="Tokens that the query and a document may have together.",
+)  # fmt: skip
 @THREADS
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, score, document.")
 def command(
-    model: str, query: str, documents: tuple[str, ...], top: int | None, threads: int | None,
-    device: str | None, as_json: bool,
+    model: str, query: str, documents: tuple[str, ...], top: int | None, context: int | None,
+    threads: int | None, device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Score each DOCUMENT, or line of standard input, by how well it answers QUERY; best first.
 
@@ -33,7 +37,7 @@ def command(
         raise click.UsageError("no documents: name some, or write one a line on standard input")
     with (
         ProgressBar() as progress,
-        load_model(model, progress, threads=threads, device=device) as loaded,
+        load_model(model, progress, context=context, threads=threads, device=device) as loaded,
     ):
         name = counted("document" if documents else "line")
         scores = Reranker(loaded).scores(query, texts, name).tolist()

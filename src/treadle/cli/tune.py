@@ -13,6 +13,7 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import print_json, remark, say
 from treadle.cli.tune_results import Peaks, Shape, TuneResult, print_results, rows_of, sweep_of
 from treadle.cli.tune_study import NATIVE, ONLY_TUNE, RISCV, STUDIED, Asked, study
+from treadle.cli.usage import refuse_options
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import named
 from treadle.runtime.machine import busy
@@ -155,17 +156,6 @@ def as_object(results: Sequence[TuneResult], shape: Shape, peaks: Peaks) -> dict
         "crossovers": [vars(r.crossover) for r in results if r.crossover],
         "processor_time_share": {r.format: r.cpu_share for r in results},
     }
-
-
-def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
-    """Raises UsageError for one of them that was given."""
-    from click.core import ParameterSource
-
-    for param in ctx.command.params:
-        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-        if param.name in names and given:
-            name = param.opts[-1] if isinstance(param, click.Option) else str(param.name).upper()
-            raise click.UsageError(f"{name} {why}")
 
 
 def refuse(doubtful: Sequence[TuneResult]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import click
@@ -15,3 +15,14 @@ def as_usage(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise click.UsageError(str(error)) from error
+
+
+def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
+    """Raises UsageError for one of them that was given."""
+    from click.core import ParameterSource
+
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+        if param.name in names and given:
+            name = param.opts[-1] if isinstance(param, click.Option) else str(param.name).upper()
+            raise click.UsageError(f"{name} {why}")

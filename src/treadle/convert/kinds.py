@@ -62,7 +62,8 @@ def find_kind(path: Path) -> Kind:
         raise FileError("is a folder without a model", path=path, expected=names)
     if what := what_is(head):
         raise FileError(f"no checkpoint: {what}", path=path)
-    raise FileError(f"starts with {head[:8]!r}", path=path, expected=names)
+    found = f"starts with {head[:8]!r}: cut short, or no checkpoint" if head else "an empty file"
+    raise FileError(found, path=path, expected=names)
 
 
 def _head(path: Path) -> bytes:

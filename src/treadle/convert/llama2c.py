@@ -89,7 +89,7 @@ def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
     raw = read_head(path, MAX_BYTES + 1, "a tokenizer")
     try:
         read = _pieces(raw, n_vocab)
-    except (struct.error, ValueError) as e:
+    except ValueError as e:
         if raw[:1] == b"\x0a":  # the first field of a ModelProto
             return read_spm_keys(path)
         what = f"is no tokenizer of {n_vocab} pieces: {e}"
@@ -99,9 +99,11 @@ def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
 
 
 def _pieces(raw: bytes, n_vocab: int) -> list[tuple[bytes, float]]:
-    (longest,) = struct.unpack_from("<I", raw, 0)
+    longest = int.from_bytes(raw[:4], "little")
     found, at = [], 4
     for i in range(n_vocab):
+        if at + 8 > len(raw):
+            raise ValueError(f"cut short at piece {i}")
         score, n = struct.unpack_from("<fi", raw, at)
         if not 0 <= n <= longest or at + 8 + n > len(raw):
             raise ValueError(f"piece {i} of {n} bytes, where the longest has {longest}")

@@ -215,9 +215,10 @@ class _File(Mapped):
         n = int.from_bytes(self.map[:8], "little")
         if self.map[8:9] != b"{" and (what := what_is(self.map[:N_HEAD])):
             raise self.error(f"not a safetensors file: {what}", 0)
-        if n > min(MAX_HEADER, size - 8):
-            most = min(MAX_HEADER, size - 8)
-            raise self.error(f"a header of {n} bytes", 0, expected=f"at most {most}")
+        if n > MAX_HEADER:
+            raise self.error(f"a header of {n} bytes", 0, expected=f"at most {MAX_HEADER}")
+        if n > size - 8:
+            raise self.error(f"cut short: a header of {n} bytes, and {size - 8} are left", 0)
         raw = self.map[8 : 8 + n]
         if raw[:1] != b"{":
             raise self.error(f"a header that begins with {raw[:1]!r}", 8, expected="'{'")
