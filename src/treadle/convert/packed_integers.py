@@ -26,6 +26,7 @@ from treadle.convert.unpacked import (
 )
 from treadle.errors import UnsupportedError
 from treadle.files.safetensors import SafeTensor
+from treadle.record import dataclass
 
 # What GPTQModel adds to words of zero points of its first version, by bits: one to each, but for
 # three bits, where it takes the first and the last word for each other. Words wrap, for one was
@@ -115,21 +116,27 @@ def read_rows(
     found[name] = unpacked(name, dtype, (m, k), _there(tensor, scale, zero), make)
 
 
-def read_columns(
-    found: Found,
-    name: str,
-    tensor: SafeTensor,
-    said: int,
-    size: int,
-    *,
-    zeros_lack: int,
-    words_lack: bool,
-    ordered: bool,
-) -> None:
+@dataclass(frozen=True)
+class Columns:
+    """What GPTQ's settings say of all matrices.
+
+    bits: of a code, where no ``g_idx`` tells it by its length.
+    size: weights of a group; -1: a row's.
+    ordered: by ``desc_act`` groups may lie anywhere.
+    codes_lack: what each stored zero point is less by.
+    words_lack: whole words of them are less, as GPTQModel writes its first version.
+    """
+
+    bits: int
+    size: int
+    ordered: bool
+    codes_lack: int
+    words_lack: bool
+
+
+def read_columns(found: Found, name: str, tensor: SafeTensor, said: Columns) -> None:
     """GPTQ's words along K [K * bits / 32, M], with ``qzeros`` [G, M * bits / 32], ``scales`` [G,
-    M], and maybe each weight's group, ``g_idx`` [K]. ``said``: bits, where there is none; ``size``:
-    weights of a group; ``words_lack``: words of zero points are less than they should be;
-    ``ordered``: groups may lie anywhere.
+    M], and maybe each weight's group, ``g_idx`` [K].
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
@@ -137,13 +144,13 @@ def read_columns(
         take(found, tensor, f"{module}qzeros", [INT32]),
         take(found, tensor, f"{module}scales"),
     )
-    order = take(found, tensor, g_idx, [INT32]) if ordered else found.pop(g_idx, None)
+    order = take(found, tensor, g_idx, [INT32]) if said.ordered else found.pop(g_idx, None)
     (n_words, m), n_scales = matrix(typed(tensor, [INT32])), matrix(scale)[0]
-    k = order.shape[0] if order is not None and order.shape else n_words * WORD // said
+    k = order.shape[0] if order is not None and order.shape else n_words * WORD // said.bits
     bits = n_words * WORD // max(1, k)
     if bits not in _ONE_MORE or n_words * WORD != k * bits or n_words % bits:
         raise tensor.error(f"shape {list(tensor.shape)} for rows of {k} weights")
-    group = shared(k, n_scales, size, k // n_scales)
+    group = shared(k, n_scales, said.size, k // n_scales)
     if scale.shape != (n_scales, m) or not group:
         raise scale.error(f"shape {list(scale.shape)} for weights of shape {[m, k]}")
     if zero.shape != (n_scales, m * bits // WORD) or m * bits % WORD:
@@ -151,11 +158,10 @@ def read_columns(
     groups = _order(order, k, group, n_scales)
 
     def zeros_of(words: Array) -> Array:
-        if words_lack:
-            words = words.view(np.uint32) + np.resize(
-                np.array(_ONE_MORE[bits], np.uint32), words.shape[1]
-            )
-        codes = split_words(words, bits) + np.uint8(zeros_lack) & ((1 << bits) - 1)
+        if said.words_lack:
+            more = np.array(_ONE_MORE[bits], np.uint32)
+            words = words.view(np.uint32) + np.resize(more, words.shape[1])
+        codes = split_words(words, bits) + np.uint8(said.codes_lack) & ((1 << bits) - 1)
         return codes.T.astype(np.int16)
 
     middle = bool((zeros_of(numbers(zero)) == 1 << (bits - 1)).all())

@@ -33,6 +33,7 @@ from treadle.convert.packed_floats import (
     read_table,
 )
 from treadle.convert.packed_integers import (
+    Columns,
     read_awq,
     read_bytes,
     read_columns,
@@ -125,14 +126,17 @@ def _gptq(found: Found, settings: Keys) -> None:
 
 def _read_gptq(found: Found, settings: Keys, first: bool) -> None:
     """``first``: of the first version, whose zero points are less by one."""
-    said, size = settings.integer("bits", hi=32), settings.integer("group_size", -1, lo=-1)
     meta = settings.within("meta")
-    words = first and "gptqmodel" in str(meta.get("quantizer") if meta else None)
-    codes, ordered = int(first and not words), settings.flag("desc_act", False)
+    words_lack = first and "gptqmodel" in str(meta.get("quantizer") if meta else None)
+    said = Columns(
+        settings.integer("bits", hi=32),
+        settings.integer("group_size", -1, lo=-1),
+        settings.flag("desc_act", False),
+        int(first and not words_lack),
+        words_lack,
+    )
     for name, tensor in _words(found).items():
-        read_columns(
-            found, name, tensor, said, size, zeros_lack=codes, words_lack=words, ordered=ordered
-        )
+        read_columns(found, name, tensor, said)
 
 
 def _awq(found: Found, settings: Keys) -> None:

@@ -25,7 +25,6 @@ BLOCK = 32  # weights of a block of Q4_0, Q4_1 and Q8_0
 NV_BLOCK, NV_GROUP, MX_GROUP = 64, 16, 32  # weights of a block of NVFP4, and of a scale
 _AT_ONCE = 1 << 16  # weights that are floats at a time: they stay in cache
 
-
 E4M3 = "F8_E4M3"
 FLOAT8 = {E4M3: (20, 120), "F8_E5M2": (21, 112)}  # bits left of a float32's, and its bias
 
