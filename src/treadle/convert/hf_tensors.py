@@ -27,7 +27,7 @@ from treadle.convert.hf_names import (
 from treadle.convert.mlx import Packed, find_packed, unpack_floats
 from treadle.convert.unpacked import Unpacked
 from treadle.errors import FileError, UnsupportedError
-from treadle.formats import FORMATS
+from treadle.formats import FORMATS, by_name
 from treadle.formats.format import NO_GGML
 from treadle.models.archs import ARCHS
 from treadle.models.ffns import FFNS
@@ -52,7 +52,8 @@ SMALL = {
 }
 BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without "weight" behind them
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
-_TYPES = {**GGML_TYPE, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "MXFP4": 39, "NVFP4": 40}
+_BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # what packed weights become
+_TYPES = GGML_TYPE | {name: by_name(name).ggml_id for name in _BLOCKS}
 
 _SUBLAYERS = (*MIXERS.every(), *FFNS.every())
 _WIDTHS = {  # the word of a row's length, by tensor

@@ -18,23 +18,12 @@ are no ``biases``: such a module becomes blocks of ggml's, or BF16, in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from treadle.convert.unpack import (
-    E4M3,
-    NV_BLOCK,
-    NV_GROUP,
-    float4,
-    float8,
-    from_float8,
-    from_mxfp4,
-    from_nvfp4,
-    powers,
-    to_bytes,
-)
-from treadle.convert.unpacked import Array, Found, Unpacked, matrix, unpacked
+from treadle.convert.packed_floats import is_float8, read_float4, read_float8
+from treadle.convert.unpack import E4M3, MX_GROUP
+from treadle.convert.unpacked import Found, Unpacked, matrix
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
 from treadle.formats import Format, mlx
@@ -47,7 +36,7 @@ if TYPE_CHECKING:
 KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, alike
 CODES, WORD, BYTES = "U32", 32, "U8"
 AFFINE = "affine"  # the only mode of old
-FLOATS = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}  # their groups and bits
+FLOATS = {"mxfp4": ("U8", "U8"), "nvfp4": ("U8", E4M3), "mxfp8": (E4M3, "U8")}  # what bytes are
 _SETTINGS = ("group_size", "bits", "mode")
 
 
@@ -122,8 +111,7 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
         module, _, kind = name.rpartition(".")
         if kind != "scales" or (mode := found.mode(module)) not in FLOATS:
             continue
-        (group, bits), weight = FLOATS[mode], f"{module}.weight"
-        del made[name]
+        weight, (codes_in, scales_in) = f"{module}.weight", FLOATS[mode]
         if weight not in made:
             raise scales.error(f"is there without {weight}")
         codes = made[weight]
@@ -131,11 +119,12 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
             what = f"is in {codes.dtype}, with scales in {scales.dtype}"
             raise codes.error(what, f"{CODES} and {BYTES} ({mode})")
         m, n_words = matrix(codes)
-        k = n_words * WORD // bits
-        if scales.shape != (m, k // group) or k % group:
-            raise scales.error(f"shape {list(scales.shape)}", f"{[m, k // group]} ({mode})")
-        dtype, make = _MAKES[mode] if k % NV_BLOCK == 0 or mode != "nvfp4" else _NO_BLOCKS
-        made[weight] = unpacked(weight, dtype, (m, k), (codes, scales), make)
+        codes = replace(codes, dtype=codes_in, shape=(m, n_words * WORD // 8))
+        made[f"{weight}_scale"] = replace(made.pop(name), dtype=scales_in)
+        if is_float8(codes):
+            read_float8(made, weight, codes, ((), (MX_GROUP,)))
+        else:
+            read_float4(made, weight, codes)
     return made
 
 
@@ -214,25 +203,3 @@ def _pack(
     if biases.shape != scales.shape:
         raise biases.error(f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
     return Packed(weight, scales, biases, fmt, (m, k))
-
-
-def _mxfp4(words: Array, scales: Array) -> Array:
-    return from_mxfp4(words.view(np.uint8), scales)
-
-
-def _nvfp4(words: Array, scales: Array) -> Array:
-    return from_nvfp4(words.view(np.uint8), scales)
-
-
-def _multiplied(words: Array, scales: Array) -> Array:
-    """NVFP4 in rows that are no whole blocks."""
-    each = np.repeat(float8(scales, E4M3), NV_GROUP, -1)
-    return to_bytes(float4(words.view(np.uint8)) * each, "BF16")
-
-
-def _mxfp8(words: Array, scales: Array) -> Array:
-    return from_float8(words.view(np.uint8), powers(scales), (1, FLOATS["mxfp8"][0]), E4M3)
-
-
-_MAKES = {"mxfp4": ("MXFP4", _mxfp4), "nvfp4": ("NVFP4", _nvfp4), "mxfp8": ("BF16", _mxfp8)}
-_NO_BLOCKS = "BF16", _multiplied

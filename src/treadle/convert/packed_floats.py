@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from treadle.convert.hf_made import Make
+from treadle.convert.hf_made import FACTOR, Make
 from treadle.convert.unpack import (
     E4M3,
     FLOAT8,
@@ -89,10 +89,10 @@ def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read_float4(
-    found: Found, name: str, tensor: SafeTensor, whole: str, *, divides: bool = False
+    found: Found, name: str, tensor: SafeTensor, whole: str = "", *, divides: bool = False
 ) -> None:
     """Pairs of E2M1 with scales ``name``_scale: powers of two are MXFP4; those in E4M3 are NVFP4,
-    and ``whole`` is a number by which all is multiplied, or which divides it.
+    and ``whole``, if it has one, is a number by which all is multiplied, or which divides it.
     """
     scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
     *others, half = matrices(tensor)
@@ -104,14 +104,15 @@ def read_float4(
     if group == MX_GROUP:
         found[name] = unpacked(name, "MXFP4", shape, (tensor, scale), from_mxfp4)
         return
-    factor = one_number(take(found, tensor, whole))
+    factors = (one_number(take(found, tensor, whole)),) if whole else ()
     if shape[-1] % NV_BLOCK:
         make: Make = partial(_multiplied, divides=divides)
-        found[name] = unpacked(name, "BF16", shape, (tensor, scale, factor), make)
+        found[name] = unpacked(name, "BF16", shape, (tensor, scale, *factors), make)
         return
     found[name] = unpacked(name, "NVFP4", shape, (tensor, scale), from_nvfp4)
-    beside = f"{name.removesuffix('.weight')}.scale"
-    found[beside] = unpacked(beside, "F32", (1,), (factor,), partial(_factor, divides=divides))
+    for factor in factors:
+        beside = name.removesuffix(".weight") + FACTOR
+        found[beside] = unpacked(beside, "F32", (1,), (factor,), partial(_factor, divides=divides))
 
 
 def _factor(number: Array, divides: bool) -> Array:
@@ -119,9 +120,11 @@ def _factor(number: Array, divides: bool) -> Array:
     return 1 / value if divides else value
 
 
-def _multiplied(pairs: Array, scales: Array, number: Array, divides: bool) -> Array:
+def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> Array:
     """NVFP4 in rows that are no whole blocks."""
-    each = float8(scales, E4M3) * _factor(number, divides)
+    each = float8(scales, E4M3)
+    for number in numbers:
+        each = each * _factor(number, divides)
     return to_bytes(float4(pairs) * np.repeat(each, NV_GROUP, -1), "BF16")
 
 

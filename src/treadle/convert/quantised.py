@@ -44,9 +44,9 @@ from treadle.convert.unpacked import INT8, INT32, Found, numbers
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import SafeTensor, read_json
+from treadle.files.splits import MODELOPT
 
-CONFIG = "quantization_config"
-MODELOPT = "hf_quant_config.json"  # where ModelOpt's first versions say so
+KEY = "quantization_config"
 _OF_ACTIVATIONS = re.compile(
     r".*[._](?:(?:input|output|activation|[qkv]|kv|prob)_(?:global_)?scale(?:_ub)?"
     r"|(?:input|output|[qkv])_zero_point|weight_format)"
@@ -56,10 +56,10 @@ _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(?:nf4|fp4)")
 
 def find_settings(config: Keys, folder: Path) -> Keys | None:
     """What the checkpoint says of its quantisation, where it is one of METHODS."""
-    if config.get(CONFIG) is None and (folder / MODELOPT).is_file():
+    if config.get(KEY) is None and (folder / MODELOPT).is_file():
         found = Keys(read_json(folder / MODELOPT), folder / MODELOPT).within("quantization")
         return found and Keys({**found.values, "quant_method": "modelopt"}, found.path)
-    settings = config.within(CONFIG)
+    settings = config.within(KEY)
     return settings if settings and settings.get("quant_method") in METHODS else None
 
 

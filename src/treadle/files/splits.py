@@ -13,6 +13,7 @@ from treadle.words import listed, why
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODELOPT = "hf_quant_config.json"  # of ModelOpt's first versions: how weights are quantised
 # sentence-transformers' file about texts: the first of these that is there. Older versions named it
 # after the model's kind.
 SENTENCES = tuple(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.splits import CONFIG, INDEX, SENTENCES, SINGLE
+from treadle.files.splits import CONFIG, INDEX, MODELOPT, SENTENCES, SINGLE
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it is there
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "chat_template.json", "hf_quant_config.json", INDEX),
+    *("chat_template.jinja", "chat_template.json", MODELOPT, INDEX),
     *("modules.json", "1_Pooling/config.json", *SENTENCES, "config_sentence_transformers.json"),
     *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
