@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert.hf_families import FAMILIES, GELU_TANH, OUTER
-from treadle.convert.hf_family import Family
+from treadle.convert.hf_families import FAMILIES, OUTER
+from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_made import Rule
 from treadle.convert.hf_mixtures import expert_keys
 from treadle.convert.hf_rope import f32, read_rope

@@ -6,12 +6,12 @@ takes for keys that config.json leaves out, and how its weights lie otherwise th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_falcon_h1 import FALCON_H1
-from treadle.convert.hf_family import Family
+from treadle.convert.hf_family import GELU_TANH, Family
+from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
@@ -33,9 +33,6 @@ from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
 
-GELU_TANH = "gelu_pytorch_tanh"
-
-
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 _COMMON_5 = {**_COMMON, "rms_norm_eps": 1e-5}
 _QWEN = {
@@ -46,57 +43,6 @@ _QWEN = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-_GEMMA1 = {
-    **_COMMON,
-    "vocab_size": 256000,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-_GEMMA2 = {
-    **_GEMMA1,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-}
-_GEMMA3 = Family(
-    "gemma3",
-    {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 10000.0,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "sliding_window": 4096,
-        "tie_word_embeddings": True,
-    },
-    POST_NORMS,
-    activation=GELU_TANH,
-    norm_shift=1.0,
-    windowed=all_but_every(6, told=True),
-    own_local_rope=True,
-)
-_GEMMA_EMBEDDING = replace(
-    _GEMMA3, arch="gemma-embedding", only={"use_bidirectional_attention": True}
-)
-
-
-def _gemma3(keys: Keys) -> Family | None:
-    return _GEMMA_EMBEDDING if keys.flag("use_bidirectional_attention", False) else None
-
-
 _COHERE = {
     "vocab_size": 256000,
     "max_position_embeddings": 8192,
@@ -142,18 +88,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": Family("qwen2", _QWEN, windowed=upper_layers),
     "qwen3": Family("qwen3", {**_QWEN, "head_dim": 128}, windowed=upper_layers, score_names=SCORE),
-    "gemma": Family(
-        "gemma", _GEMMA1, activation=GELU_TANH, older_activation="gelu", norm_shift=1.0
-    ),
-    "gemma2": Family(
-        "gemma2",
-        _GEMMA2,
-        POST_NORMS,
-        activation=GELU_TANH,
-        norm_shift=1.0,
-        windowed=all_but_every(2),
-    ),
-    "gemma3_text": replace(_GEMMA3, variant=_gemma3),
     "smollm3": Family(
         "smollm3",
         {
@@ -384,8 +318,8 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-VARIANTS = (*MAMBA_VARIANTS, _GEMMA_EMBEDDING)  # rows that ``variant`` gives
+FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),

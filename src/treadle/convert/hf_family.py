@@ -12,6 +12,7 @@ from treadle.files.keys import Keys
 from treadle.record import dataclass
 
 Windowed = list[bool] | None
+GELU_TANH = "gelu_pytorch_tanh"  # transformers' name of what GGUF calls gelu
 
 
 @dataclass(frozen=True)

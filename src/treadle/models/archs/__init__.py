@@ -1,0 +1,44 @@
+"""Architectures: a graph's name and a row of named traits each (``arch.py``), by kind.
+
+A trait says how the data flow differs from Llama's; what a tensor's presence can say is no trait
+(biases, q/k norms, norms after the products, fused matrices, tied output, rope factors: optional
+rows of ``models/mixers`` and ``models/ffns``), nor what a key can: whether there are experts.
+"""
+
+from __future__ import annotations
+
+from treadle.models.archs.arch import (
+    ALIBI,
+    EXPERTS_GATING,
+    EXPERTS_NORM,
+    LOCAL_BASE,
+    PATTERN,
+    QK_NORM,
+    QKV_BIAS,
+    ROPES,
+    TYPES,
+    WINDOW,
+    YARN_TRUNCATE,
+    Arch,
+)
+from treadle.models.archs.decoders import DECODERS
+from treadle.models.archs.encoders import ENCODERS
+from treadle.models.archs.mixtures import MIXTURES
+from treadle.models.archs.states import STATES
+
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in (*DECODERS, *MIXTURES, *STATES, *ENCODERS)}
+__all__ = [
+    "ALIBI",
+    "ARCHS",
+    "EXPERTS_GATING",
+    "EXPERTS_NORM",
+    "LOCAL_BASE",
+    "PATTERN",
+    "QKV_BIAS",
+    "QK_NORM",
+    "ROPES",
+    "TYPES",
+    "WINDOW",
+    "YARN_TRUNCATE",
+    "Arch",
+]

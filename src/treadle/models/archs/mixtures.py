@@ -1,0 +1,51 @@
+"""Decoders with experts."""
+
+from __future__ import annotations
+
+from treadle.models.archs.arch import (
+    EXPERTS_GATING,
+    EXPERTS_NORM,
+    FFN_NORM,
+    PATTERN,
+    POST_ATTENTION,
+    QK_NORM,
+    QKV_BIAS,
+    YARN_TRUNCATE,
+    Arch,
+)
+
+MIXTURES = (
+    Arch("qwen2moe", needs=QKV_BIAS),
+    Arch("qwen3moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),)),
+    Arch(
+        "granitemoe",
+        rope="norm",
+        keys=((EXPERTS_NORM, True),),
+        nope="told",
+        divide_logits=True,
+    ),
+    Arch("olmoe", needs=QK_NORM),
+    Arch(
+        "glm4moe",
+        needs=POST_ATTENTION,
+        lacks=FFN_NORM,
+        keys=((EXPERTS_GATING, 2),),
+        nextn="plain",
+    ),
+    # DeepSeek V2 and V3, GLM-4.7-Flash
+    Arch("deepseek2", rope="norm", mixer="latent", nextn="plain"),
+    Arch(
+        "minimax-m2",
+        needs=QK_NORM,
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+    ),
+    Arch(
+        "gpt-oss",
+        activation="swiglu_clamped",
+        needs=POST_ATTENTION | {"attn_sinks.weight"},
+        lacks=FFN_NORM,
+        keys=((PATTERN, 2), (EXPERTS_GATING, 3), (YARN_TRUNCATE, False)),
+    ),
+    Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
+    Arch("hunyuan-moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),), norm_last=True),
+)
