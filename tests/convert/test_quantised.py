@@ -132,6 +132,27 @@ def test_modelopts_own_file(plain: Plain, tmp_path: Path) -> None:
         check(ours, expected, "NVFP4", 7)
 
 
+@pytest.mark.parametrize("place", ["compression_config", "text_config"])
+def test_settings_in_other_places(place: str, plain: Plain, tmp_path: Path) -> None:
+    """As compressed-tensors wrote them first, and as the text part of a larger model has them."""
+    at, written = tmp_path / "made", WRITTEN["ct-w8"]
+    quantise(plain("llama"), at, written, tmp_path / "expected")
+    config = json.loads((at / "config.json").read_text())
+    own = config.pop("quantization_config")
+    if place == "text_config":
+        config = {"model_type": "mistral3", place: {**config, "quantization_config": own}}
+        config["text_config"]["model_type"] = "llama"
+    else:
+        config[place] = own
+    (at / "config.json").write_text(json.dumps(config))
+    with open_hf(at) as ours, open_hf(tmp_path / "expected") as expected:
+        check(ours, expected, written.kind, 7)
+    own["quant_method"] = "quanto"
+    (at / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=f"{place}.*quant_method: .*quanto"):
+        open_hf(at)
+
+
 def test_rows_of_no_whole_blocks(tmp_path: Path) -> None:
     """96 weights are no blocks of 64: NVFP4 is multiplied out, to BF16."""
     case = Case("Llama", "llama", {"hidden_size": 96, "num_hidden_layers": 1, "head_dim": 32})

@@ -19,7 +19,7 @@ from treadle.convert.hf_rope import f32, read_rope
 from treadle.convert.hf_windows import every_layer, every_layer_if_used
 from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
-from treadle.convert.quantised import METHODS
+from treadle.convert.quantised import METHODS, said_in
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
@@ -178,14 +178,10 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
         )
     if packing and (family.experts or family.made(keys)):
         whole.refuse(KEYS[0], f"treadle has MLX's packed weights of no {family.arch}")
-    for key in () if packing else KEYS:
-        packed = whole.within(key)
-        if packed is not None and packed.get("quant_method") not in (
-            family.packed or None,
-            *METHODS,
-        ):
-            name = packed.get("quant_method") or f"{packed.get('bits')} bits"
-            whole.refuse(key, f"treadle does not read weights quantised so ({name})")
+    packed = None if packing else whole.within(KEYS[0]) or said_in(whole)
+    if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
+        name = packed.get("quant_method") or f"{packed.get('bits')} bits"
+        packed.refuse("quant_method", f"treadle does not read weights quantised so ({name})")
     for key in (family.word("hidden_act"), "hidden_activation"):
         found = keys.text(key, family.activation)
         found = family.activation if found == family.older_activation else found

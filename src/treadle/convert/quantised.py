@@ -47,6 +47,7 @@ from treadle.files.safetensors import SafeTensor, read_json
 from treadle.files.splits import MODELOPT
 
 KEY = "quantization_config"
+_OLDER = "compression_config"  # what compressed-tensors wrote before transformers read it
 _OF_ACTIVATIONS = re.compile(
     r".*[._](?:(?:input|output|activation|[qkv]|kv|prob)_(?:global_)?scale(?:_ub)?"
     r"|(?:input|output|[qkv])_zero_point|weight_format)"
@@ -59,8 +60,16 @@ def find_settings(config: Keys, folder: Path) -> Keys | None:
     if config.get(KEY) is None and (folder / MODELOPT).is_file():
         found = Keys(read_json(folder / MODELOPT), folder / MODELOPT).within("quantization")
         return found and Keys({**found.values, "quant_method": "modelopt"}, found.path)
-    settings = config.within(KEY)
+    settings = said_in(config)
     return settings if settings and settings.get("quant_method") in METHODS else None
+
+
+def said_in(config: Keys) -> Keys | None:
+    """What config.json says of a quantisation, its own or its text part's, of any method."""
+    found = config.within(KEY) or config.within(_OLDER)
+    if found is None and (text := config.within("text_config")) is not None:
+        found = text.within(KEY)
+    return found
 
 
 def unquantised(tensors: Mapping[str, SafeTensor], settings: Keys) -> Found:
