@@ -373,8 +373,15 @@ def test_a_part_that_somebody_left_is_removed(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == [".new-young", "other"]
 
 
-def test_a_full_disk(tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text is as ever; no part of a file stays; and when there is room again it is used."""
+def test_a_full_disk(
+    tiny: WriteTiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The text is as ever, and it is said once; no part of a file stays; and when there is room
+    again it is used.
+    """
     whole, full = cache.write_whole, [True]
 
     def write(path: Path, *pieces: bytes) -> None:
@@ -396,6 +403,10 @@ def test_a_full_disk(tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.Monkey
         assert not list(tmp_path.iterdir())
         folder._retry_at = 0.0
     assert len(pages(tmp_path)) == 6  # closing has written what has no file
+    assert folder.problem == ""
+    told = [record.getMessage() for record in caplog.records if record.name == "treadle"]
+    assert [line for line in told if "the disk is full" in line] == told
+    assert len(told) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no RLIMIT_FSIZE")

@@ -162,6 +162,8 @@ class Folder:
                 self._queue.popleft()
                 self._queued -= len(data)
                 if problem:  # what waits is left out too, and later it is tried again
+                    if problem != self.problem:
+                        _warn("%s: until it can, texts are read anew after a restart", problem)
                     self.problem, self._retry_at = problem, time.monotonic() + RETRY_S
                     self.n_left_out += 1 + sum(head is not None for _, _, head, _ in self._queue)
                     self._queue.clear()
@@ -188,10 +190,8 @@ class Folder:
         with self._some:
             self.n_left_out += 1
         if not self._warned:
-            from logging import getLogger
-
             self._warned = True
-            getLogger("treadle").warning("%s: is a folder, so these pages are not kept", path)
+            _warn("%s: is a folder, so these pages are not kept", path)
         return True
 
     def _write(self, name: str, head: bytes, data: bytes) -> None:
@@ -201,6 +201,7 @@ class Folder:
         if self.n_bytes + size > self.bound:
             self._look(need=size)
         write_whole(self.path / name, head, data)
+        self.problem = ""
         self.n_written += 1
         self.n_bytes += size
         self._since_seen += size
@@ -227,6 +228,12 @@ class Folder:
                 total -= size
         self.n_bytes, self._since_seen = total, 0
         self.names = frozenset(name for _, _, name in found)
+
+
+def _warn(message: str, what: object) -> None:
+    from logging import getLogger  # which takes its time to import, and mostly is not needed
+
+    getLogger("treadle").warning(message, what)
 
 
 def _check(path: Path) -> None:
