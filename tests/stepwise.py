@@ -94,6 +94,17 @@ def walk(engine: Engine, parts: Sequence[Part]) -> Iterator[Compared]:
         engine.cache.commit(part.seq)
 
 
+def multiplied(plan: Plan, step: Step, arena: np.ndarray) -> np.ndarray:
+    """Which rows by expert products meet: the others fill up an expert's last block, and a product
+    whose tiles are shorter than blocks writes none of them.
+    """
+    before = plan.steps[: plan.steps.index(step)]
+    last = next(s for s in reversed(before) if isinstance(s.spec, Sort))
+    tiles = plan.arrays(last, arena).tiles
+    each = tiles[1 : 1 + 3 * int(tiles[0])].reshape(-1, 3)
+    return np.concatenate([np.arange(first, first + n) for _, first, n in each])
+
+
 def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[str, np.ndarray]]:
     """What a step has written, as values: (kind, array); padding is left out."""
     spec, args = step.spec, plan.arrays(step, arena)
@@ -120,7 +131,8 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
     if isinstance(spec, Gather) or (isinstance(spec, Pack) and spec.counted):
         per = spec.block if isinstance(spec, Gather) else spec.per
         data, n_rows = args.out, int(args.rows[:2].view(np.int64)[0]) * per
-        return [(spec.act, spec.layout().read_ref(data, n_rows).copy())]
+        values = spec.layout().read_ref(data, n_rows)
+        return [(spec.act, values[multiplied(plan, step, arena)])]
     if isinstance(spec, (Norm, Pack, Gated)):
         if isinstance(spec, Norm) and (spec.add or spec.rows):
             return [("f32", rows(step.writes[0], slice(spec.k))[:n])]

@@ -402,6 +402,25 @@ def test_every_step_of_experts_agrees_with_its_twin(
     check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), f"{arch} {fmt}")
 
 
+@pytest.mark.parametrize(
+    ("arch", "fmt", "down"),
+    [
+        ("llama", "Q8_0", "F32"),
+        ("llama", "Q4_0", "BF16"),
+        ("llama", "F16", "Q8_0"),
+        ("qwen3moe", "Q8_0", "F32"),
+        ("qwen3moe", "F32", "Q4_0"),
+    ],
+)
+def test_every_step_between_unlike_formats_agrees_with_its_twin(
+    arch: str, fmt: str, down: str, tiny: WriteTiny
+) -> None:
+    """What one product writes is laid as the next one's format wants it."""
+    sizes = {"n_expert": 7, "n_ff_exp": 64} if arch == "qwen3moe" else {}
+    path = tiny(arch, fmt, formats=(("ffn_down", down),), n_layer=2, **sizes)
+    check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), f"{arch} {fmt}, {down}")
+
+
 @pytest.mark.parametrize("fmt", ["Q8_0", "Q4_1"])
 def test_every_step_of_experts_on_matrix_registers(
     fmt: str, tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch

@@ -55,9 +55,11 @@ def write_model(
     *,
     others: Mapping[str, tuple[int, ...]] | None = None,
     vocabulary: Mapping[str, Any] | None = None,
+    formats: tuple[tuple[str, str], ...] = (),
     **sizes: int | list[int],
 ) -> None:
-    """Norms and biases are F32, matrices ``fmt``; tensors that the architecture can lack, it lacks.
+    """Norms and biases are F32, matrices ``fmt``, those whose names have a part of ``formats`` in
+    them the one beside it; tensors that the architecture can lack, it lacks.
     ``others``: tensors of zeros that no decoder knows. ``vocabulary``: keys of ``tokenizer.ggml.``
     for ``n_vocab`` tokens, in place of ``byte_vocabulary``. ``n_ff``, ``n_head`` and ``n_head_kv``
     may be lists with a number for each layer.
@@ -88,7 +90,8 @@ def write_model(
     for name, shape in shapes.items():
         floats = "_inp" in name or name.endswith(("q_norm.weight", "k_norm.weight"))
         matrix = len(shape) >= 2 and name.endswith("weight") and not floats
-        weights = by_name(fmt if matrix else "F32")
+        own = next((other for part, other in formats if part in name), fmt)
+        weights = by_name(own if matrix else "F32")
         writer.add_tensor(name, shape, weights, weights.quantize_rows(draw(rng, name, shape)))
     for name, shape in (others or {}).items():
         zeros = np.zeros(shape, np.float32)

@@ -10,6 +10,7 @@ and says in ``treadle.rope`` how they turn.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert.hf_config import Hyper, read_config
+from treadle.convert.hf_config import Hyper, as_laid_by_mlx, read_config
 from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
 from treadle.convert.hf_made import stored
@@ -40,6 +41,7 @@ from treadle.convert.hf_tensors import (
 )
 from treadle.convert.hf_tokenizer import read_tokenizer
 from treadle.convert.mlx import Packed
+from treadle.convert.mlx_names import as_transformers
 from treadle.convert.quantised import find_settings, unquantised
 from treadle.convert.source import (
     FILE_TYPES,
@@ -108,6 +110,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         if settings := find_settings(Keys(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
+        weights.tensors, laid = as_transformers(weights.tensors)
+        if laid:
+            hyper = as_laid_by_mlx(hyper, folder)
         tensors = name_tensors(weights, hyper)
         metadata = {**hyper.metadata, "general.name": folder.resolve().name}
         metadata |= {"general.type": "model"}
@@ -311,7 +316,7 @@ def _source(named: Named, hyper: Hyper) -> SourceTensor:
     def unpacked(packed: Packed) -> Bytes:
         """MLX's weights as numbers: GGUF has no such format."""
         blocks = packed.format.join([array.data for array in packed.arrays])
-        rows = packed.format.dequantize_rows(blocks.reshape(packed.shape[0], -1))
+        rows = packed.format.dequantize_rows(blocks.reshape(math.prod(packed.shape[:-1]), -1))
         return f32_bytes(halves_to_pairs(rows, n_head) if n_head else rows)
 
     packed = named.packed

@@ -136,6 +136,17 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     )
 
 
+def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
+    """The same of a folder whose taps mlx-lm has laid: it has added to norms as well.
+
+    Raises UnsupportedError where it has multiplied factors into the weights.
+    """
+    if hyper.family.folded_by_mlx:
+        what = "mlx-lm has multiplied the model's factors into these weights: take the original"
+        raise UnsupportedError(f"{folder}: {what}")
+    return replace(hyper, family=replace(hyper.family, norm_shift=0.0))
+
+
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """Keys as the file has them: behind the architecture's name, but for treadle's own."""
     found = {key: value for key, value in keys.items() if value is not None}
@@ -176,8 +187,6 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
         whole.refuse(
             "architectures", f"{', '.join(whole.get('architectures'))} is no model that {does}"
         )
-    if packing and (family.experts or family.made(keys)):
-        whole.refuse(KEYS[0], f"treadle has MLX's packed weights of no {family.arch}")
     packed = None if packing else whole.within(KEYS[0]) or said_in(whole)
     if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
         name = packed.get("quant_method") or f"{packed.get('bits')} bits"

@@ -135,6 +135,7 @@ FALCON_H1 = {
             ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
         ),
         made=_falcon_rules,
+        folded_by_mlx=True,
         more=_falcon_keys,
         told=(*_ONE, *_SEVERAL),
     ),

@@ -97,6 +97,12 @@ def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> di
     return made
 
 
+def name_in_layer(name: str) -> str:
+    """A tensor's name as rules know it."""
+    match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
+    return match["rest"] if match else name
+
+
 def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
     """Experts' matrices, [E, ..] in place of E tensors."""
     made: dict[str, SafeTensor] = {}

@@ -6,13 +6,20 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_layout import Layout, layout_of
-from treadle.convert.hf_made import FACTOR, elements, make_tensors, multiplied_out
+from treadle.convert.hf_made import (
+    FACTOR,
+    elements,
+    make_tensors,
+    multiplied_out,
+    name_in_layer,
+)
 from treadle.convert.hf_names import (
     FURTHER,
     HEADS,
@@ -24,7 +31,8 @@ from treadle.convert.hf_names import (
     Names,
     spelt_as,
 )
-from treadle.convert.mlx import Packed, find_packed, unpack_floats
+from treadle.convert.mlx import Packed, find_packed, unpack, unpack_floats
+from treadle.convert.mlx_names import MLX_NAMES
 from treadle.convert.unpacked import Unpacked
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS, by_name
@@ -113,15 +121,16 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     """
     found: dict[str, Named] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
+    if (packing := hyper.packing) is not None:
+        tensors = unpack(unpack_floats(tensors, packing), packing, partial(_wanted, hyper=hyper))
     if hyper.family.experts or hyper.rules:
         tensors = make_tensors(tensors, hyper.rules)
     packed: dict[str, Packed] = {}
-    if (packing := hyper.packing) is not None:
+    if packing is not None:
         # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
         # that ties it to the embeddings; mlx-lm uses it.
         if any(n.endswith(tuple(f"{stem}.weight" for stem in HEADS)) for n in tensors):
             hyper = replace(hyper, tied=False)
-        tensors = unpack_floats(tensors, packing)
         packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
         for tensor in (t for p in packed.values() for t in p.arrays[1:]):
             del tensors[tensor.name]
@@ -264,7 +273,17 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str:
 def _names(hyper: Hyper) -> Names:
     """GGUF's stems by the family's, with those of its head."""
     scores = hyper.family.score_names if hyper.scores else {}
-    return {**hyper.family.names, **scores}
+    return {**MLX_NAMES, **hyper.family.names, **scores}
+
+
+def _wanted(name: str, hyper: Hyper) -> str:
+    """What becomes of one of MLX's packed modules: GGUF has some in F32, and rules move others."""
+    rest = name_in_layer(name)
+    if any(rest in rule.of for rule in hyper.rules):
+        return "blocks"
+    match = NAME.fullmatch(name)
+    stem = match and _names(hyper).get(match["stem"])
+    return "F32" if f"{stem}.weight" in SMALL else ""
 
 
 def _model(hyper: Hyper) -> str:

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from treadle.convert.hf_made import Made
 from treadle.convert.packed_floats import is_float8, read_float4, read_float8
-from treadle.convert.unpack import E4M3, MX_GROUP
-from treadle.convert.unpacked import Found, Unpacked, matrix
+from treadle.convert.unpack import BLOCK, E4M3, MX_GROUP, affine, split_words
+from treadle.convert.unpacked import Array, Found, floats_of, matrices, unpacked
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
 from treadle.formats import Format, mlx
@@ -91,12 +93,18 @@ class Packed:
     scales: SafeTensor
     biases: SafeTensor
     format: Format
-    shape: tuple[int, int]  # of the weights
+    shape: tuple[int, ...]  # of the weights
 
     @property
     def arrays(self) -> tuple[SafeTensor, SafeTensor, SafeTensor]:
         """In the order of the format's parts."""
         return self.weight, self.scales, self.biases
+
+    @property
+    def bits_and_group(self) -> tuple[int, int]:
+        """Of a code, and the weights that share a scale."""
+        group = self.shape[-1] // self.scales.shape[-1]
+        return self.weight.shape[-1] * WORD // self.shape[-1], group
 
     @property
     def n_bytes(self) -> int:
@@ -118,14 +126,44 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
         if codes.dtype != CODES or scales.dtype != BYTES:
             what = f"is in {codes.dtype}, with scales in {scales.dtype}"
             raise codes.error(what, f"{CODES} and {BYTES} ({mode})")
-        m, n_words = matrix(codes)
-        codes = replace(codes, dtype=codes_in, shape=(m, n_words * WORD // 8))
+        *others, n_words = matrices(codes)
+        codes = replace(codes, dtype=codes_in, shape=(*others, n_words * WORD // 8))
         made[f"{weight}_scale"] = replace(made.pop(name), dtype=scales_in)
         if is_float8(codes):
             read_float8(made, weight, codes, ((), (MX_GROUP,)))
         else:
             read_float4(made, weight, codes)
     return made
+
+
+def unpack(
+    tensors: Mapping[str, SafeTensor], found: Quantization, wanted: Callable[[str], str]
+) -> Found:
+    """The tensors with some affine modules as one. ``wanted`` says what becomes of one, by the name
+    of its ``weight``: "" nothing, "F32", or "blocks": those of ggml's that hold the codes, and
+    floats where there are none such. Errors as ``find_packed``'s.
+    """
+    made = dict(tensors)
+    for name in tensors:
+        module, _, kind = name.rpartition(".")
+        scales, biases = f"{module}.scales", f"{module}.biases"
+        if kind != "weight" or not {scales, biases} <= made.keys() or not wanted(name):
+            continue
+        packed = _pack(made[name], made.pop(scales), made.pop(biases), found, None)
+        bits, group = packed.bits_and_group
+        dtype = wanted(name)
+        if dtype != "F32":
+            blocks = bits <= 4 and group % BLOCK == 0
+            dtype = "Q4_1" if blocks else floats_of(packed.scales)
+        make = partial(_numbers, bits=bits, dtype=dtype)
+        made[name] = unpacked(name, dtype, packed.shape, packed.arrays, make)
+    return made
+
+
+def _numbers(words: Array, scales: Array, minimums: Array, bits: int, dtype: str) -> Array:
+    codes = split_words(words.reshape(-1, words.shape[-1]), bits)
+    each = [part.reshape(len(codes), -1) for part in (scales, minimums)]
+    return affine(dtype, codes, *each).reshape(*words.shape[:-1], -1)
 
 
 def find_packed(
@@ -146,7 +184,7 @@ def find_packed(
         scales, biases = (tensors.get(f"{module}.{part}") for part in ("scales", "biases"))
         said = found.modules.get(module)
         if scales is None and biases is None:
-            if isinstance(tensor, Unpacked):
+            if isinstance(tensor, Made):
                 continue
             if tensor.dtype == CODES:
                 what = "holds packed codes, and has no scales"
@@ -179,11 +217,11 @@ def _pack(
         raise weight.error(f"is in {weight.dtype}, beside scales", CODES)
     if scales.dtype not in SCALES:
         raise scales.error(f"is in {scales.dtype}", " or ".join(SCALES))
-    if len(weight.shape) != 2 or len(scales.shape) != 2:
-        bad = weight if len(weight.shape) != 2 else scales
-        raise bad.error(f"shape {list(bad.shape)}", "a matrix")
+    if len(weight.shape) not in (2, 3) or len(scales.shape) != len(weight.shape):
+        bad = weight if len(weight.shape) not in (2, 3) else scales
+        raise bad.error(f"shape {list(bad.shape)}", "a matrix, or one of each expert")
     if width and not isinstance(found.modules.get(module), Mapping):
-        shown = width / max(1, scales.shape[1]), weight.shape[1] * WORD / width
+        shown = width / max(1, scales.shape[-1]), weight.shape[-1] * WORD / width
         if shown[0] in GROUPS and shown[1] in BITS:
             group, bits = int(shown[0]), int(shown[1])
     try:
@@ -192,14 +230,15 @@ def _pack(
         raise UnsupportedError(f"{found.keys.path}: {where}: {error}") from error
     if biases.dtype != scales.dtype:
         raise biases.error(f"is in {biases.dtype}", f"{scales.dtype}, as the scales are")
-    m, k = weight.shape[0], scales.shape[1] * group
-    if scales.shape[0] != m:
-        raise scales.error(f"shape {list(scales.shape)}", f"{m} rows, as the codes have")
-    if weight.shape[1] * WORD != k * bits:
+    rows, k = weight.shape[:-1], scales.shape[-1] * group
+    if scales.shape[:-1] != rows:
+        said = " x ".join(map(str, rows))
+        raise scales.error(f"shape {list(scales.shape)}", f"{said} rows, as the codes have")
+    if weight.shape[-1] * WORD != k * bits:
         raise weight.error(
             f"shape {list(weight.shape)} does not fit {bits} bits in groups of {group} ({where})",
             f"{k * bits / WORD:g} words a row, for scales of shape {list(scales.shape)}",
         )
     if biases.shape != scales.shape:
         raise biases.error(f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
-    return Packed(weight, scales, biases, fmt, (m, k))
+    return Packed(weight, scales, biases, fmt, (*rows, k))

@@ -13,9 +13,9 @@ from treadle.convert.unpacked import (
     FLOATS,
     INT8,
     INT32,
-    MULTIPLIED_OUT,
     Array,
     Found,
+    floats_of,
     matrix,
     numbers,
     shared,
@@ -49,7 +49,7 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]
         beside = f", {list(zero.shape)} zero points" if zero else ""
         raise scale.error(f"shape {list(scale.shape)}{beside} for weights of shape {[m, k]}")
     blocks = zero is None and k // grid[1] % BLOCK == 0
-    dtype = "Q8_0" if blocks else _floats_of(scale)
+    dtype = "Q8_0" if blocks else floats_of(scale)
 
     def make(codes: Array, scales: Array, *zeros: Array) -> Array:
         shift = _on(grid, zeros[0].astype(np.int16)) if zeros else np.zeros(grid, np.int16)
@@ -230,12 +230,7 @@ def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array
 def _dtype_of(bits: int, group: int, middle: bool, groups: Array | None, scale: SafeTensor) -> str:
     """Blocks that hold the same numbers; ``middle``: every zero point is the middle code."""
     if groups is not None or group % BLOCK or (bits > 4 and not middle):
-        return _floats_of(scale)
+        return floats_of(scale)
     if bits > 4:
         return "Q8_0"
     return "Q4_0" if middle else "Q4_1"
-
-
-def _floats_of(scale: SafeTensor) -> str:
-    """What products with these scales are kept in."""
-    return scale.dtype if scale.dtype in MULTIPLIED_OUT else "BF16"

@@ -149,6 +149,30 @@ def whole_numbers(
     return out.view(np.uint8).reshape(m, -1)
 
 
+def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Array:
+    """``scales * codes + minimums`` in Q4_1 or floats: codes [M, K], from 0 on, the others [M, G];
+    uint8 [M, bytes of a row]. OverflowError for what is not finite in blocks.
+    """
+    m, k = codes.shape
+    group = k // scales.shape[1]
+    fmt = by_name(dtype)
+    if fmt.block == 1:
+        out = np.empty((m, k * fmt.dtype.itemsize), np.uint8)
+        for rows in _pieces(m, k):
+            floats = codes[rows].astype(np.float32) * np.repeat(scales[rows], group, 1)
+            out[rows] = to_bytes(floats + np.repeat(minimums[rows], group, 1), dtype)
+        return out
+    made = np.empty((m, k // BLOCK), fmt.dtype)
+    with np.errstate(over="ignore"):
+        for name, values in (("d", scales), ("m", minimums)):
+            made[name] = np.repeat(values, group // BLOCK, 1)
+            if not np.isfinite(made[name]).all():
+                raise OverflowError("scales that are no numbers of f16")
+    halves = codes.reshape(m, -1, 2, BLOCK // 2)
+    made["qs"] = halves[..., 0, :] | halves[..., 1, :] << 4
+    return made.view(np.uint8).reshape(m, -1)
+
+
 # -- floats of four bits ----------------------------------------------------------------------
 
 

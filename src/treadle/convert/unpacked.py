@@ -80,6 +80,11 @@ def typed(tensor: SafeTensor, kinds: Sequence[str]) -> SafeTensor:
     return tensor
 
 
+def floats_of(scale: SafeTensor) -> str:
+    """What products with these scales are kept in."""
+    return scale.dtype if scale.dtype in MULTIPLIED_OUT else "BF16"
+
+
 def matrix(tensor: SafeTensor) -> tuple[int, int]:
     """Its rows and columns. FileError for what is no matrix, or one of nothing."""
     if len(tensor.shape) != 2:

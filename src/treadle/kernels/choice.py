@@ -236,7 +236,8 @@ def gated(
 ) -> Gated | None:
     """The kernel that makes both products of a gated activation, ``m`` rows each, and the
     activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
-    not fill, and where rows are met in strips.
+    not fill, or is written for more tokens at a time than a tile has, and where rows are met in
+    strips.
     """
     if m % BLOCK or out.kind == "q16":
         return None
@@ -247,6 +248,8 @@ def gated(
         if not is_matrix and by_strips(fmt, isa, k, tokens) is not None:
             return None
         like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens)
+    if like.nr % out.together:
+        return None
     mr, matrix = like.mr, isinstance(like, MatrixGemm)
     if matrix:
         # Two panels an item.
