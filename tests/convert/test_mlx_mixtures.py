@@ -268,8 +268,8 @@ def test_packed(name: str, bits: int, group: int, mode: str, folders: Any, tmp_p
         with model.session() as session:
             one_by_one = np.concatenate([session.logits([i]) for i in ids])
         for rows in (model.logits(ids), one_by_one):
-            each = [rms(*pair) for pair in zip(rows, exact, strict=True)]
-            assert np.median(each) < OFF.get(name, 0.1)
+            off = [rms(*pair) for pair in zip(rows, exact, strict=True)]
+            assert np.median(off) < OFF.get(name, 0.1)
 
 
 def test_is_converted(folders: Any, tmp_path: Path) -> None:
