@@ -36,6 +36,7 @@ from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
+from treadle.kernels.temper import Temper
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
 from treadle.kernels.vector_bytes import LanesGemm
@@ -480,6 +481,7 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
 ]
+TEMPERS = [Temper(96, 1), Temper(37, 0)]
 PACK_HEADS = [
     PackHeads("q8", 64, 4, 5),
     PackHeads("q8", 352, 1, 2, sub=16, scale=0.125),
@@ -576,6 +578,7 @@ ALL: list[Spec] = [
     *STATES,
     *LATENTS,
     *PACK_HEADS,
+    *TEMPERS,
     *HEADS,
     *LORAS,
 ]

@@ -91,7 +91,7 @@ class Layer:
     causal: bool = True  # tokens see none behind them
     window: int = 0  # tokens that it sees, the current one included; 0: all of them
     rope: int | None = 0  # index of its table in Config.ropes; None: nothing is turned
-    q_rope: int | None = None  # of queries, where they have another
+    q_rope: int | None = None  # of queries, where they have another; with pairs that turn or not
     mixer: str = "attention"
     ffn: str = "gated"
     experts: Experts | None = None  # of an FFN that has some

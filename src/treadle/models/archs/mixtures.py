@@ -34,6 +34,7 @@ MIXTURES = (
     ),
     # DeepSeek V2 and V3, GLM-4.7-Flash
     Arch("deepseek2", rope="norm", mixer="latent", nextn="plain"),
+    Arch("mistral4", rope="norm", mixer="latent"),
     Arch(
         "minimax-m2",
         needs=QK_NORM,
