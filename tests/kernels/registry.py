@@ -36,7 +36,7 @@ from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
-from treadle.kernels.temper import Temper
+from treadle.kernels.scaled import Temper, Weigh
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
 from treadle.kernels.vector_bytes import LanesGemm
@@ -482,6 +482,7 @@ LATENTS = [
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
 ]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
+WEIGHS = [Weigh(96, 16), Weigh(37, 5), Weigh(64, 1)]
 PACK_HEADS = [
     PackHeads("q8", 64, 4, 5),
     PackHeads("q8", 352, 1, 2, sub=16, scale=0.125),
@@ -579,6 +580,7 @@ ALL: list[Spec] = [
     *LATENTS,
     *PACK_HEADS,
     *TEMPERS,
+    *WEIGHS,
     *HEADS,
     *LORAS,
 ]

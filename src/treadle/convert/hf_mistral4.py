@@ -9,7 +9,7 @@ from treadle.convert.hf_family import Family
 from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_mixtures import PACKED_EXPERTS
 from treadle.files.keys import Keys
-from treadle.models.graphs.latent import TEMPERATURE_LENGTH
+from treadle.models.archs import TEMPERATURE_LENGTH
 
 _V2 = LATENTS["deepseek_v2"]
 _ROPE = {

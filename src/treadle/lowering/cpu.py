@@ -106,7 +106,7 @@ ELSEWHERE = {
     **dict.fromkeys(("latent", "by_head"), "treadle.lowering.latent"),
     **dict.fromkeys(_STATES, "treadle.lowering.states"),
     "embedded_beside": "treadle.lowering.beside",
-    "tempered": "treadle.lowering.temper",
+    **dict.fromkeys(("tempered", "normed_heads", "weighed"), "treadle.lowering.scaled"),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import TEMPERATURE_LENGTH
 from treadle.models.config import Latent
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.rope import still
@@ -20,7 +21,6 @@ NORM_EPS = 1e-6  # of both ranks, as in transformers, whatever that of the other
 # Rows of a head's matrix come in so many: no tile of the widest registers has rows of two heads.
 HEAD_ROWS = 16
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-TEMPERATURE_LENGTH = "attention.temperature_length"
 
 
 def read_latent(
