@@ -16,6 +16,7 @@ from tests.convert.test_hf_mixtures import check_both, own
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
+from tests.tiny import rounding
 from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import open_hf
 from treadle.errors import UnsupportedError
@@ -70,3 +71,50 @@ def test_in_place_and_converted(size: str, tmp_path: Path) -> None:
         assert found["attention.sliding_window"] == 12
         (note,) = read_otherwise(gguf.metadata, gguf.tensors)
         assert "attention.sliding_window, attention.temperature_scale" in note
+
+
+def test_inside_a_model_of_pictures(tmp_path: Path) -> None:
+    """As it is published; a list of no layers is none, and two bounds of the rope may be one."""
+    rope = {**_ROPE, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    model = save(own(SCOUT, rope_parameters=rope, attn_temperature_tuning=True), tmp_path)
+    truth = compute_logits(model, ids_of(20))
+    text = json.loads((tmp_path / "config.json").read_text())
+    text |= {"no_rope_layers": [], "moe_layers": None, "attn_temperature_tuning": 4}
+    outer = {"model_type": "llama4", "architectures": ["Llama4ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": text}))
+    with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
+        error = np.abs(loaded.logits(ids_of(20)) - truth).max() / np.abs(truth).max()
+        assert error <= rounding(loaded.config)
+
+
+def test_without_a_temperature(tmp_path: Path) -> None:
+    with open_gguf(check_both(own(SCOUT, attn_temperature_tuning=False), tmp_path)) as made:
+        assert made.metadata["llama4.attention.temperature_scale"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"use_qk_norm": False}, "use_qk_norm: treadle has norms with 6 experts"),
+        ({"moe_layers": [1, 3]}, r"moe_layers: is \[1, 3\]"),
+        ({"no_rope_layers": [1, 1, 1, 1, 0]}, "no_rope_layers: is .*every 4th layer"),
+        ({"layer_types": ["full_attention"] * 5}, "layer_types: is .*chunks where there"),
+        ({"attention_chunk_size": None}, "attention_chunk_size: is null"),
+        ({"num_experts_per_tok": 2}, "expert_used_count: 2: treadle has one expert"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], why: str, folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if file.name != "config.json":
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(UnsupportedError, match=why):
+        open_hf(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama4")
+    save(own(SCOUT), path)
+    return path

@@ -28,6 +28,7 @@ from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
+from treadle.kernels.scaled import Temper, Weigh
 from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
@@ -36,7 +37,6 @@ from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
-from treadle.kernels.scaled import Temper, Weigh
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
 from treadle.kernels.vector_bytes import LanesGemm
