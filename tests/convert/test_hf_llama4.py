@@ -87,6 +87,30 @@ def test_inside_a_model_of_pictures(tmp_path: Path) -> None:
         assert error <= rounding(loaded.config)
 
 
+def test_experts_one_by_one(folder: Path, tmp_path: Path) -> None:
+    """As Maverick's quantised folders have them, [out, in]: the same bits."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors: dict[str, np.ndarray] = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        before, _, last = name.rpartition(".")
+        if not before.endswith(".experts"):
+            tensors[name] = value
+            continue
+        for e, each in enumerate(value.swapaxes(-1, -2)):
+            parts = np.split(each, 2) if last == "gate_up_proj" else [each]
+            stems = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+            for stem, part in zip(stems, parts, strict=True):
+                tensors[f"{before}.{e}.{stem}.weight"] = np.ascontiguousarray(part)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").symlink_to(folder / "config.json")
+    found = []
+    for path in (folder, tmp_path):
+        with treadle.load(path, threads=2, kv="f32") as model:
+            found.append(model.logits(ids_of(20)))
+    assert np.array_equal(*found)
+
+
 def test_without_a_temperature(tmp_path: Path) -> None:
     with open_gguf(check_both(own(SCOUT, attn_temperature_tuning=False), tmp_path)) as made:
         assert made.metadata["llama4.attention.temperature_scale"] == 0.0

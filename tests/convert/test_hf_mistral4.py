@@ -117,6 +117,52 @@ def test_inside_a_model_of_pictures(tmp_path: Path) -> None:
         assert np.array_equal(model.logits(ids_of(20)), expected)
 
 
+def test_large_3(tmp_path: Path) -> None:
+    """Mistral's own converter calls such a model DeepSeek's: the same bits, temperature and all."""
+    save(own(CASE, max_position_embeddings=64), tmp_path / "hf")
+    made, other = convert(tmp_path / "hf", tmp_path / "made.gguf"), tmp_path / "other.gguf"
+    writer, found = GGUFWriter(other), []
+    with open_gguf(made) as gguf:
+        for key, value in {**gguf.metadata, "general.architecture": "deepseek2"}.items():
+            writer.add(key.replace("mistral4.", "deepseek2."), value)
+        for name, tensor in gguf.tensors.items():
+            writer.add_tensor(name, tensor.shape, "F32", tensor.dequantize())
+        writer.write()
+    for path in (made, other):
+        with treadle.load(path, threads=2, kv="f32") as model:
+            found.append(model.logits(ids_of()))
+    assert np.array_equal(*found)
+
+
+def test_floats_of_eight_bits(tmp_path: Path) -> None:
+    """As it is published: a scale for each expert, and for what it reads, which is left out; the
+    bits of the same weights in BF16.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save(own(CASE, max_position_embeddings=64), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole, packed = load_file(tmp_path / "model.safetensors"), {}
+    for name in [name for name in whole if name.endswith("_proj") or "_proj.w" in name]:
+        value, stem = whole[name], name.removesuffix(".weight")
+        scale = value.abs().amax(tuple(range(value.dim() == 3, value.dim())), keepdim=True) / 448
+        scale = scale if value.dim() == 3 else scale.reshape(())
+        packed[name] = (value / scale).to(torch.float8_e4m3fn)
+        packed[f"{name}_scale_inv"] = scale
+        packed[f"{stem}{'_' if stem == name else '.'}activation_scale"] = torch.ones(len(value))
+        whole[name] = (packed[name].float() * scale).to(torch.bfloat16)
+    said = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    found = []
+    for tensors, more in ((whole, {}), ({**whole, **packed}, {"quantization_config": said})):
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
+        with treadle.load(tmp_path, threads=2, kv="f32") as model:
+            found.append(model.logits(ids_of(20)))
+    assert len(packed) > 20
+    assert np.array_equal(*found)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
