@@ -131,7 +131,7 @@ def test_large_3(tmp_path: Path) -> None:
     for path in (made, other):
         with treadle.load(path, threads=2, kv="f32") as model:
             found.append(model.logits(ids_of()))
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 def test_floats_of_eight_bits(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_floats_of_eight_bits(tmp_path: Path) -> None:
         with treadle.load(tmp_path, threads=2, kv="f32") as model:
             found.append(model.logits(ids_of(20)))
     assert len(packed) > 20
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.text.test_template import CHAT, CONTROL, load
+from tests.text.test_template import CHAT, load
+from tests.text.vocabularies import CONTROL
 from treadle.speech import find_manner
 from treadle.text.template import ChatTemplate
 from treadle.text.vocab import END_OF_GENERATION, END_OF_TURN
