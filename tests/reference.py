@@ -135,8 +135,10 @@ def attention(
     cap: float,
     window: int,
     sinks: Array | None = None,
+    chunk: int = 0,
 ) -> Array:
-    """Causal attention; ``sinks`` [n_head]: scores of one more key for each head, without value.
+    """Causal attention; ``sinks`` [n_head]: scores of one more key for each head, without value;
+    ``chunk``: no token sees one before the last multiple of it.
 
     q [n_tokens, n_head, head_dim], k [n_tokens, n_head_kv, head_dim],
     v [n_tokens, n_head_kv, head_dim_v] -> [n_tokens, n_head, head_dim_v].
@@ -146,6 +148,8 @@ def attention(
     score = softcap(np.einsum("qhd,khd->hqk", q, k) * scale, cap)
     age = np.arange(len(q))[:, None] - np.arange(len(k))  # [query, key], tokens ago
     seen = (age >= 0) & (age < window) if window else age >= 0
+    if chunk:
+        seen &= np.arange(len(k)) // chunk == np.arange(len(q))[:, None] // chunk
     score = np.where(seen, score, -np.inf)
     if sinks is not None:
         more = np.broadcast_to(sinks[:, None, None], (*score.shape[:2], 1))
@@ -248,11 +252,15 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
             table = at.q_rope if stem == "attn_q_norm" and at.q_rope is not None else at.rope
             if table is None:
                 return x
+            if at.rope is None:
+                return x * config.ropes[table].gains(np.arange(len(x)))[:, None, None]
             inv_freq, factor = config.ropes[table].frequencies(config.n_ctx_train)
             gains = factor * config.ropes[table].gains(np.arange(len(x)))
             return rope(x, inv_freq, gains[:, None, None], config.arch.rope)
 
         x = x.reshape(len(x), n_head, -1)
+        if at.qk_norm:
+            return rms_norm(turn(x), np.ones(1), config.norm_eps)
         return norm(turn(x)) if config.arch.norm_last else turn(norm(x))
 
     q = placed(qkv[0], "attn_q_norm", at.n_head)
@@ -266,7 +274,8 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
         kept[maps.i] = k, v
     name = "attn_sinks.weight"
     sinks = maps.tensor(f"blk.{maps.i}.{name}") if maps.has(name) else None
-    a = attention(q, k, v, config.attn_scale, config.attn_softcap, at.window, sinks)
+    chunk, softcap = at.window * at.chunked, config.attn_softcap
+    a = attention(q, k, v, config.attn_scale, softcap, at.window, sinks, chunk)
     return maps.linear(a.reshape(len(h), -1) * gate, "attn_output")
 
 
@@ -287,7 +296,7 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     def answer(x: Array, e: int) -> Array:
         if maps.at.ffn in ("experts_plain", "experts_latent"):
             return product(activate(product(x, "ffn_up_exps", e), fn), "ffn_down_exps", e)
-        if maps.at.ffn in ("experts", "experts_beside"):
+        if maps.at.ffn in ("experts", "experts_beside", "experts_weighed"):
             gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
         else:
             gate, up = np.split(product(x, "ffn_gate_up_exps", e), 2)
@@ -299,6 +308,8 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     rank = p + maps.tensor(f"blk.{maps.i}.{bias}").ravel() if maps.has(bias) else p
     latent = maps.at.ffn == "experts_latent"
     inner = maps.linear(h, "ffn_latent_down") if latent else h
+    if maps.at.ffn == "experts_weighed":
+        inner = h / (1 + np.exp(-scores.max(-1, keepdims=True)))
     out = np.zeros(inner.shape)
     for n, x in enumerate(inner):
         groups = rank[n].reshape(at.n_groups, -1)

@@ -31,5 +31,7 @@ def latent(maps: Layer, h: Array) -> Array:
     )
     turned = np.repeat(turned, at.n_head, axis=1)
     q, k = np.concatenate([q_plain, q_turned], -1), np.concatenate([k, turned], -1)
+    if at.q_rope is not None:
+        q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
     y = attention(q, k, v, config.attn_scale, 0.0, 0)
     return maps.linear(y.reshape(len(h), -1), "attn_output")

@@ -30,7 +30,8 @@ SIZES = {
     "n_ctx": 4096,
     "window": 0,
     "softcap": 0,  # of the logits
-    "n_expert": 0,  # two of which a token has
+    "n_expert": 0,
+    "n_expert_used": 2,  # by a token
     "n_ff_exp": 0,
     "n_expert_shared": 0,
     "n_q_rank": 32,  # of latent attention
@@ -146,7 +147,7 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
     if size["window"] or size.get("windowed"):
         made["attention.sliding_window"] = size["window"]
     if size["n_expert"]:
-        made["expert_count"], made["expert_used_count"] = size["n_expert"], 2
+        made["expert_count"], made["expert_used_count"] = size["n_expert"], size["n_expert_used"]
         made["expert_feed_forward_length"] = size["n_ff_exp"]
         made["expert_shared_count"] = size["n_expert_shared"]
     if size["softcap"]:

@@ -328,7 +328,7 @@ class _Pool:
         self._tile, self._few = plan.query_tile, plan.few_tokens
         (n_items,) = plan.inputs[numbered("attn_few", index)].shape
         self._max_partials = n_items - plan.n_tokens
-        self._window, self._causal = pool.window, pool.causal
+        self._window, self._chunk, self._causal = pool.window, pool.chunk, pool.causal
         self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 
     def add(self, pages: array[int], table: int, token: int, start: int, n: int) -> None:
@@ -342,16 +342,20 @@ class _Pool:
             self._add_few(table, token, start, n)
             return
         end, tile, window, causal = start + n, self._tile, self._window, self._causal
-        block, at = self._bytes, self._items + self.n_items * ITEM_RECORD.size
-        for position in range(start, end, tile):
+        block, at, chunk = self._bytes, self._items + self.n_items * ITEM_RECORD.size, self._chunk
+        position = start
+        while position < end:
             last = min(position + tile, end)
             begin = max(0, position - window + 1) if window else 0
+            if chunk:  # no tile has queries of two
+                begin = position // chunk * chunk
+                last = min(last, begin + chunk)
             ahead = min(end, last + window - 1) if window else end
             row, seen = token - start + position, last if causal else ahead
             ITEM_RECORD.pack_into(
                 block, at, row, last - position, position, begin, seen, table - at, -1, 0
             )
-            at += ITEM_RECORD.size
+            at, position = at + ITEM_RECORD.size, last
         self.n_items = (at - self._items) // ITEM_RECORD.size
 
     def _add_few(self, table: int, token: int, start: int, n: int) -> None:
@@ -359,9 +363,10 @@ class _Pool:
         more than one, a merge joins them.
         """
         end, window, causal = start + n, self._window, self._causal
-        block, at = self._bytes, self._few_items + self.n_few * ITEM_RECORD.size
+        block, at, chunk = self._bytes, self._few_items + self.n_few * ITEM_RECORD.size, self._chunk
         for position in range(start, end):
             begin = max(0, position - window + 1) if window else 0
+            begin = position // chunk * chunk if chunk else begin
             row, seen, partial = token - start + position, position + 1 if causal else end, -1
             cut = begin // SPLIT * SPLIT
             n_cuts = -(-(seen - cut) // SPLIT)

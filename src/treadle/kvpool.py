@@ -107,6 +107,7 @@ class Pool(Cells):
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
         self.index, self.window, self.causal = index, spec.window, spec.causal
+        self.chunk = spec.window if spec.chunked else 0
         self.n_pages = n_pages
         self.layout = layout_of(spec, kv)
         super().__init__(device, spec.name, spec.layers, self.layout.layer_bytes, n_pages)

@@ -50,6 +50,11 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
     ("qwen3moe", "F32", {"n_expert": 4, "n_ff_exp": 64}),
     ("gemma4", "F32", {"window": 16}),
     ("nemotron_h", "F32", {}),
+    (
+        "llama4",
+        "F32",
+        {"window": 9, "n_layer": 5, "n_expert": 4, "n_expert_used": 1, "n_ff_exp": 64},
+    ),
 ]
 MORE: list[tuple[str, str, dict[str, int]]] = [  # ``python -m tests.gpu`` has these too
     ("gemma3", "BF16", {"window": 16}),

@@ -28,6 +28,7 @@ from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
+from treadle.kernels.scaled import Temper, Weigh
 from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
@@ -480,6 +481,8 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
 ]
+TEMPERS = [Temper(96, 1), Temper(37, 0)]
+WEIGHS = [Weigh(96, 16), Weigh(37, 5), Weigh(64, 1)]
 PACK_HEADS = [
     PackHeads("q8", 64, 4, 5),
     PackHeads("q8", 352, 1, 2, sub=16, scale=0.125),
@@ -576,6 +579,8 @@ ALL: list[Spec] = [
     *STATES,
     *LATENTS,
     *PACK_HEADS,
+    *TEMPERS,
+    *WEIGHS,
     *HEADS,
     *LORAS,
 ]

@@ -123,7 +123,7 @@ def build(case: Case) -> Any:
         "attn_implementation": "eager",
         **case.options,
     }
-    text = "Text" if case.family in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = "Text" if case.family in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe") else ""
     kind = getattr(transformers, f"{case.family}{text}Config")
     names = (
         "rms_norm_eps",

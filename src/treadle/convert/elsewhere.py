@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from treadle.models.archs import ARCHS, EXPERTS_NORM, PATTERN, QKV_BIAS, Arch
+from treadle.models.archs import (
+    ARCHS,
+    EXPERTS_NORM,
+    PATTERN,
+    QKV_BIAS,
+    TEMPERATURE,
+    TEMPERATURE_LENGTH,
+    WINDOW,
+    Arch,
+)
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 
@@ -76,6 +85,15 @@ def _window(file: Written) -> str:
     )
 
 
+def _fixed(file: Written) -> str:
+    own = dict(file.arch.keys)
+    if TEMPERATURE not in own:
+        return ""
+    keys = [key for key in (WINDOW, TEMPERATURE, TEMPERATURE_LENGTH) if key in file.keys]
+    values = ", ".join(f"{own[key]:g}" for key in keys)
+    return f"in {file.arch.name} {', '.join(keys)} are {values} there" if keys else ""
+
+
 def _attention_scale(file: Written) -> str:
     scale = _number(file, "attention.scale")
     if not scale:
@@ -120,6 +138,7 @@ def _experts(file: Written) -> str:
 
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
+    _fixed,
     _attention_scale,
     _softcap,
     _yarn,

@@ -15,8 +15,10 @@ from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
+from treadle.convert.hf_llama4 import LLAMA4
 from treadle.convert.hf_made import norms_of_heads
 from treadle.convert.hf_mamba import MAMBA_VARIANTS, MAMBAS
+from treadle.convert.hf_mistral4 import MISTRAL4
 from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
     GLM4,
@@ -319,11 +321,13 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+FAMILIES |= MISTRAL4 | LLAMA4
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),
     "gemma4": ("text_config", "gemma4_text"),
+    "llama4": ("text_config", "llama4_text"),
     "mistral3": ("text_config", "mistral"),
     "qwen3_5": ("text_config", "qwen3_5_text"),
     "qwen3_5_moe": ("text_config", "qwen3_5_moe_text"),

@@ -125,15 +125,17 @@ def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     """Long waves are stretched by ``factor``, short ones left, and those between by a mixture.
 
     A wave's length is in tokens a turn; "long" is against the context of before the stretching.
+    Of two equal bounds (Llama 4 Scout's) there is none between.
     """
     factor = rope.number("factor", lo=1e-3, hi=1e6)
     low = rope.number("low_freq_factor", lo=1e-3, hi=1e6)
     high = rope.number("high_freq_factor", lo=1e-3, hi=1e6)
-    if high <= low:
-        rope.fail("high_freq_factor", f"is {high:g}", f"more than low_freq_factor, {low:g}")
+    if high < low:
+        rope.fail("high_freq_factor", f"is {high:g}", f"at least low_freq_factor, {low:g}")
     n_ctx = _n_ctx_orig(rope, keys)
     wave = 2.0 * np.pi * base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
-    kept = np.clip((n_ctx / wave - low) / (high - low), 0.0, 1.0)
+    turns = n_ctx / wave
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else 1.0 * (turns > low)
     return {}, {FACTORS: (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)}
 
 

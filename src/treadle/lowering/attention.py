@@ -24,7 +24,7 @@ def emit_attention(steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str
         at.n_head_kv,
         at.head_dim,
         steps.plan.query_tile,
-        at.window,
+        0 if at.chunked else at.window,  # items begin where chunks do
         pool.index,
         steps.config.attn_softcap,
         steps.matrix_attention,

@@ -90,13 +90,15 @@ class Layer:
     kv_from: int  # the layer whose keys and values it attends to: itself, or an earlier one
     causal: bool = True  # tokens see none behind them
     window: int = 0  # tokens that it sees, the current one included; 0: all of them
+    chunked: bool = False  # so many from the last multiple of it on
     rope: int | None = 0  # index of its table in Config.ropes; None: nothing is turned
-    q_rope: int | None = None  # of queries, where they have another
+    q_rope: int | None = None  # of queries, where they have another; with pairs that turn or not
     mixer: str = "attention"
     ffn: str = "gated"
     experts: Experts | None = None  # of an FFN that has some
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
     v_norm: bool = False  # values have a norm without weight
+    qk_norm: bool = False  # so have each head's queries and keys
     n_own: int = 0  # values of a token that are this layer's own; 0: there are none
     state: Recurrence | None = None
     latent: Latent | None = None

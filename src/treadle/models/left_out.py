@@ -6,9 +6,6 @@ _PICTURES = "it reads pictures, and a token's position is three numbers (M-RoPE)
 
 # A reason, and who has it. Names of both kinds: where they differ both are here.
 _REASONS: dict[str, str] = {
-    "it multiplies what experts read by the router's scores, and attends in chunks of tokens": (
-        "llama4 llama4_text"
-    ),
     "it clamps queries, keys and values, norms with LayerNorm, and has 132 billion parameters": (
         "dbrx"
     ),

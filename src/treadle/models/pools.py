@@ -17,6 +17,7 @@ class PoolSpec:
     layers: which layers write to it, in the order of their parts of a page. A layer that reads
         another one's keys and values is not listed.
     window: tokens that its layers see, the current one included; 0: all of them.
+    chunked: these are those from the last multiple of ``window`` on.
     causal: tokens see none behind them. Else a text's tokens are all in one run.
     latent: a value is its key's first dims, and is kept nowhere else.
     """
@@ -29,6 +30,7 @@ class PoolSpec:
     window: int
     causal: bool = True
     latent: bool = False
+    chunked: bool = False
 
 
 @dataclass(frozen=True)

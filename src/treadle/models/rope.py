@@ -43,6 +43,7 @@ class Rope:
     yarn_truncate: bool = True  # the pairs between which it goes over are whole ones
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
     temperature: float = 0.0  # of queries: they grow by it for each e-fold of n_ctx_orig
+    ahead: int = 0  # positions by which they do so early
     dynamic: bool = False  # longer texts than n_ctx_orig turn otherwise, which treadle does not do
 
     def has_long(self, n_ctx: int) -> bool:
@@ -77,7 +78,7 @@ class Rope:
 
     def gains(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """What cos and sin are multiplied by beside that, by position."""
-        turns = positions // max(1, self.n_ctx_orig)
+        turns = (positions + self.ahead) // max(1, self.n_ctx_orig)
         return np.asarray(1.0 + self.temperature * np.log(1.0 + turns))
 
     def _yarn_range(self) -> tuple[float, float]:
@@ -91,6 +92,11 @@ class Rope:
         if self.yarn_truncate:
             low, high = math.floor(low), math.ceil(high)
         return max(0, low), min(self.dims - 1, high)
+
+
+def still(temperature: float, every: int, ahead: int = 0) -> Rope:
+    """A table of one pair that does not turn: its cosine is the temperature of attention alone."""
+    return Rope(2, 1.0, factors=(math.inf,), n_ctx_orig=every, temperature=temperature, ahead=ahead)
 
 
 def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:

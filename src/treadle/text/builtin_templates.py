@@ -32,6 +32,12 @@ _LLAMA3 = """\
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
 {%- endif %}"""
 
+_LLAMA4 = (
+    _LLAMA3.replace("start_header_id", "header_start")
+    .replace("end_header_id", "header_end")
+    .replace("eot_id", "eot")
+)
+
 _CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
@@ -105,6 +111,7 @@ _LLAMA2_SYSTEM = "'<<SYS>>\\n' + messages[0]['content'] | trim + '\\n<</SYS>>\\n
 # The first that fits; the last fits all.
 BUILT_INS = (
     BuiltIn("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
+    BuiltIn("llama4", ("<|header_start|>", "<|header_end|>", "<|eot|>"), _LLAMA4),
     BuiltIn("chatml", ("<|im_start|>", "<|im_end|>"), _CHATML),
     BuiltIn("gemma", ("<start_of_turn>", "<end_of_turn>"), _without_system(_GEMMA, _PLAIN_SYSTEM)),
     BuiltIn("mistral", ("[INST]", "[/INST]"), _without_system(_MISTRAL, _PLAIN_SYSTEM)),

@@ -36,6 +36,7 @@ class TokenType(enum.IntEnum):
 # by key, and often type them as ordinary pieces. The first that exists is the end of a turn.
 END_OF_TURN = (
     b"<|eot_id|>",
+    b"<|eot|>",  # Llama 4
     b"<|im_end|>",
     b"<end_of_turn>",
     b"<|end|>",
@@ -50,6 +51,7 @@ END_OF_TURN = (
 END_OF_GENERATION = (
     *END_OF_TURN,
     b"<|eom_id|>",
+    b"<|eom|>",
     b"<|return|>",
     b"<|call|>",
     b"[EOS]",

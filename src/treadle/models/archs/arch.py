@@ -28,6 +28,8 @@ PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
 ALIBI = "attention.max_alibi_bias"
+TEMPERATURE = "attention.temperature_scale"
+TEMPERATURE_LENGTH = "attention.temperature_length"
 EXPERTS_NORM = "expert_weights_norm"
 EXPERTS_GATING = "expert_gating_func"
 

@@ -10,6 +10,9 @@ from treadle.models.archs.arch import (
     POST_ATTENTION,
     QK_NORM,
     QKV_BIAS,
+    TEMPERATURE,
+    TEMPERATURE_LENGTH,
+    WINDOW,
     YARN_TRUNCATE,
     Arch,
 )
@@ -34,6 +37,7 @@ MIXTURES = (
     ),
     # DeepSeek V2 and V3, GLM-4.7-Flash
     Arch("deepseek2", rope="norm", mixer="latent", nextn="plain"),
+    Arch("mistral4", rope="norm", mixer="latent"),
     Arch(
         "minimax-m2",
         needs=QK_NORM,
@@ -45,6 +49,18 @@ MIXTURES = (
         needs=POST_ATTENTION | {"attn_sinks.weight"},
         lacks=FFN_NORM,
         keys=((PATTERN, 2), (EXPERTS_GATING, 3), (YARN_TRUNCATE, False)),
+    ),
+    Arch(
+        "llama4",
+        graph="llama4",
+        rope="norm",
+        keys=(
+            (WINDOW, 8192),
+            (PATTERN, 4),
+            (TEMPERATURE, 0.1),
+            (TEMPERATURE_LENGTH, 8192),
+        ),
+        nope="fourth",
     ),
     Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
     Arch("hunyuan-moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),), norm_last=True),

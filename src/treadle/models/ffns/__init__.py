@@ -9,6 +9,7 @@ from treadle.models.structure import Late, Sublayer
 FUSED_EXPERTS = "experts_gate_up"  # of each, the rows of its gate and those of up are one matrix
 PLAIN_EXPERTS = "experts_plain"  # without gates
 LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
+WEIGHED_EXPERTS = "experts_weighed"  # one for each token, which reads states that are weighed
 
 FFNS = Late[Sublayer](
     __name__,
@@ -18,6 +19,7 @@ FFNS = Late[Sublayer](
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
+        WEIGHED_EXPERTS: "weighed.EXPERTS_WEIGHED",
         "experts_beside": "beside.EXPERTS_BESIDE",
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
     },

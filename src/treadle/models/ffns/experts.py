@@ -26,7 +26,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """
     at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
-    shared = _shared(g, f"{at}.shared", h, blk) if g.has(f"{blk}_up_shexp.weight") else []
+    shared = shared_of(g, f"{at}.shared", h, blk) if g.has(f"{blk}_up_shexp.weight") else []
     if g.config.layers[i].ffn != LATENT_EXPERTS:
         made = g.call("experts", at, h, scores, *shared, layer=i)
         if g.has(f"{blk}_{SUM_BIAS}.weight"):
@@ -38,7 +38,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     return g.add(shared[0], made) if shared else made
 
 
-def _shared(g: Ops, at: str, h: Rows, blk: str) -> list[Rows]:
+def shared_of(g: Ops, at: str, h: Rows, blk: str) -> list[Rows]:
     """What the shared expert makes of ``h``, and the score that weighs it, if there is one."""
     fn = g.config.arch.activation
     if g.config.arch.gated:

@@ -17,6 +17,7 @@ GRAPHS = Late[Graph](
         "encoder": "encoder.ENCODER",
         "halves": "halves.HALVES",
         "gemma4": "gemma4.GEMMA4",
+        "llama4": "llama4.LLAMA4",
         "nextn": "nextn.NEXTN",
     },
 )

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import TEMPERATURE_LENGTH
 from treadle.models.config import Latent
 from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.rope import still
 
 if TYPE_CHECKING:
     from treadle.models.keys import Keys
@@ -57,11 +59,14 @@ def read_latent(
         n_v=n_v,
         norm_eps=NORM_EPS,
     )
+    if len(ropes) > 1:  # queries grow as a whole: most of their dims do not turn
+        plain, grown = ropes
+        every = keys.integer(TEMPERATURE_LENGTH, 0, lo=0, hi=1 << 31) or plain.n_ctx_orig
+        ropes = plain, still(grown.temperature, every)
     scale, multiplier = 1.0 / math.sqrt(n_q), keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
     if not multiplier or ropes[0].scaling != "yarn":
         return latent, ropes, scale
     # YaRN's factor stands in the scale, squared, and cosines have none. The key is a tenth of what
     # it is in other architectures' files.
     factor = 1.0 + multiplier * math.log(max(1.0, ropes[0].scale))
-    ropes = tuple(replace(rope, yarn_log_multiplier=1.0) for rope in ropes)
-    return latent, ropes, scale * factor**2
+    return latent, (replace(ropes[0], yarn_log_multiplier=1.0), *ropes[1:]), scale * factor**2

@@ -21,6 +21,13 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     if layer.mixer == GATE:
         q, gate = g.halves(f"{at}.halves", q, layer.n_head)
 
+    if layer.qk_norm and k is not None:
+        q = g.call("normed_heads", f"{at}.q_norm", q, heads=layer.n_head)
+        k = g.call("normed_heads", f"{at}.k_norm", k, heads=layer.n_head_kv)
+    q_table = layer.rope if layer.q_rope is None else layer.q_rope
+    if layer.rope is None and q_table is not None:
+        q, q_table = g.call("tempered", f"{at}.temper", q, table=q_table), None
+
     def normed(x: Rows, name: str, heads: int) -> Rows:
         if not g.has(f"{blk}_{name}_norm.weight"):
             return x
@@ -37,7 +44,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
             return normed(turned(x, table), name, heads)
         return turned(normed(x, name, heads), table)
 
-    q = placed(q, "q", layer.n_head, layer.rope if layer.q_rope is None else layer.q_rope)
+    q = placed(q, "q", layer.n_head, q_table)
     k = placed(k, "k", layer.n_head_kv, layer.rope) if k else None
     v = g.norm(f"{at}.v_norm", v, "", heads=layer.n_head_kv) if v and layer.v_norm else v
     sinks = f"{blk}_sinks" if g.has(f"{blk}_sinks.weight") else ""
@@ -98,6 +105,7 @@ def _memory(layer: Layer) -> tuple[PoolSpec]:
         layer.head_dim_v,
         layer.window,
         layer.causal,
+        chunked=layer.chunked,
     )
     return (pool,)
 

@@ -26,6 +26,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     if first == "q_a":
         q = g.norm(f"{at}.q_a_norm", q, f"{blk}_q_a_norm", eps=_latent_of(layer).norm_eps)
         q = g.linear(f"{at}.q_b", q, f"{blk}_q_b")
+    if layer.q_rope is not None:
+        q = g.call("tempered", f"{at}.temper", q, table=layer.q_rope)
     y = g.call("latent", at, q, kv, layer=i, weight=f"{blk}_k_b")
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
     return g.linear(f"{at}.output", y, f"{blk}_output")

@@ -1,0 +1,25 @@
+"""Experts of which each token has one, which reads the token's states times the sigmoid of its
+score (Llama 4): what it gives is not weighed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns.experts import EXPERTS, shared_of
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``expert(h * sigmoid(score)) + shared(h)``."""
+    at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
+    scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
+    shared = shared_of(g, f"{at}.shared", h, blk) if g.has(f"{blk}_up_shexp.weight") else []
+    x = g.call("weighed", f"{at}.weighed", h, scores)
+    return g.call("experts", at, x, scores, *shared, layer=i)
+
+
+EXPERTS_WEIGHED = replace(EXPERTS, build=build)
