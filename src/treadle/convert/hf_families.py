@@ -17,6 +17,7 @@ from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_made import norms_of_heads
 from treadle.convert.hf_mamba import MAMBA_VARIANTS, MAMBAS
+from treadle.convert.hf_mamba1 import MAMBA1S
 from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
     GLM4,
@@ -318,7 +319,7 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
