@@ -114,6 +114,6 @@ def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
     spec = step.spec
     assert isinstance(spec, (Scan, Selective))
-    made = instead(SCANS[spec.op], spec)
+    made: Scan | Selective = instead(SCANS[spec.op], spec)
     base = step.grid.base // spec.items * made.items
     return replace(step, spec=made, grid=replace(step.grid, base=base))
