@@ -96,3 +96,11 @@ def test_jamba_has_all_three_norms(name: str, tmp_path: Path) -> None:
         del file.tensors[f"blk.0.{name}"]
         with pytest.raises(FileError, match=rf"blk\.0\.{name}: the tensor is missing"):
             load_config(file)
+
+
+@pytest.mark.parametrize("arch", FILES)
+def test_written_texts_beside_others(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts that are taken back."""
+    test_hybrids.test_written_texts_are_the_same_beside_others(arch, tmp_path, monkeypatch)
