@@ -52,6 +52,31 @@ def mamba2(maps: Layer, h: Array) -> Array:
     return maps.linear(y.reshape(z.shape), "ssm_out")
 
 
+def mamba1(maps: Layer, h: Array) -> Array:
+    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    assert s is not None
+    x, z = np.split(maps.linear(h, "ssm_in"), 2, axis=-1)
+    x = convolved(x, maps.tensor(f"{blk}_conv1d.weight"))
+    if maps.has("ssm_conv1d.bias"):
+        x = x + maps.tensor(f"{blk}_conv1d.bias")
+    x = activate(x, "silu")
+    parts = np.split(maps.linear(x, "ssm_x"), [s.n_rank, s.n_rank + s.n_state], axis=-1)
+    for i, name in enumerate(("dt", "b", "c")):
+        if maps.has(f"ssm_{name}_norm.weight"):
+            weight = maps.tensor(f"{blk}_{name}_norm.weight")
+            parts[i] = rms_norm(parts[i], weight, s.norm_eps)
+        elif s.normed:
+            parts[i] = rms_norm(parts[i], np.ones(1), s.norm_eps)
+    dt, b, c = parts
+    dt = maps.linear(dt, "ssm_dt") + maps.tensor(f"{blk}_dt.bias") * (not maps.has("ssm_dt.bias"))
+    dt, a, d = np.logaddexp(0, dt), maps.tensor(f"{blk}_a"), maps.tensor(f"{blk}_d")
+    state, out = np.zeros((s.n_inner, s.n_state)), np.zeros_like(x)
+    for t in range(len(h)):
+        state = state * np.exp(dt[t][:, None] * a) + (dt[t] * x[t])[:, None] * b[t]
+        out[t] = state @ c[t] + d * x[t]
+    return maps.linear(out * activate(z, "silu"), "ssm_out")
+
+
 def delta(maps: Layer, h: Array) -> Array:
     s, blk = maps.at.state, f"blk.{maps.i}.ssm"
     assert s is not None
@@ -86,6 +111,7 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "shortconv": shortconv,
     "mamba2": mamba2,
     "attention_mamba2": lambda maps, h: attended(maps, h) + mamba2(maps, h),
+    "mamba1": mamba1,
     "delta": delta,
     "delta_grouped": delta,
     "latent": latent,

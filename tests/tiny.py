@@ -13,9 +13,10 @@ import numpy as np
 from tests.models.hf_tiny import N_VOCAB, byte_vocabulary
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
-from treadle.models.archs import ARCHS, PATTERN, WINDOW
+from treadle.models.archs import ARCHS, EXPERTS_ROUTED, PATTERN, WINDOW
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
+from treadle.models.graphs.experts import ROUTER
 from treadle.models.keys import Keys
 
 SIZES = {
@@ -109,6 +110,9 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
         norm = SimpleNamespace(shape=(size["n_head"], size["head_dim"]))
         file.tensors |= {f"blk.{i}.attn_q_norm.weight": norm for i in range(size["n_layer"])}
     row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
+    if EXPERTS_ROUTED in dict(row.keys) and size["n_expert"]:  # every other layer has a router
+        routers = {f"blk.{i}.{ROUTER}": embd for i in range(1, size["n_layer"], 2)}
+        file.tensors |= routers
     found: dict[str, tuple[int, ...]] = {}
     for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
         asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
@@ -187,4 +191,8 @@ def rounding(config: Config) -> float:
             n += int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))
         if layer.state is not None:
             n += layer.state.n_inner + layer.state.n_state + layer.state.n_conv
+            if layer.state.n_rank:
+                # Mamba-1 multiplies x, z, dt, B and C: relative errors of each one's sums add up.
+                n += 3 * (config.n_embd + layer.state.n_conv + layer.state.n_inner)
+                n += layer.state.n_rank
     return 4 * math.sqrt(n) * 2.0**-24

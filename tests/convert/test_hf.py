@@ -423,6 +423,9 @@ _CLASSES = {
     "qwen3_next": "Qwen3Next",
     "granitemoehybrid": "GraniteMoeHybrid",
     "mamba2": "Mamba2",
+    "mamba": "Mamba",
+    "falcon_mamba": "FalconMamba",
+    "jamba": "Jamba",
     "nemotron_h": "NemotronH",
     "falcon_h1": "FalconH1",
     "deepseek_v2": "DeepseekV2",
@@ -434,6 +437,9 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
     "gpt2": {},
     "mamba2": {},
+    "mamba": {},
+    "falcon_mamba": {},
+    "jamba": {},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "gemma4_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
@@ -632,8 +638,8 @@ def test_families_that_turn_whole_heads(name: str) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "mamba"}, "model_type 'mamba'"),
-    ({"model_type": "jamba"}, "model_type 'jamba'"),
+    ({"model_type": "rwkv"}, "model_type 'rwkv'"),
+    ({"model_type": "dbrx"}, "model_type 'dbrx'"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"quantization_config": {"quant_method": "hqq", "nbits": 4}}, "hqq"),

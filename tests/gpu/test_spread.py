@@ -21,6 +21,9 @@ from tests.kernels import (
     test_sums,
     test_top,
 )
+from tests.kernels import (
+    test_selective as test_selective_scan,
+)
 from tests.kernels.harness import Memory
 from tests.kernels.registry import (
     COLUMN_NORMS,
@@ -29,18 +32,20 @@ from tests.kernels.registry import (
     GATHERS,
     LORAS,
     ROUTES,
+    SELECTIVES,
     SORTS,
     SUMS,
 )
 from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.route import SimtRoute, SimtSort
-from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2
+from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2, SimtSelective
 from treadle.kernels.act import DWORD
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.lora import Down, Up
 from treadle.kernels.rates import Gate, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta
 from treadle.kernels.scan import Scan
+from treadle.kernels.selective import Selective
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
@@ -95,6 +100,14 @@ def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
     made = instead(SimtDelta if isinstance(spec, Delta) else SimtMamba2, spec)
     assert made.items == spec.n_head * spec.head_dim
     test_states.test_states_are_read_and_written(made, ISA, memory, rng)
+
+
+@pytest.mark.parametrize("spec", some(SELECTIVES, 2), ids=registry.name)
+def test_selective(spec: Selective, memory: Memory, rng: np.random.Generator) -> None:
+    """A thread for each channel: plain code."""
+    made = instead(SimtSelective, spec)
+    assert made.items == spec.k
+    test_selective_scan.test_states_are_read_and_written(made, ISA, memory, rng)
 
 
 @pytest.mark.parametrize("spec", ROUTES, ids=registry.name)

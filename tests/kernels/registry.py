@@ -34,6 +34,7 @@ from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
 from treadle.kernels.search_points import PointSearchKernel
 from treadle.kernels.search_signed import SignedSearchKernel
+from treadle.kernels.selective import Selective
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Spec
 from treadle.kernels.sums import Add, AddRows
@@ -534,6 +535,12 @@ STATES = [
     Halves(16, 4),
     Halves(5, 3),
 ]
+SELECTIVES = [
+    Selective(48, 16),
+    Selective(37, 5),
+    Selective(16, 17),
+    Selective(41, 50),
+]
 LORAS = [
     Down("F32", 172),
     Down("F16", 2048),
@@ -577,6 +584,7 @@ ALL: list[Spec] = [
     *TOPS,
     *SEARCHES,
     *STATES,
+    *SELECTIVES,
     *LATENTS,
     *PACK_HEADS,
     *TEMPERS,

@@ -9,11 +9,13 @@ from treadle.models.archs import ARCHS, Arch
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import LAYER_ROWS
 from treadle.models.left_out import LEFT_OUT
+from treadle.models.mixers import MIXERS
 
 
 def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
     for name, arch in ARCHS.items():
         rows = (*GRAPHS[arch.graph].rows, *LAYER_ROWS)
+        rows += MIXERS[arch.state].rows if arch.state else ()
         optional = {row.name for row in rows if row.optional}
         assert name == arch.name
         assert arch.needs <= optional

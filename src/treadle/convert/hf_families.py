@@ -18,6 +18,7 @@ from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_llama4 import LLAMA4
 from treadle.convert.hf_made import norms_of_heads
 from treadle.convert.hf_mamba import MAMBA_VARIANTS, MAMBAS
+from treadle.convert.hf_mamba1 import MAMBA1S
 from treadle.convert.hf_mistral4 import MISTRAL4
 from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
@@ -321,7 +322,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= MISTRAL4 | LLAMA4
+FAMILIES |= MISTRAL4 | LLAMA4 | MAMBA1S
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {

@@ -7,6 +7,7 @@ punctuation. The same list of expressions in ``text.pretokenizers`` has the name
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ from treadle.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 _FIRST = ("llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "smaug-bpe", "deepseek-v3")
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\x\{([0-9a-fA-F]{1,6})\}")
 
+_DIGITS = r"\p{N}+"
+
 Cuts = tuple[str, ...]
 
 
 def find_pre(tokenizer: dict[str, Any], path: Path) -> str:
     """The ``tokenizer.ggml.pre`` of a byte-level BPE tokenizer.json; UnsupportedError if none."""
     cuts = _cuts(tokenizer.get("pre_tokenizer"), path)
+    punctuation, words, threes = PRE_TOKENIZERS["falcon"].patterns
+    if cuts == (punctuation, words, _DIGITS, threes) and _digits_stay_apart(tokenizer["model"]):
+        cuts = punctuation, words, threes
     ignores = tokenizer["model"].get("ignore_merges") is True
     same_cuts = [name for name in _names() if _canonical(PRE_TOKENIZERS[name].patterns) == cuts]
     for name in same_cuts:
@@ -76,7 +82,7 @@ def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
     if kind == "ByteLevel" and (whole or not node.get("add_prefix_space", True)):
         return PRE_TOKENIZERS["gpt-2"].patterns if node.get("use_regex", True) else ()
     if kind == "Digits":
-        return (r"\p{N}" if node.get("individual_digits") else r"\p{N}+",)
+        return (r"\p{N}" if node.get("individual_digits") else _DIGITS,)
     if kind == "Split" and isinstance(node.get("pattern"), dict):
         pattern, how = node["pattern"], (node.get("behavior"), node.get("invert", False))
         text = pattern.get("Regex", re.escape(str(pattern.get("String", ""))))
@@ -95,9 +101,7 @@ def _merges_make_all(model: dict[str, Any]) -> bool:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    pieces = model["vocab"]
-    pairs = [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
-    merges = [(left, right) for left, right in pairs]
+    pieces, merges = model["vocab"], _merges(model)
     try:
         bare = Tokenizer(BPE(pieces, merges))
     except Exception:  # tokenizers raises Exception itself
@@ -106,3 +110,18 @@ def _merges_make_all(model: dict[str, Any]) -> bool:
     return all(
         len(e.ids) == 1 for e in bare.encode_batch([p for p in pieces if p in made])
     ) and all(len(piece) == 1 or piece in made for piece in pieces)
+
+
+def _digits_stay_apart(model: dict[str, Any]) -> bool:
+    """Whether no merge joins a digit with anything else, as in Falcon's: then it makes no
+    difference whether words are cut around digits, which GGUF's pre-tokenizer does not do.
+    """
+    return not any(
+        len({unicodedata.category(c).startswith("N") for c in left + right}) > 1
+        for left, right in _merges(model)
+    )
+
+
+def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
+    pairs = [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
+    return [(left, right) for left, right in pairs]

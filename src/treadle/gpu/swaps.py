@@ -37,6 +37,7 @@ SWAPS = {
     "pack": "treadle.gpu.kernels.norm:swap_pack",
     "rope": "treadle.gpu.kernels.rope:swap",
     "route": "treadle.gpu.kernels.route:swap_route",
+    "selective": "treadle.gpu.kernels.spread:swap_scan",
     "sort": "treadle.gpu.kernels.route:swap_sort",
     "top": "treadle.gpu.kernels.top:swap_top",
     "top_join": "treadle.gpu.kernels.top:swap_join",

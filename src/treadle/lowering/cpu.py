@@ -105,6 +105,7 @@ ELSEWHERE = {
     "experts": "treadle.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.lowering.latent"),
     **dict.fromkeys(_STATES, "treadle.lowering.states"),
+    **dict.fromkeys(("selective", "columns_norm"), "treadle.lowering.selective"),
     "embedded_beside": "treadle.lowering.beside",
     **dict.fromkeys(("tempered", "normed_heads", "weighed"), "treadle.lowering.scaled"),
 }

@@ -190,7 +190,7 @@ class Steps:
         """
         return self.vector(factor_of(name))
 
-    def vector(self, name: str, scale: float = 1.0, *, turned: bool = False) -> Const:
+    def vector(self, name: str, scale: float = 1.0, *, turned: int = 0) -> Const:
         """A vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""
         self.plan.tensors_used.add(whole(name))
         return self.weights.floats(name, scale, turned=turned)

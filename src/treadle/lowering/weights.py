@@ -63,14 +63,19 @@ class Weights:
             self.consts[name] = tuple(self.storage.weights(whole(name), array) for array in arrays)
         return self.consts[name]
 
-    def floats(self, name: str, scale: float = 1.0, *, turned: bool = False) -> Const:
+    def floats(self, name: str, scale: float = 1.0, *, turned: int = 0) -> Const:
         """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias; or a small
-        matrix, ``turned``: column by column.
+        matrix, column by column in strips of ``turned`` rows; 1: in one.
         """
-        key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "") + ".T" * turned
+        key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
+        key += f".T{int(turned)}" if turned else ""
         if key not in self.consts:
             values, rows = self.tensor(name).dequantize(), self._part(name)
-            values = (values.T if turned else values).ravel()
+            if turned:
+                size = turned if turned > 1 else len(values)
+                strips = [values[at : at + size].T.ravel() for at in range(0, len(values), size)]
+                values = np.concatenate(strips)
+            values = values.ravel()
             values = (values[rows.start : rows.stop] if rows else values) * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values

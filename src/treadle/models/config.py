@@ -41,7 +41,9 @@ class Recurrence:
     head_dim: int = 0  # values of a head
     n_state: int = 0  # that its state has for each of them
     n_group: int = 1  # of heads that share keys and queries (B and C of Mamba)
-    norm_eps: float = 0.0  # of the norm behind its heads
+    norm_eps: float = 0.0  # of the norm behind its heads, or of those of Mamba-1's dt, B and C
+    n_rank: int = 0  # of what Mamba-1's steps are made of
+    normed: bool = False  # Mamba-1's dt, B and C are, without weights (Falcon)
 
     @property
     def n_inner(self) -> int:

@@ -13,7 +13,6 @@ _REASONS: dict[str, str] = {
         "grok grok-1"
     ),
     "it chooses experts one after the other, each by a softmax of its own (SparseMixer)": "phimoe",
-    "it keeps a state of Mamba-1; treadle has Mamba-2's": "mamba falcon_mamba jamba",
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),

@@ -20,6 +20,7 @@ from treadle.kernels.pooling import Pooling
 from treadle.kernels.rates import Gate, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.scan import Scan
+from treadle.kernels.selective import Selective
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Frame, Spec
 from treadle.kernels.sums import Add, AddRows
@@ -90,14 +91,29 @@ class SimtDelta(Delta):
         return 1
 
 
+@dataclass(frozen=True)
+class SimtSelective(Selective):
+    """``Selective``. Items: parts x channels."""
+
+    op: ClassVar[str] = "simt_selective"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
     return replace(step, spec=instead(SPREAD[step.spec.op], step.spec))
 
 
+SCANS = {"mamba2": SimtMamba2, "delta": SimtDelta, "selective": SimtSelective}
+
+
 def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``gpu/swaps.py``."""
-    assert isinstance(step.spec, Scan)
-    made = instead(SimtDelta if isinstance(step.spec, Delta) else SimtMamba2, step.spec)
-    base = step.grid.base // step.spec.items * made.items
+    spec = step.spec
+    assert isinstance(spec, (Scan, Selective))
+    made: Scan | Selective = instead(SCANS[spec.op], spec)
+    base = step.grid.base // spec.items * made.items
     return replace(step, spec=made, grid=replace(step.grid, base=base))

@@ -18,6 +18,7 @@ EMBD_NORM = frozenset({"token_embd_norm.weight"})
 EMBD_NORM_BIAS = EMBD_NORM | {"token_embd_norm.bias"}
 TYPES = frozenset({"token_types.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
+SSM_NORMS = frozenset({"ssm_dt_norm.weight", "ssm_b_norm.weight", "ssm_c_norm.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
 RopePairs = Literal["norm", "neox", "none"]
@@ -32,6 +33,7 @@ TEMPERATURE = "attention.temperature_scale"
 TEMPERATURE_LENGTH = "attention.temperature_length"
 EXPERTS_NORM = "expert_weights_norm"
 EXPERTS_GATING = "expert_gating_func"
+EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; no GGUF file says it
 
 
 @dataclass(frozen=True)

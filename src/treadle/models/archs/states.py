@@ -5,10 +5,12 @@ from __future__ import annotations
 from treadle.models.archs.arch import (
     EXPERTS_GATING,
     EXPERTS_NORM,
+    EXPERTS_ROUTED,
     FFN_NORM,
     LFM2_NAMES,
     POST_ATTENTION,
     QK_NORM,
+    SSM_NORMS,
     Arch,
 )
 
@@ -27,6 +29,14 @@ STATES = (
         names=LFM2_NAMES,
     ),
     Arch("mamba2", rope="none", mixer="mamba2", state="mamba2"),
+    Arch("mamba", rope="none", mixer="mamba1", state="mamba1"),
+    Arch(
+        "jamba",
+        rope="none",
+        needs=SSM_NORMS,
+        keys=((EXPERTS_ROUTED, True),),
+        state="mamba1",
+    ),
     Arch(
         "falcon-h1",
         mixer="attention_mamba2",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import EXPERTS_GATING
+from treadle.models.archs import EXPERTS_GATING, EXPERTS_ROUTED
 from treadle.models.config import Experts
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.keys import Keys
 
+ROUTER = "ffn_gate_inp.weight"
 EVERY_N = "moe_every_n_layers"
 N_EXPERT_MAX = 4096
 LATENT_SIZE = "moe_latent_size"
@@ -29,6 +30,8 @@ def has_experts(keys: Keys, i: int) -> bool:
         "leading_dense_block_count", 0, lo=0
     ):
         return False
+    if keys.flag(EXPERTS_ROUTED, False):
+        return f"blk.{i}.{ROUTER}" in keys.gguf.tensors
     if every := keys.integer(EVERY_N, 0, lo=0):
         return i % every == 1
     return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
+PARTS_NORM, PARTS_EPS = "ssm.dt_b_c_rms", "ssm.dt_b_c_rms_epsilon"  # treadle alone has the second
 N_CONV_MAX = 64
 
 
@@ -44,6 +45,17 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence:
     if arch.state == "shortconv":
         return Recurrence(keys.integer("shortconv.l_cache", lo=2, hi=N_CONV_MAX), n_embd)
     n_inner = keys.integer("ssm.inner_size", lo=1, hi=SIZE_MAX)
+    if arch.state == "mamba1":
+        return Recurrence(
+            n_conv=keys.integer("ssm.conv_kernel", lo=2, hi=N_CONV_MAX),
+            n_channels=n_inner,
+            n_head=n_inner,
+            head_dim=1,
+            n_state=keys.integer("ssm.state_size", lo=1, hi=SIZE_MAX),
+            norm_eps=keys.number(PARTS_EPS, read_norm_eps(keys, arch), lo=0.0, hi=1.0),
+            n_rank=keys.integer("ssm.time_step_rank", lo=1, hi=SIZE_MAX),
+            normed=keys.flag(PARTS_NORM, False),
+        )
     n_head = keys.integer("ssm.time_step_rank", lo=1, hi=SIZE_MAX)
     n_group = keys.integer("ssm.group_count", 1, lo=1, hi=SIZE_MAX)
     if n_inner % n_head:

@@ -16,6 +16,7 @@ MIXERS = Late[Sublayer](
         "latent_q": "latent.LATENT_Q",
         "shortconv": "shortconv.SHORTCONV",
         "mamba2": "mamba2.MAMBA2",
+        "mamba1": "mamba1.MAMBA1",
         "attention_mamba2": "beside.ATTENTION_MAMBA2",
         "delta": "delta.DELTA",
         "delta_grouped": "delta.DELTA_GROUPED",
