@@ -66,6 +66,14 @@ DECODERS = (
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
+    Arch("internlm2", rope="norm"),
+    Arch("chatglm", rope="norm"),  # ChatGLM 3, GLM-4-9B
+    Arch("exaone"),  # EXAONE 3, 3.5, Deep
+    Arch("minicpm", graph="minicpm", rope="norm", divide_logits=True),
+    Arch("baichuan", graph="baichuan", rope="norm"),  # 7B
+    Arch("xverse", rope="norm"),
+    Arch("pangu-embedded"),
+    Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("phi3", keys=((WINDOW, 0), (PATTERN, 0))),
     Arch("glm4", rope="norm", needs=POST_NORM),
     Arch("ernie4_5", rope="norm"),

@@ -18,6 +18,8 @@ GRAPHS = Late[Graph](
         "halves": "halves.HALVES",
         "gemma4": "gemma4.GEMMA4",
         "nextn": "nextn.NEXTN",
+        "minicpm": "unsaid.MINICPM",
+        "baichuan": "unsaid.BAICHUAN",
     },
 )
 
