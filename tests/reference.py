@@ -339,6 +339,11 @@ def gated(maps: Layer, h: Array) -> Array:
     fn, n_ff = maps.config.arch.activation, maps.at.n_ff
     if maps.at.experts is not None:
         return mixture(maps, h)
+    if maps.at.ffn == "xielu":
+        p, n, b, eps = maps.at.curve
+        x = maps.linear(h, "ffn_up")
+        bend = np.where(x > 0, p * x * x, n * (np.expm1(np.minimum(x, eps)) - x))
+        return maps.linear(bend + b * x, "ffn_down")
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
     if maps.at.ffn == "gated":

@@ -430,6 +430,7 @@ _CLASSES = {
     "deepseek_v3": "DeepseekV3",
     "glm4_moe_lite": "Glm4MoeLite",
     "gemma4_text": "Gemma4Text",
+    "apertus": "Apertus",
     "internlm3": "InternLM3",
     "glm": "Glm",
     "exaone": "Exaone",

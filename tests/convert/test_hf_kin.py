@@ -208,6 +208,21 @@ TWINS: dict[str, tuple[Case, Spell, dict[str, Any]]] = {
     "PanguEmbedded": (Case("Llama", "llama", {"attention_bias": True}), _same, _LLAMA),
 }  # fmt: skip
 CASES = {
+    "apertus": Case("Apertus", "apertus", {"head_dim": HEAD_DIM}),
+    "apertus-rope": Case(
+        "Apertus",
+        "apertus",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
     "glm": Case("Glm", "chatglm", {"head_dim": HEAD_DIM, "pad_token_id": 0}),
     "glm-half": Case("Glm", "chatglm", {"head_dim": 32, "pad_token_id": 0}),
     "jais2": Case("Jais2", "jais2"),
@@ -335,3 +350,31 @@ def test_groups_that_do_not_fit(made: Callable[[str], Made], tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 3}))
     with pytest.raises(FileError, match=r"wqkv\.weight"):
         treadle.load(folder)
+
+
+def test_numbers_of_an_activation(made: Callable[[str], Made], tmp_path: Path) -> None:
+    """Apertus has four in each layer, in a folder as tensors, in a file as keys."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(made("apertus")[0], tmp_path / "x")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.act_fn.alpha_n"
+    path = convert(folder, tmp_path / "x.gguf")
+    with open_gguf(path) as gguf:
+        found = gguf.metadata["xielu.alpha_n"]
+        assert list(found)[1] == tensors[name].item()  # type: ignore[arg-type]
+        for wrong, said in (([0.5], "has 1 entries"), ([0.5, "a", 1.0], "holds nan")):
+            gguf.metadata["xielu.alpha_n"] = wrong
+            with pytest.raises(FileError, match=said):
+                load_config(gguf)
+        gguf.metadata["xielu.alpha_n"] = 0.5  # one for all
+        assert len({layer.curve[1] for layer in load_config(gguf).layers}) == 1
+        del gguf.metadata["xielu.alpha_n"]
+        with pytest.raises(FileError, match=r"xielu\.alpha_n: the key is missing"):
+            load_config(gguf)
+    for wrong in (None, np.ones(2, np.float32), np.ones(1, np.int32)):
+        damaged = {k: v for k, v in tensors.items() if k != name}
+        damaged |= {} if wrong is None else {name: wrong}
+        save_file(damaged, folder / "model.safetensors")
+        with pytest.raises(FileError, match=r"layers\.1\.mlp\.act_fn\.alpha_n"):
+            treadle.load(folder)

@@ -25,6 +25,7 @@ from treadle.convert.hf_config import Hyper, read_config
 from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
 from treadle.convert.hf_made import stored
+from treadle.convert.hf_numbers import take_numbers
 from treadle.convert.hf_pooling import read_pooling
 from treadle.convert.hf_sentences import read_query, read_sentences
 from treadle.convert.hf_special import GENERATION, read_optional
@@ -108,8 +109,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         if settings := find_settings(Keys(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
+        numbers = take_numbers(weights, hyper)
         tensors = name_tensors(weights, hyper)
-        metadata = {**hyper.metadata, "general.name": folder.resolve().name}
+        metadata = {**hyper.metadata, **numbers, "general.name": folder.resolve().name}
         metadata |= {"general.type": "model"}
         kind = tensors[EMBEDDINGS].tensor.dtype
         if kind in FILE_TYPES:

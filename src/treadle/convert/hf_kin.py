@@ -17,8 +17,17 @@ from treadle.convert.hf_made import Rows, Rule
 from treadle.convert.hf_names import LLAMA, Names
 from treadle.convert.hf_rope import f32
 from treadle.files.keys import Keys
+from treadle.models.graphs.apertus import NUMBERS
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12000000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _NO_EXPERTS = {"num_experts": 0}
 
 # -- keys -------------------------------------------------------------------------------------
@@ -138,6 +147,20 @@ _EXAONE: Names = {
 # -- the rows ---------------------------------------------------------------------------------
 
 KIN: dict[str, Family] = {
+    "apertus": Family(
+        "apertus",
+        {
+            **_COMMON,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 12000000.0,
+            "vocab_size": 131072,
+            "max_position_embeddings": 65536,
+            "rope_parameters": _APERTUS_ROPE,
+        },
+        {**LLAMA, "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
+        activation="xielu",
+        numbers={f"mlp.act_fn.{key.partition('.')[2]}": key for key in NUMBERS},
+    ),
     "internlm3": Family(
         "llama",
         {

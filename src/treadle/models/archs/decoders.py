@@ -66,6 +66,7 @@ DECODERS = (
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
+    Arch("apertus", graph="apertus", gated=False, needs=QK_NORM),
     Arch("internlm2", rope="norm"),
     Arch("chatglm", rope="norm"),  # ChatGLM 3, GLM-4-9B
     Arch("exaone"),  # EXAONE 3, 3.5, Deep

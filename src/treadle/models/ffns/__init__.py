@@ -18,6 +18,7 @@ FFNS = Late[Sublayer](
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
+        "xielu": "xielu.XIELU",
         "experts_beside": "beside.EXPERTS_BESIDE",
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
     },

@@ -20,6 +20,7 @@ GRAPHS = Late[Graph](
         "nextn": "nextn.NEXTN",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
+        "apertus": "apertus.APERTUS",
     },
 )
 
