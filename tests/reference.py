@@ -187,6 +187,8 @@ OPTIONAL_NORMS = (
     "attn_k_norm",
     "post_attention_norm",
     "post_ffw_norm",
+    "attn_sub_norm",
+    "ffn_sub_norm",
 )
 
 
@@ -267,7 +269,8 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     name = "attn_sinks.weight"
     sinks = maps.tensor(f"blk.{maps.i}.{name}") if maps.has(name) else None
     a = attention(q, k, v, config.attn_scale, config.attn_softcap, at.window, sinks)
-    return maps.linear(a.reshape(len(h), -1) * gate, "attn_output")
+    a = maps.norm(a.reshape(len(h), -1) * gate, "attn_sub_norm")
+    return maps.linear(a, "attn_output")
 
 
 def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
@@ -350,4 +353,4 @@ def gated(maps: Layer, h: Array) -> Array:
         gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
     else:
         gate, up = (maps.linear(h, "ffn_up", rows) for rows in (slice(n_ff), slice(n_ff, None)))
-    return maps.linear(gate_of(gate, up, fn), "ffn_down")
+    return maps.linear(maps.norm(gate_of(gate, up, fn), "ffn_sub_norm"), "ffn_down")

@@ -431,6 +431,7 @@ _CLASSES = {
     "glm4_moe_lite": "Glm4MoeLite",
     "gemma4_text": "Gemma4Text",
     "apertus": "Apertus",
+    "bitnet": "BitNet",
     "internlm3": "InternLM3",
     "glm": "Glm",
     "exaone": "Exaone",

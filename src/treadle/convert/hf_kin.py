@@ -17,6 +17,7 @@ from treadle.convert.hf_made import Rows, Rule
 from treadle.convert.hf_names import LLAMA, Names
 from treadle.convert.hf_rope import f32
 from treadle.files.keys import Keys
+from treadle.formats import by_name
 from treadle.models.graphs.apertus import NUMBERS
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
@@ -103,6 +104,34 @@ def _packed(keys: Keys) -> Sequence[Rule]:
 
 _BAICHUAN2_VOCAB = 125696
 
+
+def _ternary(rows: Rows) -> Rows:
+    """-1, 0 or 1 times the mean of all sizes, as bytes of BF16, as BitNet's code has them."""
+    scale = max(float(np.abs(rows).mean(dtype=np.float64)), 1e-5)
+    found = np.clip(np.rint(rows / np.float32(scale)), -1, 1) * np.float32(scale)
+    return by_name("BF16").quantize_rows(found.astype(np.float32)).reshape(rows.shape[0], -1)
+
+
+def _master(keys: Keys) -> Sequence[Rule]:
+    """BitNet's master weights become ternary as the model is loaded, where config.json says so."""
+    settings = keys.within("quantization_config")
+    if settings is None:
+        return ()
+    mode, kind = settings.text("quantization_mode", "offline"), settings.text("linear_class", "")
+    if (mode, kind) != ("online", "autobitlinear"):
+        settings.refuse(
+            "quantization_mode",
+            f"{mode!r:.40}: treadle reads BitNet's master weights (the folder whose name ends in "
+            "bf16), and none that are packed",
+        )
+    names = [f"self_attn.{x}_proj" for x in "qkvo"]
+    names += [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
+    return [
+        Rule((f"{name}.weight",), {f"{name}.weight": _ternary}, floats=True, dtype="BF16")
+        for name in names
+    ]
+
+
 # -- names ------------------------------------------------------------------------------------
 
 _INTERNLM2: Names = {
@@ -160,6 +189,25 @@ KIN: dict[str, Family] = {
         {**LLAMA, "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
         activation="xielu",
         numbers={f"mlp.act_fn.{key.partition('.')[2]}": key for key in NUMBERS},
+    ),
+    "bitnet": Family(
+        "bitnet-b1.58",
+        {
+            **_COMMON,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "vocab_size": 128256,
+            "num_key_value_heads": 5,
+            "max_position_embeddings": 2048,
+        },
+        {
+            **LLAMA,
+            "self_attn.attn_sub_norm": "attn_sub_norm",
+            "mlp.ffn_sub_norm": "ffn_sub_norm",
+        },
+        activation="relu2",
+        made=_master,
+        packed="bitnet",
     ),
     "internlm3": Family(
         "llama",

@@ -18,6 +18,7 @@ EMBD_NORM = frozenset({"token_embd_norm.weight"})
 EMBD_NORM_BIAS = EMBD_NORM | {"token_embd_norm.bias"}
 TYPES = frozenset({"token_types.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
+SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
 RopePairs = Literal["norm", "neox", "none"]
