@@ -66,6 +66,7 @@ def test_names_that_only_its_code_has(data: Path, tmp_path: Path) -> None:
     assert ids[:2] == [513, 515]
     assert ours.decode(ids) == "some text"
     assert ours.encode("<|user|>", bos=False, special=True) == [518]
+    assert {518, 520} <= ours.eog
 
 
 @pytest.mark.parametrize("kind", ["llama", "chatglm"])

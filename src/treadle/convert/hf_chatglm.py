@@ -17,7 +17,7 @@ from treadle.text.vocab import TokenType
 
 CHATGLM = ("chatglm",)
 BEFORE = (("[gMASK]", "<sop>"), ("[gMASK]", "sop"))  # of GLM-4-9B, of ChatGLM 3
-# ChatGLM 3's code counts these up behind the last piece.
+# ChatGLM 3's code counts these up behind the last piece; an answer ends where another speaks.
 _NAMES = (
     *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
@@ -45,6 +45,8 @@ def read_chatglm(path: Path) -> dict[str, Any]:
             "pre": "chatglm-spm",
             "add_space_prefix": model.add_dummy_prefix,
             "remove_extra_whitespaces": model.remove_extra_whitespaces,
+            "eot_token_id": len(model.pieces) + _NAMES.index("<|user|>"),
+            "eom_token_id": len(model.pieces) + _NAMES.index("<|observation|>"),
         },
         "ids": model.ids,
     }
