@@ -191,6 +191,8 @@ OPTIONAL_NORMS = (
     "attn_k_norm",
     "post_attention_norm",
     "post_ffw_norm",
+    "attn_sub_norm",
+    "ffn_sub_norm",
 )
 
 
@@ -276,7 +278,8 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     sinks = maps.tensor(f"blk.{maps.i}.{name}") if maps.has(name) else None
     chunk, softcap = at.window * at.chunked, config.attn_softcap
     a = attention(q, k, v, config.attn_scale, softcap, at.window, sinks, chunk)
-    return maps.linear(a.reshape(len(h), -1) * gate, "attn_output")
+    a = maps.norm(a.reshape(len(h), -1) * gate, "attn_sub_norm")
+    return maps.linear(a, "attn_output")
 
 
 def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
@@ -350,10 +353,15 @@ def gated(maps: Layer, h: Array) -> Array:
     fn, n_ff = maps.config.arch.activation, maps.at.n_ff
     if maps.at.experts is not None:
         return mixture(maps, h)
+    if maps.at.ffn == "xielu":
+        p, n, b, eps = maps.at.curve
+        x = maps.linear(h, "ffn_up")
+        bend = np.where(x > 0, p * x * x, n * (np.expm1(np.minimum(x, eps)) - x))
+        return maps.linear(bend + b * x, "ffn_down")
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
     if maps.at.ffn == "gated":
         gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
     else:
         gate, up = (maps.linear(h, "ffn_up", rows) for rows in (slice(n_ff), slice(n_ff, None)))
-    return maps.linear(gate_of(gate, up, fn), "ffn_down")
+    return maps.linear(maps.norm(gate_of(gate, up, fn), "ffn_sub_norm"), "ffn_down")

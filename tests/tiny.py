@@ -47,6 +47,7 @@ STATES = {  # of layers that have one
     "ssm.time_step_rank": 4,
     "ssm.group_count": 2,
 }
+CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
 
 
@@ -83,8 +84,8 @@ def write_model(
         size["windowed"] = True
     writer = GGUFWriter(path)
     writer.add("general.architecture", arch)
-    for key, value in keys(size).items():
-        writer.add(f"{arch}.{key}", value)
+    for key, value in in_full(arch, size).items():
+        writer.add(key, value)
     for key, value in (vocabulary or byte_vocabulary()).items():
         writer.add(f"tokenizer.ggml.{key}", value)
     shapes = shapes_of(path, arch, size)
@@ -104,7 +105,7 @@ def write_model(
 def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors that the architecture's graph asks for, layer by layer."""
     embd = SimpleNamespace(shape=(size["n_vocab"], size["n_embd"]))
-    metadata = {f"{arch}.{key}": value for key, value in keys(size).items()}
+    metadata = in_full(arch, size)
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
     if size["head_norms"]:
         norm = SimpleNamespace(shape=(size["n_head"], size["head_dim"]))
@@ -124,6 +125,13 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
         return int(name.split(".")[1]) if name.startswith("blk.") else -1
 
     return dict(sorted(found.items(), key=lambda item: layer(item[0])))
+
+
+def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
+    """GGUF's keys; those of an activation have no architecture in front."""
+    curves = {f"xielu.{key}": value for key, value in CURVES.items()}
+    made = {f"{arch}.{key}": value for key, value in keys(size).items()}
+    return made | curves if ARCHS[arch].graph == "apertus" else made
 
 
 def keys(size: dict[str, Any]) -> dict[str, Any]:

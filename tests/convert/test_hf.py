@@ -33,6 +33,7 @@ from treadle.convert.hf import open_hf, open_hf_source
 from treadle.convert.hf_config import read_config
 from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_families import FAMILIES
+from treadle.convert.hf_kin import OWN_CODE
 from treadle.convert.hf_layout import halves_to_pairs
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
@@ -432,6 +433,12 @@ _CLASSES = {
     "deepseek_v3": "DeepseekV3",
     "glm4_moe_lite": "Glm4MoeLite",
     "gemma4_text": "Gemma4Text",
+    "apertus": "Apertus",
+    "bitnet": "BitNet",
+    "internlm3": "InternLM3",
+    "glm": "Glm",
+    "exaone": "Exaone",
+    "jais2": "Jais2",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
@@ -450,6 +457,8 @@ _SPOKEN: dict[str, tuple[str, ...]] = {
     "hunyuan_v1_moe": ("head_dim",),
     "cohere2": ("head_dim",),
     "granitemoehybrid": ("layer_types",),
+    "exaone": ("head_dim",),
+    "jais2": ("head_dim",),
 }
 
 
@@ -469,7 +478,7 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     left_out = {"model_type": name, **own}
     left_out |= {key: full[key] for key in _SPOKEN.get(name, ())}
     assert keys_of(left_out) == keys_of(full)
-    assert set(_CLASSES) == set(FAMILIES) - set(ENCODERS)
+    assert set(_CLASSES) == set(FAMILIES) - set(ENCODERS) - set(OWN_CODE)
 
 
 def test_old_and_new_spelling_of_rope() -> None:

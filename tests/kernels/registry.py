@@ -42,6 +42,7 @@ from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
 from treadle.kernels.vector_bytes import LanesGemm
 from treadle.kernels.vector_floats import FloatLanes
+from treadle.kernels.xielu import Xielu
 
 EPS = 1e-6
 
@@ -532,6 +533,8 @@ STATES = [
     Gate("sigmoid", 172),
     Gate("silu", 96, 3, EPS),
     Gate("silu", 70, 2, EPS, first=True),
+    Xielu(172),
+    Xielu(96, 3),
     Halves(16, 4),
     Halves(5, 3),
 ]

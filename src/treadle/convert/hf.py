@@ -26,6 +26,7 @@ from treadle.convert.hf_config import Hyper, as_laid_by_mlx, read_config
 from treadle.convert.hf_dense import read_dense
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
 from treadle.convert.hf_made import stored
+from treadle.convert.hf_numbers import take_numbers
 from treadle.convert.hf_pooling import read_pooling
 from treadle.convert.hf_sentences import read_query, read_sentences
 from treadle.convert.hf_special import GENERATION, read_optional
@@ -113,8 +114,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         weights.tensors, laid = as_transformers(weights.tensors)
         if laid:
             hyper = as_laid_by_mlx(hyper, folder)
+        numbers = take_numbers(weights, hyper)
         tensors = name_tensors(weights, hyper)
-        metadata = {**hyper.metadata, "general.name": folder.resolve().name}
+        metadata = {**hyper.metadata, **numbers, "general.name": folder.resolve().name}
         metadata |= {"general.type": "model"}
         kind = tensors[EMBEDDINGS].tensor.dtype
         if kind in FILE_TYPES:

@@ -14,6 +14,7 @@ from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
+from treadle.convert.hf_kin import KIN, OWN_CODE
 from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_llama4 import LLAMA4
 from treadle.convert.hf_made import norms_of_heads
@@ -322,7 +323,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= MISTRAL4 | LLAMA4 | MAMBA1S
+FAMILIES |= MISTRAL4 | LLAMA4 | MAMBA1S | KIN | OWN_CODE
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {

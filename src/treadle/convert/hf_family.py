@@ -47,6 +47,7 @@ class Family:
     turns: whether queries and keys have a rope, where the architecture has one.
     more: further keys of GGUF, behind those that all families have; None takes one of these away.
     folded_by_mlx: mlx-lm multiplies factors of config.json into the weights that it saves.
+    numbers: tensors of one number in each layer, behind "layers.N.", and GGUF's key of all of them.
     told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
     """
 
@@ -76,6 +77,7 @@ class Family:
     turns: Callable[[Keys], bool] = lambda keys: True
     more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
     folded_by_mlx: bool = False
+    numbers: Mapping[str, str] = field(default_factory=dict)
     told: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:

@@ -39,7 +39,7 @@ class Rule:
     """of: names behind "layers.N.", or the last two words of one outside; all there or none.
     gives: what becomes of them, by name.
     floats: arrays are given, and made, as float32; else elements are moved as they are stored.
-    dtype: what is made is in this, bytes [.., n]; "": in that of the first.
+    dtype: what is made is in this, bytes [.., n]; "": in that of the first, or float32.
     first_layer: it is for this one and those behind it.
     side: what ``gives`` does to a matrix, it does to an adapter's B (rows), or to its A (columns);
         "": an adapter of the matrix cannot be mapped.
@@ -139,7 +139,7 @@ def _made(name: str, sources: tuple[SafeTensor, ...], make: Make, rule: Rule) ->
     for other in sources if as_stored else ():
         if other.dtype != first.dtype:
             raise other.error(f"is in {other.dtype}", f"{first.dtype}, as {first.name}")
-    dtype = "F32" if rule.floats else rule.dtype or first.dtype
+    dtype = rule.dtype or ("F32" if rule.floats else first.dtype)
     in_blocks = as_stored and block_of(first.dtype)[0] > 1
     try:
         shape = _shape_of(make, sources, rule.floats)

@@ -171,7 +171,9 @@ _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
 NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.{_KIND}")
 OLDER_KINDS = {"gamma": "weight", "beta": "bias"}  # of BERT's first checkpoints
 # What the configuration says anyway, and GPT's masks.
-NOT_WEIGHTS = re.compile(r".*(?:\.rotary_emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)")
+NOT_WEIGHTS = re.compile(
+    r".*(?:\.rotary_(?:pos_)?emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)"
+)
 # Layers that predict further tokens: behind the last one, or in a part of their own.
 FURTHER = re.compile(r"(?:mtp\.|model\.mtp_\w+\.|model\.layers\.(?P<layer>\d+)\.)")
 # Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from treadle.convert.hf_chatglm import BEFORE as CHATGLM_BEFORE
+from treadle.convert.hf_chatglm import CHATGLM
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.safetensors import read_json
 from treadle.record import dataclass
-from treadle.text.vocab import END_OF_GENERATION, LSTRIP, RSTRIP
+from treadle.text.vocab import BEFORE, END_OF_GENERATION, LSTRIP, RSTRIP
 
 # transformers' names to GGUF's (one of which is misspelt there too)
 _KEYS = {
@@ -54,6 +56,7 @@ class Specials:
     adds: tuple[bool | None, bool | None]
     template: tuple[list[str], list[str]] | None  # tokens that tokenizer.json puts around a text
     between: int = 0  # tokens that it puts between two texts
+    before: tuple[str, ...] = ()  # several tokens before a text, where it is not BOS
 
     def keys(
         self, ids: Mapping[str, int], own: Mapping[str, int], adds: tuple[bool, bool]
@@ -90,12 +93,16 @@ class Specials:
             keys.setdefault(_KEYS["sep"], found["eos"])
         return keys
 
-    def trimming(self, n_vocab: int) -> dict[str, list[int]]:
-        """treadle's own keys: the ids of tokens that drop white space beside them, if any does."""
+    def lists(self, ids: Mapping[str, int], n_vocab: int) -> dict[str, list[int]]:
+        """treadle's own keys: the ids of tokens that drop white space beside them, and of several
+        that go before a text, if any do. ``ids``: by text.
+        """
         own = {i: token for i, token in self.added.items() if i < n_vocab}
         left = sorted(i for i, token in own.items() if token.lstrip)
         right = sorted(i for i, token in own.items() if token.rstrip)
-        return {key: ids for key, ids in ((LSTRIP, left), (RSTRIP, right)) if ids}
+        before = [ids[text] for text in self.before if text in ids]
+        lists = (LSTRIP, left), (RSTRIP, right), (BEFORE, before)
+        return {key: listed for key, listed in lists if listed}
 
     def _around(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
@@ -105,6 +112,9 @@ class Specials:
         if self.template is not None:
             for side, name in enumerate(("bos", "eos")):
                 tokens = self.template[side]
+                if name == "bos" and self.before and set(self.before) <= ids.keys():
+                    sides[side] = False
+                    continue
                 # Qwen3's embedders have another token behind a text than the one that ends answers.
                 own = name not in found or (name == "eos" and len(tokens) == 1)
                 if tokens and own and tokens[0] in ids:
@@ -150,8 +160,12 @@ def read_specials(
     around = None if spec is None else _template(spec.get("post_processor"), folder)
     between = 0 if spec is None else _between(spec.get("post_processor"))
     added = _added(folder, spec, settings, {text for text in named.values() if text})
+    several = tuple(around[0]) if around and len(around[0]) > 1 else ()
+    if around is None and config.get("model_type") in CHATGLM:
+        texts = {token.text for token in added.values()}
+        several = next((pair for pair in CHATGLM_BEFORE if set(pair) <= texts), CHATGLM_BEFORE[-1])
     return Specials(
-        folder / "tokenizer.json", added, named, numbered, (before, after), around, between
+        folder / "tokenizer.json", added, named, numbered, (before, after), around, between, several
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.convert.hf_chat import read_templates
+from treadle.convert.hf_chatglm import CHATGLM, read_chatglm
 from treadle.convert.hf_encoder_tokenizer import as_bert, read_unigram, read_wordpiece
 from treadle.convert.hf_pretokenizer import find_pre, puts_space
 from treadle.convert.hf_sentences import lower_case, sentences_file
@@ -63,6 +64,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         pieces = Pieces(folder / JSON, model, texts, types, scores, keys)
     elif spec is not None and config.get("model_type") in _MERGED:
         pieces = _with_merges(spec, folder / JSON, n_vocab)
+    elif os.path.lexists(folder / SPM) and config.get("model_type") in CHATGLM:
+        pieces = Pieces(folder / SPM, **read_chatglm(folder / SPM))
     elif os.path.lexists(folder / SPM):
         pieces = _by_legacy(_from_model(folder / SPM), settings)
     elif spec is not None:
@@ -86,7 +89,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     found: dict[str, Any] = {
         key if key == SPACES else f"tokenizer.ggml.{key}": value for key, value in made.items()
     }
-    for key, ids in special.trimming(n_vocab).items():
+    for key, ids in special.lists(_ids(pieces), n_vocab).items():
         found[key] = number_array(ValueType.INT32, ids)
     return {**found, **read_templates(folder, settings)}
 

@@ -34,14 +34,7 @@ def is_tiktoken(head: bytes) -> bool:
 
 def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
     """The ``tokenizer.ggml.*`` keys; ``special`` is LLAMA3 or LLAMA31. Raises FileError."""
-    tokens = _read(path)
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    letters = [_letters(token) for token in tokens]
-    merges = []
-    for token in tokens:
-        pair = _halves(token, ranks)
-        if pair is not None:
-            merges.append(f"{_letters(pair[0])} {_letters(pair[1])}")
+    letters, merges = read_ranks(path)
     names, n_reserved = [], 0
     for place in range(N_SPECIAL):
         if place in special:
@@ -49,20 +42,30 @@ def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
         else:
             names.append(f"<|reserved_special_token_{n_reserved}|>")
             n_reserved += 1
-    types = np.full(len(tokens) + N_SPECIAL, TokenType.NORMAL, np.int32)
-    types[len(tokens) :] = TokenType.CONTROL
+    n = len(letters)
+    types = np.full(n + N_SPECIAL, TokenType.NORMAL, np.int32)
+    types[n:] = TokenType.CONTROL
     keys = {
         "model": "gpt2",
         "pre": "llama-bpe",
         "tokens": [*letters, *names],
         "token_type": types,
         "merges": merges,
-        "bos_token_id": len(tokens),
-        "eos_token_id": len(tokens) + 1,
-        "eot_token_id": len(tokens) + 9,
+        "bos_token_id": n,
+        "eos_token_id": n + 1,
+        "eot_token_id": n + 9,
         "add_bos_token": True,
     }
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+
+
+def read_ranks(path: Path) -> tuple[list[str], list[str]]:
+    """The pieces in GGUF's letters, by rank, and the merges that make them. Raises FileError."""
+    tokens = _read(path)
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    pairs = (_halves(token, ranks) for token in tokens)
+    merges = [" ".join(map(_letters, pair)) for pair in pairs if pair is not None]
+    return [_letters(token) for token in tokens], merges
 
 
 def _read(path: Path) -> list[bytes]:

@@ -29,7 +29,11 @@ REMOVED: dict[int, tuple[str, str]] = {
     31: ("Q4_0_4_4", "a repacked Q4_0 that ggml dropped; quantise the model to Q4_0 again"),
     32: ("Q4_0_4_8", "a repacked Q4_0 that ggml dropped; quantise the model to Q4_0 again"),
     33: ("Q4_0_8_8", "a repacked Q4_0 that ggml dropped; quantise the model to Q4_0 again"),
-    36: ("IQ4_NL_4_4", "a repacked IQ4_NL that ggml dropped; quantise the model to IQ4_NL again"),
+    36: (
+        "IQ4_NL_4_4 or I2_S",
+        "a repacked IQ4_NL that ggml dropped, or BitNet's I2_S, which ggml never had; quantise the "
+        "model again, BitNet to TQ2_0",
+    ),
     37: ("IQ4_NL_4_8", "a repacked IQ4_NL that ggml dropped; quantise the model to IQ4_NL again"),
     38: ("IQ4_NL_8_8", "a repacked IQ4_NL that ggml dropped; quantise the model to IQ4_NL again"),
 }

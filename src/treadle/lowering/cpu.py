@@ -108,6 +108,7 @@ ELSEWHERE = {
     **dict.fromkeys(("selective", "columns_norm"), "treadle.lowering.selective"),
     "embedded_beside": "treadle.lowering.beside",
     **dict.fromkeys(("tempered", "normed_heads", "weighed"), "treadle.lowering.scaled"),
+    "xielu": "treadle.lowering.xielu",
 }
 
 

@@ -52,7 +52,7 @@ class Making:
             return self._multiply(x.of), x.of.columns[x.index]
         if isinstance(x, Floats):
             return x.buffer, x.column
-        if isinstance(x, Normed) and x.heads == 1:
+        if isinstance(x, (GateUp, Activated)) or (isinstance(x, Normed) and x.heads == 1):
             return self.activations(x, Act("f32", x.width)), 0
         if isinstance(x, Mixed):
             return self.combine(x), 0

@@ -83,6 +83,13 @@ class Weights:
         (made,) = self.consts[key]
         return made
 
+    def numbers(self, key: str, values: Sequence[float]) -> Const:
+        """Numbers that no tensor has, as f32; ``key``: what they are of."""
+        if key not in self.consts:
+            self.consts[key] = (self.storage.weights(key, np.array(values, np.float32)),)
+        (made,) = self.consts[key]
+        return made
+
     @property
     def met(self) -> set[str]:
         """Matrices that some plan has adapters for."""

@@ -101,6 +101,7 @@ class Layer:
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
     v_norm: bool = False  # values have a norm without weight
     qk_norm: bool = False  # so have each head's queries and keys
+    curve: tuple[float, ...] = ()  # of xIELU, the numbers that ``kernels.xielu`` names
     n_own: int = 0  # values of a token that are this layer's own; 0: there are none
     state: Recurrence | None = None
     latent: Latent | None = None

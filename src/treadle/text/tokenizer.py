@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
 from treadle.text.specials import Specials
-from treadle.text.vocab import TokenType, Vocab
+from treadle.text.vocab import BEFORE, TokenType, Vocab
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -73,7 +73,7 @@ class Tokenizer(abc.ABC):
         self.eos, self.eot, self.unk = special("eos"), special("eot"), special("unk")
         self.pad, self.sep = special("pad"), special("sep")
         self.eog = vocab.eog
-        self._trimming = vocab.trimming()
+        self._trimming, self._before = vocab.trimming(), vocab.ids(BEFORE)
         self._kinds = vocab.types.astype("u1").tobytes()  # quicker than numpy, one at a time
         self._seen: dict[int, bytes] = {}
         prefix = "tokenizer.ggml.add_"
@@ -135,7 +135,9 @@ class Tokenizer(abc.ABC):
 
     def _surround(self, ids: list[int], bos: bool | None) -> list[int]:
         first: list[int] = []
-        if self.bos is not None and (bos or (self.add_bos and ids[:1] != [self.bos])):
+        if self._before:
+            first = self._before if ids[: len(self._before)] != self._before else []
+        elif self.bos is not None and (bos or (self.add_bos and ids[:1] != [self.bos])):
             first = [self.bos]
         last = [self.eos] if self.add_eos and self.eos is not None else []
         if self.add_sep and self.sep is not None:

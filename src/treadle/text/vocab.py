@@ -68,6 +68,7 @@ END_OF_GENERATION = (
 # GGUF has no keys for what transformers' added tokens drop of a text around them. These have the
 # ids of tokens that drop white space before them, and behind them; ``treadle convert`` writes them.
 LSTRIP, RSTRIP = "treadle.tokens.lstrip", "treadle.tokens.rstrip"
+BEFORE = "treadle.tokens.before"  # ids that go before a text, where it is not BOS: ChatGLM's two
 # Phi 3 and 3.5 have such tokens, and files of other converters do not say so: by architecture and
 # vocabulary the control tokens and added pieces that keep what is behind them.
 _RSTRIP = {("phi3", "llama"): (b"<unk>", b"<s>", b"<|endoftext|>")}
@@ -185,20 +186,21 @@ class Vocab(Keys):
 
     def trimming(self) -> tuple[frozenset[int], frozenset[int]]:
         """The ids of tokens that drop white space before them in a text, and behind them."""
-        left, right = (self._id_set(key) for key in (LSTRIP, RSTRIP))
+        left, right = (frozenset(self.ids(key)) for key in (LSTRIP, RSTRIP))
         kept = _RSTRIP.get((self.arch, self.model))
         if kept is not None and LSTRIP not in self.values and RSTRIP not in self.values:
             named = self.of_type(TokenType.CONTROL, TokenType.USER_DEFINED)
             right = frozenset(named).difference(self.find(kept).values())
         return left, right
 
-    def _id_set(self, key: str) -> frozenset[int]:
+    def ids(self, key: str) -> list[int]:
+        """The ids that a key of treadle's own lists; none where the file lacks it. FileError."""
         if key not in self.values:
-            return frozenset()
+            return []
         ids: list[int] = self._array(key, ValueType.INT32, ValueType.UINT32).numpy().tolist()
         if wrong := [i for i in ids if not 0 <= i < self.n]:
             self.fail(key, f"has {wrong[0]}", f"ids below {self.n}")
-        return frozenset(ids)
+        return ids
 
     def _specials(self) -> dict[str, int]:
         prefix, suffix = "tokenizer.ggml.", "_token_id"

@@ -19,6 +19,7 @@ EMBD_NORM_BIAS = EMBD_NORM | {"token_embd_norm.bias"}
 TYPES = frozenset({"token_types.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
 SSM_NORMS = frozenset({"ssm_dt_norm.weight", "ssm_b_norm.weight", "ssm_c_norm.weight"})
+SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
 RopePairs = Literal["norm", "neox", "none"]

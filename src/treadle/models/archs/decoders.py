@@ -13,6 +13,7 @@ from treadle.models.archs.arch import (
     PRE_NORM,
     QK_NORM,
     QKV_BIAS,
+    SUB_NORMS,
     WINDOW,
     Arch,
 )
@@ -66,6 +67,17 @@ DECODERS = (
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
+    Arch("apertus", graph="apertus", gated=False, needs=QK_NORM),
+    Arch("bitnet", needs=SUB_NORMS),
+    Arch("bitnet-b1.58", activation="relu2", needs=SUB_NORMS),  # Microsoft's name of its 2B-4T
+    Arch("internlm2", rope="norm"),
+    Arch("chatglm", rope="norm"),  # ChatGLM 3, GLM-4-9B
+    Arch("exaone"),  # EXAONE 3, 3.5, Deep
+    Arch("minicpm", graph="minicpm", rope="norm", divide_logits=True),
+    Arch("baichuan", graph="baichuan", rope="norm"),  # 7B
+    Arch("xverse", rope="norm"),
+    Arch("pangu-embedded"),
+    Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("phi3", keys=((WINDOW, 0), (PATTERN, 0))),
     Arch("glm4", rope="norm", needs=POST_NORM),
     Arch("ernie4_5", rope="norm"),

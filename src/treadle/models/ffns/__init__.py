@@ -20,6 +20,7 @@ FFNS = Late[Sublayer](
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
         WEIGHED_EXPERTS: "weighed.EXPERTS_WEIGHED",
+        "xielu": "xielu.XIELU",
         "experts_beside": "beside.EXPERTS_BESIDE",
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
     },

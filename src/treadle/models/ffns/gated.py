@@ -25,7 +25,10 @@ def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
         firsts = (layer.n_ff, 0) if layer.ffn == FUSED_UP_FIRST else (0, layer.n_ff)
         names = [part(f"{blk}_up", first, layer.n_ff) for first in firsts]
     gate, up = g.linears(f"{at}.gate_up", h, names)
-    return g.linear(f"{at}.down", g.gated(f"{at}.{fn}", gate, up, fn), f"{blk}_down")
+    h = g.gated(f"{at}.{fn}", gate, up, fn)
+    if g.has(f"{blk}_sub_norm.weight"):
+        h = g.norm(f"{at}.sub_norm", h, f"{blk}_sub_norm", centred=g.config.centred)
+    return g.linear(f"{at}.down", h, f"{blk}_down")
 
 
 FUSED = "gated_up"  # the rows of ffn_up are those of the gate, then its own
@@ -47,6 +50,7 @@ GATED = Sublayer(
         *NORMS_BEFORE,
         *with_bias("ffn_gate", "n_ff", "n_embd"),
         *with_bias("ffn_up", "n_ff", "n_embd"),
+        TensorRow("ffn_sub_norm.weight", ("n_ff",), optional=True),  # before ffn_down
         *DOWN_AND_NORMS,
     ),
     sizes=lambda layer: {"n_ff": layer.n_ff},

@@ -19,6 +19,9 @@ GRAPHS = Late[Graph](
         "gemma4": "gemma4.GEMMA4",
         "llama4": "llama4.LLAMA4",
         "nextn": "nextn.NEXTN",
+        "minicpm": "unsaid.MINICPM",
+        "baichuan": "unsaid.BAICHUAN",
+        "apertus": "apertus.APERTUS",
     },
 )
 

@@ -51,6 +51,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     y = g.attend(at, i, q, k, v, sinks=sinks)
     if gate is not None:
         y = g.call("sigmoid_gate", f"{at}.gate", y, gate)
+    if g.has(f"{blk}_sub_norm.weight"):
+        y = g.norm(f"{at}.sub_norm", y, f"{blk}_sub_norm", centred=g.config.centred)
     return g.linear(f"{at}.output", y, f"{blk}_output")
 
 
@@ -124,6 +126,7 @@ _AFTER = (
     *with_bias("attn_q_norm", "q_norm", optional=True),
     *with_bias("attn_k_norm", "k_norm", optional=True),
     TensorRow("attn_sinks.weight", ("n_head",), optional=True),
+    TensorRow("attn_sub_norm.weight", ("n_attn",), optional=True),  # before attn_output
     *with_bias("attn_output", "n_embd", "n_attn"),
     TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
     *with_bias("attn_output_norm", "n_embd", optional=True),  # behind it

@@ -1,0 +1,21 @@
+"""The feed-forward network of Apertus: no gate, and an activation with numbers of each layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns.plain import PLAIN
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``down(xielu(up(h)))``."""
+    at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
+    h = g.call("xielu", f"{at}.xielu", g.linear(f"{at}.up", h, f"{blk}_up"), layer=i)
+    return g.linear(f"{at}.down", h, f"{blk}_down")
+
+
+XIELU = replace(PLAIN, build=build)

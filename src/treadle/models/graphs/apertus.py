@@ -1,0 +1,59 @@
+"""Apertus: an activation with numbers of its own in each layer, which files have as keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.files import keys as keys_of
+from treadle.models.graphs.decoder import DECODER
+from treadle.models.graphs.reading import read
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config
+    from treadle.models.keys import Keys
+
+POSITIVE, NEGATIVE, BETA, EPS = (f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps"))
+NUMBERS = (POSITIVE, NEGATIVE, BETA, EPS)
+_MOST = 1e4  # of any of them, far above what is learned
+_FFN = "xielu"
+
+
+def _read(keys: Keys, arch: Arch) -> Config:
+    """Two of the numbers are kept so that what is made of them is above 0, and above beta."""
+    config = read(keys, arch)
+    # Their names have no architecture in front.
+    whole = keys_of.Keys(keys.gguf.metadata, keys.path, missing="the key is missing")
+    numbers = [_per_layer(whole, key, config.n_layer) for key in NUMBERS]
+    layers = []
+    for layer, positive, negative, beta, eps in zip(config.layers, *numbers, strict=True):
+        curve = _softplus(positive), beta + _softplus(negative), beta, eps
+        layers.append(replace(layer, ffn=_FFN, curve=curve))
+    return replace(config, layers=tuple(layers))
+
+
+def _softplus(x: float) -> float:
+    return float(np.logaddexp(0.0, x))
+
+
+def _per_layer(keys: keys_of.Keys, key: str, n_layer: int) -> list[float]:
+    """A number for each layer, or one for all."""
+    value = keys.get(key)
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        return [keys.number(key, lo=-_MOST, hi=_MOST)] * n_layer
+    if len(value) != n_layer:
+        keys.fail(key, f"has {len(value)} entries", f"{n_layer}, one per layer")
+    kinds = int, float, np.floating
+    found = [float(number) if isinstance(number, kinds) else math.nan for number in value]
+    for number in found:
+        if not -_MOST <= number <= _MOST:
+            keys.fail(key, f"holds {number}", f"numbers from {-_MOST:g} to {_MOST:g}")
+    return found
+
+
+APERTUS = replace(DECODER, read=_read)
