@@ -68,12 +68,12 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     n_embd = keys.integer(word("hidden_size"))
     n_head = keys.integer(word("num_attention_heads"))
     n_head_kv = n_head  # what null stands for; a key that is not there, for the model's default
-    if keys.values.get("num_key_value_heads", 0) is not None:
-        n_head_kv = keys.integer("num_key_value_heads", n_head)
+    if keys.values.get(word("num_key_value_heads"), 0) is not None:
+        n_head_kv = keys.integer(word("num_key_value_heads"), n_head)
     head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
     n_ff = keys.integer(word("intermediate_size"), family.n_ff_default * n_embd or None)
     n_vocab = keys.integer("vocab_size")
-    norm = "layer_norm" if arch.norm == "layer" else "layer_norm_rms"
+    norm = "layer_norm" if arch.norm != "rms" else "layer_norm_rms"
     made: dict[str, Any] = {
         "vocab_size": n_vocab,
         "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),

@@ -106,6 +106,7 @@ ELSEWHERE = {
     **dict.fromkeys(("latent", "by_head"), "treadle.lowering.latent"),
     **dict.fromkeys(_STATES, "treadle.lowering.states"),
     "embedded_beside": "treadle.lowering.beside",
+    "clamped": "treadle.lowering.clamp",
 }
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from treadle.models.archs.arch import (
+    ALIBI,
+    EMBD_NORM_BIAS,
     EXPERTS_NORM,
     FFN_NORM,
     LOCAL_BASE,
+    OUTPUT_AND_BIAS,
+    OUTPUT_NORM,
     PATTERN,
     POSITIONS,
     POST_ATTENTION,
@@ -91,4 +95,39 @@ DECODERS = (
         norm="layer",
         needs=POSITIONS,
     ),
+    Arch(
+        "phi2",
+        activation="gelu",
+        gated=False,
+        norm="layer",
+        needs=OUTPUT_AND_BIAS,
+        lacks=FFN_NORM,
+    ),
+    Arch(
+        "falcon",
+        activation="gelu_erf",
+        gated=False,
+        norm="layer",
+        lacks=FFN_NORM,
+    ),
+    Arch(
+        "starcoder",
+        rope="none",
+        activation="gelu",
+        gated=False,
+        norm="layer",
+        needs=POSITIONS,
+    ),
+    Arch("olmo", rope="norm", norm="bare", lacks=PRE_NORM | OUTPUT_NORM),
+    Arch(
+        "bloom",
+        rope="none",
+        activation="gelu",
+        gated=False,
+        norm="layer",
+        needs=EMBD_NORM_BIAS,
+        keys=((ALIBI, 8.0),),
+    ),
+    Arch("mpt", rope="none", activation="gelu_erf", gated=False, norm="layer"),
+    Arch("refact", rope="none", keys=((ALIBI, 8.0),)),
 )
