@@ -4,6 +4,7 @@ converted, against transformers, in every way to read a text.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import treadle
+from tests.conftest import WriteTiny
 from tests.convert.test_hf import convert
 from tests.models.hf_cases import Case
-from tests.models.hf_tiny import build, compute_logits, require_transformers
+from tests.models.hf_tiny import EPS, build, compute_logits, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from tests.tiny import rounding
@@ -24,13 +26,13 @@ from treadle.convert.hf_config import read_config
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 
-_FALCON = {"ffn_hidden_size": 96, "tie_word_embeddings": True, "num_key_value_heads": 1}
+_FALCON = {"ffn_hidden_size": 256, "tie_word_embeddings": True, "num_key_value_heads": 1}
 _NEW = {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
 _BLOOM = {"seq_length": 128, "tie_word_embeddings": True, "num_key_value_heads": None}
 _MPT = {"max_seq_len": 128, "tie_word_embeddings": True, "num_key_value_heads": None}
 _STARCODER = {"n_positions": 128, "tie_word_embeddings": True}
 CASES: dict[str, Case] = {
-    "phi": Case("Phi", "phi2", {"num_key_value_heads": 4}),
+    "phi": Case("Phi", "phi2", {"num_key_value_heads": 4, "intermediate_size": 256}),
     "phi-partial": Case(
         "Phi",
         "phi2",
@@ -44,7 +46,7 @@ CASES: dict[str, Case] = {
             },
         },
     ),
-    "falcon-7b": Case("Falcon", "falcon", _FALCON),
+    "falcon-7b": Case("Falcon", "falcon", {**_FALCON, "num_kv_heads": 1}),
     "falcon-40b": Case("Falcon", "falcon", _NEW),
     "falcon-11b": Case(
         "Falcon",
@@ -187,6 +189,56 @@ def test_norms_of_queries_and_keys_of_mpt(
     assert np.abs(found - exact).max() <= rounding(model.config) * np.abs(exact).max()
     with treadle.load(folder, threads=2, kv="f32") as plain:
         assert np.abs(plain.logits(ids) - exact).max() > 0.1
+
+
+def test_orion(tmp_path: Path) -> None:
+    """Its code came with its folders; it computes what a StableLM does that turns whole heads."""
+    case = Case("StableLm", "orion", {"partial_rotary_factor": 1.0, "rms_norm_eps": EPS})
+    require_transformers()
+    import torch
+
+    model = build(case)
+    model.to(torch.float32).save_pretrained(tmp_path / "hf")
+    truth = compute_logits(model.to(torch.float64), ids_of())
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text()) | {
+        "model_type": "orion",
+        "architectures": ["OrionForCausalLM"],
+    }
+    path.write_text(json.dumps(config))
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    with open_gguf(made) as file:
+        assert file.metadata["general.architecture"] == "orion"
+    check_truth(made, truth)
+    with treadle.load(tmp_path / "hf", threads=2, kv="f32") as loaded:
+        error = np.abs(loaded.logits(ids_of()) - truth).max() / np.abs(truth).max()
+        assert error <= rounding(loaded.config)
+
+
+def test_codeshell(tiny: WriteTiny) -> None:
+    """From GGUF files alone: against the twin in float64."""
+    with treadle.load(tiny("codeshell", tied=0), threads=2, kv="f32") as model:
+        assert "attn_output.bias" in model.config.optional
+        exact = forward(model.gguf, model.config, ids_of())
+        error = np.abs(model.logits(ids_of()) - exact).max() / np.abs(exact).max()
+        assert error <= rounding(model.config)
+
+
+def test_scales_of_awq_are_refused(
+    saved: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Of MPT's activations: without them every layer would compute something else."""
+    made = convert(saved("mpt")[0], tmp_path / "made.gguf")
+    writer = GGUFWriter(tmp_path / "awq.gguf")
+    with open_gguf(made) as file:
+        for key, value in file.metadata.items():
+            writer.add(key, value, file.types[key])
+        for name, tensor in file.tensors.items():
+            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
+        writer.add_tensor("blk.1.ffn_act.scales", (256,), "F32", np.ones(256, np.float32))
+        writer.write()
+    with pytest.raises(UnsupportedError, match=r"blk\.1\.ffn_act\.scales: AWQ's scales"):
+        treadle.load(tmp_path / "awq.gguf")
 
 
 def test_one_matrix_of_queries_keys_and_values(

@@ -243,5 +243,16 @@ CLASSICS: dict[str, Family] = {
         n_ff_default=4,
         more=_mpt_keys,
     ),
+    # transformers has no code of it: it is a StableLM that turns whole heads.
+    "orion": Family(
+        "orion",
+        {
+            "rms_norm_eps": 1e-5,  # of LayerNorm, whatever its name
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 84608,
+            "max_position_embeddings": 4096,
+        },
+    ),
 }
 CLASSIC_VARIANTS = (_FALCON_7B, _FALCON_40B)

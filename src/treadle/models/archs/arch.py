@@ -11,6 +11,10 @@ PRE_NORM = FFN_NORM | {"attn_norm.weight"}
 POST_ATTENTION = frozenset({"post_attention_norm.weight"})
 POST_NORM = POST_ATTENTION | {"post_ffw_norm.weight"}
 QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+BIASES = frozenset(
+    f"{stem}.bias"
+    for stem in ("attn_norm", "attn_output", "ffn_norm", "ffn_up", "ffn_down", "output_norm")
+)
 OUTPUT_AND_BIAS = frozenset({"output.weight", "output.bias"})
 OUTPUT_NORM = frozenset({"output_norm.weight"})
 BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})

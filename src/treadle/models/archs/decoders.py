@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.models.archs.arch import (
     ALIBI,
+    BIASES,
     EMBD_NORM_BIAS,
     EXPERTS_NORM,
     FFN_NORM,
@@ -130,4 +131,6 @@ DECODERS = (
     ),
     Arch("mpt", rope="none", activation="gelu_erf", gated=False, norm="layer"),
     Arch("refact", rope="none", keys=((ALIBI, 8.0),)),
+    Arch("orion", norm="layer"),
+    Arch("codeshell", activation="gelu", gated=False, norm="layer", needs=BIASES),
 )

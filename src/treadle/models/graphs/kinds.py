@@ -127,6 +127,9 @@ def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     """Whether there are experts, or a gate, and whether it is one matrix with what it gates."""
     if not n_ff:
         return ""
+    if (name := f"blk.{i}.ffn_act.scales") in keys.gguf.tensors:
+        what = "AWQ's scales of activations, by which treadle does not divide"
+        raise UnsupportedError(f"{keys.gguf.path}: {name}: {what}")
     if has_experts(keys, i) and not arch.gated:
         return LATENT_EXPERTS if keys.integer(LATENT_SIZE, 0, lo=0) else PLAIN_EXPERTS
     if has_experts(keys, i):
